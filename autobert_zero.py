@@ -1,0 +1,1166 @@
+"""AutoBERT-Zero: Evolving BERT Backbone from Scratch (Gao, Xu, Shi, Ren, Yu, Liang, Jiang, Li; AAAI 2022, arXiv:2107.07445v3).
+
+A language model's backbone is searched from primitive operations. Every layer is either a lightweight convolution or an attention of its own,
+and an attention is any graph of ten operations over two to four projections of its input. An evolution whose mutations follow what the
+operations have scored so far (OP-NAS) proposes candidates, and a super-net that remembers trained weights (BIWS) makes each one cheap to judge.
+
+Run:     torchrun autobert_zero.py --search                                  search on demo data, minutes on two CPU cores
+         torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE     the paper's search
+         torchrun --nproc_per_node=8 autobert_zero.py --pretrain --preset base --arch runs/x/best.json --corpus TEXTS
+         python autobert_zero.py --finetune CoLA,MRPC --init runs/y --glue GLUE
+Map:     Table 1 -> OPS, infer          Sec. 3.1 -> sample_graph, sample_arch   Fig. 7 -> PUBLISHED      Eq. 1, 2 -> AttentionMixer, FeedForward
+         Alg. 1 -> search               Eq. 3 -> ucb                            Sec. 3.2 -> propose, SuperNet
+Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) of the AAAI print has a pole.
+         D2  `scale` always divides by sqrt(d_h): attention graphs run per head, d_x of Table 1 is the head's width.
+         D3  No scalar nodes: Table 1's operations reach everything in Figure 7 with matrices alone.
+         D4  cosine and euclidean are pairwise over the rows of their operands (n x d, m x d -> n x m), the reading under which they can score.
+         D5  Padding: a softmax over tokens leaves padding out, a contraction over tokens lets nothing of it in. The paper does not say.
+         D6  V alone under layers 10 and 12 of the published network (Figure 7 draws an `add` with one operand there).
+         D7  Intra-layer mutation is one edit (replace, insert or delete an operation); the paper gives no operator. See edit_graph.
+         D8  An operation never tried has the mean score of its position and the bonus of one trial: Eq. 3 is infinite there, its softmax undefined.
+         D9  Scores enter Eq. 3 in percent (--ucb_unit 100), the unit of the paper's tables; alpha 0.01 in the unit 0..1 leaves softmax(u) uniform.
+         D10 When several candidates of one round trained the same weight, the super-net takes the best-scoring candidate's. See SuperNet.write_back.
+         D11 The initial population is evaluated in rounds of the later size, so that the super-net learns from its start.
+         D12 A diverged candidate scores 0 (each task's score is cut off at 0, its chance level or below) and is never a parent.
+         D13 SentencePiece vocabulary unless a BERT vocab.txt is given with --tokenizer; the paper has WordPiece.
+         D14 Named architectures at other depths than 12: see named_arch.
+"""
+import ast
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions, I inputs of an attention graph, K kernel size
+
+# --- configuration -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Config:
+    """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
+    preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
+    out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
+    restart: bool = False  # begin anew in a run folder that is there
+    seed: int = 0  # of everything drawn
+    device: str = "auto"  # auto | cpu | cuda
+    dtype: str = "auto"  # auto (bfloat16 autocast on GPUs that have it) | float32 | bfloat16
+    dry_run: bool = False  # two real steps of every phase, on tiny budgets
+    # data
+    corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
+    glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
+    tokenizer: str = ""  # spiece.model or vocab.txt to use; default: train one on the corpus
+    vocab_size: int = 30000  # pieces of the vocabulary, App. D.2
+    tasks: str = "CoLA,MRPC"  # proxy tasks of the search
+    train_rows: int = 0  # use only so many training rows of each task; 0: all
+    # model
+    arch: str = "autobert-zero"  # architecture: a name, the text form, or a best.json
+    layers: int = 12  # L
+    hidden: int = 768  # d
+    heads: int = 12  # A
+    ffn: int = 3072  # d_ff
+    embedding: int = 0  # width of the word embeddings; 0: hidden. 128 gives the paper's 13M small model
+    dropout: float = 0.1  # hidden and attention dropout, Table 6
+    # pre-training: a candidate's in --search, the whole one in --pretrain
+    length: int = 128  # tokens a sequence, special ones included
+    steps: int = 40000  # updates, Sec. 4.1
+    batch: int = 160  # sequences an update, App. D.1
+    lr: float = 2e-4  # peak learning rate, App. D.1
+    warmup: float = 0.02  # share of the steps, App. D.1
+    weight_decay: float = 0.01  # AdamW, not on biases and LayerNorms
+    clip: float = 1.0  # largest gradient norm
+    mask_rate: float = 0.15  # share of the tokens predicted
+    save_every: int = 1000  # steps between checkpoints
+    # fine-tuning
+    finetune_epochs: int = 3  # App. D.1
+    finetune_batch: int = 32  # sentences an update
+    finetune_lr: float = 2e-5  # App. D.1
+    finetune_warmup: float = 0.01  # share of the steps, App. D.1
+    # search
+    strategy: str = "op-nas"  # op-nas | evolution (mutations uniform) | random
+    population: int = 100  # initial random candidates, Sec. 4.1
+    rounds: int = 27  # rounds after the initial population; 100 + 27 x 25 = 775 candidates
+    parents: int = 5  # K of Alg. 1
+    children: int = 5  # a parent, Sec. 4.1
+    alpha: float = 0.01  # exploration in Eq. 3
+    ucb_unit: float = 100.0  # scores enter Eq. 3 multiplied by this; see D9
+    max_path: int = 12  # longest attention graph, in operations
+    no_weight_sharing: bool = False  # every candidate starts from the same random weights instead of the super-net
+
+
+DEMO = dict(vocab_size=4000, layers=4, hidden=128, heads=4, ffn=256, length=64, dropout=0.0)
+PRESETS = {
+    "demo": {**DEMO, "tasks": "CoLA,MRPC", "train_rows": 1000,
+             "search": dict(steps=80, batch=32, lr=2e-3, warmup=0.1, finetune_epochs=1, finetune_lr=5e-4, finetune_warmup=0.1,
+                            population=12, rounds=4, parents=2, children=2)},
+    "small": dict(hidden=256, heads=4, ffn=1024),
+    "base": dict(),
+    "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
+}
+
+# --- search space --------------------------------------------------------------------------------
+# An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a graph: a tuple of operations in evaluation order,
+# each ("name", operand) or ("name", operand, operand). Operands 0..3 are Q, K, V, P; operand 4 + i is the result of operation i; the last
+# operation is the output. A shape is a pair of axes: "nd" is tokens x head dim, "nn" tokens x tokens.
+
+KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer Search Space (1)
+INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer Search Space (1)
+UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
+BINARY = ("add", "matmul", "cosine", "euclidean")  # Table 1
+OPS = UNARY + BINARY
+
+
+def infer(op, *shapes):
+    """Shape of op's result from its operands' shapes; None where the operation is not legal on them."""
+    first, second = shapes[0], shapes[-1]
+    if op == "transpose":
+        return first[::-1]
+    if op in UNARY:
+        return first
+    if op == "add":
+        return first if first == second else None
+    if op == "matmul":
+        return first[0] + second[1] if first[1] == second[0] else None
+    return first[0] + second[0] if first[1] == second[1] else None  # D4: rows against rows
+
+
+def infer_graph(graph):
+    """Shapes of all operands of a graph: [Q, K, V, P, operation 0, ...]; None where an operation is illegal."""
+    shapes = ["nd"] * len(INPUTS)
+    for op, *operands in graph:
+        shape = infer(op, *(shapes[operand] for operand in operands))
+        if shape is None:
+            return None
+        shapes.append(shape)
+    return shapes
+
+
+def canonical(graph):
+    """The same function in one fixed order of operations: post-order from the output, equal sub-expressions merged, what the output does not use left
+    out, the operands of add sorted. Two graphs with the same canonical form are the same architecture."""
+    keys = list(INPUTS)  # a name for each operand's whole expression
+    for op, *operands in graph:
+        parts = [keys[operand] for operand in operands]
+        keys.append(op + hashlib.blake2b("|".join([op] + (sorted(parts) if op == "add" else parts)).encode(), digest_size=12).hexdigest())
+    order, place = [], {key: index for index, key in enumerate(INPUTS)}
+
+    def visit(operand):
+        if keys[operand] not in place:
+            op, *operands = graph[operand - len(INPUTS)]
+            if op == "add":
+                operands = sorted(operands, key=keys.__getitem__)
+            node = (op, *[visit(each) for each in operands])
+            place[keys[operand]] = len(INPUTS) + len(order)
+            order.append(node)
+        return place[keys[operand]]
+
+    visit(len(keys) - 1)
+    return tuple(order)
+
+
+def used_inputs(graph):
+    """Indices of the inputs that a graph reads, in the order Q, K, V, P."""
+    return sorted({operand for _, *operands in graph for operand in operands if operand < len(INPUTS)})
+
+
+def why_illegal(graph, max_path=None):
+    """None for a legal graph in canonical form, else the reason in words."""
+    shapes = infer_graph(graph)
+    if shapes is None:
+        return "an operation's operands have shapes that do not fit"
+    if shapes[-1] != "nd" or not graph:
+        return "the output is not tokens x head dim"
+    if not 2 <= len(used_inputs(graph)) <= len(INPUTS):
+        return "an attention reads 2 to 4 of Q, K, V, P"
+    if max_path and len(graph) > max_path:
+        return f"{len(graph)} operations, more than --max_path {max_path}"
+    return None
+
+
+def grow(rng, length):
+    """One attempt at a random graph of `length` operations: every step may use any operand, but never leaves more loose ends than the operations
+    that are left can tie together. None where the attempt ran dry."""
+    shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
+    loose, graph = set(shapes), []
+    for left in reversed(range(length)):  # operations to come after this one
+        for _ in range(30):
+            op = rng.choice(OPS)
+            pool = [sorted(loose) if rng.random() < 0.5 else list(shapes) for _ in range(1 if op in UNARY else 2)]
+            operands = [rng.choice(each) for each in pool]
+            shape, loose_then = infer(op, *(shapes[operand] for operand in operands)), len(loose.difference(operands)) + 1
+            if shape and loose_then - 1 <= left and (left or shape == "nd"):
+                break
+        else:
+            return None
+        graph.append((op, *operands))
+        loose = loose.difference(operands) | {len(INPUTS) + len(graph) - 1}
+        shapes[len(INPUTS) + len(graph) - 1] = shape
+    return tuple(graph)
+
+
+def sample_graph(rng, max_path):
+    """A random legal graph; every legal graph of up to max_path operations can come (Sec. 3.1: illegal ones are rejected early)."""
+    while True:
+        graph = grow(rng, rng.randint(1, max_path))
+        if graph:
+            graph = canonical(graph)
+            if not why_illegal(graph, max_path):
+                return graph
+
+
+def sample_arch(rng, layers, max_path):
+    """A random architecture: each layer a convolution or an attention with equal chance."""
+    return tuple(rng.choice(KERNELS) if rng.random() < 0.5 else sample_graph(rng, max_path) for _ in range(layers))
+
+
+# The text form: layers joined by " | "; a convolution is conv65; an attention is a formula, a sub-expression used twice gets a name first:
+# "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+
+FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid": "logsigmoid", "softsign": "softsign", "cosine": "cos", "euclidean": "dist"}
+
+
+def formula(graph):
+    """The text form of a graph."""
+    uses = defaultdict(int)
+    for _, *operands in graph:
+        for operand in set(operands):
+            uses[operand] += 1
+        if len(operands) == 2 and operands[0] == operands[1]:
+            uses[operands[0]] += 1
+    texts, lines, names = [(name, 3) for name in INPUTS], [], iter("abcdefghijklmnorstuvwxyz")  # (text, how tightly it binds)
+    for index, (op, *operands) in enumerate(graph, len(INPUTS)):
+        parts = [texts[operand] for operand in operands]
+        if op == "transpose":
+            text = (_wrapped(parts[0], 3) + ".T", 3)
+        elif op == "add":
+            text = (f"{_wrapped(parts[0], 1)} + {_wrapped(parts[1], 2)}", 1)
+        elif op == "matmul":
+            text = (f"{_wrapped(parts[0], 2)} @ {_wrapped(parts[1], 3)}", 2)
+        else:
+            text = (f"{FUNCTIONS[op]}({', '.join(part for part, _ in parts)})", 3)
+        if uses[index] > 1:
+            name = next(names, None) or f"x{index}"
+            lines.append(f"{name} = {text[0]}")
+            text = (name, 3)
+        texts.append(text)
+    return "; ".join(lines + [texts[-1][0]])
+
+
+def _wrapped(part, tightness):
+    text, binds = part
+    return text if binds >= tightness else f"({text})"
+
+
+def parse_formula(text):
+    """The canonical graph of a formula; ValueError says what is wrong with it. Nothing is evaluated: the syntax tree is read."""
+    graph, names = [], {name: index for index, name in enumerate(INPUTS)}
+
+    def node(op, *operands):
+        graph.append((op, *operands))
+        return len(INPUTS) + len(graph) - 1
+
+    def read(tree):
+        if isinstance(tree, ast.Name) and tree.id in names:
+            return names[tree.id]
+        if isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.MatMult)):
+            return node("add" if isinstance(tree.op, ast.Add) else "matmul", read(tree.left), read(tree.right))
+        if isinstance(tree, ast.Attribute) and tree.attr == "T":
+            return node("transpose", read(tree.value))
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+            return node("neg", read(tree.operand))
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+            op = next((op for op, name in FUNCTIONS.items() if name == tree.func.id), None)
+            if op and len(tree.args) == (1 if op in UNARY else 2) and not tree.keywords:
+                return node(op, *map(read, tree.args))
+        raise ValueError(f"{ast.unparse(tree)!r} is not a formula over Q, K, V, P with +, @, .T and {', '.join(FUNCTIONS.values())}")
+
+    try:
+        *bindings, output = [statement for part in text.split(";") for statement in ast.parse(part.strip()).body]
+    except (SyntaxError, ValueError):
+        raise ValueError(f"{text!r} is not a formula") from None
+    for binding in bindings:
+        if not isinstance(binding, ast.Assign) or not isinstance(binding.targets[0], ast.Name) or binding.targets[0].id in INPUTS:
+            raise ValueError(f"{ast.unparse(binding)!r}: only names other than Q, K, V, P can be bound before the formula")
+        names[binding.targets[0].id] = read(binding.value)
+    if not isinstance(output, ast.Expr):
+        raise ValueError(f"{text!r} ends without a formula")
+    result = read(output.value)
+    if result < len(INPUTS):
+        raise ValueError(f"{text!r} has no operation")
+    used = canonical(tuple(graph[:result - len(INPUTS) + 1]))
+    reason = why_illegal(used)
+    if reason:
+        raise ValueError(f"{text!r}: {reason}")
+    return used
+
+
+def arch_text(arch):
+    """The text form of an architecture; parse_arch(arch_text(a)) == a."""
+    return " | ".join(f"conv{layer}" if isinstance(layer, int) else formula(layer) for layer in arch)
+
+
+def parse_arch(text):
+    """The architecture of a text form; ValueError names the layer that is wrong."""
+    layers = []
+    for number, part in enumerate(text.split("|"), 1):
+        kernel = re.fullmatch(r"conv(\d+)", part.strip())
+        try:
+            if kernel and int(kernel[1]) not in KERNELS:
+                raise ValueError(f"kernel size {kernel[1]}; there are {', '.join(map(str, KERNELS))}")
+            layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
+        except ValueError as error:
+            raise ValueError(f"layer {number}: {error}") from None
+    return tuple(layers)
+
+
+BERT_ATTENTION = "softmax(scale(Q @ K.T)) @ V"  # Eq. 2
+PUBLISHED = (  # Figure 7: six pairs of a convolution and an attention; D6
+    "conv65 | softmax(scale(Q @ neg(logsigmoid(neg(K)).T))) @ (K + Q)",
+    "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
+    "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
+    "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
+    "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
+    "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
+)
+NAMED = ("autobert-zero", "autobert-zero-att", "autobert-zero-conv", "bert")
+
+
+def named_arch(name, layers):
+    """One of NAMED with `layers` layers. autobert-zero has 12; a multiple of 12 repeats each (conv, attention) pair right after itself (App. D.2);
+    fewer layers take pairs evenly spaced from first to last (D14), an odd number drops the last attention."""
+    if name == "bert":
+        return parse_arch(BERT_ATTENTION) * layers
+    count = (layers + 1) // 2
+    if count > len(PUBLISHED):
+        chosen = [index * len(PUBLISHED) // count for index in range(count)]
+    else:
+        chosen = [round(index * (len(PUBLISHED) - 1) / max(count - 1, 1)) for index in range(count)]
+    pairs = [parse_arch(PUBLISHED[index]) for index in chosen]
+    return ablate(tuple(layer for pair in pairs for layer in pair), name.removeprefix("autobert-zero"))[:layers]
+
+
+def ablate(arch, kind):
+    """Table 5: "-att" replaces each convolution with the attention layer directly behind it (the last ones: before it), "-conv" each attention
+    with the convolution before it (our choice; the first ones: behind it). "" changes nothing. ValueError where there is nothing to take."""
+    keep = {"-att": tuple, "-conv": int}.get(kind)
+    if keep is None:
+        return arch
+    result, indices = [], range(len(arch))
+    for index, layer in enumerate(arch):
+        nearby = sorted(indices, key=lambda other: ((other - index) * (1 if keep is tuple else -1) < 0, abs(other - index)))
+        chosen = next((arch[other] for other in nearby if isinstance(arch[other], keep)), None)
+        if chosen is None:
+            raise ValueError(f"the architecture has no {'attention' if keep is tuple else 'convolution'} layer to build {kind} from")
+        result.append(chosen)
+    return tuple(result)
+
+
+def mermaid(arch):
+    """The architecture as a Mermaid flowchart, one subgraph a layer."""
+    lines = ["flowchart BT"]
+    for number, layer in enumerate(arch, 1):
+        if isinstance(layer, int):
+            lines.append(f'  L{number}["{number}: convolution, kernel {layer}"]')
+            continue
+        lines += [f"  subgraph L{number}[{number}: attention]", "    direction BT"]
+        lines += [f"    L{number}_{index}(({INPUTS[index]}))" for index in used_inputs(layer)]
+        for index, (op, *operands) in enumerate(layer, len(INPUTS)):
+            lines.append(f"    L{number}_{index}[{op}]")
+            lines += [f"    L{number}_{operand} --> L{number}_{index}" for operand in operands]
+        lines.append("  end")
+    return "\n".join(lines + [f"  L{number} --> L{number + 1}" for number in range(1, len(arch))]) + "\n"
+
+# --- model ---------------------------------------------------------------------------------------
+
+
+def hide(x, axes, contracted, mask):
+    """x with zeros where the contracted axis stands on padding (D5). x (B, N, *axes), mask (B, T) True at real tokens or None."""
+    if mask is None or axes[contracted] != "n":
+        return x
+    return torch.where(mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :], x, 0.0)
+
+
+def run_op(op, values, axes, mask, dropout):
+    """One operation of Table 1 on (B, N, *, *) tensors; axes are the operands' shapes."""
+    x, y = values[0], values[-1]
+    if op == "neg":
+        return -x
+    if op == "transpose":
+        return x.transpose(-1, -2)
+    if op == "logsigmoid":
+        return F.logsigmoid(x)
+    if op == "softsign":
+        return F.softsign(x)  # D1
+    if op == "add":
+        return x + y
+    if op == "softmax":
+        if axes[0][1] == "n" and mask is not None:
+            x = x.masked_fill(~mask[:, None, None, :], float("-inf"))  # D5
+        weights = F.softmax(x, dim=-1)
+        return F.dropout(weights, dropout) if axes[0] == "nn" else weights
+    if op == "matmul":
+        return hide(x, axes[0], 1, mask) @ hide(y, axes[1], 0, mask)
+    x, y = hide(x, axes[0], 1, mask), hide(y, axes[1], 1, mask)
+    if op == "cosine":
+        return F.normalize(x, dim=-1, eps=1e-6) @ F.normalize(y, dim=-1, eps=1e-6).transpose(-1, -2)
+    # without the matrix-product shortcut, whose rounding the root would magnify where rows coincide
+    return torch.cdist(x.contiguous(), y.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def find_softmax_attention(graph):
+    """(A, X, C) where a graph's output is softmax(scale(A @ X)) @ C with A, C tokens x head dim and X head dim x tokens, else None. Such a graph
+    runs as scaled_dot_product_attention(A, X^T, C), which never keeps the tokens x tokens matrix."""
+    first = len(INPUTS)
+
+    def only(operand, op):
+        """operand's own operands if it is an `op` that nothing else reads, else None."""
+        if operand < first or graph[operand - first][0] != op or sum(operand in node[1:] for node in graph) != 1:
+            return None
+        return graph[operand - first][1:]
+
+    if graph[-1][0] != "matmul" or graph[-1][1] == graph[-1][2]:
+        return None
+    weights, values = graph[-1][1:]
+    scaled = only(weights, "softmax")
+    scores = scaled and only(scaled[0], "scale")
+    product = scores and only(scores[0], "matmul")
+    shapes = infer_graph(graph)
+    if product and shapes[product[0]] == "nd" and shapes[product[1]] == "dn":
+        return product[0], product[1], values
+    return None
+
+
+def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
+    """The output (B, N, T, D) of an attention graph.
+
+    inputs: {operand: (B, N, T, D)} for the inputs it reads; mask (B, T) True at real tokens, None where all are; dropout on the attention weights.
+    fuse=False evaluates node by node even where the graph has the form of a softmax attention.
+    """
+    shapes, found = infer_graph(graph), find_softmax_attention(graph) if fuse else None
+    values, wanted = dict(inputs), set(range(len(INPUTS), len(INPUTS) + len(graph)))
+    if found:  # the last four operations are the attention itself: matmul, scale, softmax, matmul
+        chain = {len(INPUTS) + len(graph) - 1, graph[-1][1]}
+        chain.add(graph[graph[-1][1] - len(INPUTS)][1])
+        chain.add(graph[graph[graph[-1][1] - len(INPUTS)][1] - len(INPUTS)][1])
+        wanted -= chain
+    for index, (op, *operands) in enumerate(graph, len(INPUTS)):
+        if index in wanted:
+            if op == "scale":
+                values[index] = values[operands[0]] / math.sqrt(next(iter(inputs.values())).shape[-1])  # D2
+            else:
+                values[index] = run_op(op, [values[each] for each in operands], [shapes[each] for each in operands], mask, dropout)
+    if not found:
+        return values[len(INPUTS) + len(graph) - 1]
+    query, key, value = values[found[0]], values[found[1]].transpose(-1, -2), values[found[2]]
+    visible = None if mask is None else mask[:, None, None, :]
+    return F.scaled_dot_product_attention(query, key, hide(value, "nd", 0, mask), visible, dropout)
+
+
+class AttentionMixer(nn.Module):
+    """A searched attention: its inputs are projections of x, its graph runs per head, W_O ends it. (B, T, H) -> (B, T, H)."""
+
+    def __init__(self, graph, hidden, heads, dropout):
+        super().__init__()
+        self.graph, self.heads, self.dropout, self.reads = graph, heads, dropout, used_inputs(graph)
+        self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P stacked, those that the graph reads
+        self.output = nn.Linear(hidden, hidden)  # W_O
+
+    def forward(self, x, mask):
+        B, T, H = x.shape
+        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads).permute(2, 0, 3, 1, 4)  # (I, B, N, T, D)
+        mixed = run_graph(self.graph, dict(zip(self.reads, stacked)), mask, self.dropout if self.training else 0.0)
+        return self.output(mixed.transpose(1, 2).reshape(B, T, H))  # (B, N, T, D) -> (B, T, H)
+
+
+BAND_FROM = 9  # kernel sizes from here on run as a band matrix, below as a grouped convolution
+BAND_TOKENS = 1024  # longer sequences always run as a grouped convolution: a band matrix grows with the square
+
+
+def light_conv(x, kernel, band=None):
+    """Lightweight convolution (Wu et al. 2018): each head has one softmax-normalised kernel for all its channels. x (B, T, H), kernel (N, K) raw.
+
+    As a band matrix (T x T a head) its cost does not depend on K; as a grouped convolution it grows with K. band=None takes the faster one.
+    """
+    B, T, H = x.shape
+    N, K = kernel.shape
+    weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
+    if band is None:
+        band = K >= BAND_FROM and T <= BAND_TOKENS
+    if not band:
+        weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
+        return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
+    offsets = torch.arange(T, device=x.device)
+    offsets = offsets[None, :] - offsets[:, None] + K // 2  # (T, T): which weight joins output i and input j
+    matrix = weights[:, offsets.clamp(0, K - 1)] * ((offsets >= 0) & (offsets < K))  # (N, T, T)
+    heads = x.view(B, T, N, H // N).transpose(1, 2)  # (B, N, T, D)
+    return (matrix @ heads).transpose(1, 2).reshape(B, T, H)
+
+
+class ConvMixer(nn.Module):
+    """A convolution layer's mixer: linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)). (B, T, H) -> (B, T, H).
+
+    transform: in a search, the matrix that adapts the centre of the shared 65-kernel to this size (Sec. 3.2, BIWS (1)); shared by all heads.
+    """
+
+    def __init__(self, size, hidden, heads, shared=False):
+        super().__init__()
+        self.inputs = nn.Linear(hidden, 2 * hidden)
+        self.kernel = nn.Parameter(torch.zeros(heads, size))
+        self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
+        self.output = nn.Linear(hidden, hidden)
+
+    def forward(self, x, mask):
+        x = F.glu(self.inputs(x), dim=-1)  # (B, T, 2H) -> (B, T, H)
+        if mask is not None:
+            x = torch.where(mask[..., None], x, 0.0)  # zeros go into the convolution (D5)
+        kernel = self.kernel if self.transform is None else self.kernel @ self.transform
+        return self.output(light_conv(x, kernel))
+
+
+class Layer(nn.Module):
+    """Mixer, residual, LayerNorm, feed-forward, residual, LayerNorm, as in BERT. (B, T, H) -> (B, T, H)."""
+
+    def __init__(self, layer, cfg, shared):
+        super().__init__()
+        if isinstance(layer, int):
+            self.conv = ConvMixer(layer, cfg.hidden, cfg.heads, shared)
+        else:
+            self.attention = AttentionMixer(layer, cfg.hidden, cfg.heads, cfg.dropout)
+        self.mixer_norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
+        self.expand = nn.Linear(cfg.hidden, cfg.ffn)
+        self.shrink = nn.Linear(cfg.ffn, cfg.hidden)
+        self.ffn_norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def forward(self, x, mask):
+        mixer = self.conv if hasattr(self, "conv") else self.attention
+        x = self.mixer_norm(x + self.dropout(mixer(x, mask)))
+        return self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
+
+
+class Encoder(nn.Module):
+    """Embeddings and layers. forward: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H).
+
+    shared: build the convolutions with the transformation matrices of the super-net.
+    """
+
+    def __init__(self, arch, cfg, shared=False):
+        super().__init__()
+        if cfg.hidden % cfg.heads:
+            raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
+        E = cfg.embedding or cfg.hidden
+        self.arch = arch
+        self.words = nn.Embedding(cfg.vocab_size, E)
+        self.positions = nn.Embedding(512, E)
+        self.segments = nn.Embedding(2, E)
+        self.norm = nn.LayerNorm(E, eps=1e-12)
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.project = nn.Linear(E, cfg.hidden) if E != cfg.hidden else nn.Identity()
+        self.layers = nn.ModuleList(Layer(layer, cfg, shared) for layer in arch)
+        self.apply(init_weights)
+
+    def forward(self, ids, segments, lengths, every_layer=False):
+        T = ids.shape[1]
+        positions = torch.arange(T, device=ids.device)
+        mask = positions[None] < lengths[:, None]  # (B, T)
+        x = self.words(ids) + self.positions(positions) + self.segments(segments)  # (B, T, E)
+        x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
+        states = [x]
+        for layer in self.layers:
+            x = layer(x, mask)
+            states.append(x)
+        return states if every_layer else x
+
+
+def init_weights(module):
+    """BERT's initialisation: normal, deviation 0.02, zero biases."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
+
+
+class LanguageModel(nn.Module):
+    """Encoder with the masked-language-model head (at the masked positions only) and the next-sentence head."""
+
+    def __init__(self, arch, cfg, shared=False):
+        super().__init__()
+        E = cfg.embedding or cfg.hidden
+        self.encoder = Encoder(arch, cfg, shared)
+        self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
+        self.next_sentence = nn.Linear(cfg.hidden, 2)
+        self.transform = nn.Linear(cfg.hidden, E)
+        self.norm = nn.LayerNorm(E, eps=1e-12)
+        self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the output matrix is the word embedding
+        for module in (self.pooler, self.next_sentence, self.transform):
+            init_weights(module)
+
+    def forward(self, ids, segments, lengths, positions):
+        """positions (B, M): where words are to be predicted. Returns MLM logits (B, M, V) and next-sentence logits (B, 2)."""
+        x = self.encoder(ids, segments, lengths)  # (B, T, H)
+        masked = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # (B, M, H)
+        masked = self.norm(F.gelu(self.transform(masked)))  # (B, M, E)
+        logits = F.linear(masked, self.encoder.words.weight, self.bias)  # (B, M, V)
+        return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
+
+
+class Classifier(nn.Module):
+    """Encoder, pooler and a linear head: logits (B, outputs); one output is a regression."""
+
+    def __init__(self, arch, cfg, outputs, shared=False):
+        super().__init__()
+        self.encoder = Encoder(arch, cfg, shared)
+        self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.head = nn.Linear(cfg.hidden, outputs)
+        for module in (self.pooler, self.head):
+            init_weights(module)
+
+    def forward(self, ids, segments, lengths):
+        return self.head(self.dropout(torch.tanh(self.pooler(self.encoder(ids, segments, lengths)[:, 0]))))
+
+# --- supernet ------------------------------------------------------------------------------------
+
+
+def slot(name, value, arch):
+    """Where a candidate's weight lives in the super-net: (name there, indices of the rows, indices of the columns; None is all of them)."""
+    found = re.fullmatch(r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)", name)
+    if not found:
+        return name, None, None
+    layer = arch[int(found[1])]
+    if found[2] == "conv.transform":
+        return f"{name}.{layer}", None, None
+    if found[2] == "conv.kernel":  # the centre of the largest kernel, Figure 3
+        first = (max(KERNELS) - layer) // 2
+        return name, None, torch.arange(first, first + layer)
+    width = value.shape[0] // len(used_inputs(layer))  # the blocks of Q, K, V, P that the graph reads
+    return name, torch.cat([torch.arange(index * width, (index + 1) * width) for index in used_inputs(layer)]), None
+
+
+def take(tensor, rows, columns):
+    """The part of a tensor that rows and columns name."""
+    tensor = tensor if rows is None else tensor[rows]
+    return tensor if columns is None else tensor[:, columns]
+
+
+class SuperNet:
+    """Bi-branch weight sharing (Sec. 3.2): in each layer an attention of four inputs and a convolution of kernel 65, with a transformation matrix for
+    each smaller kernel. It is never run: candidates take their weights from it and give them back."""
+
+    def __init__(self, cfg):
+        everything = canonical(parse_formula("Q + K + V + P"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(cfg.seed)
+            attention = LanguageModel((everything,) * cfg.layers, cfg, shared=True)
+            convolution = LanguageModel((max(KERNELS),) * cfg.layers, cfg, shared=True)
+        self.weights = {**convolution.state_dict(), **attention.state_dict()}
+        for layer in range(cfg.layers):
+            for size in KERNELS[:-1]:
+                self.weights[f"encoder.layers.{layer}.conv.transform.{size}"] = torch.eye(size)
+
+    def fetch(self, model):
+        """Copy a candidate's weights from the super-net into the model (a LanguageModel with shared=True)."""
+        with torch.no_grad():
+            for name, value in model.state_dict().items():
+                there, rows, columns = slot(name, value, model.encoder.arch)
+                value.copy_(take(self.weights[there], rows, columns))
+
+    def write_back(self, results):
+        """Take over the trained weights of one round's candidates: [(score, arch, state_dict)], in the order in which they were proposed.
+
+        Candidates are taken from the best score to the worst, and each writes the weights that no better one has written (D10). So the order in
+        which they finished does not matter, the best candidate's layers stay together as they were trained, and no two trained networks
+        are averaged, which does not give a trained network.
+        """
+        written = {}
+        for _, arch, state in sorted(results, key=lambda result: -result[0]):  # a stable sort: ties go to the earlier proposal
+            for name, value in state.items():
+                there, rows, columns = slot(name, value, arch)
+                target = self.weights[there]
+                done = written.setdefault(there, torch.zeros_like(target, dtype=torch.bool))
+                rows = torch.arange(target.shape[0]) if rows is None else rows
+                index = (rows,) if columns is None else (rows[:, None], columns[None])
+                target[index] = torch.where(done[index], target[index], value)
+                done[index] = True
+
+    def state_dict(self):
+        return self.weights
+
+    def load_state_dict(self, state):
+        self.weights = {name: value.cpu() for name, value in state.items()}
+
+# --- search --------------------------------------------------------------------------------------
+
+
+def ucb(totals, counts, alpha):
+    """Eq. 3 for one position: u_i = mu_i + alpha sqrt(2 log N / N_i).
+
+    totals, counts: summed scores and number of samples of each option. An option never sampled takes the mean of all and N_i = 1 (D8).
+    """
+    N = sum(counts)
+    mean = sum(totals) / max(N, 1)
+    bonus = math.sqrt(2 * math.log(max(N, 1)))
+    return [(total / count if count else mean) + alpha * bonus / math.sqrt(max(count, 1)) for total, count in zip(totals, counts)]
+
+
+def softmax(scores):
+    """Probabilities from scores (Sec. 3.2: p = softmax(u))."""
+    top = max(scores)
+    weights = [math.exp(score - top) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+class OperationPriority:
+    """What the history says about operations: a distribution for each position of the path, shared by all attention layers, as many as the longest
+    path seen; and one over kernel sizes for each layer (Sec. 3.2)."""
+
+    def __init__(self, history, cfg):
+        self.cfg, self.cells = cfg, defaultdict(lambda: ([0.0] * len(OPS), [0] * len(OPS)))
+        self.kernels = defaultdict(lambda: ([0.0] * len(KERNELS), [0] * len(KERNELS)))
+        for line in history:
+            for number, layer in enumerate(parse_arch(line["arch"])):
+                score = line["score"] * cfg.ucb_unit  # D9
+                if isinstance(layer, int):
+                    self._count(self.kernels[number], KERNELS.index(layer), score)
+                    continue
+                for position, (op, *_) in enumerate(layer):
+                    self._count(self.cells[position], OPS.index(op), score)
+
+    @staticmethod
+    def _count(cell, option, score):
+        cell[0][option] += score
+        cell[1][option] += 1
+
+    def operation_probabilities(self, position):
+        """Over OPS, at a position of the path from 0."""
+        if self.cfg.strategy != "op-nas" or position not in self.cells:
+            return [1 / len(OPS)] * len(OPS)
+        return softmax(ucb(*self.cells[position], self.cfg.alpha))
+
+    def kernel_probabilities(self, layer):
+        """Over KERNELS, at a layer from 0."""
+        if self.cfg.strategy != "op-nas" or layer not in self.kernels:
+            return [1 / len(KERNELS)] * len(KERNELS)
+        return softmax(ucb(*self.kernels[layer], self.cfg.alpha))
+
+
+def edit_graph(graph, rng, priority, max_path):
+    """A legal graph one edit away: at a random position of the path an operation is replaced, inserted behind or deleted; the new operation is drawn
+    from that position's distribution, its second operand from what stands before it (D7). Illegal outcomes are drawn again."""
+    first = len(INPUTS)
+    while True:
+        position = rng.randrange(len(graph))
+        op = rng.choices(OPS, priority.operation_probabilities(position))[0]
+        kind = rng.choice(("replace", "insert", "delete"))
+        nodes = [list(node) for node in graph]
+        if kind == "delete":  # readers of the deleted operation read one of its operands instead; its place stays, unused
+            by = rng.choice(nodes[position][1:])
+            child = [(name, *[by if operand == first + position else operand for operand in operands]) for name, *operands in nodes]
+            child = child if position < len(graph) - 1 else child[:by - first + 1] if by >= first else []
+        else:
+            operands = list(nodes[position][1:]) if kind == "replace" else [first + position]
+            second = rng.randrange(first + position)
+            if op in BINARY and len(operands) == 1:
+                operands = rng.sample([operands[0], second], 2)
+            elif op in UNARY:
+                operands = [rng.choice(operands)]
+            if kind == "replace":
+                child = nodes[:position] + [[op, *operands]] + nodes[position + 1:]
+            else:  # what came behind moves up by one and reads the new operation in place of the old
+                behind = [[name, *[operand + (operand >= first + position) for operand in rest]] for name, *rest in nodes[position + 1:]]
+                child = nodes[:position + 1] + [[op, *operands]] + behind
+        child = canonical(tuple(map(tuple, child))) if child and infer_graph(child) else None
+        if child and child != graph and not why_illegal(child, max_path):
+            return child
+
+
+def mutate(parent, rng, priority, cfg):
+    """A child (Alg. 1, lines 6 and 7): one random layer changes its kind, then one random layer is changed inside, guided by the priorities.
+
+    A layer that becomes an attention takes a random one of the parent's, or a random graph; one that becomes a convolution, and a convolution
+    that is changed inside, draws its kernel from the layer's distribution.
+    """
+    child = list(parent)
+
+    def draw_kernel(layer):
+        return rng.choices(KERNELS, priority.kernel_probabilities(layer))[0]
+
+    if rng.random() < 0.5:  # inter-layer: random mutation, as in plain evolution
+        layer = rng.randrange(len(child))
+        attentions = [other for other in parent if not isinstance(other, int)]
+        if isinstance(child[layer], int):
+            child[layer] = rng.choice(attentions) if attentions and rng.random() < 0.5 else sample_graph(rng, cfg.max_path)
+        else:
+            child[layer] = draw_kernel(layer)
+    layer = rng.randrange(len(child))  # intra-layer
+    if isinstance(child[layer], int):
+        child[layer] = draw_kernel(layer)
+    else:
+        child[layer] = edit_graph(child[layer], rng, priority, cfg.max_path)
+    return tuple(child)
+
+
+def round_sizes(cfg):
+    """Candidates in each round: the initial population in rounds of the later size (D11), then the children of the parents."""
+    later = cfg.parents * cfg.children
+    initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
+    return initial + [later] * cfg.rounds
+
+
+def propose(history, number, cfg):
+    """The candidates of a round, [(parent's id or None, arch)]: a function of the history, the round's number and the seed alone, so every process
+    proposes the same and a resumed search proposes what it would have. No architecture is proposed twice."""
+    rng = random.Random(f"{cfg.seed} round {number}")
+    seen, proposals = {line["arch"] for line in history}, []
+    size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
+    ranked = sorted((line for line in history if not line["diverged"]), key=lambda line: (-line["score"], line["id"]))
+    parents = [] if number < initial or cfg.strategy == "random" else ranked[:cfg.parents]  # Alg. 1, line 4
+    priority = OperationPriority(history, cfg)
+    while len(proposals) < size:
+        parent = parents[len(proposals) // cfg.children % len(parents)] if parents else None
+        for _ in range(100):  # a parent whose whole neighbourhood is known gives way to a random architecture
+            arch = mutate(parse_arch(parent["arch"]), rng, priority, cfg) if parent else sample_arch(rng, cfg.layers, cfg.max_path)
+            if arch_text(arch) not in seen:
+                break
+        else:
+            parent, arch = None, sample_arch(rng, cfg.layers, cfg.max_path)
+        seen.add(arch_text(arch))
+        proposals.append((parent["id"] if parent else None, arch))
+    return proposals
+
+
+def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
+    """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds, weights}; weights as pre-trained, for the super-net.
+
+    number: of the round, which rules the text it sees. path: where the state inside the candidate is kept, so that it can be resumed. tick(n):
+    progress.
+    """
+    from common.distributed import Checkpoint, Ranks
+    began, alone = time.perf_counter(), Ranks(0, 1, data.device)
+    model = LanguageModel(arch, cfg, shared=True)
+    supernet.fetch(model)
+    model.to(data.device)
+    result = {"score": 0.0, "scores": {}, "diverged": False}  # D12
+    try:
+        checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model) if cfg.save_every < cfg.steps else None
+        train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch, tick=tick)
+        for task in data.tasks:
+            classifier = Classifier(arch, cfg, task.classes, shared=True)
+            carry_over(model, classifier)
+            train_classifier(classifier, data.features[task.name]["train"], task, cfg, data.device, tick=tick)
+            metrics = evaluate_classifier(classifier, data.features[task.name]["dev"], task, cfg, data.device)
+            result["scores"][task.name] = max(metrics["main"], 0.0)  # D12
+        result["score"] = sum(result["scores"].values()) / len(data.tasks)
+    except Diverged:
+        result["diverged"] = True
+    result["seconds"] = round(time.perf_counter() - began, 3)
+    result["weights"] = {name: value.cpu() for name, value in model.state_dict().items()}
+    return result
+
+
+def search(cfg):
+    """OP-NAS (Algorithm 1). The candidates of a round are shared out over the processes; all else is the same on each of them."""
+    from common.distributed import Checkpoint, Stop, barrier, launch, load_file, progress, save_file, say, write_atomic
+    with launch(cfg.device) as ranks:
+        run, data = open_run(cfg, "search", ranks, parse_task_names(cfg.tasks))
+        if run.finished:
+            say(ranks, f"{run.folder}: this search is finished (--restart begins anew)\n")
+            return show_best(run.finished, ranks)
+        supernet, history, sizes = SuperNet(cfg), [], round_sizes(cfg)
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
+        history = checkpoint.restore().get("history", [])
+        work = cfg.steps + sum(finetune_steps(data.features[task.name]["train"], cfg) for task in data.tasks)
+        folder = run.folder / "candidates"
+        folder.mkdir(exist_ok=True)
+        bar = progress(ranks, sum(sizes) * work, "search", start=len(history) * work)
+        for number in range(len(sizes)):
+            if len(history) >= sum(sizes[:number + 1]):
+                continue
+            proposals = propose(history, number, cfg)  # Alg. 1, lines 4 to 7
+            for index in range(ranks.rank, len(proposals), ranks.size):
+                path = folder / f"{len(history) + index}.pt"
+                describe_progress(bar, number, len(sizes), len(history) + index, sum(sizes), history)
+                if not path.exists():
+                    save_file(path, evaluate_candidate(proposals[index][1], number, supernet, data, cfg, path,
+                                                       lambda done: bar.update(done * ranks.size)))  # Alg. 1, lines 8 and 9
+                    path.with_suffix(".training.pt").unlink(missing_ok=True)
+            barrier(ranks)
+            results = [load_file(folder / f"{len(history) + index}.pt") for index in range(len(proposals))]
+            if not cfg.no_weight_sharing:
+                supernet.write_back([(result["score"], arch, result["weights"])
+                                     for (_, arch), result in zip(proposals, results) if not result["diverged"]])
+            for (parent, arch), result in zip(proposals, results):  # Alg. 1, line 11
+                history.append({"id": len(history), "round": number, "parent": parent, "arch": arch_text(arch), "score": result["score"],
+                                "scores": result["scores"], "diverged": result["diverged"], "seconds": result["seconds"]})
+            checkpoint.save(history=history)
+            if ranks.main:
+                write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+                for index in range(len(history) - len(proposals), len(history)):
+                    (folder / f"{index}.pt").unlink()
+            best = max(history, key=lambda line: line["score"])
+            run.log(phase="search", round=number, candidates=len(history), best=best["score"],
+                    mean=sum(line["score"] for line in history[-len(proposals):]) / len(proposals))
+            barrier(ranks)
+        bar.close()
+        best = max(history, key=lambda line: line["score"])
+        result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
+        if ranks.main:
+            write_atomic(run.folder / "best.json", json.dumps(result, indent=2))
+            write_atomic(run.folder / "best.mmd", mermaid(parse_arch(best["arch"])))
+        run.finish(result)
+        show_best(result, ranks)
+
+
+def describe_progress(bar, number, rounds, candidate, candidates, history):
+    """Round, candidate and best score beside the bar."""
+    best = max((line["score"] for line in history), default=0.0)
+    bar.set_description(f"round {number + 1}/{rounds} candidate {candidate + 1}/{candidates} best {best:.4f}")
+
+
+def show_best(best, ranks):
+    """Print the architecture that a search found, a layer a line."""
+    from common.distributed import say
+    scores = ", ".join(f"{name} {score:.4f}" for name, score in best["scores"].items())
+    say(ranks, f"best of {best['candidates']} candidates: number {best['id']}, score {best['score']:.4f} ({scores})")
+    for number, layer in enumerate(parse_arch(best["arch"]), 1):
+        say(ranks, f"  {number:2d}  convolution  kernel {layer}" if isinstance(layer, int) else f"  {number:2d}  attention    {formula(layer)}")
+
+# --- objective -----------------------------------------------------------------------------------
+
+
+def next_sentence_pairs(segments, tokenizer, generator):
+    """[CLS] A [SEP] B [SEP] with B the continuation (label 0) or, in half of the cases and where there is none, text from elsewhere (label 1).
+
+    segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,), with T = the segments' width + 3.
+    """
+    R, width = segments.first.shape
+    swap = (torch.rand(R, generator=generator) < 0.5) | (segments.second_length == 0)
+    second = torch.where(swap[:, None], segments.other, segments.second)
+    a, b = segments.first_length[:, None], torch.where(swap, segments.other_length, segments.second_length)[:, None]
+    place = torch.arange(width + 3)[None].expand(R, -1)  # (R, T)
+    ids = segments.first.gather(1, (place - 1).clamp(0, width - 1))
+    ids = torch.where(place > a + 1, second.gather(1, (place - a - 2).clamp(0, width - 1)), ids)
+    ids = ids.masked_fill((place == a + 1) | (place == a + b + 2), tokenizer.sep_id)
+    ids = ids.masked_fill(place > a + b + 2, tokenizer.pad_id).masked_fill(place == 0, tokenizer.cls_id)
+    kind = ((place > a + 1) & (place <= a + b + 2)).long()
+    return ids, kind, (a + b + 3)[:, 0], swap.long()
+
+
+def mask_tokens(ids, tokenizer, rate, generator):
+    """BERT's masking: `rate` of each row's text is to be predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
+
+    ids (B, T). Returns the changed ids, positions (B, M) and labels (B, M); M is the same for all batches of one width, -100 marks what a row
+    shorter than T leaves over.
+    """
+    B, T = ids.shape
+    text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
+    M = max(1, round(rate * T))
+    chance, positions = torch.where(text, torch.rand(B, T, generator=generator), 2.0).topk(M, dim=1, largest=False)
+    wanted = (rate * text.sum(1, keepdim=True)).round().clamp(1, M)
+    chosen = (torch.arange(M) < wanted) & (chance < 1)  # (B, M)
+    originals = ids.gather(1, positions)
+    kind = torch.rand(B, M, generator=generator)
+    random_piece = torch.randint(tokenizer.vocab_size, (B, M), generator=generator)
+    changed = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, originals))
+    return ids.scatter(1, positions, torch.where(chosen, changed, originals)), positions, originals.masked_fill(~chosen, -100)
+
+# --- training ------------------------------------------------------------------------------------
+
+
+class Diverged(Exception):
+    """A loss or a gradient became infinite or not a number."""
+
+
+def schedule(step, steps, warmup):
+    """Share of the peak learning rate at a step: linear up over warmup x steps, then linear down to 0 (App. D.1)."""
+    rise = max(1, round(warmup * steps))
+    return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
+
+
+def make_optimizer(model, cfg, lr):
+    """AdamW without weight decay on biases and LayerNorms."""
+    decayed = [value for value in model.parameters() if value.dim() > 1]
+    plain = [value for value in model.parameters() if value.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": cfg.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=1e-6, fused=True)
+
+
+def language_batch(data, cfg, position, rows):
+    """Training examples position .. position + rows - 1 of the endless stream, as tensors on the device."""
+    from common.distributed import seed_of
+    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
+    segments = data.train.segments(position, rows, cfg.length - 3, cfg.seed)
+    ids, kinds, lengths, next_labels = next_sentence_pairs(segments, data.tokenizer, generator)
+    ids, positions, labels = mask_tokens(ids, data.tokenizer, cfg.mask_rate, generator)
+    return [tensor.to(data.device, non_blocking=True) for tensor in (ids, kinds, lengths, positions, labels, next_labels)]
+
+
+def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick=lambda done: None):
+    """Masked-language-model and next-sentence pre-training from example number `first` on. Raises Diverged, and Stop after SIGTERM (state saved)."""
+    from common.distributed import Stop, autocast, seed_everything, stop_requested
+    optimizer = make_optimizer(model, cfg, cfg.lr)
+    start = 0
+    if checkpoint:
+        checkpoint.owned["optimizer"] = optimizer
+        start = checkpoint.restore().get("step", 0)
+        tick(start)
+    model.train()
+    for step in range(start, cfg.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
+        seed_everything(cfg.seed, "language model", first, step)
+        ids, kinds, lengths, positions, labels, next_labels = language_batch(data, cfg, first + step * cfg.batch, cfg.batch)
+        with autocast(cfg.dtype, data.device):
+            logits, next_logits = model(ids, kinds, lengths, positions)
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()) + F.cross_entropy(next_logits.float(), next_labels)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+        if not math.isfinite(norm):
+            raise Diverged(f"gradient norm {norm} at step {step}")
+        optimizer.step()
+        optimizer.zero_grad()
+        tick(1)
+        if checkpoint and (stop_requested() or (step + 1) % cfg.save_every == 0):
+            checkpoint.save(step=step + 1)
+        if stop_requested():
+            raise Stop
+
+
+def carry_over(source, target):
+    """Copy the encoder and the pooler of a language model into a classifier."""
+    target.encoder.load_state_dict(source.encoder.state_dict())
+    target.pooler.load_state_dict(source.pooler.state_dict())
+
+
+def finetune_steps(features, cfg):
+    """Updates of one fine-tuning."""
+    return cfg.finetune_epochs * math.ceil(len(features) / cfg.finetune_batch)
+
+
+def train_classifier(model, features, task, cfg, device, tick=lambda done: None):
+    """Fine-tune on one task (App. D.1). Raises Diverged."""
+    from common import glue
+    from common.distributed import Stop, autocast, seed_everything, stop_requested
+    model.to(device).train()
+    optimizer, step, steps = make_optimizer(model, cfg, cfg.finetune_lr), 0, finetune_steps(features, cfg)
+    for epoch in range(cfg.finetune_epochs):
+        for batch in glue.batches(features, cfg.finetune_batch, seed=cfg.seed, epoch=epoch):
+            for group in optimizer.param_groups:
+                group["lr"] = cfg.finetune_lr * schedule(step, steps, cfg.finetune_warmup)
+            seed_everything(cfg.seed, "fine-tuning", task.name, step)
+            ids, kinds, lengths, labels = (batch[key].to(device) for key in ("ids", "segments", "lengths", "labels"))
+            with autocast(cfg.dtype, device):
+                logits = model(ids, kinds, lengths).float()
+            loss = F.mse_loss(logits[:, 0], labels) if task.regression else F.cross_entropy(logits, labels)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+            if not math.isfinite(norm):
+                raise Diverged(f"gradient norm {norm} at step {step} of {task.name}")
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            tick(1)
+            if stop_requested():
+                raise Stop
+
+
+@torch.no_grad()
+def evaluate_classifier(model, features, task, cfg, device):
+    """The task's metrics (shares) on labelled features; "main" is the one that counts."""
+    from common import glue
+    from common.distributed import autocast
+    model.eval()
+    logits = torch.zeros(len(features), task.classes)
+    for batch in glue.batches(features, 4 * cfg.finetune_batch):
+        with autocast(cfg.dtype, device):
+            logits[batch["index"]] = model(*(batch[key].to(device) for key in ("ids", "segments", "lengths"))).float().cpu()
+    return glue.score(task, logits.numpy(), features.labels)
+
+
+@dataclasses.dataclass
+class Data:
+    """What a run reads: text, tasks and their features, on one device."""
+    tokenizer: object
+    train: object  # common.corpus.Corpus to train on
+    dev: object  # held-out part
+    tasks: list
+    features: dict  # {task: {split: common.glue.Features}}
+    device: torch.device
+
+
+def parse_task_names(text):
+    from common import glue
+    return glue.parse_tasks(text)
+
+
+def open_run(cfg, action, ranks, tasks):
+    """Open the run folder and everything the run reads. Returns (common.distributed.RunFolder, Data)."""
+    from common import glue
+    from common.distributed import RunFolder
+    from common.inputs import fill_in, open_text
+    settings = dataclasses.asdict(cfg)
+    demo = fill_in(cfg, ranks, "corpus", "glue")
+    run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, demo)
+    text = open_text(cfg, ranks, run.folder)
+    features = {}
+    for task in tasks:
+        loaded = {split: glue.load(cfg.glue, task, split) for split in ("train", "dev")}
+        features[task.name] = {split: glue.encode(examples, text.tokenizer, cfg.length) for split, examples in loaded.items()}
+        if cfg.train_rows:
+            features[task.name]["train"] = first_rows(features[task.name]["train"], cfg.train_rows)
+    return run, Data(text.tokenizer, text.train, text.dev, tasks, features, ranks.device)
+
+
+def first_rows(features, rows):
+    """The first rows of common.glue.Features."""
+    return dataclasses.replace(features, ids=type(features.ids)(features.ids[i] for i in range(min(rows, len(features)))),
+                               segments=type(features.segments)((features.segments[i] for i in range(min(rows, len(features)))), "b"),
+                               labels=features.labels[:rows])
+
+# --- command line --------------------------------------------------------------------------------
+
+
+ACTIONS = {
+    "search": ("search for an architecture (Algorithm 1)", None),
+}
+
+
+def shrink(cfg):
+    """--dry_run: two real steps of every phase."""
+    cfg.steps, cfg.finetune_epochs, cfg.train_rows = 2, 1, 2 * cfg.finetune_batch
+    cfg.population, cfg.rounds, cfg.parents, cfg.children = 2, 1, 1, 2
+    cfg.out += "-dry"
+
+
+def main(argv=None):
+    """Run one action of the command line."""
+    from common.cli import UserError, parse
+    from common.distributed import Stop
+    action, value, cfg = parse(Config, PRESETS, ACTIONS, __doc__, argv)
+    if action is None:
+        return 0
+    cfg.out = cfg.out or f"runs/autobert_zero-{action}-{cfg.preset}"
+    if cfg.dry_run:
+        shrink(cfg)
+    try:
+        {"search": search}[action](cfg)
+    except Stop:
+        print("stopped; the same command continues")
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return 0
+
+
+if __name__ == "__main__":
+    from common.cli import run
+    run(main)

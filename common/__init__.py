@@ -1,0 +1,1 @@
+"""Plumbing that the four paper files share: no model, no loss, no training loop."""

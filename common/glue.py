@@ -1,0 +1,330 @@
+"""GLUE: nine tasks from their official TSV files, as token batches, scores and leaderboard files.
+
+A task is one row of TASKS: its label names, where the text and the label stand in the files, its metrics. The official files are not CSV:
+quotes are plain text and often unbalanced, a file may begin with a byte-order mark and end its lines the Windows way, and some rows of QQP
+have lost columns. So a row is a line cut at its tabs, and nothing else is interpreted.
+
+    for task in parse_tasks("CoLA,RTE"):
+        train = encode(load(folder, task, "train"), tokenizer, max_length=128)
+        for batch in batches(train, 32, seed=1, epoch=0): ...
+
+Most sentences are far shorter than the longest, and padding them all to 128 costs two to four times the work. `batches` puts sentences of
+about the same length together and pads to the longest of the batch.
+"""
+import math
+import warnings
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from common import metrics
+from common.cli import UserError
+from common.tokenization import pair
+
+
+@dataclass(frozen=True)
+class Task:
+    """One GLUE task. Column numbers count from 0, -1 is the last; `metrics` begins with the main one."""
+    name: str
+    labels: tuple  # names in the order of the class numbers; () = a score from 0 to 5
+    text: tuple  # columns of the sentences in train and dev, one or two
+    label: int  # column of the label in train and dev
+    test_text: tuple  # columns of the sentences in test
+    metrics: tuple
+    columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
+
+    @property
+    def main(self):
+        return self.metrics[0]
+
+    @property
+    def classes(self):
+        """Outputs that a model needs: the number of labels, 1 for regression."""
+        return len(self.labels) or 1
+
+    @property
+    def regression(self):
+        return not self.labels
+
+
+ENTAILMENT = ("entailment", "not_entailment")
+TASKS = {task.name: task for task in (
+    Task("CoLA", ("0", "1"), (3,), 1, (1,), ("matthews",), columns=4),
+    Task("SST-2", ("0", "1"), (0,), 1, (1,), ("accuracy",)),
+    Task("MRPC", ("0", "1"), (3, 4), 0, (3, 4), ("f1", "accuracy")),
+    Task("STS-B", (), (7, 8), -1, (7, 8), ("spearman", "pearson")),
+    Task("QQP", ("0", "1"), (3, 4), 5, (1, 2), ("f1", "accuracy")),
+    Task("MNLI", ("contradiction", "entailment", "neutral"), (8, 9), -1, (8, 9), ("accuracy",)),
+    Task("QNLI", ENTAILMENT, (1, 2), -1, (1, 2), ("accuracy",)),
+    Task("RTE", ENTAILMENT, (1, 2), -1, (1, 2), ("accuracy",)),
+    Task("WNLI", ("0", "1"), (1, 2), -1, (1, 2), ("accuracy",)),
+)}
+SPLITS = ("train", "dev", "test")
+MNLI_FILES = {"dev": "dev_matched", "test": "test_matched", "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
+PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
+
+
+def parse_tasks(text):
+    """The tasks that "CoLA,sst-2" names, in that order, without repeats; "glue" is all nine. UserError on an unknown name."""
+    known = {name.lower(): task for name, task in TASKS.items()}
+    chosen = []
+    for name in text.replace(",", " ").split():
+        if name.lower() != "glue" and name.lower() not in known:
+            raise UserError(f"{name}: there is no such GLUE task; choose from {', '.join(TASKS)}, or glue for all")
+        chosen += TASKS.values() if name.lower() == "glue" else [known[name.lower()]]
+    if not chosen:
+        raise UserError(f"no GLUE task is named; choose from {', '.join(TASKS)}, or glue for all")
+    return list(dict.fromkeys(chosen))
+
+
+# --- files
+
+@dataclass
+class Examples:
+    """first, second: the raw sentences (second None for one-sentence tasks); labels: int64 or float32 (n,), None in test; path."""
+    first: list
+    second: list | None
+    labels: np.ndarray | None
+    path: Path
+
+    def __len__(self):
+        return len(self.first)
+
+
+def read_rows(path):
+    """Yield (line number from 1, cells) of a TSV file; empty lines are left out."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; point --glue at the folder that holds the tasks' folders")
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+            if text.strip():
+                yield number, text.split("\t")
+
+
+def read_label(task, cell, place):
+    """A label cell as class number or score."""
+    if task.labels:
+        if cell.strip() not in task.labels:
+            raise UserError(f"{place}: {task.name} has no label {cell!r}; it must be one of {', '.join(task.labels)}")
+        return task.labels.index(cell.strip())
+    try:
+        score = float(cell)
+    except ValueError:
+        score = math.nan
+    if not 0 <= score <= 5:
+        raise UserError(f"{place}: {task.name} has no score {cell!r}; it must be a number from 0 to 5")
+    return score
+
+
+def check_header(task, header, needed, labelled, path):
+    """The first row must be a header, and wide enough."""
+    if len(header) < needed:
+        raise UserError(f"{path}:1: {len(header)} columns where {task.name} has {needed} or more; take the official GLUE file")
+    cell = header[task.label] if labelled else header[0]
+    is_data = cell in task.labels or cell.replace(".", "", 1).isdecimal()
+    if is_data:
+        raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
+
+
+def load(folder, task, split):
+    """Read one split of a task.
+
+    folder: holds one folder a task; task: a Task or its name; split: train, dev, test, and for MNLI (whose dev and test are the matched
+    ones) dev_mismatched and test_mismatched. Rows whose number of columns is not the header's are skipped in train and dev; in test, where
+    every row needs a prediction, their missing text is empty. One warning counts them. UserError on a label that the task does not know.
+    """
+    task = TASKS.get(task, task)
+    if split not in SPLITS and not (task.name == "MNLI" and split in MNLI_FILES):
+        raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
+    path = Path(folder) / task.name / f"{MNLI_FILES.get(split, split) if task.name == 'MNLI' else split}.tsv"
+    labelled = split.startswith(("train", "dev"))
+    text = task.text if labelled else task.test_text
+    rows, width = read_rows(path), task.columns if labelled else 0
+    if not width:
+        _, header = next(rows, (1, []))
+        check_header(task, header, max(*text, task.label if labelled else 0, 0) + 1, labelled, path)
+        width = len(header)
+    sentences, labels, bad = [], [], []
+    for number, cells in rows:
+        if len(cells) < width or any(cells[width:]):
+            bad.append(number)
+            if labelled:
+                continue
+            cells = cells + [""] * width
+        sentences.append([cells[column] for column in text])
+        if labelled:
+            labels.append(read_label(task, cells[:width][task.label], f"{path}:{number}"))
+    if not sentences:
+        raise UserError(f"{path}:1: no row has the {width} columns of {task.name}; take the official GLUE file")
+    if bad:
+        done = "were skipped" if labelled else "keep their place, what is missing is empty"
+        warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {width} columns and {done} (this is the first)", stacklevel=2)
+    first, second = [row[0] for row in sentences], [row[1] for row in sentences] if len(text) == 2 else None
+    kind = np.float32 if task.regression else np.int64
+    return Examples(first, second, np.array(labels, dtype=kind) if labelled else None, path)
+
+
+# --- token batches
+
+class Rows:
+    """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes instead of a Python object."""
+
+    def __init__(self, rows=(), kind="i"):
+        self.flat, self.starts = array(kind), array("q", [0])
+        for row in rows:
+            self.append(row)
+
+    def append(self, row):
+        self.flat.extend(row)
+        self.starts.append(len(self.flat))
+
+    def __len__(self):
+        return len(self.starts) - 1
+
+    def __getitem__(self, i):
+        i = range(len(self))[i]
+        return self.flat[self.starts[i]:self.starts[i + 1]].tolist()
+
+    @property
+    def lengths(self):
+        """(n,) int64."""
+        return np.diff(np.asarray(self.starts))
+
+    def put(self, out, index, column, start=0, length=None):
+        """Write rows[index][start:start + length] into the rows of out (B, T), from the given column on; arguments (B,) or numbers."""
+        index = np.asarray(index)
+        length = self.lengths[index] - start if length is None else length
+        at = np.arange(out.shape[1]) - np.broadcast_to(column, index.shape)[:, None]  # (B, T) place inside the row
+        inside = (at >= 0) & (at < np.broadcast_to(length, index.shape)[:, None])
+        source = (np.asarray(self.starts)[index] + start)[:, None] + at
+        out[inside] = np.asarray(self.flat)[source[inside]]
+
+
+@dataclass
+class Features:
+    """Token ids and segments (0 or 1) with [CLS] and [SEP], one row an example; labels as in Examples."""
+    ids: Rows
+    segments: Rows
+    labels: np.ndarray | None
+    pad_id: int
+    max_length: int
+
+    def __len__(self):
+        return len(self.ids)
+
+
+def encode(examples, tokenizer, max_length, block=10_000):
+    """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end."""
+    ids, segments = Rows(), Rows(kind="b")
+    for start in tqdm(range(0, len(examples), block), desc=f"encode {examples.path.parent.name}", disable=None, leave=False):
+        first = tokenizer.encode_batch(examples.first[start:start + block])
+        second = [None] * len(first)
+        if examples.second is not None:
+            second = tokenizer.encode_batch(examples.second[start:start + block])
+        for a, b in zip(first, second):
+            row, kinds = pair(a, b, max_length, tokenizer)
+            ids.append(row)
+            segments.append(kinds)
+    return Features(ids, segments, examples.labels, tokenizer.pad_id, max_length)
+
+
+def batch_indices(lengths, batch_size, seed=None, epoch=0, drop_last=False, pool=50):
+    """Yield the row numbers of each batch.
+
+    With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches, sorted by length inside a pool, and the batches shuffled. The
+    same arguments give the same batches. Without one: all rows from short to long.
+    """
+    lengths = np.asarray(lengths)
+    if seed is None:
+        order = np.argsort(lengths, kind="stable")
+    else:
+        random = np.random.default_rng([seed, epoch])
+        order = random.permutation(len(lengths))
+    if drop_last:
+        order = order[:len(order) // batch_size * batch_size]
+    if seed is not None:
+        pools = (order[start:start + pool * batch_size] for start in range(0, len(order), pool * batch_size))
+        order = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in pools] or [order])
+    starts = np.arange(0, len(order), batch_size)
+    for start in starts if seed is None else random.permutation(starts):
+        yield order[start:start + batch_size]
+
+
+def padded_width(longest, max_length):
+    """The longest row rounded up to a multiple of 8, which GPUs like, but never above max_length."""
+    return max(int(longest), min(-(-int(longest) // 8) * 8, max_length))
+
+
+def batches(features, batch_size, seed=None, epoch=0, drop_last=False, pad_id=None):
+    """Yield dicts of CPU tensors: ids (B, T) int64, segments (B, T) int64, lengths (B,) int64, index (B,) int64: the rows' numbers in
+    features, and labels (B,) int64 or float32 where there are any. T is the longest of the batch; order as in batch_indices."""
+    lengths = features.ids.lengths
+    pad_id = features.pad_id if pad_id is None else pad_id
+    for index in batch_indices(lengths, batch_size, seed, epoch, drop_last):
+        shape = len(index), padded_width(lengths[index].max(), features.max_length)
+        ids, segments = np.full(shape, pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        features.ids.put(ids, index, 0)
+        features.segments.put(segments, index, 0)
+        batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index}
+        if features.labels is not None:
+            batch["labels"] = features.labels[index]
+        yield {name: torch.from_numpy(value) for name, value in batch.items()}
+
+
+# --- scores
+
+def score(task, predictions, labels):
+    """{metric: value} of the task's official metrics, and the main one again as "main"; shares, not percent.
+
+    predictions: logits (n, classes), or scores (n,) or (n, 1) for regression. A single NaN or infinite logit means that the model has
+    diverged: every metric is 0.0.
+    """
+    task = TASKS.get(task, task)
+    predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
+    if not np.isfinite(predictions).all():
+        return dict.fromkeys((*task.metrics, "main"), 0.0)
+    predictions = predictions.reshape(-1) if task.regression else predictions.argmax(axis=-1)
+    values = {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
+    return {**values, "main": values[task.main]}
+
+
+def averages(results):
+    """The two averages over the tasks present, and what is missing.
+
+    results: {task name: what score gave}, MNLI mismatched under "MNLI-mm". paper_avg: the mean of the nine main numbers of AutoBERT-Zero's
+    Appendix C (no WNLI); glue_avg: the leaderboard's mean over nine tasks, two metrics (and MNLI's two parts) averaged first. None where
+    nothing is present.
+    """
+    paper = [results[name]["main"] for name in PAPER_AVERAGE if name in results]
+    by_task = {name: [value for metric, value in result.items() if metric != "main"] for name, result in results.items()}
+    by_task["MNLI"] = by_task.get("MNLI", []) + by_task.pop("MNLI-mm", [])
+    board = [float(np.mean(by_task[name])) for name in TASKS if by_task.get(name)]
+    return {"paper_avg": float(np.mean(paper)) if paper else None, "glue_avg": float(np.mean(board)) if board else None,
+            "paper_missing": [name for name in PAPER_AVERAGE if name not in results],
+            "glue_missing": [name for name in (*TASKS, "MNLI-mm") if name not in results]}
+
+
+def write_submission(folder, task, predictions, split="test"):
+    """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv (split "test_mismatched"), and return its path.
+
+    predictions: logits as for score, in the order of the test file. Labels are written by name, scores clipped to 0..5.
+    """
+    task = TASKS.get(task, task)
+    predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
+    name = {"test": "MNLI-m", "test_mismatched": "MNLI-mm"}[split] if task.name == "MNLI" else task.name
+    path = Path(folder) / f"{name}.tsv"
+    if not np.isfinite(predictions).all():
+        raise UserError(f"{path}: not written, some predictions are not finite; the model has diverged, train it again")
+    cells = [f"{value:.3f}" for value in np.clip(predictions.reshape(-1), 0, 5)] if task.regression else [
+        task.labels[number] for number in predictions.argmax(axis=-1)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("index\tprediction\n" + "".join(f"{i}\t{cell}\n" for i, cell in enumerate(cells)), encoding="utf-8")
+    return path

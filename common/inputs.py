@@ -1,0 +1,66 @@
+"""What the data flags of a command stand for: the demo data where they are left out, and text turned into a tokenizer and token files."""
+import dataclasses
+import os
+from pathlib import Path
+
+from common.cli import UserError
+from common.corpus import Corpus, prepare_corpus
+from common.distributed import on_main, say
+from common.tokenization import load_tokenizer, train_sentencepiece
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def fill_in(cfg, ranks, *names):
+    """Point the data flags `names` that were left out at the demo data, which is made on first use. Returns what config.json says about it."""
+    missing = [name for name in names if not getattr(cfg, name)]
+    if not missing:
+        return {}
+    from data.prepare import make_demo
+    say(ranks, f"no --{', no --'.join(missing)}: using the demo data in {ROOT / 'data' / 'demo'} (made on first use)")
+    paths = on_main(ranks, make_demo, ROOT / "data" / "demo")
+    for name in missing:
+        path = str(paths[name])
+        setattr(cfg, name, (path,) if isinstance(getattr(cfg, name), tuple) else path)
+    return {"demo_sha256": paths["sha256"]}
+
+
+@dataclasses.dataclass
+class Text:
+    """A tokenizer, and the corpus cut in a part to train on and a held-out one."""
+    tokenizer: object
+    train: Corpus
+    dev: Corpus
+
+
+def open_text(cfg, ranks, folder, held_out=0.05):
+    """cfg.corpus, cfg.tokenizer and cfg.vocab_size as Text.
+
+    A corpus that `data/prepare.py corpus` made (one folder with meta.json) is used as it is, with the tokenizer beside it. Otherwise the tokenizer
+    is trained (unless --tokenizer gives one) and the token files are made under folder/corpus, once. Sets cfg.vocab_size to the tokenizer's.
+    """
+    prepared = len(cfg.corpus) == 1 and (Path(cfg.corpus[0]) / "meta.json").exists()
+    target = Path(cfg.corpus[0]) if prepared else Path(folder) / "corpus"
+    if not prepared:
+        on_main(ranks, make_text, cfg, target, ranks)
+    tokenizer = load_tokenizer(cfg.tokenizer or target)
+    cfg.vocab_size = tokenizer.vocab_size
+    return Text(tokenizer, *Corpus(target, tokenizer).split(held_out))
+
+
+def make_text(cfg, target, ranks):
+    """Train or copy the tokenizer into the folder target, and make the token files there, unless both are there already."""
+    if (target / "meta.json").exists():
+        return
+    for path in cfg.corpus:
+        if not Path(path).exists():
+            raise UserError(f"{path}: no such file or folder; --corpus takes text files, folders of .txt files, or a prepared corpus")
+    target.mkdir(parents=True, exist_ok=True)
+    workers = os.cpu_count() or 1
+    if not cfg.tokenizer and not (target / "spiece.model").exists():
+        say(ranks, f"training a vocabulary of {cfg.vocab_size} pieces")
+        train_sentencepiece(cfg.corpus, target / "spiece.model", cfg.vocab_size, threads=workers)
+    tokenizer = load_tokenizer(cfg.tokenizer or target)
+    if cfg.tokenizer:
+        tokenizer.save(target)
+    prepare_corpus(cfg.corpus, tokenizer, target, workers=workers)

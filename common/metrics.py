@@ -1,0 +1,186 @@
+"""The official metrics of GLUE, SQuAD and machine translation, and the rank statistics that judge a search, in numpy alone.
+
+Definitions follow scikit-learn, SciPy, the official SQuAD scripts and sacrebleu, whose numbers the tests hold as constants. Where those
+give NaN or stop (no data, a constant input), the value here is 0.0: a broken model must look useless, never good. For the same reason NaN
+among the inputs makes every correlation and pairwise_accuracy 0.0, and a NaN prediction simply wrong for accuracy and F1.
+Everything is a share (0..1) or a correlation (-1..1); only BLEU is in percent, as it is always quoted.
+"""
+import math
+import re
+import string
+from collections import Counter
+
+import numpy as np
+
+PAIR_BLOCK = 512  # rows of the pair matrix held at once: memory stays at 512 x n
+
+
+def two_arrays(predictions, labels):
+    """Both inputs as equally long float64 vectors; ValueError where the lengths differ."""
+    predictions, labels = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (predictions, labels))
+    if len(predictions) != len(labels):
+        raise ValueError(f"{len(predictions)} predictions for {len(labels)} labels")
+    return predictions, labels
+
+
+# --- classes
+
+def accuracy(predictions, labels):
+    """Share of equal entries."""
+    predictions, labels = two_arrays(predictions, labels)
+    return float(np.mean(predictions == labels)) if len(labels) else 0.0
+
+
+def f1(predictions, labels):
+    """F1 of the positive class 1; 0.0 where neither side has a positive."""
+    predictions, labels = two_arrays(predictions, labels)
+    guessed, real = predictions == 1, labels == 1
+    total = np.sum(guessed) + np.sum(real)
+    return float(2 * np.sum(guessed & real) / total) if total else 0.0
+
+
+def matthews(predictions, labels):
+    """Matthews correlation, any number of classes (Gorodkin's R_K); 0.0 where a side has one class only."""
+    predictions, labels = two_arrays(predictions, labels)
+    if np.isnan(predictions).any() or np.isnan(labels).any() or not len(labels):
+        return 0.0
+    classes, codes = np.unique(np.concatenate([predictions, labels]), return_inverse=True)
+    guessed, real = (np.bincount(part, minlength=len(classes)).astype(np.float64) for part in np.split(codes, 2))
+    n, right = float(len(labels)), float(np.sum(predictions == labels))
+    spread = (n * n - guessed @ guessed) * (n * n - real @ real)
+    return float((right * n - guessed @ real) / math.sqrt(spread)) if spread else 0.0
+
+
+# --- scores and ranks
+
+def pearson(predictions, labels):
+    """Pearson correlation; 0.0 for constant, infinite or NaN input and below two points."""
+    predictions, labels = two_arrays(predictions, labels)
+    sides = []
+    for values in (predictions, labels):
+        if len(values) < 2 or not np.isfinite(values).all() or values.min() == values.max():
+            return 0.0
+        centred = values / np.abs(values).max()  # first to the unit scale, so that squares neither overflow nor vanish
+        centred = centred - centred.mean()
+        sides.append(centred / np.linalg.norm(centred))
+    return float(np.clip(sides[0] @ sides[1], -1.0, 1.0))
+
+
+def ranks(values):
+    """Ranks from 1; tied values share their mean rank."""
+    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[codes]
+
+
+def spearman(predictions, labels):
+    """Spearman's rank correlation, ties at their mean rank; infinite values are only the largest or smallest."""
+    predictions, labels = two_arrays(predictions, labels)
+    if np.isnan(predictions).any() or np.isnan(labels).any():
+        return 0.0
+    return pearson(ranks(predictions), ranks(labels))
+
+
+def pair_counts(first, second):
+    """Over the n (n - 1) / 2 unordered pairs: (pairs, alike - opposed, tied in first, tied in second, tied in both)."""
+    first, second = (np.unique(values, return_inverse=True)[1].astype(np.int32) for values in (first, second))
+    n, balance, ties = len(first), 0, np.zeros(3, dtype=np.int64)
+    for start in range(0, n, PAIR_BLOCK):
+        rows = slice(start, start + PAIR_BLOCK)
+        one, two = (np.sign(v[rows, None] - v[None, :]).astype(np.int8) for v in (first, second))
+        balance += int(np.sum(one * two, dtype=np.int64))
+        ties += [np.sum(one == 0), np.sum(two == 0), np.sum((one == 0) & (two == 0))]
+    ties = (ties - n) // 2  # every pair was seen twice, and every item with itself
+    return n * (n - 1) // 2, balance // 2, *(int(count) for count in ties)
+
+
+def kendall(predictions, labels):
+    """Kendall's tau-b, O(n^2) in time; 0.0 where a side is constant."""
+    predictions, labels = two_arrays(predictions, labels)
+    if np.isnan(predictions).any() or np.isnan(labels).any():
+        return 0.0
+    pairs, balance, tied_first, tied_second, _ = pair_counts(predictions, labels)
+    if pairs in (tied_first, tied_second):
+        return 0.0
+    return balance / math.sqrt(pairs - tied_first) / math.sqrt(pairs - tied_second)
+
+
+def pairwise_accuracy(predictions, labels):
+    """Share of the unordered pairs that both sides order alike.
+
+    Tied in both counts 1 (they agree), tied in one only counts 1/2 (a coin would decide), so that a constant prediction of distinct labels
+    scores 0.5, which is chance.
+    """
+    predictions, labels = two_arrays(predictions, labels)
+    if np.isnan(predictions).any() or np.isnan(labels).any() or len(labels) < 2:
+        return 0.0
+    pairs, balance, tied_first, tied_second, tied_both = pair_counts(predictions, labels)
+    ordered = pairs - tied_first - tied_second + tied_both  # strictly ordered by both
+    return ((ordered + balance) / 2 + tied_both + (tied_first + tied_second - 2 * tied_both) / 2) / pairs
+
+
+# --- SQuAD
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text):
+    """Lower case, without ASCII punctuation, articles and surplus white space: the form in which SQuAD compares answers."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
+
+
+def squad_exact(prediction, answer):
+    """1.0 where prediction and answer are equal after normalize_answer, else 0.0."""
+    return float(normalize_answer(prediction) == normalize_answer(answer))
+
+
+def squad_f1(prediction, answer, version=2):
+    """F1 over the words of two answers. Where a side has no word, version 2 gives 1.0 if both have none; version 1 always 0.0."""
+    guessed, real = normalize_answer(prediction).split(), normalize_answer(answer).split()
+    if not guessed or not real:
+        return float(version == 2 and guessed == real)
+    common = sum((Counter(guessed) & Counter(real)).values())
+    return 2 * common / (len(guessed) + len(real))
+
+
+# --- translation
+
+SYMBOLS = re.compile(r"([!-&(-+/:-@\[-`{-~])")  # ASCII punctuation without ' , - .
+MARK_AFTER_OTHER, MARK_BEFORE_OTHER, DASH_AFTER_DIGIT = (re.compile(p) for p in (r"([^0-9])([.,])", r"([.,])([^0-9])", r"([0-9])(-)"))
+ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
+
+
+def tokenize_13a(line):
+    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, '.' and ',' except inside numbers, '-' after a digit."""
+    line = line.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
+    for entity, character in ENTITIES:
+        line = line.replace(entity, character)
+    line = SYMBOLS.sub(r" \1 ", f" {line} ")
+    line = MARK_BEFORE_OTHER.sub(r" \1 \2", MARK_AFTER_OTHER.sub(r"\1 \2 ", line))
+    return DASH_AFTER_DIGIT.sub(r"\1 \2 ", line).split()
+
+
+def ngrams(tokens, size):
+    return Counter(zip(*(tokens[shift:] for shift in range(size))))
+
+
+def corpus_bleu(hypotheses, references):
+    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens, exponential smoothing (sacrebleu's default).
+
+    hypotheses, references: equally long lists of raw sentences. 0.0 where the corpus has no 4-gram or nothing matches.
+    """
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    matched, total, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
+    for hypothesis, reference in zip(hypotheses, references):
+        ours, theirs = tokenize_13a(hypothesis), tokenize_13a(reference)
+        lengths += len(ours), len(theirs)
+        for size in range(1, 5):
+            matched[size - 1] += sum((ngrams(ours, size) & ngrams(theirs, size)).values())
+            total[size - 1] += max(0, len(ours) - size + 1)
+    if not matched.any() or not total.all():
+        return 0.0
+    missed = np.cumsum(matched == 0)  # the k-th order without a match counts as half a match, a quarter, ...
+    precisions = np.where(matched > 0, matched, 0.5 ** missed) / total
+    brevity = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
+    return float(100 * brevity * math.exp(np.log(precisions).mean()))

@@ -1,0 +1,138 @@
+"""RACE: reading comprehension with four options, from the folders RACE/{train,dev,test}/{middle,high}.
+
+Both layouts are read: the raw one, one .txt file a passage with one JSON object in it, and all.txt, one JSON object a line. A question
+becomes four inputs, one an option, as ALBERT's code does it:
+
+    [CLS] passage [SEP] question with the option [SEP]
+
+where every "_" of the question is replaced by the option, which otherwise follows the question; of this second part the last max_qa tokens
+are kept, and the passage is cut at its end.
+"""
+import json
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from common import metrics
+from common.cli import UserError
+from common.glue import Rows, batch_indices, padded_width
+from common.squad import join
+
+LEVELS = ("middle", "high")
+OPTIONS = 4
+
+Question = namedtuple("Question", "id passage text options answer level")  # answer: 0..3, level: "middle" or "high"
+
+
+def passage_texts(folder):
+    """Yield (place for messages, JSON text) of every passage of one level's folder."""
+    joined = folder / "all.txt"
+    paths = [joined] if joined.is_file() else sorted(folder.glob("*.txt"), key=lambda path: (len(path.name), path.name))
+    if not paths:
+        raise UserError(f"{folder}: no all.txt and no passage files; point --race at the folder that holds train, dev and test")
+    for path in paths:
+        try:
+            content = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not UTF-8 ({error.reason}); download the file again") from None
+        if path != joined:
+            yield str(path), content
+        else:
+            yield from ((f"{path}:{number}", line) for number, line in enumerate(content.split("\n"), 1) if line.strip())
+
+
+def read_passage(place, content, level):
+    """The questions of one JSON object."""
+    try:
+        entry = json.loads(content)
+        name, passage = str(entry["id"]), entry["article"]
+        rows = list(zip(entry["questions"], entry["options"], entry["answers"], strict=True))
+        well = isinstance(passage, str) and all(isinstance(text, str) and len(options) == OPTIONS and all(
+            isinstance(option, str) for option in options) for text, options, _ in rows)
+    except (ValueError, KeyError, TypeError):
+        well = False
+    if not well:
+        raise UserError(f"{place}: not a RACE passage (id, article, questions, {OPTIONS} options and an answer each); download it again")
+    for number, (text, options, answer) in enumerate(rows):
+        if answer not in tuple("ABCD"):
+            raise UserError(f"{place}: question {number + 1} has the answer {answer!r}; it must be A, B, C or D")
+        yield Question(f"{name}-{number}", passage, text, tuple(options), "ABCD".index(answer), level)
+
+
+def load(folder, split, levels=LEVELS):
+    """The questions of one split ("train", "dev" or "test"), middle school before high school, as a list of Question."""
+    return [question for level in levels for place, content in passage_texts(Path(folder) / split / level)
+            for question in read_passage(place, content, level)]
+
+
+@dataclass
+class Features:
+    """Tokenised passages and question-option texts of n questions; 4 inputs each."""
+    questions: list
+    passages: Rows
+    options: Rows  # row 4 i + k: question i with option k
+    inputs: np.ndarray  # (4 n, 2) int32: passage, and how many of its tokens are used
+    specials: tuple  # ids of [CLS], [SEP], padding
+    max_length: int
+
+    def __len__(self):
+        return len(self.questions)
+
+    @property
+    def lengths(self):
+        """(n, 4) tokens of each input, special ones included."""
+        return (self.inputs[:, 1] + self.options.lengths + 3).reshape(-1, OPTIONS)
+
+
+def with_option(text, option):
+    return text.replace("_", option) if "_" in text else f"{text} {option}"
+
+
+def features(questions, tokenizer, max_length=512, max_qa=128):
+    """Questions -> Features; max_length: tokens of an input, special ones included; max_qa: of them for question and option."""
+    room = max_length - 3
+    if room < 1 or max_qa < 1:
+        raise UserError(f"max_length {max_length}, max_qa {max_qa}: no room for a question; raise them")
+    passages, options, places, inputs = Rows(), Rows(), {}, []
+    for question in tqdm(questions, desc="encode RACE", disable=None, leave=False):
+        if question.passage not in places:
+            places[question.passage] = len(passages)
+            passages.append(tokenizer.encode(question.passage)[:room])
+        place = places[question.passage]
+        length = passages.starts[place + 1] - passages.starts[place]
+        for ids in tokenizer.encode_batch([with_option(question.text, option) for option in question.options]):
+            ids = ids[-min(max_qa, room):]
+            options.append(ids)
+            inputs.append((place, min(length, room - len(ids))))
+    specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
+    return Features(questions, passages, options, np.array(inputs, dtype=np.int32).reshape(-1, 2), specials, max_length)
+
+
+def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
+    """Yield dicts of CPU tensors for B questions, in the order of glue.batch_indices: ids, segments (B, 4, T) int64, lengths (B, 4) int64,
+    labels, index (B,) int64."""
+    lengths = features.lengths
+    labels = np.array([question.answer for question in features.questions], dtype=np.int64)
+    for index in batch_indices(lengths.max(axis=1), batch_size, seed, epoch, drop_last):
+        rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
+        place, used = features.inputs[rows].T.astype(np.int64)
+        width = padded_width(lengths[index].max(), features.max_length)
+        second = features.options, rows, 0, features.options.lengths[rows]
+        ids, segments = join((features.passages, place, 0, used), second, features.specials, width)
+        batch = {"ids": ids.reshape(len(index), OPTIONS, width), "segments": segments.reshape(len(index), OPTIONS, width),
+                 "lengths": lengths[index].astype(np.int64), "labels": labels[index], "index": index}
+        yield {name: torch.from_numpy(value) for name, value in batch.items()}
+
+
+def evaluate(questions, logits):
+    """{"accuracy", "middle", "high"}: shares, over all questions and by level (a level without questions is left out). logits: (n, 4) in the
+    order of questions; a question with a NaN or infinite logit counts as wrong."""
+    logits = np.asarray(logits, dtype=np.float64)
+    chosen = np.where(np.isfinite(logits).all(axis=1), logits.argmax(axis=1), -1)
+    labels, levels = np.array([question.answer for question in questions]), np.array([question.level for question in questions])
+    by_level = {level: metrics.accuracy(chosen[levels == level], labels[levels == level]) for level in LEVELS if (levels == level).any()}
+    return {"accuracy": metrics.accuracy(chosen, labels)} | by_level

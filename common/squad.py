@@ -1,0 +1,348 @@
+"""SQuAD 1.1 and 2.0: questions, windows of tokens, answers cut from the text, the official scores.
+
+A paragraph longer than the model's input is cut into overlapping windows, a new one every `doc_stride` tokens. A token that lies in several
+windows may begin an answer only in the one where it has the most context on its shorter side. Paragraphs and questions are tokenised once
+and kept flat; a window is five numbers, and its tokens are put together only when its batch is drawn, so that the 130,000 windows of the
+whole training set take about as much memory as its text.
+
+    [CLS] question (at most max_query tokens) [SEP] window of the paragraph [SEP]
+
+A training window without the answer (and every window of an unanswerable question) has its start and end at [CLS] and `impossible` set, in
+1.1 as in 2.0; this is what BERT and ALBERT do.
+"""
+import json
+import warnings
+from collections import namedtuple
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from common import metrics
+from common.cli import UserError
+from common.glue import Rows, batch_indices, padded_width
+
+WINDOW_BLOCK = 1024  # windows whose span scores are held at once
+
+Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, character offset in context)
+Predictions = namedtuple("Predictions", "texts nbest null_odds")
+
+
+# --- files
+
+def field(mapping, key, kind, place):
+    """mapping[key], which must be of this kind."""
+    if not isinstance(mapping, dict) or not isinstance(mapping.get(key), kind):
+        raise UserError(f"{place}: {key!r} is missing or not a {kind.__name__}; take the official SQuAD file")
+    return mapping[key]
+
+
+def read_question(entry, context, place):
+    """One entry of "qas" as a Question, each answer checked against the paragraph."""
+    name = field(entry, "id", str, place)
+    place = f"{place}, question {name}"
+    impossible = entry.get("is_impossible", False)
+    answers = []
+    for answer in field(entry, "answers", list, place):
+        text, start = field(answer, "text", str, place), field(answer, "answer_start", int, place)
+        if not text or start < 0 or context[start:start + len(text)] != text:
+            raise UserError(f"{place}: the answer {text[:50]!r} is not at character {start} of its paragraph; correct answer_start")
+        answers.append((text, start))
+    if bool(impossible) == bool(answers):
+        raise UserError(f"{place}: {len(answers)} answers and is_impossible {impossible}; give answers or set is_impossible, not both")
+    return Question(name, field(entry, "question", str, place), context, tuple(answers), bool(impossible))
+
+
+def load(path):
+    """The questions of a SQuAD JSON file (1.1 or 2.0), as a list of Question in file order. UserError on anything that is not as it should be."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; point --squad at the folder with the official train and dev JSON files")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg}); download the file again") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error.reason}); download the file again") from None
+    questions = {}
+    for number, article in enumerate(field(content, "data", list, str(path)), 1):
+        for position, paragraph in enumerate(field(article, "paragraphs", list, f"{path}: article {number}"), 1):
+            place = f"{path}: article {number}, paragraph {position}"
+            context = field(paragraph, "context", str, place)
+            for entry in field(paragraph, "qas", list, place):
+                question = read_question(entry, context, place)
+                if question.id in questions:
+                    raise UserError(f"{place}: a second question {question.id}; ids must be unique")
+                questions[question.id] = question
+    if not questions:
+        raise UserError(f"{path}: no questions; take the official SQuAD file")
+    return list(questions.values())
+
+
+# --- windows
+
+@lru_cache(maxsize=4096)
+def cut_windows(tokens, capacity, stride):
+    """Cut a paragraph into windows. Returns an int array (windows, 4): start, length, and the part [own, own_end) of the window whose tokens
+    have their best context here: the larger min(tokens to the left, tokens to the right) + 0.01 x length, the earlier window of equals."""
+    starts = [0]
+    while starts[-1] + capacity < tokens:
+        starts.append(starts[-1] + min(capacity, stride))
+    starts = np.array(starts)
+    lengths = np.minimum(capacity, tokens - starts)
+    left = np.arange(tokens) - starts[:, None]  # (windows, tokens)
+    context = np.minimum(left, lengths[:, None] - 1 - left)
+    best = np.where(context >= 0, context + 0.01 * lengths[:, None], -1.0).argmax(axis=0)
+    # the scores are tents of one slope, so a window owns one run of tokens; best never falls from left to right
+    own = np.searchsorted(best, np.arange(len(starts)), side="left") - starts
+    own_end = np.searchsorted(best, np.arange(len(starts)), side="right") - starts
+    return np.stack([starts, lengths, own, own_end], axis=1)
+
+
+@dataclass
+class Features:
+    """Windows over tokenised questions and paragraphs; W windows, one row of `windows` each:
+    question, paragraph, start and length in the paragraph's tokens, own and own_end (see cut_windows)."""
+    questions: list
+    queries: Rows  # token ids by question
+    contexts: Rows  # token ids by paragraph
+    char_start: Rows  # for each token of contexts
+    char_end: Rows
+    windows: np.ndarray  # (W, 6) int32
+    targets: np.ndarray | None  # (W, 3) int32: start, end (positions in the window's input), impossible; None without training
+    specials: tuple  # ids of [CLS], [SEP], padding
+    max_length: int
+
+    def __len__(self):
+        return len(self.windows)
+
+    @property
+    def offsets(self):
+        """(W,) position of the window's first paragraph token in its input."""
+        return self.queries.lengths[self.windows[:, 0]] + 2
+
+    @property
+    def lengths(self):
+        """(W,) tokens of the input, special ones included."""
+        return self.offsets + self.windows[:, 3] + 1
+
+
+def answer_tokens(question, char_start, char_end):
+    """(first, last) token that touches the first answer; None where there is none."""
+    if not question.answers:
+        return None
+    text, start = question.answers[0]
+    touched = np.flatnonzero((char_end > start) & (char_start < start + len(text)))
+    return (touched[0], touched[-1]) if len(touched) else None
+
+
+def window_targets(windows, offset, answer):
+    """(windows, 3): start, end, impossible of one question's windows for an answer (first, last) in paragraph tokens, or None."""
+    targets = np.tile([0, 0, 1], (len(windows), 1))
+    if answer is not None:
+        start, length = windows[:, 0], windows[:, 1]
+        inside = (start <= answer[0]) & (answer[1] < start + length)
+        shifted = np.stack([answer[0] - start + offset, answer[1] - start + offset, np.zeros_like(start)], axis=1)
+        targets[inside] = shifted[inside]
+    return targets
+
+
+def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
+    """Questions -> Features. max_length: tokens of an input, special ones included. training: the targets are made, from the first answer of
+    each question; one warning counts the answers that no token covers (they count as not there)."""
+    max_query = min(max_query, max_length - 3 - 1)
+    if max_query < 1 or doc_stride < 1:
+        raise UserError(f"max_length {max_length}, doc_stride {doc_stride}: no room for a question and a paragraph; raise them")
+    queries, contexts, char_start, char_end = Rows(), Rows(), Rows(), Rows()
+    places, windows, targets, lost = {}, [], [], []
+    for number, question in enumerate(tqdm(questions, desc="windows", disable=None, leave=False)):
+        queries.append(tokenizer.encode(question.text)[:max_query])
+        if question.context not in places:
+            places[question.context] = len(contexts)
+            ids, spans = tokenizer.encode_with_offsets(question.context)
+            contexts.append(ids)
+            char_start.append([span[0] for span in spans])
+            char_end.append([span[1] for span in spans])
+        place, asked = places[question.context], queries.starts[-1] - queries.starts[-2]
+        cut = cut_windows(contexts.starts[place + 1] - contexts.starts[place], max_length - asked - 3, doc_stride)
+        windows.append(np.concatenate([np.tile([number, place], (len(cut), 1)), cut], axis=1).astype(np.int32))
+        if training:
+            touched = answer_tokens(question, np.asarray(char_start[place]), np.asarray(char_end[place]))
+            targets.append(window_targets(cut, asked + 2, touched).astype(np.int32))
+            lost += [question.id] if question.answers and touched is None else []
+    if lost:
+        warnings.warn(f"{len(lost)} answers have no token and count as not there, the first: question {lost[0]}", stacklevel=2)
+    specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
+    return Features(questions, queries, contexts, char_start, char_end, np.concatenate(windows),
+                    np.concatenate(targets) if training else None, specials, max_length)
+
+
+def join(first, second, specials, width):
+    """[CLS] first [SEP] second [SEP] for a batch. first, second: (Rows, index (B,), start, length (B,)).
+    Returns int64 arrays ids (B, width), segments (B, width)."""
+    ids = np.full((len(first[1]), width), specials[2], dtype=np.int64)
+    middle, last = first[3] + 1, first[3] + second[3] + 2
+    for rows, index, start, length, column in ((*first, 1), (*second, middle + 1)):
+        rows.put(ids, index, column, start, length)
+    each = np.arange(len(ids))
+    ids[:, 0], ids[each, middle], ids[each, last] = specials[0], specials[1], specials[1]
+    places = np.arange(width)
+    return ids, ((places > middle[:, None]) & (places <= last[:, None])).astype(np.int64)
+
+
+def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
+    """Yield dicts of CPU tensors for B windows, in the order of glue.batch_indices: ids, segments (B, T) int64; lengths, index (B,) int64;
+    p_mask (B, T) bool, True where no answer can begin or end: the question, both [SEP] and the padding ([CLS] stands for "no answer");
+    with targets also start, end (B,) int64 and impossible (B,) float32."""
+    lengths, offsets = features.lengths, features.offsets
+    for index in batch_indices(lengths, batch_size, seed, epoch, drop_last):
+        question, place, start, length = features.windows[index, :4].T.astype(np.int64)
+        width = padded_width(lengths[index].max(), features.max_length)
+        query = features.queries, question, 0, offsets[index] - 2
+        ids, segments = join(query, (features.contexts, place, start, length), features.specials, width)
+        places = np.arange(width) - offsets[index, None]
+        p_mask = (places < 0) | (places >= length[:, None])
+        p_mask[:, 0] = False
+        batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index, "p_mask": p_mask}
+        if features.targets is not None:
+            begin, end, impossible = features.targets[index].T
+            batch |= {"start": begin.astype(np.int64), "end": end.astype(np.int64), "impossible": impossible.astype(np.float32)}
+        yield {name: torch.from_numpy(value) for name, value in batch.items()}
+
+
+# --- answers
+
+def best_spans(start_logits, end_logits, n_best, max_answer):
+    """For a block of windows the n_best legal spans of the n_best best starts and ends: starts, ends, scores (W, n_best); illegal ones -inf."""
+    rows, (start_logits, end_logits) = np.arange(len(start_logits))[:, None], np.asarray([start_logits, end_logits], dtype=np.float64)
+    keep = min(n_best, start_logits.shape[1])
+    starts, ends = (np.argpartition(-logits, keep - 1, axis=1)[:, :keep] for logits in (start_logits, end_logits))
+    scores = start_logits[rows, starts][:, :, None] + end_logits[rows, ends][:, None, :]
+    span = ends[:, None, :] - starts[:, :, None]
+    scores = np.where((span >= 0) & (span < max_answer), scores, -np.inf).reshape(len(scores), -1)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :n_best]
+    return starts[rows, best // keep], ends[rows, best % keep], scores[rows, best]
+
+
+def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer=30):
+    """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
+
+    null: (W,) score of "no answer" for each window (high = unanswerable); a question's odds are the smallest of its windows. Without it they
+    are BERT's: the smallest start + end logit at [CLS] minus the best span's score. Returns Predictions as `rank` does.
+    """
+    start_logits, end_logits = (np.asarray(logits, dtype=np.float32) for logits in (start_logits, end_logits))
+    shape = len(features), int(features.lengths.max())
+    if start_logits.shape != end_logits.shape or start_logits.shape[0] != shape[0] or start_logits.shape[1] < shape[1]:
+        raise ValueError(f"start and end logits {start_logits.shape}, {end_logits.shape} for windows of {shape}")
+    found, places = [], np.arange(start_logits.shape[1])
+    for begin in range(0, len(features), WINDOW_BLOCK):
+        rows = slice(begin, begin + WINDOW_BLOCK)
+        offset, (length, own, own_end) = features.offsets[rows], features.windows[rows, 3:].T
+        at = places - offset[:, None]
+        legal_start = (at >= own[:, None]) & (at < own_end[:, None])
+        legal_end = (at >= 0) & (at < length[:, None])
+        found.append(best_spans(np.where(legal_start, start_logits[rows], -np.inf),
+                                np.where(legal_end, end_logits[rows], -np.inf), n_best, max_answer))
+    starts, ends, scores = (np.concatenate(parts) for parts in zip(*found))
+    used = places < features.lengths[:, None]
+    scores[np.isnan(np.where(used, start_logits + end_logits, 0)).any(axis=1)] = np.nan
+    if null is None:
+        return rank(features, starts, ends, scores, start_logits[:, 0] + end_logits[:, 0], True, n_best, max_answer)
+    return rank(features, starts, ends, scores, null, False, n_best, max_answer)
+
+
+def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_answer=30):
+    """Answers from candidate spans: starts, ends (W, K) positions in the window's input, scores (W, K), null (W,) as in extract; relative: the
+    best span's score is taken off the null score. This is the entry for a beam (XLNet's and ALBERT's 5 x 5 spans).
+
+    Spans outside the paragraph, with a start whose best context is in another window, or longer than max_answer tokens are dropped.
+    Returns Predictions: texts {id: the best answer}, nbest {id: list of {"text", "score", "probability"}}, null_odds {id: float}. A question
+    with a NaN among its scores is left out of all three, and evaluate counts it as wrong: the model has diverged.
+    """
+    starts, ends = (np.asarray(values, dtype=np.int64) - features.offsets[:, None] for values in (starts, ends))
+    scores, null, question = np.asarray(scores, dtype=np.float64), np.asarray(null, dtype=np.float64), features.windows[:, 0]
+    length, own, own_end = (features.windows[:, column, None] for column in (3, 4, 5))
+    legal = (starts >= own) & (starts < own_end) & (ends >= starts) & (ends < length) & (ends - starts < max_answer)
+    window, place = np.nonzero(legal & (scores > -np.inf))
+    order = np.lexsort((-scores[window, place], question[window]))
+    window, place = window[order], place[order]
+    base = np.asarray(features.contexts.starts)[features.windows[window, 1]] + features.windows[window, 2]
+    begin = np.asarray(features.char_start.flat)[base + starts[window, place]]
+    stop = np.asarray(features.char_end.flat)[base + ends[window, place]]
+    diverged = np.unique(question[np.isnan(scores).any(axis=1) | np.isnan(null)])
+    lowest = np.full(len(features.questions), np.inf)
+    np.fmin.at(lowest, question, null)
+    edges = np.searchsorted(question[window], np.arange(len(features.questions) + 1))
+    result = Predictions({}, {}, {})
+    for number in np.setdiff1d(np.unique(question), diverged):
+        here, asked = slice(edges[number], edges[number + 1]), features.questions[number]
+        best = distinct(asked.context, zip(begin[here], stop[here], scores[window[here], place[here]]), n_best)
+        result.texts[asked.id], result.nbest[asked.id] = best[0]["text"], best
+        result.null_odds[asked.id] = float(lowest[number] - relative * best[0]["score"])
+    return result
+
+
+def distinct(context, spans, n_best):
+    """The n_best first different texts of (start character, end character, score), best first, with their softmax probabilities."""
+    texts = {}
+    for begin, stop, value in spans:
+        texts.setdefault(context[begin:stop].strip(), float(value))
+        if len(texts) == n_best:
+            break
+    texts = texts or {"": -1e30}  # no legal span: an empty answer that any other beats
+    values = np.array(list(texts.values()))
+    weights = np.exp(values - values.max())
+    return [{"text": text, "score": value, "probability": float(weight)}
+            for (text, value), weight in zip(texts.items(), weights / weights.sum())]
+
+
+# --- the official scores
+
+def question_scores(question, prediction, version):
+    """(exact match, F1) of one prediction, the best over the answers; None scores 0."""
+    if prediction is None:
+        return 0.0, 0.0
+    answers = [text for text, _ in question.answers if version == 1 or metrics.normalize_answer(text)] or [""]
+    return (max(metrics.squad_exact(prediction, text) for text in answers),
+            max(metrics.squad_f1(prediction, text, version) for text in answers))
+
+
+def best_threshold(values, odds, answerable, texts):
+    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn. values: (n,) score of each answer if it is
+    given; answerable: (n,) bool; texts: the answers. As in the official script, which begins with all answers withdrawn."""
+    answered, present = np.array([bool(text) for text in texts]), np.array([text is not None for text in texts])
+    order = np.argsort(odds, kind="stable")
+    gain = np.where(answerable, values, -1.0 * answered)[order]
+    totals = np.concatenate([[0.0], np.cumsum(gain)]) + np.sum(~answerable & present)
+    best = int(np.argmax(totals))
+    nothing = min(0.0, float(odds[order[0]]) - 1.0)  # odds may be negative, where the script's probabilities are not: below all of them
+    return totals[best] / len(values), float(odds[order[best - 1]]) if best else nothing
+
+
+def evaluate(questions, predictions, null_odds=None, threshold=0.0):
+    """The official scores in percent, as the official scripts print them.
+
+    predictions: {id: text}; a missing one scores 0. null_odds: {id: odds of "no answer"}: answers with odds above the threshold are withdrawn.
+    Returns exact, f1, total; for a set with unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and, with null_odds,
+    best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the best threshold for this very set would give.
+    """
+    answerable = np.array([not question.impossible for question in questions])
+    version = 1 if answerable.all() else 2
+    texts = [predictions.get(question.id) for question in questions]
+    raw = np.array([question_scores(question, text, version) for question, text in zip(questions, texts)])  # (n, 2)
+    odds = np.array([(null_odds or {}).get(question.id, np.inf if null_odds else -np.inf) for question in questions])
+    present = np.array([text is not None for text in texts])
+    final = np.where((odds > threshold)[:, None] & present[:, None] & (version == 2), ~answerable[:, None], raw)
+    groups = {"": np.ones_like(answerable)} | ({"HasAns_": answerable, "NoAns_": ~answerable} if version == 2 else {})
+    result = {}
+    for prefix, members in groups.items():
+        exact, f1 = 100 * final[members].mean(axis=0) if members.any() else (0.0, 0.0)
+        result |= {f"{prefix}exact": float(exact), f"{prefix}f1": float(f1), f"{prefix}total": int(members.sum())}
+    if version == 2 and null_odds is not None:
+        for name, values in zip(("exact", "f1"), raw.T):
+            best, where = best_threshold(values, odds, answerable, texts)
+            result |= {f"best_{name}": float(100 * best), f"best_{name}_thresh": where}
+    return result

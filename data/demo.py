@@ -1,0 +1,667 @@
+"""Demo data: real English text that every machine with Python and torch already has, and small tasks made from it by rules.
+
+Nothing is downloaded. The text is the documentation that the installed Python, numpy and torch carry: the language reference behind
+`help()` and the docstrings of their modules, read with `ast` from the source files (no module is imported), and cleaned until running
+English is left. One module or topic is one document.
+
+The documents are dealt out by a hash of their names, so that nothing a task shows was ever in the pre-training text:
+
+    corpus   75%   one sentence a line, a blank line between documents (the input format of BERT and ALBERT)
+    tasks    25%   of which 70% feed the train files, 15% dev, 15% test
+
+Every label of a task is decided by a rule and no label needs an opinion. What the rules ask for is what masked words and neighbouring
+sentences teach: is the word order natural, does this sentence continue that one, which word belongs into the gap. The file formats are
+the official ones, so what reads the demo data reads the real sets too. The scores on it mean nothing outside this repository.
+"""
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import inspect
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import sysconfig
+import tempfile
+import warnings
+
+import numpy as np
+from tqdm import tqdm
+
+from common.cli import UserError
+
+RECIPE = 1  # raised when a rule in this file changes: demo data of an older recipe is made anew
+SEED = 20
+LEAST_BYTES = 1_000_000  # of corpus text; less teaches a demo model nothing
+
+# --- text ----------------------------------------------------------------------------------------------------------------------------
+# Folders without prose, or with so little for their size that parsing them would double the time.
+SKIPPED = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "testing", "_refs", "_prims",
+           "_decomp", "_vendor", "_pyinstaller", "encodings", "sparse"}
+LITERAL = re.compile(r"\.\. (?:code|code-block|sourcecode|testcode|testoutput|testsetup|doctest|math|productionlist|index|image|figure"
+                     r"|table|list-table|plot|autosummary)::")
+ITEM = re.compile(r"(?:[-*+•]|\(?\d{1,2}[.)])\s+|:\w+[^:]{0,60}:\s+|[\w.*]+(?:, [\w.*]+)* ?(?:\([^)]{0,80}\))?(?:: | --? )")
+TYPED = re.compile(r"[*\w.`]+(?:, [*\w.`]+)* : ")  # numpy's "name : type" lines
+RULE = re.compile(r"([-=~^*#\"+.])\1{2,}$")  # the underline of a heading
+STOPS = ("e.g.", "i.e.", "etc.", "vs.", "cf.", "Dr.", "Mr.", "al.", "approx.", "No.", "Fig.", "Eq.")
+BREAK = re.compile(r"(?<=[.!?])(?:(?<=\.)[\"')])?\s+(?=[\"'(]?[A-Z])")
+WORD = re.compile(r"[\"'(]*(?:[A-Za-z][a-z]*(?:['’-][A-Za-z]+)*|[A-Z]{2,6}s?|\d+)[\"')]*[,;:.!?]*\)?")
+NOT_PROSE = re.compile(r"[\\{}|@^$#~_<>=\[\]]|\.\.\.|\w\(\)|https?:|www\.|\S\.\S|--")
+
+
+def source_files(root):
+    """The .py files under `root` that may hold prose, in an order that does not depend on the file system."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED)
+        for name in sorted(names):
+            if name.endswith(".py"):
+                yield pathlib.Path(folder, name)
+
+
+def docstrings(body):
+    """The docstrings of functions, classes and methods in a list of statements, and the texts handed to add_docstr() and its kin."""
+    for node in body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ""
+            if isinstance(node, ast.ClassDef):
+                yield from docstrings(node.body)
+        elif isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call):
+            for part in ast.walk(node.value):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.count("\n") > 1:
+                    yield inspect.cleandoc(part.value)
+
+
+def module_text(path):
+    """All docstrings of one source file, blank lines between them; "" for files without any, and for those this Python can't parse."""
+    source = path.read_bytes()
+    if source.count(b'"""') < 4:
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other people's invalid escape sequences
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ""
+    return "\n\n".join([ast.get_docstring(tree) or "", *docstrings(tree.body)])
+
+
+def without_code(text):
+    """(indent, line) of a docstring's lines, ("", 0) for blank ones; doctests, literal blocks and directive lines are left out."""
+    literal, doctest = None, False  # literal: lines indented deeper than this are code
+    for line in text.expandtabs().splitlines():
+        stripped, indent = line.strip(), len(line) - len(line.lstrip())
+        doctest = bool(stripped) and (doctest or stripped.startswith(">>>"))
+        if stripped and literal is not None and indent <= literal:
+            literal = None
+        if not stripped:
+            yield 0, ""
+        elif literal is None and not doctest:
+            if LITERAL.match(stripped) or stripped.endswith("::"):
+                literal = indent
+            if not stripped.startswith(".. "):
+                yield indent, stripped
+
+
+def paragraphs(text):
+    """The paragraphs and list items of a docstring, each as one line; headings and `name : type` lines are left out."""
+    block, level, item = [], 0, False
+    for indent, line in [*without_code(text), (0, "")]:
+        starts_item = ITEM.match(line)
+        if not line or starts_item or TYPED.match(line) or RULE.match(line) or indent < level or (indent > level and not item):
+            if block and not RULE.match(line):
+                yield " ".join(block)
+            block, level, item = [], indent, bool(starts_item)
+        if TYPED.match(line) or RULE.match(line):
+            continue
+        if line:
+            block.append(line[starts_item.end():] if starts_item else line)
+
+
+def unmarked(text):
+    """A paragraph without reStructuredText markup: roles, references, literals and emphasis become their plain words."""
+    text = re.sub(r":\w+(?::\w+)*:`~?([^`<]*?)(?: ?<[^`>]*>)?`", lambda match: match[1].split(".")[-1], text)
+    text = re.sub(r"`+([^`<]*?)(?: ?<[^`>]*>)?`+_{0,2}", r"\1", text)
+    text = re.sub(r"\*\*?([^*\s][^*]*)\*\*?", r"\1", text)
+    text = re.sub(r" ?\[[\w#-]+\]_", "", text)
+    return " ".join(text.replace("’", "'").replace("“", '"').replace("”", '"').split())
+
+
+def sentences(paragraph):
+    """The sentences of a paragraph; a break after an abbreviation is none."""
+    start = 0
+    for match in BREAK.finditer(paragraph):
+        if not paragraph[:match.start()].endswith(STOPS):
+            yield paragraph[start:match.start() + len(match[0].rstrip())]
+            start = match.end()
+    rest = paragraph[start:]
+    if not start and rest[-1:].isalnum() and len(rest.split()) > 4:
+        rest += "."  # a summary line or an entry of a list that leaves the full stop out
+    yield rest
+
+
+def is_prose(sentence):
+    """True for a sentence of 4 to 60 words that ends as one and is at most one eighth identifiers, formulas and symbols."""
+    words = sentence.split()
+    if not (4 <= len(words) <= 60 and sentence[-1] in ".!?" and (sentence[0].isupper() or sentence[0] in "\"'(")):
+        return False
+    odd = sum(1 for word in words if not WORD.fullmatch(word) or NOT_PROSE.search(word))
+    return 8 * odd <= len(words)
+
+
+def prose(text, seen):
+    """The sentences of a docstring or help text that are English prose and not in the set `seen` yet, which they join."""
+    kept = []
+    for paragraph in paragraphs(text):
+        for sentence in sentences(unmarked(paragraph)):
+            sentence = sentence[:1].upper() + sentence[1:]
+            if sentence not in seen and is_prose(sentence):
+                seen.add(sentence)
+                kept.append(sentence)
+    return kept
+
+
+def raw_documents():
+    """(source, name, text) of every module and help topic on this machine; source is language, python, numpy or torch."""
+    topics = importlib.util.find_spec("pydoc_data.topics")
+    if topics:
+        for node in ast.walk(ast.parse(pathlib.Path(topics.origin).read_bytes())):
+            if isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values):
+                    yield "language", key.value, ast.literal_eval(value)
+    roots = {"python": sysconfig.get_path("stdlib")}
+    packages = {name: importlib.util.find_spec(name) for name in ("numpy", "torch")}  # finds them without importing them
+    roots.update((name, spec.submodule_search_locations[0]) for name, spec in packages.items() if spec)
+    for source, root in roots.items():
+        for path in source_files(root):
+            yield source, path.relative_to(root).as_posix(), module_text(path)
+
+
+def read_documents(least=8, most=200):
+    """[(source, name, [sentences])], no sentence twice; documents of fewer than `least` sentences dropped, longer than `most` cut."""
+    documents, seen = [], set()
+    for source, name, text in tqdm(raw_documents(), desc="reading documentation", unit=" modules", leave=False, disable=None):
+        kept = prose(text, seen)
+        for start in range(0, len(kept), most):
+            if len(kept[start:start + most]) >= least:
+                documents.append((source, f"{source}/{name}/{start}", kept[start:start + most]))
+    return documents
+
+
+def deal(documents):
+    """{part: documents} with part one of corpus, train, dev, test, dealt out by a hash of the document's name."""
+    parts = {"corpus": [], "train": [], "dev": [], "test": []}
+    for document in documents:
+        share = int(hashlib.sha256(document[1].encode()).hexdigest()[:8], 16) % 1000
+        part = "corpus" if share < 750 else "train" if share < 925 else "dev" if share < 963 else "test"
+        parts[part].append(document)
+    return parts
+
+
+# --- rules shared by the tasks -------------------------------------------------------------------------------------------------------
+FUNCTION_WORDS = set("""a about after all also an and any are as at be because been before but by can does each either else for from had
+    has have if in into is it its may more most must not of on only or other otherwise over same should so some such than that the their
+    them then there these they this those to under until up used using was were what when where whether which while will with without
+    would you your""".split())
+
+
+def is_content(word):
+    """True for a plain word that carries meaning: letters only, longer than three, no function word."""
+    return len(word) > 3 and word.isalpha() and word.lower() not in FUNCTION_WORDS
+
+
+def pick(documents, rng, count, least=8, most=30):
+    """`count` (document, position) pairs of different sentences with `least` to `most` words, or as many as there are."""
+    places = [(lines, position) for _, _, lines in documents for position, line in enumerate(lines) if least <= len(line.split()) <= most]
+    return rng.sample(places, min(count, len(places)))
+
+
+def scramble(sentence, rng):
+    """The sentence with half of its inner words, a run of them, in another order; first and last word stay in their places."""
+    words = sentence.split()
+    size = max(4, len(words) // 2)
+    start = rng.randint(1, len(words) - 1 - size)
+    run = words[start:start + size]
+    while run == words[start:start + size]:
+        rng.shuffle(run)
+    return " ".join(words[:start] + run + words[start + size:])
+
+
+def thin(sentence, rng, share=0.15):
+    """The sentence without a share of its inner words, at least one."""
+    words = sentence.split()
+    dropped = set(rng.sample(range(1, len(words) - 1), max(1, round(share * len(words)))))
+    return " ".join(word for position, word in enumerate(words) if position not in dropped)
+
+
+def neighbour(lines, position, rng, reach=6):
+    """Another sentence of the same document, at most `reach` sentences away."""
+    others = [other for other in range(max(0, position - reach), min(len(lines), position + reach + 1)) if other != position]
+    return lines[rng.choice(others)]
+
+
+def gap(sentence, rng, longest=3):
+    """(words before, the phrase of 1 to `longest` words, words after) of a gap whose phrase starts and ends with a content word, or None."""
+    words = sentence.split()
+    spans = [(start, start + size) for size in range(1, longest + 1) for start in range(2, len(words) - size - 1)
+             if is_content(words[start]) and is_content(words[start + size - 1]) and all(w.isalpha() for w in words[start:start + size])]
+    if not spans:
+        return None
+    start, end = rng.choice(spans)
+    return words[:start], words[start:end], words[end:]
+
+
+def question(before, after, side=6):
+    """A cloze question: up to `side` words on each side of the gap, with "what" in it."""
+    text = " ".join([*before[-side:], "what", *after[:side]]).rstrip(".,;:!?")
+    return text[0].upper() + text[1:] + "?"
+
+
+# --- GLUE ----------------------------------------------------------------------------------------------------------------------------
+def cola(documents, rng, count):
+    """Is the word order natural (1) or scrambled (0)? Rows of (label, sentence)."""
+    chosen = [lines[position] for lines, position in pick(documents, rng, count)]
+    return [(index % 2, line if index % 2 else scramble(line, rng)) for index, line in enumerate(chosen)]
+
+
+def sst2(documents, rng, count):
+    """Does the sentence speak of numbers (1: numpy, torch) or of the language and its library (0)? Rows of (label, sentence)."""
+    giveaway = re.compile(r"(?i)tensor|torch|numpy|ndarray|array|cuda|python|autograd")  # these would name the answer
+    sides = [[d for d in documents if d[0] in ("python", "language")], [d for d in documents if d[0] in ("numpy", "torch")]]
+    lines = [[d[i] for d, i in pick(side, rng, count) if not giveaway.search(d[i])][:count // 2] for side in sides]
+    rows = [(label, line) for pair in zip(*lines) for label, line in enumerate(pair)]
+    return rows
+
+
+def mrpc(documents, rng, count):
+    """Do both say the same (1: one sentence, thinned out twice) or not (0: neighbours, thinned out)? Rows of (label, first, second)."""
+    rows = []
+    for index, (lines, position) in enumerate(pick(documents, rng, count)):
+        other = lines[position] if index % 2 else neighbour(lines, position, rng)
+        rows.append((index % 2, thin(lines[position], rng), thin(other, rng)))
+    return rows
+
+
+def qqp(documents, rng, count):
+    """Are two cloze questions about the same sentence (1) or about neighbours (0)? Rows of (label, first, second)."""
+    rows = []
+    for index, (lines, position) in enumerate(pick(documents, rng, 2 * count)):
+        other = lines[position] if index % 2 else neighbour(lines, position, rng)
+        gaps = gap(lines[position], rng), gap(other, rng)
+        if all(gaps) and len(rows) < count:
+            rows.append((index % 2, question(gaps[0][0], gaps[0][2], 9), question(gaps[1][0], gaps[1][2], 9)))
+    return rows
+
+
+def stsb(documents, rng, count):
+    """How much of the first sentence is left in the second? 5 x the share of content words kept. Rows of (score, first, second)."""
+    rows, chosen = [], pick(documents, rng, count)
+    pool = [word for lines, position in chosen for word in lines[position].split() if is_content(word)]
+    for lines, position in chosen:
+        words = lines[position].split()
+        content = [place for place, word in enumerate(words) if place and is_content(word)]
+        if len(content) > 2:
+            replaced = rng.sample(content, rng.randint(0, len(content)))
+            changed = [rng.choice(pool) if place in replaced else word for place, word in enumerate(words)]
+            rows.append((round(5 - 5 * len(replaced) / len(content), 3), lines[position], " ".join(changed)))
+    return rows
+
+
+def mnli(documents, rng, count):
+    """What is the second sentence to the first: entailment (the next one), neutral (from another document), contradiction (the next one,
+    scrambled)? Rows of (label, first, second)."""
+    places = [(lines, position) for lines, position in pick(documents, rng, 2 * count)
+              if position and 8 <= len(lines[position].split()) <= 30]
+    rows = []
+    for index, (lines, position) in enumerate(places[:count]):
+        label = ("entailment", "neutral", "contradiction")[index % 3]
+        second = elsewhere(documents, lines, rng) if label == "neutral" else lines[position]
+        rows.append((label, " ".join(lines[max(0, position - 2):position]), scramble(second, rng) if label == "contradiction" else second))
+    return rows
+
+
+def elsewhere(documents, lines, rng):
+    """A sentence of 8 to 30 words from a document other than `lines`."""
+    while True:
+        other = rng.choice(documents)[2]
+        line = rng.choice(other)
+        if other is not lines and 8 <= len(line.split()) <= 30:
+            return line
+
+
+def rte(documents, rng, count):
+    """Does the second text follow the first in its document? Rows of (label, first: up to three sentences, second: one)."""
+    rows = []
+    for lines, position in pick(documents, rng, 2 * count):
+        if position and len(rows) < count:
+            label = ("not_entailment", "entailment")[len(rows) % 2]
+            second = lines[position] if label == "entailment" else elsewhere(documents, lines, rng)
+            rows.append((label, " ".join(lines[max(0, position - 3):position]), second))
+    return rows
+
+
+def qnli(documents, rng, count):
+    """Does the sentence hold the answer to the question? Rows of (label, cloze question, its sentence or a neighbour of it)."""
+    rows = []
+    for lines, position in pick(documents, rng, 2 * count):
+        found = gap(lines[position], rng)
+        if found and len(rows) < count:
+            label = ("not_entailment", "entailment")[len(rows) % 2]
+            sentence = lines[position] if label == "entailment" else neighbour(lines, position, rng)
+            rows.append((label, question(found[0], found[2]), sentence))
+    return rows
+
+
+MNLI_HEADER = ("index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
+               "sentence1 sentence2")
+# task: (rule, rows to train on, header of the files with labels, row layout, header of the test file, row layout); {i} is the line's
+# number, {y} the label, {a} and {b} the texts. CoLA's labelled files have no header.
+GLUE = {
+    "CoLA": (cola, 4000, "", "demo {y} {star} {a}", "index sentence", "{i} {a}"),
+    "SST-2": (sst2, 2400, "sentence label", "{a} {y}", "index sentence", "{i} {a}"),
+    "MRPC": (mrpc, 3600, "Quality|#1 ID|#2 ID|#1 String|#2 String", "{y} {i}1 {i}2 {a} {b}",
+             "index|#1 ID|#2 ID|#1 String|#2 String", "{i} {i}1 {i}2 {a} {b}"),
+    "STS-B": (stsb, 3600, "index genre filename year old_index source1 source2 sentence1 sentence2 score",
+              "{i} demo demo none {i} none none {a} {b} {y}",
+              "index genre filename year old_index source1 source2 sentence1 sentence2", "{i} demo demo none {i} none none {a} {b}"),
+    "QQP": (qqp, 3600, "id qid1 qid2 question1 question2 is_duplicate", "{i} {i}1 {i}2 {a} {b} {y}", "id question1 question2", "{i} {a} {b}"),
+    "MNLI": (mnli, 4200, MNLI_HEADER + " label1 gold_label", "{i} {i} {i}d demo - - - - {a} {b} {y} {y}",
+             MNLI_HEADER, "{i} {i} {i}d demo - - - - {a} {b}"),
+    "QNLI": (qnli, 3600, "index question sentence label", "{i} {a} {b} {y}", "index question sentence", "{i} {a} {b}"),
+    "RTE": (rte, 3600, "index sentence1 sentence2 label", "{i} {a} {b} {y}", "index sentence1 sentence2", "{i} {a} {b}"),
+}
+GLUE_DEV_ROWS = 600  # of dev and of test; the standard error of an accuracy near 0.8 is 1.6 points
+GLUE_FILES = {"MNLI": {"train": "train", "dev": "dev_matched dev_mismatched", "test": "test_matched test_mismatched"}}
+
+
+def tsv(header, layout, rows):
+    """The text of a .tsv file; `layout` is a row with one space between the fields, `header` one with spaces or bars between them."""
+    separator = "|" if "|" in header else " "
+    lines = [header.replace(separator, "\t")] if header else []
+    for index, (label, first, *second) in enumerate(rows):
+        values = {"i": index, "y": label, "a": first, "b": (second or [""])[0], "star": "" if label else "*"}
+        lines.append(layout.replace(" ", "\t").format(**values))
+    return "\n".join(lines) + "\n"
+
+
+def write_glue(folder, parts):
+    """The eight tasks with GLUE's folder names and file layouts; returns {task: rows to train on}."""
+    counts = {}
+    for task, (rule, train_rows, header, layout, test_header, test_layout) in GLUE.items():
+        (folder / task).mkdir(parents=True)
+        for part, names in GLUE_FILES.get(task, {"train": "train", "dev": "dev", "test": "test"}).items():
+            for name in names.split():
+                rng = random.Random(f"{SEED} {task} {name}")
+                rows = rule(parts[part], rng, train_rows if part == "train" else GLUE_DEV_ROWS)
+                rng.shuffle(rows)
+                text = tsv(test_header, test_layout, rows) if part == "test" else tsv(header, layout, rows)
+                (folder / task / f"{name}.tsv").write_text(text, encoding="utf-8")
+                counts[f"{task}/{name}"] = len(rows)
+    return counts
+
+
+# --- SQuAD and RACE ------------------------------------------------------------------------------------------------------------------
+def runs(documents, least_words):
+    """[(title, [runs])]: the documents cut into runs of neighbouring sentences with at least `least_words` words each."""
+    cut = []
+    for _, name, lines in documents:
+        pieces, run = [], []
+        for line in lines:
+            run.append(line)
+            if sum(len(part.split()) for part in run) >= least_words:
+                pieces.append(run)
+                run = []
+        if pieces:
+            cut.append((name, pieces))
+    return cut
+
+
+def squad_question(run, context, rng):
+    """(question, answer, its character offset in `context`) about one sentence of a run; None where no gap is unmistakable."""
+    line = rng.choice(run)
+    found = gap(line, rng) if len(line.split()) > 6 else None
+    if not found or context.count(" ".join(found[1])) != 1:
+        return None
+    answer = " ".join(found[1])
+    return question(found[0], found[2]), answer, context.index(answer)
+
+
+def squad_paragraph(title, number, pieces, rng, version):
+    """One paragraph in SQuAD's JSON form with up to three questions; in version 2 every third question is about another paragraph."""
+    context, entries = " ".join(pieces[number]), []
+    for turn in range(3):
+        impossible = version == 2 and len(pieces) > 1 and (number + turn) % 3 == 0
+        about = pieces[number - 1] if impossible else pieces[number]
+        made = squad_question(about, " ".join(about), rng)
+        if made and not (impossible and made[1] in context):
+            text, answer, start = made
+            entry = {"id": hashlib.md5(f"{title} {number} {turn} {version}".encode()).hexdigest()[:24], "question": text,
+                     "answers": [] if impossible else [{"text": answer, "answer_start": start}]}
+            entries.append({**entry, "is_impossible": impossible} if version == 2 else entry)
+    return {"context": context, "qas": entries}
+
+
+def write_squad(folder, parts):
+    """train- and dev- files of versions 1.1 and 2.0; returns {file: questions}."""
+    folder.mkdir()
+    counts = {}
+    for version, label, suffix in ((1, "1.1", "v1.1"), (2, "v2.0", "v2.0")):
+        for part in ("train", "dev"):
+            rng, articles = random.Random(f"{SEED} squad {part} {version}"), []
+            for title, pieces in runs(parts[part], 60):
+                made = [squad_paragraph(title, number, pieces, rng, version) for number in range(len(pieces))]
+                articles.append({"title": title, "paragraphs": [paragraph for paragraph in made if paragraph["qas"]]})
+            counts[f"{part}-{suffix}"] = sum(len(p["qas"]) for article in articles for p in article["paragraphs"])
+            text = json.dumps({"version": label, "data": [article for article in articles if article["paragraphs"]]})
+            (folder / f"{part}-{suffix}.json").write_text(text, encoding="utf-8")
+    return counts
+
+
+def race_article(run, pool, hard, rng):
+    """One RACE file: an article and up to three cloze questions of four options; `hard` takes the wrong options from the article."""
+    inside = sorted({word for line in run for word in line.split() if is_content(word) and word.islower()})
+    entry = {"article": " ".join(run), "questions": [], "options": [], "answers": []}
+    for line in rng.sample(run, min(3, len(run))):
+        before, phrase, after = gap(line, rng, longest=1) or ([], [""], [])
+        wrong = [word for word in (inside if hard else rng.sample(pool, 40)) if word != phrase[0] and (hard or word not in inside)]
+        if phrase[0] in inside and len(set(wrong)) > 2:
+            options = [phrase[0], *rng.sample(sorted(set(wrong)), 3)]
+            rng.shuffle(options)
+            entry["questions"].append(" ".join([*before, "_", *after]))
+            entry["options"].append(options)
+            entry["answers"].append("ABCD"[options.index(phrase[0])])
+    return entry
+
+
+def write_race(folder, parts):
+    """RACE/{train,dev,test}/{middle,high}/N.txt, one JSON object a file; middle has short articles. Returns {part/level: questions}."""
+    counts = {}
+    for part in ("train", "dev", "test"):
+        pool = sorted({word for _, _, lines in parts[part] for line in lines for word in line.split() if is_content(word) and word.islower()})
+        for level, least_words in (("middle", 70), ("high", 140)):
+            rng, target = random.Random(f"{SEED} race {part} {level}"), folder / part / level
+            target.mkdir(parents=True)
+            articles = [run for _, pieces in runs(parts[part], least_words) for run in pieces][level == "high"::2]
+            made = [race_article(run, pool, level == "high", rng) for run in articles]
+            for number, entry in enumerate(entry for entry in made if entry["questions"]):
+                text = json.dumps({**entry, "id": f"{level}{number}.txt"})
+                (target / f"{number}.txt").write_text(text + "\n", encoding="utf-8")
+            counts[f"{part}/{level}"] = sum(len(entry["questions"]) for entry in made)
+    return counts
+
+
+# --- translation ---------------------------------------------------------------------------------------------------------------------
+COMMON_GERMAN = dict(pair.split(":") for pair in """the:das a:ein an:einen of:von and:und or:oder is:ist are:sind was:war were:waren to:zu
+    in:in for:für with:mit this:dies that:dass it:es not:nicht if:wenn be:sein by:durch from:aus as:als on:auf at:bei can:kann must:muss
+    may:darf will:wird should:sollte has:hat have:haben when:wann which:welche all:alle no:kein only:nur""".split())
+# Sound changes, tried in order at each place of a word; what none of them matches stays as it is.
+SOUNDS = [("tion", "zung"), ("ing", "end"), ("ment", "mang"), ("ough", "och"), ("sh", "sch"), ("th", "d"), ("ck", "ck"), ("ch", "tsch"),
+          ("ph", "f"), ("qu", "kw"), ("oo", "u"), ("ee", "ie"), ("ea", "ei"), ("ou", "au"), ("ly", "lich"), ("c", "k"), ("d", "t"),
+          ("v", "w"), ("x", "ks"), ("y", "ig"), ("w", "v"), ("j", "dsch")]
+SOUND = re.compile("|".join(source for source, _ in SOUNDS))
+VERBS = {"is", "are", "was", "were", "can", "must", "may", "will", "should", "has", "have", "does", "do", "returns", "return"}
+PLAIN = re.compile(r"[A-Z][a-z]*(?: [a-z]+(?:[,;:](?= ))?){3,24}\.")  # the sentences that are translated: words, commas and one full stop
+
+
+def lexicon(words):
+    """{English word: made-up German word}, one to one: a word whose spelling is taken gets an e more. Words in a fixed order."""
+    sounds, german = dict(SOUNDS), {word: COMMON_GERMAN[word] for word in sorted(words & COMMON_GERMAN.keys())}
+    taken = set(COMMON_GERMAN.values())
+    for word in sorted(words - german.keys()):
+        made = SOUND.sub(lambda match: sounds[match[0]], word)
+        while made in taken:
+            made += "e"
+        german[word] = made
+        taken.add(made)
+    return german
+
+
+def translate(sentence, german):
+    """The made-up German of a plain sentence: every word by the lexicon, the first verb of a clause at the clause's end."""
+    clauses = []
+    for clause, mark in re.findall(r"([^,;:.]+)([,;:.])", sentence.lower()):
+        words = clause.split()
+        verb = next((place for place, word in enumerate(words) if place and word in VERBS), None)
+        if verb is not None:
+            words.append(words.pop(verb))
+        clauses.append(" ".join(german[word] for word in words) + mark)
+    text = " ".join(clauses)
+    return text[0].upper() + text[1:]
+
+
+def write_translation(folder, documents):
+    """train (up to 10,000 pairs), valid and test (400 each), .en and .de; returns {part: pairs}."""
+    lines = [line for _, _, lines in documents for line in lines if PLAIN.fullmatch(line)]
+    random.Random(f"{SEED} translation").shuffle(lines)
+    german = lexicon({word for line in lines for word in re.findall("[a-z]+", line.lower())})
+    parts = {"valid": lines[:400], "test": lines[400:800], "train": lines[800:10_800]}
+    folder.mkdir()
+    for part, chosen in parts.items():
+        (folder / f"{part}.en").write_text("\n".join(chosen) + "\n", encoding="utf-8")
+        (folder / f"{part}.de").write_text("\n".join(translate(line, german) for line in chosen) + "\n", encoding="utf-8")
+    return {part: len(chosen) for part, chosen in parts.items()}
+
+
+# --- pictures ------------------------------------------------------------------------------------------------------------------------
+SHAPES = {  # name: where the shape is, from x and y in shape coordinates (about -1 .. 1 inside the shape)
+    "disc": lambda x, y: np.hypot(x, y) < 0.9,
+    "ring": lambda x, y: abs(np.hypot(x, y) - 0.75) < 0.25,
+    "square": lambda x, y: np.maximum(abs(x), abs(y)) < 0.8,
+    "frame": lambda x, y: abs(np.maximum(abs(x), abs(y)) - 0.75) < 0.2,
+    "triangle": lambda x, y: (y < 0.7) & (y > 2 * abs(x) - 0.9),
+    "cross": lambda x, y: (np.minimum(abs(x), abs(y)) < 0.28) & (np.maximum(abs(x), abs(y)) < 1),
+    "bars": lambda x, y: (np.sin(7 * y) > 0) & (abs(x) < 1) & (abs(y) < 1),
+    "columns": lambda x, y: (np.sin(7 * x) > 0) & (abs(x) < 1) & (abs(y) < 1),
+    "checkers": lambda x, y: (np.sin(5 * x) * np.sin(5 * y) > 0) & (abs(x) < 1) & (abs(y) < 1),
+    "pair": lambda x, y: np.hypot(abs(x) - 0.55, y) < 0.42,
+}
+
+
+def picture(shape, rng):
+    """A (3, 32, 32) uint8 picture: the shape somewhere, slightly turned, in a random colour on another one, under noise."""
+    centre, size, angle = rng.uniform(11, 20, 2), rng.uniform(7, 12), rng.uniform(-0.25, 0.25)
+    rows, columns = np.mgrid[:32, :32] - centre[:, None, None]
+    x = (np.cos(angle) * columns + np.sin(angle) * rows) / size
+    y = (np.cos(angle) * rows - np.sin(angle) * columns) / size
+    inside = shape(x, y)
+    ground, colour = rng.uniform(0, 255, (2, 3))
+    while abs(ground - colour).max() < 70:
+        colour = rng.uniform(0, 255, 3)
+    pixels = np.where(inside, colour[:, None, None], ground[:, None, None]) + rng.normal(0, 22, (3, 32, 32))
+    return pixels.clip(0, 255).astype(np.uint8)
+
+
+def write_cifar10(folder, train=4000, test=1000):
+    """The binary version's five training batches, test batch and list of names; the classes are shapes. Returns {file: records}."""
+    folder.mkdir()
+    (folder / "batches.meta.txt").write_text("\n".join(SHAPES) + "\n\n", encoding="utf-8")
+    counts = {f"data_batch_{number}.bin": train // 5 for number in range(1, 6)} | {"test_batch.bin": test}
+    rng = np.random.default_rng(SEED)
+    for name, records in counts.items():
+        labels = rng.permutation(np.arange(records) % 10)
+        rows = [bytes([label]) + picture(list(SHAPES.values())[label], rng).tobytes() for label in labels.tolist()]
+        (folder / name).write_bytes(b"".join(rows))
+    return counts
+
+
+# --- the folder ----------------------------------------------------------------------------------------------------------------------
+def write_corpus(folder, documents):
+    """One .txt file a source, one sentence a line, a blank line between documents; returns {source: sentences}."""
+    folder.mkdir()
+    counts = {}
+    for source in sorted({source for source, _, _ in documents}):
+        texts = ["\n".join(lines) for name, _, lines in documents if name == source]
+        (folder / f"{source}.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+        counts[source] = sum(text.count("\n") + 1 for text in texts)
+    return counts
+
+
+def fingerprint(folder):
+    """SHA-256 over the names and contents of all files of a folder, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def build(folder):
+    """Write all demo data into the empty folder `folder`, demo.json last."""
+    documents = read_documents()
+    size = sum(len(line.encode()) + 1 for _, _, lines in documents for line in lines)
+    if size < LEAST_BYTES:
+        raise UserError(f"{sysconfig.get_path('stdlib')}: only {size:,} bytes of documentation on this machine, {LEAST_BYTES:,} are needed for "
+                        "the demo data; use a Python whose standard library has its docstrings, or pass your own --corpus, --glue, ...")
+    parts = deal(documents)
+    steps = {"corpus": lambda path: write_corpus(path, parts["corpus"]), "glue": lambda path: write_glue(path, parts),
+             "squad": lambda path: write_squad(path, parts), "race": lambda path: write_race(path, parts),
+             "cifar10": write_cifar10, "translation": lambda path: write_translation(path, documents)}
+    counts = {}
+    for name, step in tqdm(steps.items(), desc="making demo data", leave=False, disable=None):
+        counts[name] = step(folder / name)
+    about = {"recipe": RECIPE, "sha256": fingerprint(folder), "text_bytes": size, "documents": len(documents), "counts": counts}
+    (folder / "demo.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def finished(folder):
+    """What demo.json says of a complete folder of this recipe; None where there is none."""
+    try:
+        about = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return about if about.get("recipe") == RECIPE else None
+
+
+def make_demo(folder):
+    """Make the demo data in `folder`, unless it is there; returns its paths.
+
+    Returns {corpus, glue, squad, race, cifar10: folders; train_text, valid_text, test_text: prefixes of .en and .de; sha256: of the
+    contents}, all strings. The folder appears under its name only when it is complete, so a killed run leaves nothing half-made, and of
+    two processes that make it at once the second one's work is thrown away. UserError where this machine has too little text, or where
+    `folder` holds something else.
+    """
+    folder = pathlib.Path(folder)
+    if not finished(folder):
+        if folder.exists() and any(folder.iterdir()) and not (folder / "demo.json").exists():
+            raise UserError(f"{folder}: not empty and not demo data; choose another folder with --to")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = pathlib.Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+        try:
+            build(made)
+            made.chmod(0o755)  # mkdtemp makes it private
+            put(made, folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    paths = {name: str(folder / name) for name in ("corpus", "glue", "squad", "race", "cifar10")}
+    paths.update((f"{part}_text", str(folder / "translation" / part)) for part in ("train", "valid", "test"))
+    return {**paths, "sha256": finished(folder)["sha256"]}
+
+
+def put(made, folder):
+    """Rename the finished folder `made` to `folder`; an older recipe there makes way, a finished one of another process stays."""
+    if folder.exists() and not finished(folder):
+        folder.rename(pathlib.Path(tempfile.mkdtemp(prefix=f"{folder.name}-old-", dir=folder.parent), "old"))
+    with contextlib.suppress(OSError):  # ENOTEMPTY: another process was faster, and its folder holds the same
+        made.rename(folder)

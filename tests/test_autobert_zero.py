@@ -1,0 +1,360 @@
+"""autobert_zero.py: the search space, padding, layers, published counts, the searcher."""
+import ast
+import dataclasses
+import math
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import autobert_zero as abz
+from conftest import ROOT
+
+TINY = abz.Config(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0)
+
+
+def random_graphs(count, max_path=12, seed=0):
+    rng = random.Random(seed)
+    return [abz.sample_graph(rng, max_path) for _ in range(count)]
+
+
+def parameters(model):
+    return sum(value.numel() for value in model.parameters())
+
+
+# --- search space --------------------------------------------------------------------------------
+
+def test_infer_shapes():
+    assert abz.infer("transpose", "nd") == "dn"
+    assert abz.infer("matmul", "nd", "dn") == "nn" and abz.infer("matmul", "dn", "nd") == "dd"
+    assert abz.infer("matmul", "nd", "nd") is None and abz.infer("add", "nd", "dn") is None
+    assert abz.infer("cosine", "nd", "nd") == "nn" and abz.infer("euclidean", "dn", "dn") == "dd"
+    assert abz.infer("cosine", "nd", "nn") is None
+
+
+def test_sampled_graphs_are_legal_varied_and_fast():
+    began = time.perf_counter()
+    graphs = random_graphs(2000)
+    assert 2000 / (time.perf_counter() - began) > 500  # thousands a second on a free core
+    for graph in graphs:
+        assert abz.why_illegal(graph, 12) is None and abz.canonical(graph) == graph
+    assert {len(graph) for graph in graphs} == set(range(1, 13))
+    assert {op for graph in graphs for op, *_ in graph} == set(abz.OPS)
+    assert {len(abz.used_inputs(graph)) for graph in graphs} == {2, 3, 4}
+
+
+def enumerate_graphs(length):
+    """Every legal canonical graph of up to `length` operations, by brute force."""
+    found, partial = set(), [()]
+    for _ in range(length):
+        longer = []
+        for graph in partial:
+            operands = range(4 + len(graph))
+            for op in abz.OPS:
+                for choice in ([(a,) for a in operands] if op in abz.UNARY else [(a, b) for a in operands for b in operands]):
+                    child = graph + ((op, *choice),)
+                    if abz.infer_graph(child):
+                        longer.append(child)
+                        if not abz.why_illegal(abz.canonical(child)):
+                            found.add(abz.canonical(child))
+        partial = longer
+    return {graph for graph in found if len(graph) <= length}
+
+
+def test_every_small_graph_is_reached_by_sampling():
+    everything = enumerate_graphs(2)
+    drawn = set(random_graphs(30000, max_path=2, seed=1))
+    assert drawn == everything and len(everything) > 100
+
+
+def test_mutation_reaches_neighbours_of_every_length():
+    rng, cfg = random.Random(0), TINY
+    priority = abz.OperationPriority([], cfg)
+    start = abz.parse_formula(abz.BERT_ATTENTION)
+    children = {abz.edit_graph(start, rng, priority, 12) for _ in range(500)}
+    assert all(abz.why_illegal(child, 12) is None and child != start for child in children)
+    assert {len(child) - len(start) for child in children} >= {-1, 0, 1}
+    assert all(len(abz.edit_graph(start, rng, priority, 5)) <= 5 for _ in range(50))
+
+
+def test_text_form_round_trip():
+    for graph in random_graphs(1000):
+        assert abz.parse_formula(abz.formula(graph)) == graph
+    rng = random.Random(3)
+    for _ in range(50):
+        arch = abz.sample_arch(rng, 6, 12)
+        assert abz.parse_arch(abz.arch_text(arch)) == arch
+
+
+def test_text_form_shares_sub_expressions():
+    graph = abz.parse_formula("a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a")
+    assert sum(op == "logsigmoid" for op, *_ in graph) == 1
+    assert graph == abz.parse_formula("softmax(scale(logsigmoid(Q) @ K.T)) @ logsigmoid(Q)")
+    assert abz.parse_formula("Q + K") == abz.parse_formula("K + Q")
+    assert abz.parse_formula("Q @ K.T @ V") != abz.parse_formula("K @ Q.T @ V")
+
+
+@pytest.mark.parametrize("text", ["Q", "Q +", "Q @ K", "softmax(Q)", "Q @ K.T", "eval(Q)", "Q * K", "X + Q", "conv4", "__import__('os')", "", "Q = K; Q + K"])
+def test_illegal_text_is_refused(text):
+    with pytest.raises(ValueError, match="layer 1"):
+        abz.parse_arch(text)
+
+
+def test_published_architecture():
+    arch = abz.named_arch("autobert-zero", 12)
+    assert arch[0::2] == (65, 9, 3, 7, 7, 3)  # Figure 7
+    assert [len(layer) for layer in arch[1::2]] == [9, 10, 7, 7, 11, 7]
+    assert [len(abz.used_inputs(layer)) for layer in arch[1::2]] == [2, 2, 2, 2, 3, 3]
+    large = abz.named_arch("autobert-zero", 24)
+    assert large[:4] == arch[:2] * 2 and large[-4:] == arch[-2:] * 2  # App. D.2: each pair right after itself
+    assert abz.named_arch("autobert-zero-att", 12) == tuple(layer for layer in arch[1::2] for _ in range(2))  # Sec. 4.2, ablation
+    assert abz.named_arch("autobert-zero-conv", 12) == tuple(layer for layer in arch[0::2] for _ in range(2))
+    assert abz.named_arch("autobert-zero", 4) == arch[:2] + arch[-2:]
+
+
+@pytest.mark.parametrize("name, preset, change, expected", [
+    ("bert", "base", {}, 109_705_010), ("autobert-zero", "base", {}, 103_800_218), ("autobert-zero-att", "base", {}, 104_980_274),
+    ("autobert-zero-conv", "base", {}, 102_620_162), ("autobert-zero", "large", {}, 314_702_066), ("bert", "large", {}, 335_691_058),
+    ("autobert-zero", "small", {}, 16_794_282), ("autobert-zero", "small", {"embedding": 128}, 12_888_106)])
+def test_parameter_counts(name, preset, change, expected):
+    settings = {key: value for key, value in abz.PRESETS[preset].items() if not isinstance(value, dict)}
+    cfg = abz.Config(**{**settings, **change})
+    with torch.device("meta"):
+        assert parameters(abz.LanguageModel(abz.named_arch(name, cfg.layers), cfg)) == expected
+
+
+# --- padding -------------------------------------------------------------------------------------
+
+def padded_inputs(graph, batch=2, heads=2, tokens=7, dim=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {index: torch.randn(batch, heads, tokens, dim, generator=generator) for index in abz.used_inputs(graph)}
+
+
+def test_padding_changes_nothing_in_300_random_graphs():
+    """Outputs at real tokens are those of the unpadded input, for any filling and any amount of padding; padded inputs get no gradient."""
+    real = 5
+    for number, graph in enumerate(random_graphs(300, seed=5)):
+        plain = padded_inputs(graph, tokens=real, seed=number)
+        expected = abz.run_graph(graph, plain)
+        for extra, filling in ((2, 0.0), (2, 30.0), (9, -3.0)):
+            padded = {key: torch.cat([value, torch.full((2, 2, extra, 4), filling) * torch.randn(2, 2, extra, 4)], 2).requires_grad_()
+                      for key, value in plain.items()}
+            mask = (torch.arange(real + extra) < real)[None].expand(2, -1)
+            output = abz.run_graph(graph, padded, mask)[:, :, :real]
+            torch.testing.assert_close(output, expected, rtol=2e-4, atol=2e-5, msg=lambda text: f"{abz.formula(graph)}: {text}")
+            output.square().sum().backward()
+            for value in padded.values():
+                gradient = torch.zeros(1) if value.grad is None else value.grad[:, :, real:]
+                assert gradient.abs().max() == 0, abz.formula(graph)
+
+
+def test_padding_changes_nothing_in_whole_models():
+    rng = random.Random(11)
+    cfg = dataclasses.replace(TINY, layers=4)
+    architectures = [abz.sample_arch(rng, 4, 12) for _ in range(20)] + [(3, 65, 9, 31), abz.named_arch("autobert-zero", 4), abz.named_arch("bert", 4)]
+    for number, arch in enumerate(architectures):
+        torch.manual_seed(number)
+        encoder = abz.Encoder(arch, cfg).eval()
+        ids, lengths = torch.randint(50, (3, 9)), torch.tensor([9, 6, 1])
+        for row, length in enumerate(lengths):
+            alone = encoder(ids[row:row + 1, :length], torch.zeros(1, length, dtype=torch.long), lengths[row:row + 1])
+            for width in (9, 30):
+                wide = torch.randint(50, (3, width))
+                wide[:, :9] = torch.where(torch.arange(9) < lengths[:, None], ids, torch.randint(50, (3, 9)))
+                together = encoder(wide, torch.zeros(3, width, dtype=torch.long), lengths)[row, :length]
+                torch.testing.assert_close(together, alone[0], rtol=1e-3, atol=1e-4)
+
+
+# --- fused attention and convolution --------------------------------------------------------------
+
+def test_published_graphs_run_fused_and_equal_node_by_node():
+    graphs = {layer for layer in abz.named_arch("autobert-zero", 12) + abz.named_arch("bert", 1) if not isinstance(layer, int)}
+    mask = torch.arange(7)[None] < torch.tensor([7, 4])[:, None]
+    for graph in graphs:
+        assert abz.find_softmax_attention(graph)
+        inputs = padded_inputs(graph)
+        for visible in (None, mask):
+            torch.testing.assert_close(abz.run_graph(graph, inputs, visible), abz.run_graph(graph, inputs, visible, fuse=False), rtol=1e-5, atol=1e-5)
+
+
+def test_softmax_attention_is_not_seen_where_its_parts_are_read_again():
+    for text in ("a = softmax(scale(Q @ K.T)); a @ (a @ V)", "softmax(Q @ K.T) @ V", "softmax(scale(Q @ K.T)) @ V + Q", "softmax(scale(V @ V.T)) @ K",):
+        graph = abz.parse_formula(text)
+        fused = abz.find_softmax_attention(graph)
+        assert bool(fused) == (text == "softmax(scale(V @ V.T)) @ K")
+        inputs = padded_inputs(graph)
+        torch.testing.assert_close(abz.run_graph(graph, inputs), abz.run_graph(graph, inputs, fuse=False))
+
+
+def test_bert_attention_is_torch_attention():
+    """Eq. 2 against torch's own multi-head attention with the same weights."""
+    torch.manual_seed(0)
+    mixer = abz.AttentionMixer(abz.parse_formula(abz.BERT_ATTENTION), 16, 2, 0.0)
+    reference = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    reference.in_proj_weight.data, reference.in_proj_bias.data = mixer.inputs.weight.data, mixer.inputs.bias.data
+    reference.out_proj.load_state_dict(mixer.output.state_dict())
+    x, mask = torch.randn(2, 6, 16), torch.arange(6)[None] < torch.tensor([[6], [3]])
+    expected = reference(x, x, x, key_padding_mask=~mask, need_weights=False)[0]
+    torch.testing.assert_close(mixer(x, mask), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", abz.KERNELS)
+def test_light_convolution_is_the_sum_it_stands_for(size):
+    torch.manual_seed(size)
+    x, kernel = torch.randn(2, 11, 6), torch.randn(3, size)
+    weights = kernel.softmax(1)
+    expected = torch.zeros_like(x)
+    for i in range(11):
+        for k in range(size):
+            j = i + k - size // 2
+            if 0 <= j < 11:
+                expected[:, i] += weights[:, k].repeat_interleave(2) * x[:, j]
+    for band in (True, False):
+        torch.testing.assert_close(abz.light_conv(x, kernel, band), expected, rtol=1e-5, atol=1e-5)
+
+
+# --- super-net -----------------------------------------------------------------------------------
+
+def test_supernet_gives_and_takes_the_right_slices():
+    cfg, arch = TINY, (9, abz.parse_formula("softmax(scale(Q @ P.T)) @ Q"))
+    supernet, model = abz.SuperNet(cfg), None
+    model = abz.LanguageModel(arch, cfg, shared=True)
+    supernet.weights["encoder.layers.0.conv.kernel"] = torch.arange(130.0).view(2, 65)
+    supernet.fetch(model)
+    assert model.encoder.layers[0].conv.kernel.tolist() == [list(range(28, 37)), list(range(93, 102))]  # Figure 3: the centre
+    full = supernet.weights["encoder.layers.1.attention.inputs.weight"]
+    assert torch.equal(model.encoder.layers[1].attention.inputs.weight.data, torch.cat([full[:16], full[48:]]))  # Q and P of Q, K, V, P
+    state = {name: value + 1 for name, value in model.state_dict().items()}
+    before = {name: value.clone() for name, value in supernet.weights.items()}
+    supernet.write_back([(0.5, arch, state)])
+    changed = {name for name in before if not torch.equal(before[name], supernet.weights[name])}
+    assert "encoder.layers.0.conv.transform.9" in changed and "encoder.layers.0.conv.transform.7" not in changed
+    kernel = supernet.weights["encoder.layers.0.conv.kernel"] - before["encoder.layers.0.conv.kernel"]
+    assert kernel.sum() == 18 and kernel[:, 28:37].sum() == 18
+    rows = (supernet.weights["encoder.layers.1.attention.inputs.weight"] - before["encoder.layers.1.attention.inputs.weight"]).abs().sum(1)
+    assert (rows[:16] > 0).all() and (rows[16:48] == 0).all() and (rows[48:] > 0).all()
+    assert not any("layers.1.conv" in name or "layers.0.attention" in name for name in changed)
+
+
+def test_write_back_prefers_the_best_and_ignores_the_order_of_finishing():
+    cfg, wide, narrow = TINY, (9, 9), (3, 9)
+    outcomes = []
+    for order in ((0, 1), (1, 0)):
+        supernet, results = abz.SuperNet(cfg), []
+        for value, arch, score in ((1.0, wide, 0.2), (2.0, narrow, 0.7)):
+            model = abz.LanguageModel(arch, cfg, shared=True)
+            results.append((score, arch, {name: torch.full_like(each, value) for name, each in model.state_dict().items()}))
+        supernet.write_back([results[index] for index in order])
+        outcomes.append(supernet.weights)
+    kernel = outcomes[0]["encoder.layers.0.conv.kernel"]
+    assert (kernel[:, 31:34] == 2).all() and (kernel[:, 28:31] == 1).all()
+    assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
+
+
+# --- searcher ------------------------------------------------------------------------------------
+
+def test_ucb_is_equation_3():
+    scores = abz.ucb([3.0, 0.5, 0.0], [4, 1, 0], alpha=0.1)
+    assert scores[0] == pytest.approx(0.75 + 0.1 * math.sqrt(2 * math.log(5) / 4))
+    assert scores[1] == pytest.approx(0.5 + 0.1 * math.sqrt(2 * math.log(5)))
+    assert scores[2] == pytest.approx(0.7 + 0.1 * math.sqrt(2 * math.log(5)))  # D8
+    assert sum(abz.softmax([900.0, 901.0])) == pytest.approx(1)
+
+
+def line(number, arch, score, diverged=False):
+    return {"id": number, "round": 0, "parent": None, "arch": abz.arch_text(arch), "score": score, "scores": {}, "diverged": diverged, "seconds": 0}
+
+
+def test_priorities_follow_scores_by_position():
+    good, bad = abz.parse_arch("softmax(Q) + K | conv3"), abz.parse_arch("neg(Q) + K | conv65")
+    history = [line(0, good, 0.9), line(1, bad, 0.5)]
+    priority = abz.OperationPriority(history, abz.Config(alpha=0.01))
+    first = dict(zip(abz.OPS, priority.operation_probabilities(0)))
+    assert first["softmax"] > first["add"] > first["neg"] and sum(first.values()) == pytest.approx(1)
+    kernels = dict(zip(abz.KERNELS, priority.kernel_probabilities(1)))
+    assert kernels[3] > kernels[7] > kernels[65]
+    assert priority.operation_probabilities(2) == [0.1] * 10  # longer than any path seen
+    uniform = abz.OperationPriority(history, abz.Config(strategy="evolution"))
+    assert uniform.operation_probabilities(0) == [0.1] * 10
+
+
+def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
+    cfg = dataclasses.replace(TINY, population=5, rounds=2, parents=2, children=2)
+    assert abz.round_sizes(cfg) == [4, 1, 4, 4]
+    rng = random.Random(0)
+    history = [line(index, abz.sample_arch(rng, 2, 12), index / 10, diverged=index == 4) for index in range(5)]
+    proposals = abz.propose(history, 2, cfg)
+    assert [parent for parent, _ in proposals] == [3, 3, 2, 2]  # 4 diverged
+    texts = [abz.arch_text(arch) for _, arch in proposals]
+    assert len(set(texts)) == 4 and not set(texts) & {each["arch"] for each in history}
+    assert proposals == abz.propose(history, 2, cfg)
+    assert all(parent is None for parent, _ in abz.propose(history, 2, dataclasses.replace(cfg, strategy="random")))
+
+
+# --- objective -----------------------------------------------------------------------------------
+
+class FakeTokenizer:
+    vocab_size, pad_id, cls_id, sep_id, mask_id = 1000, 0, 2, 3, 4
+
+
+def test_masking_is_80_10_10_and_never_touches_special_pieces():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 1000, (2000, 64), generator=generator)
+    ids[:, 0], ids[:, 30], ids[::2, 40:] = 2, 3, 0
+    changed, positions, labels = abz.mask_tokens(ids, FakeTokenizer, 0.15, generator)
+    chosen = labels != -100
+    assert positions.shape == (2000, 10)  # constant: 15% of 64
+    assert chosen[::2].sum(1).unique().tolist() == [6] and chosen[1::2].sum(1).unique().tolist() == [9]  # 15% of 38 and of 62 pieces of text
+    originals = ids.gather(1, positions)
+    assert torch.equal(labels[chosen], originals[chosen]) and (labels[chosen] >= 5).all()
+    now = changed.gather(1, positions)[chosen]
+    assert (now == 4).float().mean().item() == pytest.approx(0.8, abs=0.01)
+    assert (now == labels[chosen]).float().mean().item() == pytest.approx(0.1, abs=0.01)
+    untouched = torch.ones_like(ids, dtype=torch.bool).scatter(1, positions, ~chosen)
+    assert torch.equal(changed[untouched], ids[untouched])
+    assert all(len(set(row.tolist())) == 10 for row in positions[:100])
+
+
+def test_next_sentence_pairs():
+    @dataclasses.dataclass
+    class Segments:
+        first = torch.tensor([[10, 11, 12, 0, 0]] * 400)
+        first_length = torch.tensor([3] * 400)
+        second = torch.tensor([[20, 21, 0, 0, 0]] * 400)
+        second_length = torch.tensor([2] * 300 + [0] * 100)
+        other = torch.tensor([[30, 0, 0, 0, 0]] * 400)
+        other_length = torch.tensor([1] * 400)
+    ids, kinds, lengths, labels = abz.next_sentence_pairs(Segments, FakeTokenizer, torch.Generator().manual_seed(0))
+    assert labels[300:].all() and 0.4 < labels[:300].float().mean() < 0.6  # nothing follows: always label 1
+    follows, elsewhere = (labels == 0).nonzero()[0].item(), labels.nonzero()[0].item()
+    assert ids[follows].tolist() == [2, 10, 11, 12, 3, 20, 21, 3] and lengths[follows] == 8
+    assert kinds[follows].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert ids[elsewhere].tolist() == [2, 10, 11, 12, 3, 30, 3, 0] and lengths[elsewhere] == 7
+    assert kinds[elsewhere].tolist() == [0, 0, 0, 0, 0, 1, 1, 0]
+
+
+# --- one file alone ------------------------------------------------------------------------------
+
+def test_file_copied_alone_builds_its_model_and_steps_its_searcher(tmp_path):
+    (tmp_path / "autobert_zero.py").write_bytes((ROOT / "autobert_zero.py").read_bytes())
+    code = """
+import sys, torch, autobert_zero as abz
+cfg = abz.Config(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, population=4, parents=2, children=2)
+proposals = abz.propose([], 0, cfg)
+supernet = abz.SuperNet(cfg)
+model = abz.LanguageModel(proposals[0][1], cfg, shared=True)
+supernet.fetch(model)
+ids = torch.randint(50, (2, 8))
+logits, pairs = model(ids, torch.zeros_like(ids), torch.tensor([8, 5]), torch.tensor([[1, 2], [0, 3]]))
+assert logits.shape == (2, 2, 50) and pairs.shape == (2, 2) and len(proposals) == 4
+assert "common" not in sys.modules
+print("alone")
+"""
+    top = [node for node in ast.parse((tmp_path / "autobert_zero.py").read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {name.split(".")[0] for node in top for name in ([each.name for each in node.names] if isinstance(node, ast.Import) else [node.module])}
+    assert modules - set(sys.stdlib_module_names) == {"torch"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout == "alone\n", result.stderr

@@ -1,0 +1,342 @@
+"""GLUE files of every shape, batches, scores and leaderboard files."""
+import os
+import random
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common import glue
+from common.cli import UserError
+from common.tokenization import load_tokenizer, train_sentencepiece
+
+HEADERS = {
+    "SST-2": ("sentence\tlabel", "index\tsentence"),
+    "MRPC": ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", "index\t#1 ID\t#2 ID\t#1 String\t#2 String"),
+    "STS-B": ("index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+              "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"),
+    "QQP": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "id\tquestion1\tquestion2"),
+    "MNLI": ("index\tpromptID\tpairID\tgenre\tbp1\tbp2\tp1\tp2\tsentence1\tsentence2\tlabel1\tgold_label",
+             "index\tpromptID\tpairID\tgenre\tbp1\tbp2\tp1\tp2\tsentence1\tsentence2"),
+    "QNLI": ("index\tquestion\tsentence\tlabel", "index\tquestion\tsentence"),
+    "RTE": ("index\tsentence1\tsentence2\tlabel", "index\tsentence1\tsentence2"),
+    "WNLI": ("index\tsentence1\tsentence2\tlabel", "index\tsentence1\tsentence2"),
+    "CoLA": (None, "index\tsentence"),
+}
+ROWS = {  # one row of train and dev: its cells with A, B and L for the sentences and the label; the same for test
+    "SST-2": ("A\tL", "0\tA"), "MRPC": ("L\t11\t12\tA\tB", "0\t11\t12\tA\tB"),
+    "STS-B": ("0\tg\tf\t2012\t1\ts\ts\tA\tB\tL", "0\tg\tf\t2012\t1\ts\ts\tA\tB"), "QQP": ("7\t8\t9\tA\tB\tL", "0\tA\tB"),
+    "MNLI": ("0\t1\t2\tg\tx\tx\tx\tx\tA\tB\tneutral\tL", "0\t1\t2\tg\tx\tx\tx\tx\tA\tB"),
+    "QNLI": ("0\tA\tB\tL", "0\tA\tB"), "RTE": ("0\tA\tB\tL", "0\tA\tB"), "WNLI": ("0\tA\tB\tL", "0\tA\tB"),
+    "CoLA": ("src\tL\t*\tA", "0\tA"),
+}
+
+
+def write(folder, name, content):
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def table(task, rows, labelled=True):
+    """The content of a TSV file of a task; rows: (sentence A, sentence B, label)."""
+    header, form = HEADERS[task][not labelled], ROWS[task][not labelled]
+    lines = ["\t".join({"A": a, "B": b, "L": label}.get(cell, cell) for cell in form.split("\t")) for a, b, label in rows]
+    return "".join(f"{line}\n" for line in ([header] if header else []) + lines)
+
+
+WORDS = [a + b + c for a in ("ka", "so", "mi", "tre") for b in ("lo", "ne", "ri", "du", "") for c in ("s", "t", "ng", "r", "")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("tokenizer"), random.Random(0)
+    text = "\n".join(" ".join(draw.choices(WORDS, k=12)) for _ in range(800))
+    return load_tokenizer(train_sentencepiece([write(folder, "text.txt", text)], folder / "spiece.model", vocab_size=90))
+
+
+def sentences(count, longest=60, seed=0):
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
+
+
+def examples(count, pairs=True, longest=60):
+    labels = np.arange(count, dtype=np.int64) % 2
+    return glue.Examples(sentences(count, longest), sentences(count, longest, 1) if pairs else None, labels, Path("X/train.tsv"))
+
+
+# --- files
+
+@pytest.mark.parametrize("task", glue.TASKS.values(), ids=glue.TASKS)
+def test_every_official_layout(task, tmp_path):
+    labels = task.labels or ("0.0", "3.25", "5.000")
+    rows = [(f'He said "{i}', f"B{i}", label) for i, label in enumerate(labels)]
+    for split, name in [("train", "train"), ("dev", "dev_matched" if task.name == "MNLI" else "dev")]:
+        write(tmp_path, f"{task.name}/{name}.tsv", table(task.name, rows))
+        loaded = glue.load(tmp_path, task, split)
+        assert loaded.first == [row[0] for row in rows]
+        assert loaded.second == ([row[1] for row in rows] if len(task.text) == 2 else None)
+        expected = list(range(len(rows))) if task.labels else [0.0, 3.25, 5.0]
+        assert loaded.labels.tolist() == expected and loaded.labels.dtype == (np.int64 if task.labels else np.float32)
+    write(tmp_path, f"{task.name}/{'test_matched' if task.name == 'MNLI' else 'test'}.tsv", table(task.name, rows, labelled=False))
+    loaded = glue.load(tmp_path, task.name, "test")
+    assert loaded.first == [row[0] for row in rows] and loaded.labels is None and len(loaded) == len(rows)
+    assert loaded.second == ([row[1] for row in rows] if len(task.text) == 2 else None)
+
+
+def test_mnli_dev_has_more_columns_and_two_parts(tmp_path):
+    header = HEADERS["MNLI"][0].replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
+    row = "0\t1\t2\tg\tx\tx\tx\tx\t{}\tb\tneutral\tneutral\tneutral\tneutral\tneutral\tentailment"
+    for part in ("matched", "mismatched"):
+        write(tmp_path, f"MNLI/dev_{part}.tsv", f"{header}\n{row.format(part)}\n")
+    assert glue.load(tmp_path, "MNLI", "dev").first == ["matched"]
+    loaded = glue.load(tmp_path, "MNLI", "dev_mismatched")
+    assert loaded.first == ["mismatched"] and loaded.labels.tolist() == [1]
+    with pytest.raises(UserError, match="RTE has no split 'dev_mismatched'"):
+        glue.load(tmp_path, "RTE", "dev_mismatched")
+
+
+def test_marks_line_ends_and_quotes_are_not_interpreted(tmp_path):
+    content = table("MRPC", [('He said "no', 'it\'s ""', "1"), ("two\u2028three\x85four\rfive", '"', "0"), ("  a", "b ", "1")])
+    write(tmp_path, "MRPC/train.tsv", b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    loaded = glue.load(tmp_path, "MRPC", "train")
+    assert loaded.first == ['He said "no', "two\u2028three\x85four\rfive", "  a"]
+    assert loaded.second == ['it\'s ""', '"', "b "] and loaded.labels.tolist() == [1, 0, 1]
+
+
+def test_bom_in_a_file_without_header(tmp_path):
+    write(tmp_path, "CoLA/train.tsv", b"\xef\xbb\xbfsrc\t0\t*\tThey am here.")
+    assert glue.load(tmp_path, "CoLA", "train").first == ["They am here."]
+
+
+def test_malformed_rows_are_skipped_with_one_warning(tmp_path):
+    lines = table("QQP", [(f"a{i}", f"b{i}", "1") for i in range(5)]).split("\n")
+    lines[2], lines[4] = "lost", "1\t2\t3\ta\tb\t1\tsurplus"
+    lines[5] += "\t\t"  # empty cells at the end are no harm
+    path = write(tmp_path, "QQP/train.tsv", "\n".join(lines))
+    with pytest.warns(UserWarning) as caught:
+        loaded = glue.load(tmp_path, "QQP", "train")
+    assert loaded.first == ["a0", "a2", "a4"]
+    assert [str(w.message) for w in caught] == [f"{path}:3: 2 rows do not have 6 columns and were skipped (this is the first)"]
+
+
+def test_malformed_test_rows_keep_their_place(tmp_path):
+    write(tmp_path, "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\tlost\n2\tc\td\n")
+    with pytest.warns(UserWarning, match=r"test.tsv:3: 1 rows .* keep their place"):
+        loaded = glue.load(tmp_path, "QQP", "test")
+    assert loaded.first == ["a", "lost", "c"] and loaded.second == ["b", "", "d"]
+
+
+@pytest.mark.parametrize("task, content, message", [
+    ("RTE", table("RTE", [("a", "b", "entailment"), ("a", "b", "maybe")]), r"RTE/train.tsv:3: RTE has no label 'maybe'; .*not_entailment"),
+    ("MNLI", table("MNLI", [("a", "b", "-")]), r"MNLI/train.tsv:2: MNLI has no label '-'"),
+    ("CoLA", "src\tlabel\t*\tsentence\n", r"CoLA/train.tsv:1: CoLA has no label 'label'"),
+    ("SST-2", "sentence\tlabel\nfine\t1\n\nbad\t2\n", r"SST-2/train.tsv:4: SST-2 has no label '2'"),
+    ("STS-B", table("STS-B", [("a", "b", "5.1")]), r"STS-B/train.tsv:2: STS-B has no score '5.1'; .* 0 to 5"),
+    ("STS-B", table("STS-B", [("a", "b", "-0.1")]), r"STS-B/train.tsv:2: STS-B has no score '-0.1'"),
+    ("STS-B", table("STS-B", [("a", "b", "nan")]), r"STS-B/train.tsv:2: STS-B has no score 'nan'"),
+    ("STS-B", table("STS-B", [("a", "b", "high")]), r"STS-B/train.tsv:2: STS-B has no score 'high'"),
+    ("QNLI", "", r"QNLI/train.tsv:1: 0 columns"),
+    ("QNLI", "index\tquestion\tsentence\tlabel\n", r"QNLI/train.tsv:1: no row has the 4 columns"),
+    ("CoLA", "just text\nmore text\n", r"CoLA/train.tsv:1: no row has the 4 columns"),
+    ("QQP", "a\tb\n1\t2\n", r"QQP/train.tsv:1: 2 columns where QQP has 6 or more"),
+    ("SST-2", "fine\t1\nbad\t0\n", r"SST-2/train.tsv:1: this row is data, the header is missing"),
+    ("STS-B", table("STS-B", [("a", "b", "4.25")]).split("\n")[1], r"STS-B/train.tsv:1: this row is data"),
+    ("SST-2", b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", r"SST-2/train.tsv:3: not UTF-8 .* save the file as UTF-8")],
+    ids=lambda value: value if value in glue.TASKS else "")
+def test_mistakes_name_file_line_and_mend(task, content, message, tmp_path):
+    write(tmp_path, f"{task}/train.tsv", content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UserError, match=message) as caught:
+            glue.load(tmp_path, task, "train")
+    assert "\n" not in str(caught.value) and ";" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"RTE/dev.tsv: no such file; point --glue"):
+        glue.load(tmp_path, "RTE", "dev")
+
+
+def test_parse_tasks():
+    names = [task.name for task in glue.parse_tasks("cola, SST-2,mnli,CoLA")]
+    assert names == ["CoLA", "SST-2", "MNLI"]
+    assert [task.name for task in glue.parse_tasks("glue")] == list(glue.TASKS) and len(glue.TASKS) == 9
+    for text in ("CoLA,SST", "", ","):
+        with pytest.raises(UserError, match="choose from CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI"):
+            glue.parse_tasks(text)
+
+
+# --- batches
+
+def test_encode_keeps_the_contract_of_pair(tokenizer):
+    data = examples(40)
+    features = glue.encode(data, tokenizer, max_length=32)
+    for i in range(len(features)):
+        ids, kinds = features.ids[i], features.segments[i]
+        a, b = tokenizer.encode(data.first[i]), tokenizer.encode(data.second[i])
+        assert len(ids) == len(kinds) == min(32, len(a) + len(b) + 3)
+        middle = kinds.index(1)
+        assert ids[0] == tokenizer.cls_id and ids[middle - 1] == ids[-1] == tokenizer.sep_id
+        assert a[:middle - 2] == ids[1:middle - 1] and b[:len(ids) - middle - 1] == ids[middle:-1]
+        assert kinds == [0] * middle + [1] * (len(ids) - middle)
+
+
+def test_encode_in_blocks_is_the_same(tokenizer):
+    data = examples(25, pairs=False)
+    one, many = glue.encode(data, tokenizer, 40), glue.encode(data, tokenizer, 40, block=4)
+    assert list(one.ids) == list(many.ids) and list(one.segments) == list(many.segments)
+
+
+def test_batches_hold_every_row_once(tokenizer):
+    features = glue.encode(examples(203), tokenizer, max_length=100)
+    for seed in (None, 5):
+        seen = []
+        for batch in glue.batches(features, 16, seed=seed):
+            assert batch["ids"].dtype == batch["segments"].dtype == batch["labels"].dtype == torch.int64
+            longest = int(batch["lengths"].max())
+            assert batch["ids"].shape[1] == min(-(-longest // 8) * 8, 100)
+            for row, i in enumerate(batch["index"].tolist()):
+                n = int(batch["lengths"][row])
+                assert batch["ids"][row, :n].tolist() == features.ids[i]
+                assert (batch["ids"][row, n:] == tokenizer.pad_id).all() and (batch["segments"][row, n:] == 0).all()
+                assert batch["segments"][row, :n].tolist() == features.segments[i]
+                assert batch["labels"][row] == features.labels[i]
+                seen.append(i)
+        assert sorted(seen) == list(range(203))
+
+
+def test_order_depends_on_seed_and_epoch_alone(tokenizer):
+    features = glue.encode(examples(200), tokenizer, max_length=64)
+
+    def order(**kwargs):
+        return [batch["index"].tolist() for batch in glue.batches(features, 16, **kwargs)]
+
+    assert order(seed=1, epoch=2) == order(seed=1, epoch=2)
+    assert len({str(order(seed=seed, epoch=epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+    lengths = features.ids.lengths
+    assert lengths[sum(order(), [])].tolist() == sorted(lengths.tolist())
+
+
+def test_buckets_save_padding_and_still_shuffle():
+    lengths = np.array([random.Random(i).randint(5, 128) for i in range(6400)])
+    groups = list(glue.batch_indices(lengths, 32, seed=3))
+    padded = sum(len(rows) * lengths[rows].max() for rows in groups)
+    assert padded < 1.05 * lengths.sum()
+    firsts = [lengths[rows].mean() for rows in groups]
+    assert abs(np.corrcoef(firsts, np.arange(len(firsts)))[0, 1]) < 0.3  # batches do not come by length
+    again = list(glue.batch_indices(lengths, 32, seed=3, epoch=1))
+    together = {frozenset(rows.tolist()) for rows in groups} & {frozenset(rows.tolist()) for rows in again}
+    assert not together  # other batches each epoch
+
+
+def test_drop_last_drops_fewer_than_a_batch():
+    lengths = np.arange(100) + 1
+    for seed in (None, 4):
+        groups = list(glue.batch_indices(lengths, 32, seed=seed, drop_last=True))
+        assert [len(rows) for rows in groups] == [32, 32, 32]
+        assert len(set(np.concatenate(groups).tolist())) == 96
+    assert list(glue.batch_indices(lengths[:5], 32, seed=1, drop_last=True)) == []
+    dropped = {tuple(sorted(set(range(100)) - set(np.concatenate(list(glue.batch_indices(lengths, 32, seed=s, drop_last=True))).tolist())))
+               for s in range(3)}
+    assert len(dropped) == 3 and min(map(min, dropped)) < 96  # by chance, not the longest
+
+
+def test_regression_labels_and_unlabelled_batches(tokenizer):
+    data = examples(9)
+    data.labels = np.linspace(0, 5, 9, dtype=np.float32)
+    batch = next(glue.batches(glue.encode(data, tokenizer, 64), 9))
+    assert batch["labels"].dtype == torch.float32
+    assert batch["labels"].tolist() == pytest.approx(data.labels[batch["index"].numpy()].tolist())
+    data.labels = None
+    assert "labels" not in next(glue.batches(glue.encode(data, tokenizer, 64), 9, pad_id=77))
+    assert (next(glue.batches(glue.encode(data, tokenizer, 64), 9, pad_id=77))["ids"] == 77).any()
+
+
+def test_rows_take_slices_and_refuse_what_is_not_there():
+    rows = glue.Rows([[1, 2, 3], [], [4, 5]])
+    assert len(rows) == 3 and list(rows) == [[1, 2, 3], [], [4, 5]] and rows[-1] == [4, 5]
+    with pytest.raises(IndexError):
+        rows[3]
+    out = np.zeros((2, 5), dtype=np.int64)
+    rows.put(out, np.array([0, 2]), np.array([1, 3]), np.array([1, 0]), np.array([2, 2]))
+    assert out.tolist() == [[0, 2, 3, 0, 0], [0, 0, 0, 4, 5]]
+
+
+# --- scores
+
+def test_score_has_the_official_metrics():
+    logits, labels = np.array([[2.0, 1.0], [0.0, 3.0], [0.0, 1.0], [5.0, 1.0]]), np.array([0, 1, 0, 0])
+    assert glue.score("MRPC", logits, labels) == {"f1": pytest.approx(2 / 3), "accuracy": 0.75, "main": pytest.approx(2 / 3)}
+    assert glue.score("CoLA", torch.tensor(logits, dtype=torch.bfloat16), labels) == {
+        "matthews": pytest.approx(1 / 3 ** 0.5), "main": pytest.approx(1 / 3 ** 0.5)}
+    result = glue.score("STS-B", np.array([[1.0], [2.0], [4.0]]), np.array([0.0, 2.5, 5.0]))
+    assert result["spearman"] == result["main"] == pytest.approx(1.0) and 0.97 < result["pearson"] < 0.99
+
+
+@pytest.mark.parametrize("task", glue.TASKS)
+def test_a_diverged_model_gets_the_worst_score(task):
+    classes = glue.TASKS[task].classes
+    perfect = np.eye(classes)[[0, 1, 0, 1]] if classes > 1 else np.array([0.0, 1.0, 0.0, 1.0])
+    labels = np.array([0, 1, 0, 1])
+    assert glue.score(task, perfect, labels)["main"] == pytest.approx(1.0)
+    for bad in (np.nan, np.inf, -np.inf):
+        broken = perfect.copy()
+        broken[3] = bad
+        assert set(glue.score(task, broken, labels).values()) == {0.0}
+
+
+def results(names):
+    """Scores that tell the tasks apart: 0.1, 0.2 ... for the main metric, and half of it for a second one."""
+    values = {}
+    for i, name in enumerate(names, 1):
+        kinds = glue.TASKS[name.removesuffix("-mm")].metrics
+        values[name] = dict(zip((*kinds, "main"), (i / 10, i / 20, i / 10) if len(kinds) == 2 else (i / 10, i / 10)))
+    return values
+
+
+def test_averages():
+    names = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "MNLI-mm", "QNLI", "RTE", "WNLI"]
+    found = glue.averages(results(names))
+    assert found["paper_avg"] == pytest.approx(sum(i / 10 for i in range(1, 10)) / 9)  # all but WNLI
+    board = [0.1, 0.2, 0.225, 0.3, 0.375, 0.65, 0.8, 0.9, 1.0]  # MRPC, STS-B, QQP: two metrics; MNLI: two parts
+    assert found["glue_avg"] == pytest.approx(sum(board) / 9)
+    assert found["paper_missing"] == found["glue_missing"] == []
+
+
+def test_averages_name_what_is_missing():
+    found = glue.averages(results(["CoLA", "MNLI"]))
+    assert found["paper_avg"] == found["glue_avg"] == pytest.approx(0.15)
+    assert found["paper_missing"] == ["MRPC", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2"]
+    assert found["glue_missing"] == ["SST-2", "MRPC", "STS-B", "QQP", "QNLI", "RTE", "WNLI", "MNLI-mm"]
+    assert glue.averages({})["paper_avg"] is None and glue.averages(results(["WNLI"]))["paper_avg"] is None
+
+
+def test_submissions_have_the_leaderboard_format(tmp_path):
+    assert glue.write_submission(tmp_path, "RTE", np.array([[1.0, 0.0], [0.0, 1.0]])).read_text() == (
+        "index\tprediction\n0\tentailment\n1\tnot_entailment\n")
+    assert glue.write_submission(tmp_path / "new", "CoLA", torch.tensor([[1.0, 2.0]])).read_text() == "index\tprediction\n0\t1\n"
+    assert glue.write_submission(tmp_path, "STS-B", np.array([[-1.0], [2.5], [7.0]])).read_text() == (
+        "index\tprediction\n0\t0.000\n1\t2.500\n2\t5.000\n")
+    for split, name in (("test", "MNLI-m.tsv"), ("test_mismatched", "MNLI-mm.tsv")):
+        path = glue.write_submission(tmp_path, "MNLI", np.array([[0.0, 0.0, 1.0]]), split)
+        assert path.name == name and path.read_text().endswith("0\tneutral\n")
+    with pytest.raises(UserError, match="QQP.tsv: not written"):
+        glue.write_submission(tmp_path, "QQP", np.array([[np.nan, 0.0]]))
+    assert not (tmp_path / "QQP.tsv").exists()
+
+
+# --- the real files
+
+@pytest.mark.skipif("PAPERS_DATA" not in os.environ, reason="PAPERS_DATA does not name a folder with the real data")
+@pytest.mark.parametrize("task, train, dev", [("CoLA", 8551, 1043), ("SST-2", 6920, 872), ("MRPC", 3668, 408)])
+def test_real_counts(task, train, dev):
+    folder = Path(os.environ["PAPERS_DATA"]) / "glue"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = {split: glue.load(folder, task, split) for split in ("train", "dev")}
+    assert [len(loaded[split]) for split in ("train", "dev")] == [train, dev]
+    assert all(text.strip() for text in loaded["train"].first) and set(loaded["train"].labels.tolist()) == {0, 1}

@@ -1,0 +1,166 @@
+"""The metrics against constants computed with scikit-learn 1.9, SciPy 1.17 and sacrebleu 2.6, and the promises for broken input."""
+import math
+
+import numpy as np
+import pytest
+
+from common import metrics
+
+NAN, INF = math.nan, math.inf
+
+
+def numbers(seed, count, top):
+    """Reproducible integers below top: the inputs that the reference libraries got."""
+    values = []
+    for _ in range(count):
+        seed = (1103515245 * seed + 12345) % 2 ** 31
+        values.append((seed >> 16) % top)
+    return np.array(values)
+
+
+@pytest.mark.parametrize("count, classes, a, b, accuracy, f1, matthews", [
+    (200, 2, 1, 2, 0.71, 0.7542372881355932, 0.4011690974799177),
+    (200, 5, 3, 4, 0.425, 0.4225352112676056, 0.28433495118833196),
+    (37, 3, 5, 6, 0.5135135135135135, 0.38095238095238093, 0.26740739613315767),
+    (1000, 10, 7, 8, 0.404, 0.4019607843137255, 0.3374577910680533)])
+def test_class_metrics_agree_with_scikit_learn(count, classes, a, b, accuracy, f1, matthews):
+    predictions, labels = numbers(a, count, classes), numbers(b, count, classes)
+    predictions = np.where(numbers(a + b, count, 3) == 0, labels, predictions)
+    assert metrics.accuracy(predictions, labels) == pytest.approx(accuracy, abs=1e-9)
+    assert metrics.f1(predictions, labels) == pytest.approx(f1, abs=1e-9)
+    assert metrics.matthews(predictions, labels) == pytest.approx(matthews, abs=1e-9)
+
+
+def test_class_metrics_by_hand():
+    # tp 2, fp 1, fn 1, tn 4
+    predictions, labels = [1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0]
+    assert metrics.accuracy(predictions, labels) == 0.75
+    assert metrics.f1(predictions, labels) == pytest.approx(2 / 3)
+    assert metrics.matthews(predictions, labels) == pytest.approx((2 * 4 - 1 * 1) / math.sqrt(3 * 3 * 5 * 5))
+    assert metrics.matthews([1, 0, 1, 0], [0, 1, 0, 1]) == -1.0
+
+
+@pytest.mark.parametrize("count, top, a, b, pearson, spearman, kendall", [
+    (2, 100, 1, 2, 1.0, 1.0, 1.0),
+    (50, 7, 3, 4, 0.5875955600576713, 0.5727535893152236, 0.4465773829721569),
+    (400, 1000, 5, 6, 0.45447309861660196, 0.4345202070796857, 0.29830251931698726),
+    (1500, 30000, 7, 8, 0.442660831929323, 0.4207757729598786, 0.293266205200186)])
+def test_correlations_agree_with_scipy(count, top, a, b, pearson, spearman, kendall):
+    x, y = numbers(a, count, top) / 7, numbers(b, count, top) + numbers(a, count, top) * 0.5
+    assert metrics.pearson(x, y) == pytest.approx(pearson, abs=1e-9)
+    assert metrics.spearman(x, y) == pytest.approx(spearman, abs=1e-9)
+    assert metrics.kendall(x, y) == pytest.approx(kendall, abs=1e-9)
+
+
+def test_pearson_survives_huge_tiny_and_shifted_values():
+    x, y = [1.0, 2.0, 4.0, 5.0], [2.0, 1.0, 5.0, 4.0]
+    for scale in (1e200, 1e-200):
+        assert metrics.pearson(np.array(x) * scale, np.array(y) / scale) == pytest.approx(0.8, abs=1e-12)
+    assert metrics.pearson(np.array(x) + 1e6, y) == pytest.approx(0.8, abs=1e-9)
+
+
+def test_kendall_blocks_do_not_matter(monkeypatch):
+    x, y = numbers(1, 301, 40), numbers(2, 301, 40)
+    whole = metrics.kendall(x, y)
+    monkeypatch.setattr(metrics, "PAIR_BLOCK", 7)
+    assert metrics.kendall(x, y) == whole
+
+
+def test_pairwise_accuracy_counts_every_pair():
+    x, y = numbers(3, 60, 9), numbers(4, 60, 6)
+    alike = 0.0
+    for i in range(60):
+        for j in range(i):
+            a, b = np.sign(x[i] - x[j]), np.sign(y[i] - y[j])
+            alike += 1.0 if a == b else 0.5 if a * b == 0 else 0.0
+    assert metrics.pairwise_accuracy(x, y) == pytest.approx(alike / (60 * 59 / 2), abs=1e-12)
+
+
+def test_pairwise_accuracy_tie_rule():
+    assert metrics.pairwise_accuracy([1, 2, 3], [10, 20, 30]) == 1.0
+    assert metrics.pairwise_accuracy([3, 2, 1], [10, 20, 30]) == 0.0
+    assert metrics.pairwise_accuracy([5, 5, 5], [10, 20, 30]) == 0.5  # chance
+    assert metrics.pairwise_accuracy([1, 1], [2, 2]) == 1.0
+    assert metrics.pairwise_accuracy([1, 1, 2], [1, 2, 3]) == pytest.approx((0.5 + 1 + 1) / 3)
+
+
+CORRELATIONS = (metrics.pearson, metrics.spearman, metrics.kendall, metrics.matthews)
+
+
+@pytest.mark.parametrize("metric", [*CORRELATIONS, metrics.pairwise_accuracy])
+def test_nan_anywhere_is_worthless(metric):
+    labels = [0, 0, 1, 1]
+    assert metric([0, 0, 1, 1], labels) == pytest.approx(1.0)
+    assert metric([0, 0, 1, NAN], labels) == 0.0
+    assert metric([NAN] * 4, labels) == 0.0
+    assert metric(labels, [0, NAN, 1, 1]) == 0.0
+
+
+@pytest.mark.parametrize("metric", CORRELATIONS)
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e300, -1e-300])
+def test_constant_input_is_worthless(metric, constant):
+    assert metric([constant] * 10, range(10)) == 0.0
+    assert metric(range(10), [constant] * 10) == 0.0
+
+
+def test_infinite_scores_are_ranked_but_have_no_pearson():
+    assert metrics.pearson([1, 2, INF], [1, 2, 3]) == 0.0
+    for metric in (metrics.spearman, metrics.kendall, metrics.pairwise_accuracy):
+        assert metric([-INF, 2, INF], [1, 2, 3]) == pytest.approx(1.0)
+
+
+def test_nan_predictions_are_wrong():
+    assert metrics.accuracy([NAN, 1, 0], [1, 1, 0]) == pytest.approx(2 / 3)
+    assert metrics.f1([NAN, 1, 0], [1, 1, 0]) == pytest.approx(2 / 3)
+    assert metrics.f1([0, 0], [0, 0]) == 0.0
+
+
+@pytest.mark.parametrize("metric", [*CORRELATIONS, metrics.pairwise_accuracy, metrics.accuracy, metrics.f1])
+def test_empty_input_and_unequal_lengths(metric):
+    assert metric([], []) == 0.0
+    with pytest.raises(ValueError, match="3 predictions for 2 labels"):
+        metric([1, 2, 3], [1, 2])
+
+
+@pytest.mark.parametrize("prediction, answer, exact, f1", [
+    ("The  Cat!", "cat", 1, 1), ("the cat sat", "a cat", 0, 2 / 3), ("dog", "cat", 0, 0), ("in the 1990s", "1990s", 0, 2 / 3),
+    ("U.S.", "us", 1, 1), ("well-known", "wellknown", 1, 1), ("cat cat", "cat", 0, 2 / 3), ("“cat”", "cat", 0, 0),
+    ("an", "the", 1, 1), ("", "", 1, 1), ("", "cat", 0, 0), ("the", "cat", 0, 0)])
+def test_squad_definitions(prediction, answer, exact, f1):
+    assert metrics.squad_exact(prediction, answer) == exact
+    assert metrics.squad_f1(prediction, answer) == pytest.approx(f1, abs=1e-12)
+    assert metrics.squad_f1(answer, prediction) == pytest.approx(f1, abs=1e-12)
+
+
+def test_squad_version_1_gives_nothing_for_two_empty_answers():
+    assert metrics.squad_f1("an", "the", version=1) == 0.0
+    assert metrics.squad_f1("the cat", "cat", version=1) == 1.0
+
+
+@pytest.mark.parametrize("line, tokens", [
+    ("Hello, world! It's 3-4 (or 1,000.5)... \"U.S.\" a_b~c&quot;d&lt;e",
+     "Hello , world ! It's 3 - 4 ( or 1,000.5 ) . . . \" U . S . \" a _ b ~ c \" d < e"),
+    ("x-y 2-3 $5.00% a/b 10,000, .5 5. [z] {w} `q^", "x-y 2 - 3 $ 5.00 % a / b 10,000 , . 5 5 . [ z ] { w } ` q ^")])
+def test_13a_tokens(line, tokens):
+    assert metrics.tokenize_13a(line) == tokens.split()
+
+
+@pytest.mark.parametrize("hypotheses, references, bleu", [
+    (["The cat sat on the mat.", "It costs $1,000.50, \"really\"?"],
+     ["The cat is sitting on the mat.", "It cost $1,000.50 - \"really\"!"], 29.231386414219934),
+    (["Zwei junge Männer sind im Freien, nahe Büschen.", "Ein 5-jähriges Kind &amp; ein Hund."],
+     ["Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.", "Ein 5-jähriges Kind & ein kleiner Hund."], 45.30597462115186),
+    (["a b c d e"], ["a x c y e"], 14.058533129758727),  # orders without a match: smoothed
+    (["the the the the the the the"], ["the cat is on the mat today"], 7.809849842300637),  # clipped counts
+    (["", "a small dog runs over the green field"], ["something", "a small dog runs across the green field"], 44.12484512922978),
+    (["well-\nknown <skipped>words, 3.14 and e.g. this/that"], ["wellknown words, 3.14 and e.g. this / that"], 100.0),
+    (["a b c"], ["a b c"], 0.0),  # no 4-gram
+    (["no match here at all"], ["ganz andere Wörter sind das"], 0.0),
+    ([""], ["something"], 0.0), ([], [], 0.0)])
+def test_bleu_agrees_with_sacrebleu(hypotheses, references, bleu):
+    assert metrics.corpus_bleu(hypotheses, references) == pytest.approx(bleu, abs=1e-9)
+
+
+def test_bleu_needs_as_many_references():
+    with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
+        metrics.corpus_bleu(["a"], ["a", "b"])

@@ -1,0 +1,473 @@
+"""SQuAD and RACE: files of every shape, windows, answers cut from the text, the official scores."""
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common import metrics, race, squad
+from common.cli import UserError
+from common.tokenization import load_tokenizer, train_sentencepiece
+
+WORDS = [a + b + c for a in ("ka", "so", "mi", "tre") for b in ("lo", "ne", "ri", "du", "") for c in ("s", "t", "ng", "r", "")]
+ODD = ["Café", "(1,250)", "Ångström’s", "№7", "U.S.", "½", "naïve-", "“quoted”", "ﬁne", "10%", "A", "Kalos!"]
+
+
+def write(folder, name, content):
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("tokenizer"), random.Random(0)
+    text = "\n".join(" ".join(draw.choices(WORDS + ODD, k=12)) for _ in range(800))
+    return load_tokenizer(train_sentencepiece([write(folder, "text.txt", text)], folder / "spiece.model", vocab_size=130))
+
+
+def article(paragraphs=6, words=120, impossible=False, seed=0):
+    """SQuAD content with made-up words; every answer is a run of one to four whole words."""
+    draw, content = random.Random(seed), []
+    for number in range(paragraphs):
+        context = "  ".join(" ".join(draw.choices(WORDS + ODD, k=words // 2)) for _ in range(2))
+        bounds = [i for i, char in enumerate(context) if char != " " and (i == 0 or context[i - 1] == " ")] + [len(context) + 1]
+        entries = []
+        for k in range(4):
+            first = draw.randrange(len(bounds) - 5)
+            text = context[bounds[first]:bounds[first + draw.randint(1, 4)]].rstrip()
+            lost = impossible and k == 3
+            entry = {"id": f"q{number}-{k}", "question": " ".join(draw.choices(WORDS, k=5)),
+                     "answers": [] if lost else [{"text": text, "answer_start": bounds[first]}]}
+            entries.append(entry | ({"is_impossible": lost} if impossible else {}))
+        content.append({"context": context, "qas": entries})
+    return {"version": "x", "data": [{"title": "t", "paragraphs": content}]}
+
+
+def questions_of(tmp_path, **kwargs):
+    return squad.load(write(tmp_path, "squad.json", article(**kwargs)))
+
+
+def perfect_logits(features):
+    """Logits that name the target of every window."""
+    start, end = np.full((2, len(features), features.max_length), -10, dtype=np.float32)
+    start[np.arange(len(features)), features.targets[:, 0]] = 10
+    end[np.arange(len(features)), features.targets[:, 1]] = 10
+    return start, end
+
+
+# --- files
+
+def test_load_reads_both_versions(tmp_path):
+    first = squad.load(write(tmp_path, "one.json", article()))
+    assert len(first) == 24 and not any(question.impossible for question in first)
+    for question in first:
+        (text, start), = question.answers
+        assert question.context[start:start + len(text)] == text
+    second = squad.load(write(tmp_path, "two.json", article(impossible=True)))
+    assert sum(question.impossible for question in second) == 6
+    assert all(bool(question.answers) != question.impossible for question in second)
+
+
+def broken(change):
+    content = article(paragraphs=2, impossible=True)
+    change(content, content["data"][0]["paragraphs"][1], content["data"][0]["paragraphs"][1]["qas"][0])
+    return content
+
+
+@pytest.mark.parametrize("content, message", [
+    ("{\n\"data\": [\n", r"squad.json:\d: not JSON"),
+    ([], r"'data' is missing"),
+    ({"data": {}}, r"'data' is missing or not a list"),
+    ({"data": []}, r"no questions"),
+    (broken(lambda c, p, q: c["data"][0].pop("paragraphs")), r"article 1: 'paragraphs' is missing"),
+    (broken(lambda c, p, q: p.pop("context")), r"article 1, paragraph 2: 'context' is missing"),
+    (broken(lambda c, p, q: p.update(qas=None)), r"paragraph 2: 'qas' is missing or not a list"),
+    (broken(lambda c, p, q: q.pop("id")), r"paragraph 2: 'id' is missing"),
+    (broken(lambda c, p, q: q.pop("question")), r"question q1-0: 'question' is missing"),
+    (broken(lambda c, p, q: q.pop("answers")), r"question q1-0: 'answers' is missing"),
+    (broken(lambda c, p, q: q.update(answers=["x"])), r"question q1-0: 'text' is missing"),
+    (broken(lambda c, p, q: q["answers"][0].pop("answer_start")), r"question q1-0: 'answer_start' is missing"),
+    (broken(lambda c, p, q: q["answers"][0].update(answer_start="3")), r"question q1-0: 'answer_start' is missing or not a int"),
+    (broken(lambda c, p, q: q["answers"][0].update(text="zzz")), r"question q1-0: the answer 'zzz' is not at character \d+"),
+    (broken(lambda c, p, q: q["answers"][0].update(answer_start=-1)), r"question q1-0: the answer .* is not at character -1"),
+    (broken(lambda c, p, q: q["answers"][0].update(text="")), r"question q1-0: the answer '' is not at"),
+    (broken(lambda c, p, q: q.update(answers=[])), r"question q1-0: 0 answers and is_impossible False"),
+    (broken(lambda c, p, q: q.update(is_impossible=True)), r"question q1-0: 1 answers and is_impossible True"),
+    (broken(lambda c, p, q: q.update(id="q0-0")), r"a second question q0-0")], ids=range(19))
+def test_mistakes_name_the_file_and_the_question(content, message, tmp_path):
+    path = write(tmp_path, "squad.json", content)
+    with pytest.raises(UserError, match=message) as caught:
+        squad.load(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value) and ";" in str(caught.value)
+
+
+def test_missing_and_binary_files(tmp_path):
+    with pytest.raises(UserError, match="no such file; point --squad"):
+        squad.load(tmp_path / "no.json")
+    (tmp_path / "b.json").write_bytes(b'{"data": "\xff"}')
+    with pytest.raises(UserError, match="b.json: not UTF-8"):
+        squad.load(tmp_path / "b.json")
+
+
+# --- windows
+
+@pytest.mark.parametrize("tokens, capacity, stride", [
+    (0, 10, 5), (1, 10, 5), (10, 10, 5), (11, 10, 5), (100, 32, 12), (101, 30, 30), (77, 20, 50), (60, 1, 1), (500, 381, 128), (333, 64, 7)])
+def test_windows_cover_every_token_and_one_owns_it(tokens, capacity, stride):
+    windows = squad.cut_windows(tokens, capacity, stride)
+    assert (windows[:, 1] <= capacity).all() and windows[0, 0] == 0 and windows[-1, :2].sum() == tokens
+    assert (np.diff(windows[:, 0]) == min(capacity, stride)).all()
+    for token in range(tokens):
+        scores = [min(token - start, start + length - 1 - token) + 0.01 * length if start <= token < start + length else -1
+                  for start, length, _, _ in windows]
+        owners = [i for i, (start, _, own, own_end) in enumerate(windows) if start + own <= token < start + own_end]
+        assert owners == [int(np.argmax(scores))] and max(scores) >= 0
+
+
+def test_batches_put_the_windows_together(tokenizer, tmp_path):
+    questions = questions_of(tmp_path, impossible=True)
+    features = squad.features(questions, tokenizer, max_length=72, doc_stride=20, max_query=6, training=True)
+    assert len(features) > 2 * len(questions)
+    seen = []
+    for batch in squad.batches(features, 7, seed=1):
+        for row, i in enumerate(batch["index"].tolist()):
+            question, _, start, length, _, _ = features.windows[i]
+            query = tokenizer.encode(questions[question].text)[:6]
+            passage = tokenizer.encode_with_offsets(questions[question].context)[0][start:start + length]
+            expected = [tokenizer.cls_id, *query, tokenizer.sep_id, *passage, tokenizer.sep_id]
+            n = len(expected)
+            assert batch["ids"][row, :n].tolist() == expected and n == batch["lengths"][row] <= 72
+            assert (batch["ids"][row, n:] == tokenizer.pad_id).all()
+            kinds = [0] * (len(query) + 2) + [1] * (len(passage) + 1)
+            assert batch["segments"][row].tolist() == kinds + [0] * (batch["ids"].shape[1] - n)
+            open_places = [0, *range(len(query) + 2, n - 1)]
+            assert torch.nonzero(~batch["p_mask"][row]).flatten().tolist() == open_places
+            assert batch["start"][row] <= batch["end"][row] and not batch["p_mask"][row, batch["end"][row]]
+            seen.append(i)
+        assert batch["p_mask"].dtype == torch.bool and batch["impossible"].dtype == torch.float32 and batch["start"].dtype == torch.int64
+    assert sorted(seen) == list(range(len(features)))
+    assert "start" not in next(squad.batches(squad.features(questions, tokenizer, 72, 20, 6), 4))
+
+
+def test_targets_are_the_answer_or_cls(tokenizer, tmp_path):
+    questions = questions_of(tmp_path, impossible=True)
+    features = squad.features(questions, tokenizer, max_length=64, doc_stride=24, training=True)
+    answered = set()
+    for (number, place, start, _, _, _), (begin, end, impossible), offset in zip(features.windows, features.targets, features.offsets):
+        if impossible:
+            assert begin == end == 0
+            continue
+        question, answered = questions[number], answered | {number}
+        first, last = features.char_start[place][start + begin - offset], features.char_end[place][start + end - offset]
+        assert question.context[first:last].strip() == question.answers[0][0]
+    assert answered == {i for i, question in enumerate(questions) if not question.impossible}
+    assert features.targets[:, 2].sum() > len(features) / 3  # many windows lie beside the answer, in 1.1 as well
+
+
+def test_answers_without_a_token_are_counted(tokenizer):
+    questions = [squad.Question("a", "kalos", "kalos \u200b solot", (("\u200b", 6),), False)] * 2
+    with pytest.warns(UserWarning, match="2 answers have no token .* first: question a"):
+        features = squad.features(questions, tokenizer, training=True)
+    assert features.targets.tolist() == [[0, 0, 1]] * 2
+
+
+def test_a_window_too_small_is_refused(tokenizer, tmp_path):
+    questions = questions_of(tmp_path, paragraphs=1)
+    for sizes in ({"max_length": 4}, {"doc_stride": 0}, {"max_query": 0}):
+        with pytest.raises(UserError, match="raise them"):
+            squad.features(questions, tokenizer, **sizes)
+    assert (squad.features(questions, tokenizer, max_length=5).windows[:, 3] == 1).all()
+
+
+def test_empty_paragraphs_have_a_window(tokenizer):
+    questions = [squad.Question("e", "kalos", " ", (), True)]
+    features = squad.features(questions, tokenizer, training=True)
+    assert len(features) == 1 and features.windows[0, 3] == 0
+    found = squad.extract(features, *np.zeros((2, 1, features.lengths.max())))
+    assert found.texts == {"e": ""} and found.null_odds["e"] > 1e20
+
+
+# --- answers
+
+@pytest.mark.parametrize("max_length, stride", [(384, 128), (64, 24), (48, 16)])
+def test_perfect_logits_give_perfect_scores(tokenizer, tmp_path, max_length, stride):
+    questions = questions_of(tmp_path, impossible=True)
+    features = squad.features(questions, tokenizer, max_length, stride, training=True)
+    found = squad.extract(features, *perfect_logits(features), max_answer=40)
+    owned = {question.id for question in questions}
+    if stride < 128:  # in a window that does not own the answer's start, the span is not allowed
+        start, own, own_end = (features.targets[:, 0] - features.offsets, *features.windows[:, 4:].T)
+        right = (features.targets[:, 2] == 0) & (start >= own) & (start < own_end)
+        owned = {questions[i].id for i in features.windows[right, 0]} | {q.id for q in questions if q.impossible}
+        assert len(owned) > 0.8 * len(questions)
+    kept = [question for question in questions if question.id in owned]
+    result = squad.evaluate(kept, found.texts, found.null_odds)
+    assert result["exact"] == result["f1"] == result["HasAns_exact"] == result["NoAns_exact"] == result["best_exact"] == 100.0
+    for question in kept:
+        if question.answers:  # cut from the raw text, not from the pieces
+            assert found.texts[question.id] == question.answers[0][0]
+
+
+def brute_force(features, start, end, n_best, max_answer):
+    """{question number: list of (score, text)} by trying every span."""
+    spans = {}
+    for w, (number, place, first, length, own, own_end) in enumerate(features.windows):
+        offset, context = features.offsets[w], features.questions[number].context
+        for i in range(own, own_end):
+            for j in range(i, min(i + max_answer, length)):
+                text = context[features.char_start[place][first + i]:features.char_end[place][first + j]].strip()
+                spans.setdefault(number, []).append((float(start[w, offset + i]) + float(end[w, offset + j]), text))
+    best = {}
+    for number, found in spans.items():
+        unique = {}
+        for value, text in sorted(found, key=lambda pair: -pair[0]):
+            unique.setdefault(text, value)
+        best[number] = list(unique.items())[:n_best]
+    return best
+
+
+def test_extract_finds_the_best_spans_of_all(tokenizer, tmp_path):
+    questions = questions_of(tmp_path, paragraphs=2, words=40)
+    features = squad.features(questions, tokenizer, max_length=48, doc_stride=16)
+    start, end = np.random.default_rng(0).normal(size=(2, len(features), 48)).astype(np.float32)
+    found = squad.extract(features, torch.tensor(start), torch.tensor(end), n_best=48, max_answer=9)
+    for number, expected in brute_force(features, start, end, 48, 9).items():
+        name = questions[number].id
+        assert found.texts[name] == expected[0][0]
+        top = found.nbest[name]
+        assert len(top) == 48 and len({entry["text"] for entry in top}) == 48
+        assert [entry["text"] for entry in top[:10]] == [text for text, _ in expected[:10]]
+        assert [entry["score"] for entry in top[:10]] == pytest.approx([value for _, value in expected[:10]])
+        assert sum(entry["probability"] for entry in top) == pytest.approx(1.0)
+        windows = np.flatnonzero(features.windows[:, 0] == number)
+        cls = float((start[windows, 0] + end[windows, 0]).min())
+        assert found.null_odds[name] == pytest.approx(cls - expected[0][1], abs=1e-5)
+
+
+def test_blocks_of_windows_do_not_matter(tokenizer, tmp_path, monkeypatch):
+    features = squad.features(questions_of(tmp_path), tokenizer, max_length=64, doc_stride=16)
+    start, end = np.random.default_rng(1).normal(size=(2, len(features), 64))
+    whole = squad.extract(features, start, end)
+    monkeypatch.setattr(squad, "WINDOW_BLOCK", 5)
+    assert squad.extract(features, start, end) == whole
+
+
+def test_answers_are_at_most_max_answer_tokens_long(tokenizer, tmp_path):
+    features = squad.features(questions_of(tmp_path, paragraphs=1), tokenizer)
+    start, end = np.full((2, len(features), 384), -5.0)
+    rows, offsets = np.arange(len(features)), features.offsets
+    start[rows, offsets + 3] = end[rows, offsets + 33] = 10  # 31 tokens
+    end[rows, offsets + 32] = 5  # 30 tokens
+    place = features.windows[0, 1]
+    context, begin = features.questions[0].context, features.char_start[place][3]
+    assert squad.extract(features, start, end).texts["q0-0"] == context[begin:features.char_end[place][32]].strip()
+    assert squad.extract(features, start, end, max_answer=31).texts["q0-0"] == context[begin:features.char_end[place][33]].strip()
+
+
+def test_rank_takes_a_beam_and_drops_what_is_not_legal(tokenizer, tmp_path):
+    questions = questions_of(tmp_path, paragraphs=1)
+    features = squad.features(questions, tokenizer)
+    assert len(features) == 4
+    offset = features.offsets[:, None]
+    last = features.lengths[:, None] - 1  # the closing [SEP]
+    starts = np.concatenate([np.zeros_like(offset), offset - 1, offset + 5, offset + 9, offset + 2], axis=1)
+    ends = np.concatenate([np.zeros_like(offset), offset + 3, last, offset + 8, offset + 2], axis=1)
+    scores = np.tile([9.0, 8.0, 7.0, 6.0, -3.0], (4, 1))  # only the last is legal
+    found = squad.rank(features, starts, ends, scores, null=np.array([0.5, -1.0, 2.0, 3.0]))
+    place = features.windows[0, 1]
+    text = questions[0].context[features.char_start[place][2]:features.char_end[place][2]].strip()
+    assert set(found.texts.values()) == {text} and found.nbest["q0-0"] == [{"text": text, "score": -3.0, "probability": 1.0}]
+    assert [found.null_odds[question.id] for question in questions] == [0.5, -1.0, 2.0, 3.0]
+
+
+def test_given_null_scores_take_the_smallest_window(tokenizer, tmp_path):
+    questions = questions_of(tmp_path, paragraphs=1)
+    features = squad.features(questions, tokenizer, max_length=64, doc_stride=16)
+    null = np.random.default_rng(2).normal(size=len(features))
+    found = squad.extract(features, *np.zeros((2, len(features), 64)), null=null)
+    for number, question in enumerate(questions):
+        assert found.null_odds[question.id] == null[features.windows[:, 0] == number].min()
+
+
+def test_a_diverged_model_scores_nothing(tokenizer, tmp_path):
+    questions = questions_of(tmp_path, impossible=True)
+    features = squad.features(questions, tokenizer, max_length=64, doc_stride=24, training=True)
+    start, end = perfect_logits(features)
+    found = squad.extract(features, start * np.nan, end)
+    assert found == ({}, {}, {})
+    result = squad.evaluate(questions, found.texts, found.null_odds)
+    assert {name: value for name, value in result.items() if value and not name.endswith(("total", "thresh"))} == {}
+    broken_question = features.windows[5, 0]
+    end[5, features.offsets[5]] = np.nan
+    found = squad.extract(features, start, end)
+    assert set(found.texts) == {question.id for question in questions} - {questions[broken_question].id}
+    end[5, features.offsets[5]] = -10
+    end[5, features.lengths[5]:] = np.nan  # padding does not count
+    assert len(squad.extract(features, start, end).texts) == len(questions)
+
+
+def test_logits_of_another_shape_are_refused(tokenizer, tmp_path):
+    features = squad.features(questions_of(tmp_path, paragraphs=1), tokenizer)
+    with pytest.raises(ValueError, match="for windows of"):
+        squad.extract(features, np.zeros((4, 10)), np.zeros((4, 10)))
+
+
+# --- the official scores
+
+def toy(answers):
+    """Questions with these gold answers; () is unanswerable."""
+    return [squad.Question(f"q{i}", "?", "c", tuple((text, 0) for text in texts), not texts) for i, texts in enumerate(answers)]
+
+
+def test_evaluate_version_1():
+    questions = toy([("cat", "a big cat"), ("dog",), ("the", "x y"), ("The",)])
+    predictions = {"q0": "big cat!", "q1": "dog house", "q2": "y", "q3": "an"}
+    result = squad.evaluate(questions, predictions)
+    assert result == {"exact": 50.0, "f1": pytest.approx(100 * (1 + 2 / 3 + 2 / 3 + 0) / 4), "total": 4}
+    del predictions["q0"]  # a missing answer is wrong, not left out
+    assert squad.evaluate(questions, predictions)["exact"] == 25.0
+
+
+def test_evaluate_version_2_and_its_threshold():
+    questions = toy([("cat",), ("dog",), (), ("red fox",), (), ("the",)])
+    predictions = {"q0": "cat", "q1": "cow", "q2": "x", "q3": "fox", "q4": "", "q5": "an"}
+    odds = {"q0": -3.0, "q1": 2.0, "q2": 1.0, "q3": -1.0, "q4": -2.0, "q5": 0.5}
+    result = squad.evaluate(questions, predictions, odds)
+    # q2 and q5 are withdrawn at 0; the gold answer "the" is empty after normalisation
+    assert result["exact"] == pytest.approx(100 * 3 / 6) and result["f1"] == pytest.approx(100 * (3 + 2 / 3) / 6)
+    assert (result["HasAns_exact"], result["HasAns_total"]) == (pytest.approx(25.0), 4)
+    assert (result["NoAns_exact"], result["NoAns_f1"], result["NoAns_total"]) == (100.0, 100.0, 2)
+    # all withdrawn: 2 right; by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0
+    assert result["best_exact"] == pytest.approx(100 * 4 / 6) and result["best_exact_thresh"] == 0.5
+    assert result["best_f1"] == pytest.approx(100 * (4 + 2 / 3) / 6) and result["best_f1_thresh"] == 0.5
+    assert squad.evaluate(questions, predictions, odds, threshold=0.5)["f1"] == pytest.approx(result["best_f1"])
+
+
+def test_the_best_threshold_really_is_best():
+    draw = random.Random(3)
+    questions = toy([(draw.choice(["a b", "c", "d e f"]),) if draw.random() < 0.6 else () for _ in range(60)])
+    predictions = {question.id: draw.choice(["a b", "c", "e f", "b"]) for question in questions}
+    odds = {question.id: draw.random() * 4 - 2 for question in questions}
+    result = squad.evaluate(questions, predictions, odds)
+    for name in ("exact", "f1"):
+        every = [squad.evaluate(questions, predictions, odds, threshold)[name] for threshold in [-9.0, *odds.values()]]
+        assert result[f"best_{name}"] == pytest.approx(max(every))
+        assert squad.evaluate(questions, predictions, odds, result[f"best_{name}_thresh"])[name] == pytest.approx(max(every))
+
+
+def test_threshold_below_all_odds_where_answers_only_hurt():
+    questions, odds = toy([(), (), ("cat",)]), {"q0": -5.0, "q1": -4.0, "q2": -3.0}
+    result = squad.evaluate(questions, dict.fromkeys(odds, "dog"), odds)
+    assert result["best_f1"] == pytest.approx(200 / 3) and result["best_f1_thresh"] == -6.0
+    assert squad.evaluate(questions, dict.fromkeys(odds, "dog"), odds, -6.0)["f1"] == pytest.approx(200 / 3)
+
+
+def test_ten_thousand_questions_take_seconds(tokenizer):
+    context = " ".join(random.Random(4).choices(WORDS, k=70))
+    questions = [squad.Question(str(i), WORDS[i % 50], context, ((context[:5], 0),), False) for i in range(10_000)]
+    features = squad.features(questions, tokenizer, max_length=160)
+    start, end = np.random.default_rng(0).normal(size=(2, len(features), 160)).astype(np.float32)
+    began = time.perf_counter()
+    found = squad.extract(features, start, end)
+    assert squad.evaluate(questions, found.texts)["total"] == len(found.texts) == 10_000
+    assert time.perf_counter() - began < 20
+
+
+# --- RACE
+
+def passage(number=1, questions=2, **change):
+    entry = {"id": f"high{number}.txt", "article": f"kalos tresot {number} " + " ".join(random.Random(number).choices(WORDS, k=60)),
+             "questions": ["minet _ sorir _ ?", "kadut ?"][:questions], "answers": ["B", "D"][:questions],
+             "options": [["kalos", "solot", "minet", "tredur"], ["kas", "sot", "ming", "trer"]][:questions]}
+    return entry | change
+
+
+def race_folder(tmp_path, joined=False):
+    for level, numbers in (("middle", (1, 2, 10)), ("high", (3,))):
+        folder = tmp_path / "RACE" / "dev" / level
+        if joined:
+            write(folder, "all.txt", "\n".join(json.dumps(passage(n)) for n in numbers) + "\n\n")
+        for n in () if joined else numbers:
+            write(folder, f"{n}.txt", passage(n))
+    return tmp_path / "RACE"
+
+
+def test_race_layouts_are_the_same(tmp_path):
+    raw = race.load(race_folder(tmp_path / "a"), "dev")
+    assert raw == race.load(race_folder(tmp_path / "b", joined=True), "dev")
+    assert [question.level for question in raw] == ["middle"] * 6 + ["high"] * 2
+    assert [question.answer for question in raw[:2]] == [1, 3] and raw[0].passage == raw[1].passage
+    assert len({question.id for question in raw}) == 8
+    assert race.load(tmp_path / "a" / "RACE", "dev", levels=("high",)) == raw[6:]
+
+
+def test_race_inputs(tokenizer, tmp_path):
+    questions = race.load(race_folder(tmp_path), "dev")
+    features = race.features(questions, tokenizer, max_length=48, max_qa=9)
+    seen = []
+    for batch in race.batches(features, 3, seed=0):
+        assert batch["ids"].shape == batch["segments"].shape == (len(batch["index"]), 4, batch["ids"].shape[2])
+        for row, i in enumerate(batch["index"].tolist()):
+            question = questions[i]
+            assert batch["labels"][row] == question.answer
+            for k, option in enumerate(question.options):
+                text = question.text.replace("_", option) if i % 2 == 0 else f"{question.text} {option}"
+                second = tokenizer.encode(text)[-9:]
+                first = tokenizer.encode(question.passage)[:48 - 3 - len(second)]
+                n = len(first) + len(second) + 3
+                assert batch["lengths"][row, k] == n
+                expected = [tokenizer.cls_id, *first, tokenizer.sep_id, *second, tokenizer.sep_id]
+                assert batch["ids"][row, k, :n].tolist() == expected
+                assert batch["segments"][row, k].tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1) + [0] * (
+                    batch["ids"].shape[2] - n)
+            seen.append(i)
+    assert sorted(seen) == list(range(8))
+
+
+def test_race_scores_by_level(tmp_path):
+    questions = race.load(race_folder(tmp_path), "dev")
+    logits = np.eye(4)[[question.answer for question in questions]]
+    assert race.evaluate(questions, logits) == {"accuracy": 1.0, "middle": 1.0, "high": 1.0}
+    logits[7] = np.nan
+    assert race.evaluate(questions, torch.tensor(logits)) == {"accuracy": 7 / 8, "middle": 1.0, "high": 0.5}
+    assert set(race.evaluate(questions[:6], logits[:6])) == {"accuracy", "middle"}
+
+
+@pytest.mark.parametrize("entry, message", [
+    ("{", r"1.txt: not a RACE passage"), ("[1]", r"not a RACE passage"), (passage(article=None), r"not a RACE passage"),
+    (passage(answers=["A"]), r"not a RACE passage"), (passage(options=[["a", "b", "c"]] * 2), r"not a RACE passage"),
+    (passage(answers=["A", "E"]), r"1.txt: question 2 has the answer 'E'"),
+    ({"article": "x"}, r"not a RACE passage")], ids=range(7))
+def test_race_mistakes(entry, message, tmp_path):
+    write(tmp_path, "dev/middle/1.txt", entry)
+    with pytest.raises(UserError, match=message):
+        race.load(tmp_path, "dev", levels=("middle",))
+    write(tmp_path, "dev/middle/all.txt", f"{json.dumps(passage())}\n\n{entry if isinstance(entry, str) else json.dumps(entry)}")
+    with pytest.raises(UserError, match=r"all.txt:3: " + message.replace("1.txt: ", "")):
+        race.load(tmp_path, "dev", levels=("middle",))
+    with pytest.raises(UserError, match="high: no all.txt and no passage files"):
+        race.load(tmp_path, "dev", levels=("high",))
+
+
+# --- the real files
+
+@pytest.mark.skipif("PAPERS_DATA" not in os.environ, reason="PAPERS_DATA does not name a folder with the real data")
+@pytest.mark.parametrize("name, count, impossible", [
+    ("train-v1.1", 1646, 0), ("dev-v1.1", 524, 0), ("train-v2.0", 3472, 1826), ("dev-v2.0", 1090, 566)])
+def test_real_files(name, count, impossible, tokenizer):
+    questions = squad.load(Path(os.environ["PAPERS_DATA"]) / "squad" / f"{name}.json")
+    assert (len(questions), sum(question.impossible for question in questions)) == (count, impossible)
+    if not name.startswith("dev"):
+        return
+    # a coarse tokenizer cuts words into letters: the whole answer must still come back from its tokens, in windows that hold everything
+    features = squad.features(questions, tokenizer, max_length=4000, training=True)
+    found = squad.extract(features, *perfect_logits(features), max_answer=1000)
+    kept = [question for question in questions if question.answers]
+    exact = [metrics.squad_exact(found.texts[question.id], question.answers[0][0]) for question in kept]
+    assert np.mean(exact) > 0.99, [(q.answers[0][0], found.texts[q.id]) for q, right in zip(kept, exact) if not right]
