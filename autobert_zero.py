@@ -26,13 +26,17 @@ Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) o
          D14 Named architectures at other depths than 12: see named_arch.
 """
 import ast
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
-import os
 import random
 import re
+import shutil
+import statistics
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -40,6 +44,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 # B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions, I inputs of an attention graph, K kernel size
 
@@ -61,10 +66,12 @@ class Config:
     glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: train one on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, App. D.2
-    tasks: str = "CoLA,MRPC"  # proxy tasks of the search
+    squad: str = ""  # folder with SQuAD's train-v1.1.json, ...; default: the demo questions
+    tasks: str = "glue"  # proxy tasks of the search
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # model
-    arch: str = "autobert-zero"  # architecture: a name, the text form, or a best.json
+    arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json
+    variant: str = ""  # att | conv: the ablations of Table 5 of --arch
     layers: int = 12  # L
     hidden: int = 768  # d
     heads: int = 12  # A
@@ -80,12 +87,22 @@ class Config:
     weight_decay: float = 0.01  # AdamW, not on biases and LayerNorms
     clip: float = 1.0  # largest gradient norm
     mask_rate: float = 0.15  # share of the tokens predicted
+    epochs: int = 0  # passes over the corpus in place of --steps, --pretrain only
+    accumulate: int = 1  # logical shards of a batch, computed one after the other and shared out over the processes
+    compile: bool = False  # torch.compile the model
+    recompute: bool = False  # gradient checkpointing: half the memory for a third more time
+    init: str = ""  # run folder of --search or --pretrain to start from
     save_every: int = 1000  # steps between checkpoints
+    log_every: int = 50  # steps between lines of the log
+    eval_every: int = 100  # steps between looks at held-out text or at dev, App. D.2
     # fine-tuning
     finetune_epochs: int = 3  # App. D.1
     finetune_batch: int = 32  # sentences an update
     finetune_lr: float = 2e-5  # App. D.1
     finetune_warmup: float = 0.01  # share of the steps, App. D.1
+    squad_length: int = 384  # tokens of a question with its window
+    runs: int = 1  # seeds of each fine-tuning; the median counts
+    grid: bool = False  # search the learning rates and weight decays of App. D.2
     # search
     strategy: str = "op-nas"  # op-nas | evolution (mutations uniform) | random
     population: int = 100  # initial random candidates, Sec. 4.1
@@ -96,9 +113,14 @@ class Config:
     ucb_unit: float = 100.0  # scores enter Eq. 3 multiplied by this; see D9
     max_path: int = 12  # longest attention graph, in operations
     no_weight_sharing: bool = False  # every candidate starts from the same random weights instead of the super-net
+    # description and analysis
+    measure: bool = False  # --describe: time a forward on this device too
+    measure_batch: int = 128  # sequences of that forward, Table 7
+    folders: tuple[str, ...] = ()  # --analyze: the run folders to look at
+    samples: int = 1280  # --analyze: sentences (uniformity) or architectures (fidelity)
 
 
-DEMO = dict(vocab_size=4000, layers=4, hidden=128, heads=4, ffn=256, length=64, dropout=0.0)
+DEMO = dict(vocab_size=4000, layers=4, hidden=128, heads=4, ffn=256, length=64, dropout=0.0, measure_batch=32)
 PRESETS = {
     "demo": {**DEMO, "tasks": "CoLA,MRPC", "train_rows": 1000,
              "search": dict(steps=80, batch=32, lr=2e-3, warmup=0.1, finetune_epochs=1, finetune_lr=5e-4, finetune_warmup=0.1,
@@ -567,6 +589,7 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
         self.project = nn.Linear(E, cfg.hidden) if E != cfg.hidden else nn.Identity()
         self.layers = nn.ModuleList(Layer(layer, cfg, shared) for layer in arch)
+        self.recompute = cfg.recompute
         self.apply(init_weights)
 
     def forward(self, ids, segments, lengths, every_layer=False):
@@ -577,7 +600,7 @@ class Encoder(nn.Module):
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
         states = [x]
         for layer in self.layers:
-            x = layer(x, mask)
+            x = checkpoint(layer, x, mask, use_reentrant=False) if self.recompute and self.training else layer(x, mask)
             states.append(x)
         return states if every_layer else x
 
@@ -628,6 +651,19 @@ class Classifier(nn.Module):
 
     def forward(self, ids, segments, lengths):
         return self.head(self.dropout(torch.tanh(self.pooler(self.encoder(ids, segments, lengths)[:, 0]))))
+
+
+class SpanReader(nn.Module):
+    """Encoder and a linear head on every token: logits of start and end (B, T, 2), for SQuAD."""
+
+    def __init__(self, arch, cfg):
+        super().__init__()
+        self.encoder = Encoder(arch, cfg)
+        self.head = nn.Linear(cfg.hidden, 2)
+        init_weights(self.head)
+
+    def forward(self, ids, segments, lengths):
+        return self.head(self.encoder(ids, segments, lengths))
 
 # --- supernet ------------------------------------------------------------------------------------
 
@@ -852,14 +888,9 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
     model.to(data.device)
     result = {"score": 0.0, "scores": {}, "diverged": False}  # D12
     try:
-        checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model) if cfg.save_every < cfg.steps else None
+        checkpoint = Checkpoint(path, alone, model=model) if cfg.save_every < cfg.steps else None
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch, tick=tick)
-        for task in data.tasks:
-            classifier = Classifier(arch, cfg, task.classes, shared=True)
-            carry_over(model, classifier)
-            train_classifier(classifier, data.features[task.name]["train"], task, cfg, data.device, tick=tick)
-            metrics = evaluate_classifier(classifier, data.features[task.name]["dev"], task, cfg, data.device)
-            result["scores"][task.name] = max(metrics["main"], 0.0)  # D12
+        result["scores"] = score_tasks(model, arch, data.tasks, cfg, data.device, tick=tick)
         result["score"] = sum(result["scores"].values()) / len(data.tasks)
     except Diverged:
         result["diverged"] = True
@@ -868,18 +899,29 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
     return result
 
 
+def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: None):
+    """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model's encoder on each task."""
+    scores = {}
+    for task in tasks:
+        classifier = Classifier(arch, cfg, task.outputs, shared)
+        classifier.encoder.load_state_dict(model.encoder.state_dict())
+        classifier.pooler.load_state_dict(model.pooler.state_dict())
+        scores[task.name] = max(train_task(classifier, task, cfg, device, tick)["main"], 0.0)
+    return scores
+
+
 def search(cfg):
     """OP-NAS (Algorithm 1). The candidates of a round are shared out over the processes; all else is the same on each of them."""
-    from common.distributed import Checkpoint, Stop, barrier, launch, load_file, progress, save_file, say, write_atomic
+    from common.distributed import Checkpoint, barrier, launch, load_file, progress, save_file, say, write_atomic
     with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, "search", ranks, parse_task_names(cfg.tasks))
+        run, data = open_run(cfg, "search", ranks, tasks=True)
         if run.finished:
             say(ranks, f"{run.folder}: this search is finished (--restart begins anew)\n")
             return show_best(run.finished, ranks)
         supernet, history, sizes = SuperNet(cfg), [], round_sizes(cfg)
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        work = cfg.steps + sum(finetune_steps(data.features[task.name]["train"], cfg) for task in data.tasks)
+        work = cfg.steps + sum(task.steps(cfg) for task in data.tasks)
         folder = run.folder / "candidates"
         folder.mkdir(exist_ok=True)
         bar = progress(ranks, sum(sizes) * work, "search", start=len(history) * work)
@@ -889,11 +931,13 @@ def search(cfg):
             proposals = propose(history, number, cfg)  # Alg. 1, lines 4 to 7
             for index in range(ranks.rank, len(proposals), ranks.size):
                 path = folder / f"{len(history) + index}.pt"
+                training = path.with_suffix(".training.pt")
                 describe_progress(bar, number, len(sizes), len(history) + index, sum(sizes), history)
                 if not path.exists():
-                    save_file(path, evaluate_candidate(proposals[index][1], number, supernet, data, cfg, path,
+                    save_file(path, evaluate_candidate(proposals[index][1], number, supernet, data, cfg, training,
                                                        lambda done: bar.update(done * ranks.size)))  # Alg. 1, lines 8 and 9
-                    path.with_suffix(".training.pt").unlink(missing_ok=True)
+                for left in folder.glob(training.name + "*"):
+                    left.unlink()
             barrier(ranks)
             results = [load_file(folder / f"{len(history) + index}.pt") for index in range(len(proposals))]
             if not cfg.no_weight_sharing:
@@ -976,115 +1020,11 @@ def mask_tokens(ids, tokenizer, rate, generator):
 
 # --- training ------------------------------------------------------------------------------------
 
+CHECK_EVERY = 20  # steps between looks at the gradient norm, each of which makes a GPU wait
+
 
 class Diverged(Exception):
     """A loss or a gradient became infinite or not a number."""
-
-
-def schedule(step, steps, warmup):
-    """Share of the peak learning rate at a step: linear up over warmup x steps, then linear down to 0 (App. D.1)."""
-    rise = max(1, round(warmup * steps))
-    return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
-
-
-def make_optimizer(model, cfg, lr):
-    """AdamW without weight decay on biases and LayerNorms."""
-    decayed = [value for value in model.parameters() if value.dim() > 1]
-    plain = [value for value in model.parameters() if value.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": cfg.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=1e-6, fused=True)
-
-
-def language_batch(data, cfg, position, rows):
-    """Training examples position .. position + rows - 1 of the endless stream, as tensors on the device."""
-    from common.distributed import seed_of
-    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
-    segments = data.train.segments(position, rows, cfg.length - 3, cfg.seed)
-    ids, kinds, lengths, next_labels = next_sentence_pairs(segments, data.tokenizer, generator)
-    ids, positions, labels = mask_tokens(ids, data.tokenizer, cfg.mask_rate, generator)
-    return [tensor.to(data.device, non_blocking=True) for tensor in (ids, kinds, lengths, positions, labels, next_labels)]
-
-
-def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick=lambda done: None):
-    """Masked-language-model and next-sentence pre-training from example number `first` on. Raises Diverged, and Stop after SIGTERM (state saved)."""
-    from common.distributed import Stop, autocast, seed_everything, stop_requested
-    optimizer = make_optimizer(model, cfg, cfg.lr)
-    start = 0
-    if checkpoint:
-        checkpoint.owned["optimizer"] = optimizer
-        start = checkpoint.restore().get("step", 0)
-        tick(start)
-    model.train()
-    for step in range(start, cfg.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
-        seed_everything(cfg.seed, "language model", first, step)
-        ids, kinds, lengths, positions, labels, next_labels = language_batch(data, cfg, first + step * cfg.batch, cfg.batch)
-        with autocast(cfg.dtype, data.device):
-            logits, next_logits = model(ids, kinds, lengths, positions)
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()) + F.cross_entropy(next_logits.float(), next_labels)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
-        if not math.isfinite(norm):
-            raise Diverged(f"gradient norm {norm} at step {step}")
-        optimizer.step()
-        optimizer.zero_grad()
-        tick(1)
-        if checkpoint and (stop_requested() or (step + 1) % cfg.save_every == 0):
-            checkpoint.save(step=step + 1)
-        if stop_requested():
-            raise Stop
-
-
-def carry_over(source, target):
-    """Copy the encoder and the pooler of a language model into a classifier."""
-    target.encoder.load_state_dict(source.encoder.state_dict())
-    target.pooler.load_state_dict(source.pooler.state_dict())
-
-
-def finetune_steps(features, cfg):
-    """Updates of one fine-tuning."""
-    return cfg.finetune_epochs * math.ceil(len(features) / cfg.finetune_batch)
-
-
-def train_classifier(model, features, task, cfg, device, tick=lambda done: None):
-    """Fine-tune on one task (App. D.1). Raises Diverged."""
-    from common import glue
-    from common.distributed import Stop, autocast, seed_everything, stop_requested
-    model.to(device).train()
-    optimizer, step, steps = make_optimizer(model, cfg, cfg.finetune_lr), 0, finetune_steps(features, cfg)
-    for epoch in range(cfg.finetune_epochs):
-        for batch in glue.batches(features, cfg.finetune_batch, seed=cfg.seed, epoch=epoch):
-            for group in optimizer.param_groups:
-                group["lr"] = cfg.finetune_lr * schedule(step, steps, cfg.finetune_warmup)
-            seed_everything(cfg.seed, "fine-tuning", task.name, step)
-            ids, kinds, lengths, labels = (batch[key].to(device) for key in ("ids", "segments", "lengths", "labels"))
-            with autocast(cfg.dtype, device):
-                logits = model(ids, kinds, lengths).float()
-            loss = F.mse_loss(logits[:, 0], labels) if task.regression else F.cross_entropy(logits, labels)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
-            if not math.isfinite(norm):
-                raise Diverged(f"gradient norm {norm} at step {step} of {task.name}")
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            tick(1)
-            if stop_requested():
-                raise Stop
-
-
-@torch.no_grad()
-def evaluate_classifier(model, features, task, cfg, device):
-    """The task's metrics (shares) on labelled features; "main" is the one that counts."""
-    from common import glue
-    from common.distributed import autocast
-    model.eval()
-    logits = torch.zeros(len(features), task.classes)
-    for batch in glue.batches(features, 4 * cfg.finetune_batch):
-        with autocast(cfg.dtype, device):
-            logits[batch["index"]] = model(*(batch[key].to(device) for key in ("ids", "segments", "lengths"))).float().cpu()
-    return glue.score(task, logits.numpy(), features.labels)
 
 
 @dataclasses.dataclass
@@ -1093,71 +1033,835 @@ class Data:
     tokenizer: object
     train: object  # common.corpus.Corpus to train on
     dev: object  # held-out part
-    tasks: list
-    features: dict  # {task: {split: common.glue.Features}}
+    tasks: list  # of GlueTask: the proxy tasks of a search
     device: torch.device
+    folder: Path  # of the run
 
 
-def parse_task_names(text):
-    from common import glue
-    return glue.parse_tasks(text)
-
-
-def open_run(cfg, action, ranks, tasks):
-    """Open the run folder and everything the run reads. Returns (common.distributed.RunFolder, Data)."""
+def open_run(cfg, action, ranks, flags=("corpus", "glue"), tasks=False):
+    """Open the run folder and what the run reads. flags: the data flags that the demo data stands in for; tasks: read the proxy tasks too. Returns
+    (RunFolder, Data)."""
     from common import glue
     from common.distributed import RunFolder
     from common.inputs import fill_in, open_text
     settings = dataclasses.asdict(cfg)
-    demo = fill_in(cfg, ranks, "corpus", "glue")
+    demo = fill_in(cfg, ranks, *flags)
     run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, demo)
     text = open_text(cfg, ranks, run.folder)
-    features = {}
-    for task in tasks:
-        loaded = {split: glue.load(cfg.glue, task, split) for split in ("train", "dev")}
-        features[task.name] = {split: glue.encode(examples, text.tokenizer, cfg.length) for split, examples in loaded.items()}
+    problems = [GlueTask(task, text.tokenizer, cfg) for task in glue.parse_tasks(cfg.tasks)] if tasks else []
+    return run, Data(text.tokenizer, text.train, text.dev, problems, ranks.device, run.folder)
+
+
+def schedule(step, steps, warmup):
+    """Share of the peak learning rate at a step: linear up over warmup x steps, then linear down to 0 (App. D.1)."""
+    rise = max(1, round(warmup * steps))
+    return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
+
+
+def make_optimizer(model, weight_decay):
+    """AdamW without weight decay on biases and LayerNorms."""
+    decayed = [value for value in model.parameters() if value.dim() > 1]
+    plain = [value for value in model.parameters() if value.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)
+
+
+def set_rate(optimizer, rate):
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def language_batch(data, corpus, cfg, position, rows):
+    """Examples position .. position + rows - 1 of a corpus's endless stream, as tensors on the device: the arguments of language_losses."""
+    from common.distributed import seed_of
+    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
+    segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
+    ids, kinds, lengths, next_labels = next_sentence_pairs(segments, data.tokenizer, generator)
+    ids, positions, labels = mask_tokens(ids, data.tokenizer, cfg.mask_rate, generator)
+    batch = (ids, kinds, lengths, positions, labels, next_labels)
+    return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True) for tensor in batch]
+
+
+def language_losses(model, ids, kinds, lengths, positions, labels, next_labels):
+    """(masked-language-model loss, next-sentence loss), to be added (Sec. 4.1), and the logits."""
+    logits, next_logits = model(ids, kinds, lengths, positions)  # (B, M, V), (B, 2)
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()), F.cross_entropy(next_logits.float(), next_labels)
+    return losses, (logits, next_logits)
+
+
+def wrap(model, cfg, ranks):
+    """The model as it is trained: compiled where asked, data-parallel where there are several processes."""
+    network = torch.compile(model) if cfg.compile else model
+    if ranks.size == 1:
+        return network
+    return nn.parallel.DistributedDataParallel(network, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
+
+
+def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick=lambda done: None, report=None):
+    """Masked-language-model and next-sentence pre-training from example number `first` on.
+
+    A batch is cut in --accumulate logical shards (at least one a process), each with a seed of its own, so that the examples and the dropout of a
+    step do not depend on the number of processes. report(step, losses, rate) is called every --log_every steps. Raises Diverged, and Stop after
+    SIGTERM (state saved).
+    """
+    from common.distributed import Stop, autocast, seed_everything, shard_range, stopping
+    optimizer, start = make_optimizer(model, cfg.weight_decay), 0
+    if checkpoint:
+        checkpoint.owned["optimizer"] = optimizer
+        start = checkpoint.restore().get("step", 0)
+        tick(start)
+    network, shards = wrap(model, cfg, ranks), max(cfg.accumulate, ranks.size)
+    mine, rows = shard_range(ranks, shards), cfg.batch // shards
+    model.train()
+    for step in range(start, cfg.steps):
+        rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
+        set_rate(optimizer, rate)
+        for shard in mine:
+            seed_everything(cfg.seed, "language model", first, step, shard)
+            batch = language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
+            lone = ranks.size == 1 or shard == mine[-1]  # gradients travel with the last shard
+            with contextlib.nullcontext() if lone else network.no_sync():
+                with autocast(cfg.dtype, data.device):
+                    losses, _ = language_losses(network, *batch)
+                (sum(losses) / len(mine)).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        tick(1)
+        done = step + 1
+        look = done % CHECK_EVERY == 0 or done in (cfg.steps, start + 1)
+        if look and not math.isfinite(norm):  # once it is not, the weights are lost, and it stays so
+            raise Diverged(f"gradient norm {norm} at or before step {done}")
+        if report and (done % cfg.log_every == 0 or done == cfg.steps):
+            report(done, losses, rate)
+        stop = (look or ranks.size == 1) and stopping(ranks)
+        if checkpoint and (stop or done % cfg.save_every == 0 or done == cfg.steps):
+            checkpoint.save(step=done)
+        if stop:
+            raise Stop
+
+
+@torch.no_grad()
+def evaluate_language_model(model, data, cfg, ranks, batches=16):
+    """Loss and accuracy of both objectives on held-out text, the same examples for every model; shared out over the processes."""
+    from common.distributed import autocast, reduce_mean
+    model.eval()
+    sums, rows = torch.zeros(5, dtype=torch.float64), max(1, min(32, cfg.batch))
+    for index in range(ranks.rank, max(batches, ranks.size), ranks.size):
+        batch = language_batch(data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
+        labels, next_labels = batch[4:]
+        with autocast(cfg.dtype, data.device):
+            losses, (logits, next_logits) = language_losses(model, *batch)
+        right = (logits.argmax(-1) == labels).sum() / (labels >= 0).sum()
+        sums += torch.tensor([*losses, right, (next_logits.argmax(-1) == next_labels).float().mean(), 1.0], dtype=torch.float64)
+    model.train()
+    names = ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
+    means = reduce_mean(ranks, *sums.tolist())
+    return {name: value / means[-1] for name, value in zip(names, means)}
+
+
+def pretrain(cfg):
+    """Full training of one architecture (App. D.2), from scratch or from a run folder (--init; a search's: AutoBERT-Zero*)."""
+    from common.cli import UserError
+    from common.distributed import Checkpoint, launch, peak_flops, peak_memory, progress, say, seed_everything
+    with launch(cfg.device) as ranks:
+        start_at = read_run(cfg) if cfg.init else None
+        run, data = open_run(cfg, "pretrain", ranks, ("corpus",))
+        if run.finished:
+            return say(ranks, f"{run.folder}: this run is finished: {run.finished} (--restart begins anew)")
+        arch = read_arch(cfg)
+        seed_everything(cfg.seed, "model")
+        model = LanguageModel(arch, cfg)
+        if start_at:
+            say(ranks, start_from(model, start_at))
+        model.to(ranks.device)
+        if cfg.epochs:
+            cfg.steps = math.ceil(cfg.epochs * data.train.slots(cfg.length - 3) / cfg.batch)
+        bar, roof = progress(ranks, cfg.steps, "pretrain"), peak_flops(ranks.device, cfg.dtype)
+        cost, clock = 3 * sum(count_flops(arch, cfg, cfg.length).values()) / cfg.length, [time.perf_counter(), 0]
+
+        def report(step, losses, rate):
+            now, before = time.perf_counter(), clock[:]
+            clock[:] = now, step
+            speed = (step - before[1]) * cfg.batch * cfg.length / (now - before[0]) if before[1] else None
+            record = {"step": step, "mlm": losses[0].item(), "nsp": losses[1].item(), "lr": rate, "tokens_per_second": speed,
+                      "share_of_peak": speed and speed * cost / (roof * ranks.size), "memory_mb": peak_memory(ranks.device)}
+            if step % cfg.eval_every == 0:
+                record["held_out"] = evaluate_language_model(model, data, cfg, ranks)
+            bar.set_postfix(mlm=f"{record['mlm']:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
+            run.log(phase="pretrain", **record)
+
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
+        try:
+            train_language_model(model, data, cfg, ranks, checkpoint, tick=bar.update, report=report)
+        except Diverged as error:
+            raise UserError(f"{run.folder}: the training diverged ({error}); lower --lr or raise --warmup, and --restart") from None
+        result = evaluate_language_model(model, data, cfg, ranks, batches=64)
+        bar.close()
+        run.finish(result)
+        say(ranks, "held-out text:", ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
+
+
+def read_arch(cfg):
+    """The architecture that --arch, --variant and --layers name; UserError where it is none."""
+    from common.cli import UserError
+    try:
+        if cfg.arch.endswith(".json"):
+            arch = parse_arch(json.loads(Path(cfg.arch).read_text(encoding="utf-8"))["arch"])
+        else:
+            arch = named_arch(cfg.arch, cfg.layers) if cfg.arch in NAMED else parse_arch(cfg.arch)
+        arch = ablate(arch, cfg.variant and f"-{cfg.variant}")
+        if len(arch) == 12 and cfg.layers == 24:  # App. D.2: large repeats each pair right after itself
+            arch = tuple(layer for pair in range(0, 12, 2) for layer in arch[pair:pair + 2] * 2)
+    except (ValueError, KeyError) as error:
+        raise UserError(f"--arch {cfg.arch}: {error}; names are {', '.join(NAMED)}") from None
+    if len(arch) != cfg.layers:
+        raise UserError(f"--arch {cfg.arch}: has {len(arch)} layers where --layers says {cfg.layers}; set --layers {len(arch)}")
+    return arch
+
+
+SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule the shapes of the weights
+
+
+def read_run(cfg):
+    """What --init points at: a run folder of --pretrain or --search. Returns (architecture or None, weights, is it a super-net?).
+
+    Sets the model's shape, the tokenizer and, unless --arch names another, the architecture in cfg to the folder's.
+    """
+    from common.cli import UserError
+    from common.distributed import load_file
+    folder = Path(cfg.init)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no run folder (config.json is missing); --init takes the --out of a --search or --pretrain")
+    record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if record["action"] not in ("search", "pretrain"):
+        raise UserError(f"{folder}: holds a run of --{record['action']}; --init takes one of --search or --pretrain")
+    settings, searched = record["settings"], record["action"] == "search"
+    state = load_file(folder / "checkpoint.pt")["owned"]
+    for name in SHAPE:
+        setattr(cfg, name, settings[name])
+    cfg.tokenizer = cfg.tokenizer or str(folder / "corpus") if (folder / "corpus").exists() else settings["tokenizer"] or settings["corpus"][0]
+    if searched and cfg.arch == Config.arch:
+        if not (folder / "best.json").exists():
+            raise UserError(f"{folder}: this search is not finished; finish it, or name an architecture with --arch")
+        cfg.arch = str(folder / "best.json")
+    elif not searched:
+        cfg.arch, cfg.variant = settings["arch"], settings["variant"]
+    return state["supernet" if searched else "model"], searched
+
+
+def start_from(model, source):
+    """Load what read_run returned into a LanguageModel or a Classifier; says what was taken over, made anew and left out. A shape that does not fit
+    is a UserError unless it belongs to a head."""
+    from common.cli import UserError
+    weights, searched = source
+    arch, taken, anew = model.encoder.arch, [], []
+    state = model.state_dict()
+    for name, value in state.items():
+        there, rows, columns = slot(name, value, arch) if searched else (name, None, None)
+        if there not in weights:
+            anew.append(name)
+            continue
+        given = take(weights[there], rows, columns)
+        if name.endswith("conv.kernel") and searched and value.shape[1] < max(KERNELS):
+            given = given @ weights[f"{there.removesuffix('kernel')}transform.{value.shape[1]}"]  # the adapted kernel, Sec. 3.2
+        if given.shape != value.shape and not name.startswith("head"):
+            raise UserError(f"--init: {name} is {tuple(given.shape)} there and {tuple(value.shape)} here; use the same sizes")
+        value.copy_(given)
+        taken.append(there)
+    left = sorted(set(weights) - set(taken)) if not searched else []
+    return f"--init: {len(taken)} weights taken over; made anew: {', '.join(anew) or 'none'}; left out: {', '.join(left) or 'none'}"
+
+
+# A fine-tuning problem has name, outputs, steps, batches, loss, evaluate and predict; GlueTask and SquadTask are the two kinds.
+
+
+class GlueTask:
+    """One GLUE task. splits: those of common.glue.load to read."""
+
+    def __init__(self, task, tokenizer, cfg, splits=("train", "dev")):
+        from common import glue
+        self.task, self.name, self.outputs, self.span = task, task.name, task.classes, False
+        examples = {split: glue.load(cfg.glue, task, split).head(cfg.train_rows if split == "train" else 0) for split in splits}
+        self.features = {split: glue.encode(examples[split], tokenizer, cfg.length) for split in splits}
+
+    def steps(self, cfg):
+        """Updates of one fine-tuning."""
+        return cfg.finetune_epochs * math.ceil(len(self.features["train"]) / cfg.finetune_batch)
+
+    def batches(self, cfg, epoch):
+        from common import glue
+        return glue.batches(self.features["train"], cfg.finetune_batch, seed=cfg.seed, epoch=epoch)
+
+    def loss(self, logits, batch):
+        """Cross-entropy of logits (B, classes), or squared error where the task is a regression."""
+        return F.mse_loss(logits[:, 0], batch["labels"]) if self.task.regression else F.cross_entropy(logits, batch["labels"])
+
+    def evaluate(self, model, cfg, device):
+        """The official metrics on dev, as shares; "main" is the one that counts."""
+        from common import glue
+        result = glue.score(self.task, self.logits(model, "dev", cfg, device), self.features["dev"].labels)
+        if "dev_mismatched" in self.features:
+            logits = self.logits(model, "dev_mismatched", cfg, device)
+            result["mismatched"] = glue.score(self.task, logits, self.features["dev_mismatched"].labels)["main"]
+        return result
+
+    def logits(self, model, split, cfg, device):
+        """(n, classes) in the order of the file, as a numpy array."""
+        from common import glue
+        logits = torch.zeros(len(self.features[split]), self.outputs)
+        for batch in glue.batches(self.features[split], 4 * cfg.finetune_batch):
+            logits[batch["index"]] = infer_batch(model, batch, cfg, device)
+        return logits.numpy()
+
+    def predict(self, model, cfg, device, folder):
+        """Write the submission files of the test splits that are there."""
+        from common import glue
+        for split in self.features:
+            if split.startswith("test"):
+                glue.write_submission(folder, self.task, self.logits(model, split, cfg, device), split)
+
+
+class SquadTask:
+    """SQuAD 1.1 ("squad1") or 2.0 ("squad2"): a span of the paragraph, [CLS] standing for "no answer"."""
+
+    def __init__(self, name, tokenizer, cfg):
+        from common import squad
+        self.name, self.outputs, self.span = name, 2, True
+        version = {"squad1": "v1.1", "squad2": "v2.0"}[name]
+        self.questions = {split: squad.load(Path(cfg.squad) / f"{split}-{version}.json") for split in ("train", "dev")}
         if cfg.train_rows:
-            features[task.name]["train"] = first_rows(features[task.name]["train"], cfg.train_rows)
-    return run, Data(text.tokenizer, text.train, text.dev, tasks, features, ranks.device)
+            self.questions["train"] = self.questions["train"][:cfg.train_rows]
+        self.features = {split: squad.features(questions, tokenizer, cfg.squad_length, cfg.squad_length // 3, training=split == "train")
+                         for split, questions in self.questions.items()}
+
+    def steps(self, cfg):
+        return cfg.finetune_epochs * math.ceil(len(self.features["train"]) / cfg.finetune_batch)
+
+    def batches(self, cfg, epoch):
+        from common import squad
+        return squad.batches(self.features["train"], cfg.finetune_batch, seed=cfg.seed, epoch=epoch)
+
+    def loss(self, logits, batch):
+        """Mean cross-entropy of start and end; logits (B, T, 2)."""
+        logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)
+        return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
+
+    def answers(self, model, cfg, device):
+        """common.squad.Predictions on dev."""
+        from common import squad
+        features = self.features["dev"]
+        logits = torch.full((len(features), cfg.squad_length, 2), -1e4)
+        for batch in squad.batches(features, 4 * cfg.finetune_batch):
+            logits[batch["index"], :batch["ids"].shape[1]] = infer_batch(model, batch, cfg, device)
+        return squad.extract(features, logits[..., 0], logits[..., 1])
+
+    def evaluate(self, model, cfg, device):
+        """The official scores; "main" is F1 as a share, for 2.0 at the best no-answer threshold."""
+        from common import squad
+        found = self.answers(model, cfg, device)
+        result = squad.evaluate(self.questions["dev"], found.texts, found.null_odds if self.name == "squad2" else None)
+        return {**result, "main": result.get("best_f1", result["f1"]) / 100}
+
+    def predict(self, model, cfg, device, folder):
+        """Write predictions.json (2.0: answers above the threshold withdrawn) and null_odds.json."""
+        from common import squad
+        from common.distributed import write_atomic
+        found = self.answers(model, cfg, device)
+        result = squad.evaluate(self.questions["dev"], found.texts, found.null_odds)
+        limit = result.get("best_f1_thresh", math.inf)
+        texts = {name: "" if found.null_odds.get(name, 0) > limit else text for name, text in found.texts.items()}
+        write_atomic(Path(folder) / "predictions.json", json.dumps(texts, indent=1))
+        write_atomic(Path(folder) / "null_odds.json", json.dumps(found.null_odds, indent=1))
 
 
-def first_rows(features, rows):
-    """The first rows of common.glue.Features."""
-    return dataclasses.replace(features, ids=type(features.ids)(features.ids[i] for i in range(min(rows, len(features)))),
-                               segments=type(features.segments)((features.segments[i] for i in range(min(rows, len(features)))), "b"),
-                               labels=features.labels[:rows])
+@torch.no_grad()
+def infer_batch(model, batch, cfg, device):
+    """A model's outputs for a batch of features, on the CPU in float32."""
+    from common.distributed import autocast
+    model.eval()
+    with autocast(cfg.dtype, device):
+        return model(*(batch[key].to(device) for key in ("ids", "segments", "lengths"))).float().cpu()
+
+
+def train_task(model, task, cfg, device, tick=lambda done: None, keep_best=False):
+    """Fine-tune on one task (App. D.1, D.2); returns its metrics on dev.
+
+    keep_best: look at dev every --eval_every steps and end with the best weights seen, as App. D.2's evaluation interval implies; otherwise the last
+    weights count. Raises Diverged, and Stop after SIGTERM.
+    """
+    from common.distributed import Stop, autocast, seed_everything, stop_requested
+    model.to(device)
+    optimizer, step, steps, best = make_optimizer(model, cfg.weight_decay), 0, task.steps(cfg), None
+    for epoch in range(cfg.finetune_epochs):
+        for batch in task.batches(cfg, epoch):
+            set_rate(optimizer, cfg.finetune_lr * schedule(step, steps, cfg.finetune_warmup))
+            seed_everything(cfg.seed, "fine-tuning", task.name, step)
+            batch = {key: value.to(device) for key, value in batch.items()}
+            model.train()
+            with autocast(cfg.dtype, device):
+                logits = model(batch["ids"], batch["segments"], batch["lengths"])
+            task.loss(logits.float(), batch).backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            tick(1)
+            if (step % CHECK_EVERY == 0 or step == steps) and not math.isfinite(norm):
+                raise Diverged(f"gradient norm {norm} at or before step {step} of {task.name}")
+            if stop_requested():
+                raise Stop
+            if keep_best and (step % cfg.eval_every == 0 or step == steps):
+                result = task.evaluate(model, cfg, device)
+                if best is None or result["main"] > best[0]["main"]:
+                    best = result, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    if keep_best:
+        model.load_state_dict(best[1])
+        return best[0]
+    return task.evaluate(model, cfg, device)
+
+
+FROM_MNLI = ("RTE", "STS-B", "MRPC")  # App. D.2: fine-tuned from an MNLI checkpoint
+
+
+def open_task(name, tokenizer, cfg):
+    """The fine-tuning problem of a name in --finetune, with every split that is there. UserError where it is unknown."""
+    from common import glue
+    if name in ("squad1", "squad2"):
+        return SquadTask(name, tokenizer, cfg)
+    task, folder = glue.parse_tasks(name)[0], Path(cfg.glue) / glue.parse_tasks(name)[0].name
+    two = ("_matched", "_mismatched") if task.name == "MNLI" else ("",)
+    splits = ["train", "dev"] + ["dev_mismatched"] * (len(two) == 2)
+    splits += [split for split, ending in zip(("test", "test_mismatched"), two) if (folder / f"test{ending}.tsv").exists()]
+    return GlueTask(task, tokenizer, cfg, splits)
+
+
+def task_names(text):
+    """["CoLA", "squad1", ...] of "CoLA,squad1" or "glue"; MNLI first, since others start from it."""
+    from common import glue
+    parts = text.replace(",", " ").split()
+    squads = [part.lower() for part in parts if part.lower() in ("squad1", "squad2")]
+    rest = ",".join(part for part in parts if part.lower() not in ("squad1", "squad2"))
+    names = [task.name for task in glue.parse_tasks(rest)] if rest else []
+    return sorted(names, key=lambda name: name != "MNLI") + squads
+
+
+LEARNING_RATES, WEIGHT_DECAYS = (1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)  # App. D.2
+
+
+def finetune_jobs(names, cfg):
+    """[(task, run, settings of its own)]: --runs seeds, and with --grid each learning rate and weight decay of App. D.2."""
+    jobs = []
+    for name in names:
+        own = {"squad1": dict(finetune_batch=32), "squad2": dict(finetune_batch=48, finetune_epochs=2)}.get(name, {}) if cfg.preset != "demo" else {}
+        points = [dict(finetune_lr=lr, weight_decay=decay) for lr in LEARNING_RATES for decay in WEIGHT_DECAYS] if cfg.grid else [{}]
+        jobs += [(name, number, {**own, **point, "seed": cfg.seed + number}) for point in points for number in range(cfg.runs)]
+    return jobs
+
+
+def finetune(cfg, text):
+    """Fine-tune on GLUE and SQuAD (App. D.2). The jobs are shared out over the processes; a job that is done is not done again."""
+    from common.distributed import barrier, launch, on_main, progress
+    with launch(cfg.device) as ranks:
+        names, source = task_names(text), read_run(cfg) if cfg.init else None
+        squads, cfg.tasks = [name for name in names if name.startswith("squad")], text
+        flags = [flag for flag, read in (("corpus", not cfg.tokenizer), ("glue", len(squads) < len(names)), ("squad", squads)) if read]
+        run, data = open_run(cfg, "finetune", ranks, flags)
+        if run.finished:
+            return show_scores(run.finished, ranks)
+        arch, jobs, folder = read_arch(cfg), finetune_jobs(names, cfg), run.folder / "jobs"
+        on_main(ranks, lambda: folder.mkdir(exist_ok=True))
+        opened, bar = functools.cache(lambda name: open_task(name, data.tokenizer, cfg)), progress(ranks, len(jobs), "fine-tuning")
+        for stage in ([job for job in jobs if job[0] == "MNLI"], [job for job in jobs if job[0] != "MNLI"]):
+            for name, number, own in stage[ranks.rank::ranks.size]:
+                path = folder / f"{name}-{number}-{own.get('finetune_lr', cfg.finetune_lr)}-{own.get('weight_decay', cfg.weight_decay)}.json"
+                if not path.exists():
+                    bar.set_description(f"fine-tuning {name}, run {number + 1}")
+                    finetune_one(opened(name), number, dataclasses.replace(cfg, **own), arch, source, data.device, path)
+                bar.update(ranks.size)
+            barrier(ranks)
+        bar.close()
+        result = on_main(ranks, summarise, run.folder, names)
+        run.finish(result)
+        show_scores(result, ranks)
+
+
+def finetune_one(task, number, cfg, arch, source, device, path):
+    """One job: a task, a seed, one setting. Writes its predictions, for MNLI its weights, and its result file last."""
+    from common.distributed import load_file, save_file, seed_everything, write_atomic
+    began, mnli, note = time.perf_counter(), best_job(path.parent, "MNLI"), "from scratch"
+    seed_everything(cfg.seed, "head", task.name)
+    model = SpanReader(arch, cfg) if task.span else Classifier(arch, cfg, task.outputs)
+    if task.name in FROM_MNLI and mnli:
+        weights = load_file(path.parent / f"{mnli['job']}.pt")
+        note = f"from {mnli['job']}; " + start_from(model, ({name: value for name, value in weights.items() if not name.startswith("head")}, False))
+    elif source:
+        note = start_from(model, source)
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    try:
+        metrics = train_task(model, task, cfg, device, keep_best=True)
+        task.predict(model, cfg, device, folder)
+    except Diverged as error:
+        metrics = {"main": 0.0, "diverged": str(error)}
+    if task.name == "MNLI":
+        save_file(folder.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
+    write_atomic(path, json.dumps({"job": folder.name, "task": task.name, "run": number, "lr": cfg.finetune_lr, "weight_decay": cfg.weight_decay,
+                                   "metrics": metrics, "start": note, "seconds": round(time.perf_counter() - began, 2)}, indent=1))
+
+
+def read_jobs(folder, name):
+    """The results of a task's jobs that are done."""
+    jobs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob(f"{name}-*.json"))]
+    return [job for job in jobs if job["task"] == name]
+
+
+def best_job(folder, name):
+    """The job of a task with the best dev score, None where there is none."""
+    return max(read_jobs(folder, name), key=lambda job: job["metrics"]["main"], default=None)
+
+
+def summarise(folder, names):
+    """{tasks: {task: median, mean, sd, n, setting, metrics of the median run}, averages}; the setting with the best median stands for a task. The
+    predictions of each median run are copied to folder/submission."""
+    from common import glue
+    tasks = {}
+    for name in names:
+        settings = defaultdict(list)
+        for job in read_jobs(folder / "jobs", name):
+            settings[job["lr"], job["weight_decay"]].append(job)
+        runs = max(settings.values(), key=lambda jobs: statistics.median(job["metrics"]["main"] for job in jobs))
+        runs.sort(key=lambda job: job["metrics"]["main"])
+        scores, middle = [job["metrics"]["main"] for job in runs], runs[len(runs) // 2]
+        tasks[name] = {"median": statistics.median(scores), "mean": statistics.mean(scores), "sd": statistics.stdev(scores) if len(scores) > 1 else 0.0,
+                       "n": len(scores), "lr": middle["lr"], "weight_decay": middle["weight_decay"], "metrics": middle["metrics"], "start": middle["start"]}
+        shutil.copytree(folder / "jobs" / middle["job"], folder / "submission", dirs_exist_ok=True)
+    scores = {name: entry["metrics"] for name, entry in tasks.items() if not name.startswith("squad")}
+    if "mismatched" in scores.get("MNLI", {}):
+        scores["MNLI-mm"] = {"main": scores["MNLI"]["mismatched"]}
+    return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
+
+
+def show_scores(result, ranks):
+    """Print a line a task and the two averages, named apart."""
+    from common.distributed import say
+    for name, entry in result["tasks"].items():
+        others = ", ".join(f"{key} {value:.4g}" for key, value in entry["metrics"].items() if isinstance(value, float) and key != "main")
+        say(ranks, f"{name:8s} median {entry['median']:.4f}  mean {entry['mean']:.4f}  sd {entry['sd']:.4f}  n {entry['n']}  ({others})")
+    for name, value in result["averages"].items():
+        say(ranks, f"{name}: {value}")
+
+
+# Counting and analyses.
+
+
+def count_flops(arch, cfg, T):
+    """FLOPs of one forward of T tokens, 2 a multiply-add, matrix products and convolutions only: {"layers", "vocabulary_head"}."""
+    H, E, total = cfg.hidden, cfg.embedding or cfg.hidden, 0
+    sizes = {"n": T, "d": H // cfg.heads}
+    for layer in arch:
+        total += 2 * T * H * cfg.ffn + T * H * H  # feed-forward, W_O or its like
+        if isinstance(layer, int):
+            total += 2 * T * H * H + layer * T * H  # d -> 2d, the kernel
+            continue
+        total += len(used_inputs(layer)) * T * H * H
+        shapes = infer_graph(layer)
+        for index, (op, *operands) in enumerate(layer, len(INPUTS)):
+            if op in ("matmul", "cosine", "euclidean"):
+                total += cfg.heads * sizes[shapes[index][0]] * sizes[shapes[index][1]] * sizes[shapes[operands[0]][1]]
+    if E != H:
+        total += T * E * H
+    return {"layers": 2 * total, "vocabulary_head": 2 * T * (H * E + E * cfg.vocab_size)}
+
+
+def count_parameters(arch, cfg):
+    """Unique parameters by part, from the model built without memory, and the paper's "#Params of Att" (Tables 3, 5): the projections that make a
+    layer's inputs, with biases, without W_O."""
+    with torch.device("meta"):
+        model = LanguageModel(arch, cfg)
+    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
+    for name, value in model.named_parameters():
+        part = "layers" if ".layers." in name else "embeddings" if name.startswith("encoder") else "pooler" if name.startswith("pooler") else "heads"
+        parts[part] += value.numel()
+    inputs = sum(2 if isinstance(layer, int) else len(used_inputs(layer)) for layer in arch)
+    return parts, inputs * (cfg.hidden ** 2 + cfg.hidden)
+
+
+PUBLISHED_COUNTS = {  # (name, hidden): parameters, parameters of attention, FLOPs at 128 tokens; Tables 2, 3, 4, 5
+    ("bert", 768): ("110M", "21.3M", 2.9e10), ("autobert-zero", 768): ("104M", "15.4M", 2.3e10), ("autobert-zero-att", 768): (None, "16.5M", None),
+    ("autobert-zero-conv", 768): (None, "15.4M", None), ("autobert-zero", 1024): ("318M", None, 6.8e10), ("autobert-zero", 256): ("13M", None, 2.9e9),
+}
+
+
+def describe(cfg):
+    """Print one JSON object: parameters, FLOPs, the published figures beside them, and with --measure latency and memory (Table 7)."""
+    arch = read_arch(cfg)
+    parts, attention = count_parameters(arch, cfg)
+    flops = count_flops(arch, cfg, 128)
+    published = PUBLISHED_COUNTS.get((cfg.arch + (cfg.variant and f"-{cfg.variant}"), cfg.hidden))
+    report = {"arch": arch_text(arch), "parameters": sum(parts.values()), "parts": parts, "attention_parameters": attention,
+              "flops": flops["layers"], "flops_with_vocabulary_head": sum(flops.values()),
+              "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; embeddings are look-ups"}
+    if published:
+        report["published"] = dict(zip(("parameters", "attention_parameters", "flops"), published))
+    if cfg.measure:
+        report["measured"] = measure(arch, cfg)
+    print(json.dumps(report, indent=2))
+
+
+@torch.no_grad()
+def measure(arch, cfg, rounds=5):
+    """Seconds and peak memory of a forward of --measure_batch sequences, beside BERT of the same shape, in turns (Table 7: batches of 128)."""
+    from common.distributed import autocast, pick_device
+    device, seconds = pick_device(cfg.device), {"this": [], "bert": []}
+    models = {"this": Encoder(arch, cfg).to(device).eval(), "bert": Encoder(named_arch("bert", cfg.layers), cfg).to(device).eval()}
+    ids = torch.randint(cfg.vocab_size, (cfg.measure_batch, cfg.length), device=device)
+    kinds, lengths, memory = torch.zeros_like(ids), torch.full((cfg.measure_batch,), cfg.length, device=device), {}
+    for number in range(rounds + 1):  # the first round warms up
+        for name, model in models.items():
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            began = time.perf_counter()
+            with autocast(cfg.dtype, device):
+                model(ids, kinds, lengths)[0, 0, 0].item()  # waits for the device
+            seconds[name] += [time.perf_counter() - began] * (number > 0)
+            memory[name] = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    return {"batch": cfg.measure_batch, "length": cfg.length, "seconds": middle["this"], "bert_seconds": middle["bert"],
+            "bert_over_this": middle["bert"] / middle["this"], "peak_memory_mb": memory["this"], "bert_peak_memory_mb": memory["bert"]}
+
+
+def analyze(cfg, name):
+    """One of ANALYSES; each writes a table, its numbers and a picture into --out."""
+    from common.cli import UserError
+    if name not in ANALYSES:
+        raise UserError(f"--analyze {name}: there is no such analysis; choose from {', '.join(ANALYSES)}")
+    cfg.out = cfg.out.replace("analyze", name)
+    ANALYSES[name](cfg)
+
+
+def run_folders(cfg, flag="folders"):
+    """The run folders of --folders, or of --init; UserError where there is none."""
+    from common.cli import UserError
+    folders = cfg.folders or ((cfg.init,) if cfg.init else ())
+    if not folders:
+        raise UserError("which runs? name them with --folders DIR...")
+    for folder in folders:
+        if not (Path(folder) / "config.json").is_file():
+            raise UserError(f"{folder}: no run folder (config.json is missing)")
+    return [Path(folder) for folder in folders]
+
+
+def uniformity(states, lengths):
+    """Figure 5's two measures, a value a layer, averaged over the sequences; padding is left out.
+
+    states: [(B, T, H)] of every layer; lengths (B,). Residual: ||X - 1 x^T|| / ||X||, Frobenius norms, x the mean token (0: all tokens alike).
+    Cosine: mean over pairs of different tokens.
+    """
+    mask = (torch.arange(states[0].shape[1], device=lengths.device) < lengths[:, None])[..., None]  # (B, T, 1)
+    count, residuals, cosines = lengths[:, None].float(), [], []
+    for X in states:
+        X = X.float() * mask
+        centred = (X - X.sum(1, keepdim=True) / count[..., None]) * mask
+        residuals.append((centred.flatten(1).norm(dim=1) / X.flatten(1).norm(dim=1)).mean().item())
+        total = F.normalize(X, dim=-1).sum(1).square().sum(-1)  # the sum over all pairs, each token with itself too
+        cosines.append(((total - count[:, 0]) / (count[:, 0] * (count[:, 0] - 1))).mean().item())
+    return residuals, cosines
+
+
+@torch.no_grad()
+def analyze_uniformity(cfg):
+    """Figure 5: how alike the tokens' representations become, layer by layer, on --samples examples of the first of --tasks."""
+    from common import glue
+    from common.distributed import Ranks, pick_device
+    from common.inputs import fill_in
+    from common.report import write_report
+    from common.tokenization import load_tokenizer
+    ranks, columns, curves = Ranks(0, 1, pick_device(cfg.device)), ["layer"], []
+    fill_in(cfg, ranks, "glue")
+    task = glue.parse_tasks(cfg.tasks)[0]
+    for folder in run_folders(cfg):
+        own = dataclasses.replace(cfg, init=str(folder), tokenizer="", arch=Config.arch)
+        source = read_run(own)
+        tokenizer = load_tokenizer(own.tokenizer)
+        own.vocab_size = tokenizer.vocab_size
+        model = Classifier(read_arch(own), own, task.classes)
+        start_from(model, source)
+        encoder, sums = model.encoder.to(ranks.device).eval(), []
+        features = glue.encode(glue.load(cfg.glue, task, "train").head(cfg.samples), tokenizer, cfg.length)
+        for batch in glue.batches(features, 64):
+            batch = {key: value.to(ranks.device) for key, value in batch.items()}
+            sums.append([len(batch["ids"]), *uniformity(encoder(batch["ids"], batch["segments"], batch["lengths"], every_layer=True), batch["lengths"])])
+        total = sum(rows for rows, _, _ in sums)
+        for kind, place in (("residual", 1), ("cosine", 2)):
+            columns.append(f"{kind} {folder.name}")
+            curves.append([sum(row[0] * row[place][layer] for row in sums) / total for layer in range(own.layers + 1)])
+    rows = [[layer, *values] for layer, values in enumerate(zip(*curves))]
+
+    def draw(axes):
+        for name, curve in zip(columns[1:], curves):
+            axes.plot(range(len(curve)), curve, marker="o", linestyle="-" if name.startswith("residual") else "--", label=name)
+        axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine", title=f"Token uniformity on {task.name}")
+        axes.legend(frameon=False, fontsize=8)
+
+    write_report(cfg.out, "uniformity", columns, rows, {"samples": len(features), "task": task.name}, draw)
+
+
+def analyze_fidelity(cfg):
+    """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone; Kendall's tau, by task, between the score in
+    the search and the score alone. Continues where it stopped."""
+    from common import glue, metrics
+    from common.distributed import Ranks, RunFolder, pick_device, progress, read_jsonl, seed_everything, write_atomic
+    from common.inputs import fill_in, open_text
+    from common.report import write_report
+    folder = run_folders(cfg)[0]
+    cfg.init = str(folder)
+    read_run(cfg)
+    ranks, settings = Ranks(0, 1, pick_device(cfg.device)), dataclasses.asdict(cfg)
+    run = RunFolder(cfg.out, settings, "analyze", ranks, cfg.restart, fill_in(cfg, ranks, "corpus", "glue"))
+    text = open_text(cfg, ranks, run.folder)
+    tasks = [GlueTask(task, text.tokenizer, cfg) for task in glue.parse_tasks(cfg.tasks)]
+    data = Data(text.tokenizer, text.train, text.dev, tasks, ranks.device, run.folder)
+    history = sorted((line for line in read_jsonl(folder / "history.jsonl") if not line["diverged"]), key=lambda line: line["score"])
+    count = min(cfg.samples, len(history))
+    chosen, rows = [history[index * (len(history) - 1) // max(count - 1, 1)] for index in range(count)], []
+    bar = progress(ranks, count, "stand-alone training")
+    for line in chosen:
+        path = run.folder / f"alone-{line['id']}.json"
+        if not path.exists():
+            arch = parse_arch(line["arch"])
+            seed_everything(cfg.seed, "model")
+            model = LanguageModel(arch, cfg).to(ranks.device)
+            train_language_model(model, data, cfg, ranks)
+            write_atomic(path, json.dumps(score_tasks(model, arch, tasks, cfg, ranks.device, shared=False)))
+        scores = json.loads(path.read_text())
+        rows.append([line["id"], line["score"], sum(scores.values()) / len(scores), *[value for task in tasks for value in (line["scores"][task.name], scores[task.name])]])
+        bar.update(1)
+    bar.close()
+    names = ["mean"] + [task.name for task in tasks]
+    columns = ["id"] + [f"{name} {where}" for name in names for where in ("in search", "alone")]
+    taus = {name: metrics.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows]) for place, name in enumerate(names)}
+
+    def draw(axes):
+        axes.scatter([row[1] for row in rows], [row[2] for row in rows])
+        axes.set(xlabel="score in the search", ylabel="score trained alone", title=f"Kendall's tau {taus['mean']:.2f}")
+
+    write_report(cfg.out, "fidelity", columns, rows, {"kendall": taus}, draw)
+    print("Kendall's tau:", ", ".join(f"{name} {value:.3f}" for name, value in taus.items()))
+
+
+def analyze_search(cfg):
+    """Figure 6: the best score so far by number of evaluated candidates, mean and spread over the seeds of each strategy among --folders."""
+    from common.distributed import read_jsonl
+    from common.report import write_report
+    curves = defaultdict(list)
+    for folder in run_folders(cfg):
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]
+        name = settings["strategy"] + (", no weight sharing" if settings["no_weight_sharing"] else "")
+        scores = [line["score"] for line in read_jsonl(folder / "history.jsonl")]
+        curves[name].append([max(scores[:index + 1]) for index in range(len(scores))])
+    shortest = min(len(curve) for group in curves.values() for curve in group)
+    marks = sorted({shortest, *[mark for mark in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100, 200, 400, 800) if mark < shortest]})
+    rows, summary = [], {}
+    for name, group in curves.items():
+        means = [statistics.mean(curve[index] for curve in group) for index in range(shortest)]
+        spreads = [statistics.stdev(curve[index] for curve in group) if len(group) > 1 else 0.0 for index in range(shortest)]
+        summary[name] = {"mean": means, "sd": spreads, "runs": len(group)}
+        rows.append([name, len(group), *[f"{means[mark - 1]:.4f} ± {spreads[mark - 1]:.4f}" for mark in marks]])
+
+    def draw(axes):
+        for name, group in summary.items():
+            line, = axes.plot(range(1, shortest + 1), group["mean"], label=f"{name} (n {group['runs']})")
+            low, high = ([mean + sign * sd for mean, sd in zip(group["mean"], group["sd"])] for sign in (-1, 1))
+            axes.fill_between(range(1, shortest + 1), low, high, alpha=0.15, color=line.get_color())
+        axes.set(xlabel="evaluated candidates", ylabel="best score so far", title="Search (mean and standard deviation)")
+        axes.legend(frameon=False)
+
+    write_report(cfg.out, "search", ["strategy", "runs", *[f"after {mark}" for mark in marks]], rows, {"curves": summary}, draw)
+
+
+def analyze_operations(cfg):
+    """What the UCB of a search has learned: the probability of each operation by position, and of each kernel size by layer."""
+    from common.distributed import read_jsonl
+    from common.report import write_report
+    folder = run_folders(cfg)[0]
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]
+    own = Config(**{**settings, "strategy": "op-nas"})
+    priority = OperationPriority(read_jsonl(folder / "history.jsonl"), own)
+    positions = [priority.operation_probabilities(position) for position in range(len(priority.cells))]
+    kernels = [priority.kernel_probabilities(layer) for layer in range(own.layers)]
+
+    def draw(axes):
+        image = axes.imshow(positions, aspect="auto", cmap="viridis")
+        axes.set_xticks(range(len(OPS)), OPS, rotation=45, ha="right")
+        axes.set(ylabel="position of the path", title="Probability of each operation")
+        axes.figure.colorbar(image)
+
+    write_report(cfg.out, "operations", ["position", *OPS], [[index, *row] for index, row in enumerate(positions)], {}, draw)
+    write_report(cfg.out, "kernels", ["layer", *KERNELS], [[index + 1, *row] for index, row in enumerate(kernels)])
+
+
+ANALYSES = {"uniformity": analyze_uniformity, "fidelity": analyze_fidelity, "search": analyze_search, "operations": analyze_operations}
 
 # --- command line --------------------------------------------------------------------------------
 
 
 ACTIONS = {
     "search": ("search for an architecture (Algorithm 1)", None),
+    "pretrain": ("train --arch in full (App. D.2), from scratch or from --init", None),
+    "finetune": ("fine-tune on these tasks (GLUE names, glue, squad1, squad2), from --init", "TASKS"),
+    "analyze": ("uniformity | fidelity | search | operations", "NAME"),
+    "describe": ("parameters, FLOPs and, with --measure, speed of --arch as JSON", None),
 }
 
 
 def shrink(cfg):
     """--dry_run: two real steps of every phase."""
-    cfg.steps, cfg.finetune_epochs, cfg.train_rows = 2, 1, 2 * cfg.finetune_batch
-    cfg.population, cfg.rounds, cfg.parents, cfg.children = 2, 1, 1, 2
+    cfg.steps, cfg.epochs, cfg.finetune_epochs, cfg.train_rows, cfg.runs = 2, 0, 1, 2 * cfg.finetune_batch, 1
+    cfg.population, cfg.rounds, cfg.parents, cfg.children, cfg.samples = 2, 1, 1, 2, 2
+    cfg.log_every = cfg.eval_every = 1
     cfg.out += "-dry"
+
+
+def check(cfg):
+    """Refuse settings that cannot work, in one line."""
+    from common.cli import UserError
+    for name in ("layers", "hidden", "heads", "ffn", "vocab_size", "batch", "save_every", "log_every", "eval_every", "finetune_epochs", "finetune_batch",
+                 "population", "parents", "children", "max_path", "runs", "samples", "accumulate"):
+        if getattr(cfg, name) < 1:
+            raise UserError(f"--{name} {getattr(cfg, name)}: must be at least 1")
+    if cfg.hidden % cfg.heads:
+        raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
+    if not 8 <= cfg.length <= 512:
+        raise UserError(f"--length {cfg.length}: must be from 8 to 512")
+    if cfg.strategy not in ("op-nas", "evolution", "random"):
+        raise UserError(f"--strategy {cfg.strategy}: choose op-nas, evolution or random")
+    if cfg.variant not in ("", "att", "conv"):
+        raise UserError(f"--variant {cfg.variant}: choose att or conv")
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
+    if cfg.steps < 1 and not cfg.epochs:
+        raise UserError("--steps 0: give --steps or --epochs")
+    if not 0 < cfg.mask_rate < 1 or not 0 <= cfg.dropout < 1 or not 0 <= cfg.warmup <= 1 or not 0 <= cfg.finetune_warmup <= 1:
+        raise UserError("--mask_rate, --dropout and the warm-ups are shares: above 0 (dropout, warm-ups: from 0) and below 1")
 
 
 def main(argv=None):
     """Run one action of the command line."""
-    from common.cli import UserError, parse
+    from common.cli import parse
     from common.distributed import Stop
     action, value, cfg = parse(Config, PRESETS, ACTIONS, __doc__, argv)
     if action is None:
         return 0
+    check(cfg)
     cfg.out = cfg.out or f"runs/autobert_zero-{action}-{cfg.preset}"
     if cfg.dry_run:
         shrink(cfg)
+    actions = {"search": search, "pretrain": pretrain, "describe": describe}
     try:
-        {"search": search}[action](cfg)
+        actions[action](cfg) if action in actions else {"finetune": finetune, "analyze": analyze}[action](cfg, value)
     except Stop:
-        print("stopped; the same command continues")
-    except ValueError as error:
-        raise UserError(str(error)) from None
+        print("stopped; the same command continues", file=sys.stderr)
     return 0
 
 

@@ -83,9 +83,9 @@ def parse(config_class, presets, actions, description, argv=None):
     for name in actions:
         defaults.pop(name, None)
     config = config_class(**{**defaults, **given, "preset": preset})
-    for name, value in vars(config).items():
-        if isinstance(value, list):
-            setattr(config, name, tuple(value))
+    for name, setting in vars(config).items():
+        if isinstance(setting, list):
+            setattr(config, name, tuple(setting))
     if not chosen:
         parser.print_help()
     return action, value, config

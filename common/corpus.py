@@ -4,16 +4,20 @@
     train, dev = corpus.split(held_out=0.05)
     batch = train.segments(position=0, rows=256, length=125, seed=0)
 
-A prepared folder holds tokens.bin (uint16, or uint32 for more than 65,536 pieces), sentences.bin (int64: the token at which each sentence starts, and
-the total), documents.bin (int64: the sentence at which each document starts, and the total) and meta.json, which is written last: a folder without
-it was cut short. Everything streams, so memory grows neither with the corpus nor with the number of files, and workers do not change the result.
+A prepared folder holds tokens.bin (uint16, or uint32 for more than 65,536 pieces), sentences.bin (int64: the token at
+which each sentence starts, then the total), documents.bin (int64: the sentence at which each document starts, then the
+total) and meta.json, which is written last: a folder without it was cut short. Everything streams, so memory does not
+grow with the corpus, and the number of workers does not change the result.
 
-How text is read. Each file's first 128 KiB decides its layout:
-- wrapped: lines are as full as a fixed width allows (the next line's first word would not have fitted): lines of a paragraph are joined, then split into sentences;
-- split: lines hold several sentences each (WikiText): each line is split into sentences; otherwise a line is a sentence (BERT's input format);
-- blank_ends: blank lines end documents (BERT's format). Not so in wrapped text, in files with ` = Title = ` lines and where paragraphs are single
-  lines: there a file is a document, cut before titles, before headings in capitals once it has 2,000 characters, and after 100,000 characters.
-Any file is also cut, at a document's end where one is near, every 4 MiB, the unit that workers share out.
+How text is read. A file's first 128 KiB decide its layout:
+- wrapped: most lines are so full that the next line's first word would not have fitted, and most do not end a
+  sentence. The lines of a paragraph are joined and split into sentences.
+- split: lines hold several sentences each (WikiText), so each line is split. Otherwise a line is a sentence (BERT).
+- blank_ends: blank lines end documents (BERT). Not so in wrapped text, in files with ` = Title = ` lines and where
+  paragraphs are single lines: there the file is one document, cut before titles and before headings in capitals
+  that come after 2,000 characters or more.
+A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
+is near.
 """
 import hashlib
 import json
@@ -38,37 +42,37 @@ from tqdm import tqdm
 from common.cli import UserError
 from common.tokenization import text_files, write_whole
 
-CHUNK, WINDOW, SAMPLE = 4 << 20, 1 << 18, 1 << 17  # bytes: a worker's share, where its end is looked for, what decides the layout
+# bytes: what decides the layout, a worker's share, where its end is looked for
+SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
 HEADING_AFTER, LONGEST_DOCUMENT = 2_000, 100_000  # characters
 TITLE = re.compile(r"= [^=\s](.*[^=\s])? =")
-CUTS = [re.compile(rb"\n(?=[ \t]*= [^=\s][^\n=]* =[ \t]*\r?\n)"), re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n"), re.compile(rb" "),
-        re.compile(rb"(?=[\x00-\x7f\xc2-\xf4])")]  # best first; the last finds the start of a character
+CUTS = [re.compile(pattern) for pattern in (  # where a share may end, best first: before a title, after a blank line..
+    rb"\n(?=[ \t]*= [^=\s][^\n=]* =[ \t]*\r?\n)", rb"\n[ \t\r]*\n", rb"\n", rb" ", rb"(?=[\x00-\x7f\xc2-\xf4])")]
 SENTENCE_END = re.compile(r"""[.!?…؟।]+["'”’»)\]_*]*\s+|[。！？]+["”’」』）]*\s*""")
 OPENING = " \"'“‘«([_*¿¡-–—"
-ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres esq jr sr vs no nos vol
-    vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb mar apr jun jul aug sep sept oct nov dec""".split())
+ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres
+    esq jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb
+    mar apr jun jul aug sep sept oct nov dec""".split())
+NAMES = ("tokens", "sentences", "documents")
 
 
 class Layout(NamedTuple):
-    """How a file's lines are to be read (see the module's docstring)."""
+    """How a file's lines are to be read: see the module's docstring."""
     wrapped: bool
     split: bool
     blank_ends: bool
 
 
-# --- text -> sentences ------------------------------------------------------------------------------------------------
-
 def ends_sentence(text, match):
-    """Whether a SENTENCE_END match is one: the next word is not lower-case, and the full stop does not belong to an abbreviation or initial."""
+    """Whether a SENTENCE_END match is one: no lower-case word follows, no abbreviation or initial before it."""
     following = text[match.end():match.end() + 8].lstrip(OPENING)
-    if following[:1].islower():
-        return False
-    if match.group().rstrip() != ".":
-        return True
-    word = text[max(text.rfind(" ", 0, match.start()), match.start() - 20) + 1:match.start()].lstrip(OPENING)
-    initial = len(word) == 1 and word.isupper() and word != "I" or "." in word
+    if following[:1].islower() or match.group().rstrip() != ".":
+        return not following[:1].islower()
+    near = max(0, match.start() - 20)
+    word = text[max(near, text.rfind(" ", near, match.start()) + 1):match.start()].lstrip(OPENING)
     if word.lower() in ("no", "nos"):  # an abbreviation only before a number
         return not following[:1].isdigit()
+    initial = len(word) == 1 and word.isupper() and word != "I" or "." in word
     return not initial and word.lower() not in ABBREVIATIONS
 
 
@@ -78,8 +82,8 @@ def split_sentences(text):
     for match in SENTENCE_END.finditer(text):
         end = match.end()
         if end < len(text) and ends_sentence(text, match):
-            if text.startswith('" ', end) and text.count('"', start, end) % 2:  # tokenised text: the blank parts the closing quote
-                end += 2
+            if text.startswith('" ', end) and text.count('"', start, end) % 2:
+                end += 2  # a closing quote that a tokeniser set apart
             found.append(text[start:end].strip())
             start = end
     return [sentence for sentence in [*found, text[start:].strip()] if sentence]
@@ -87,22 +91,24 @@ def split_sentences(text):
 
 def text_blocks(text):
     """Blocks of non-blank lines, each a list of stripped lines."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    blocks = ([line.strip() for line in block.split("\n") if line.strip()] for block in re.split(r"\n[^\S\n]*\n", text))
+    blocks = re.split(r"\n[^\S\n]*\n", text.replace("\r\n", "\n").replace("\r", "\n"))
+    blocks = ([line.strip() for line in block.split("\n") if line.strip()] for block in blocks)
     return [block for block in blocks if block]
 
 
 def layout_of(path):
-    """The Layout that a file's first 128 KiB shows. UserError for what is not text."""
+    """The Layout that the beginning of a file shows. UserError for what is not text."""
     with open(path, "rb") as file:
         head = file.read(SAMPLE)
     if b"\0" in head:
         raise UserError(f"{path}: this is not UTF-8 text (it has zero bytes); convert it to UTF-8, or take it out")
     blocks = text_blocks(head.decode("utf-8", errors="replace"))
     lines = list(chain.from_iterable(blocks))
-    followed = [(len(line), len(line) + 1 + len(after.split(None, 1)[0])) for block in blocks for line, after in zip(block, block[1:])]
-    width = np.percentile([size for size, _ in followed], 90) if followed else 0
-    wrapped = bool(sum(size > width for _, size in followed) > 0.6 * len(followed))
+    inner = [(line, after.split(None, 1)[0]) for block in blocks for line, after in zip(block, block[1:])]
+    width = np.percentile([len(line) for line, _ in inner], 90) if inner else 0
+    full = sum(len(line) + 1 + len(word) > width for line, word in inner) > 0.6 * len(inner)
+    ended = sum(line[-1] in ".!?" for line, _ in inner) > 0.5 * len(inner)
+    wrapped = bool(full and not ended and width >= 30)
     split = wrapped or sum(len(split_sentences(line)) for line in lines) > 1.5 * len(lines)
     titled = any(TITLE.fullmatch(line) for line in lines)
     return Layout(wrapped, split, not wrapped and not titled and len(lines) >= 2 * len(blocks))
@@ -113,19 +119,17 @@ def read_documents(text, layout):
     documents, size = [[]], 0
     for block in text_blocks(text):
         for unit in [" ".join(block)] if layout.wrapped else block:
-            heading = len(unit) < 80 and unit.isupper() and size >= HEADING_AFTER
-            if not layout.blank_ends and (heading or TITLE.fullmatch(unit)) or size >= LONGEST_DOCUMENT:
-                documents.append([])
-                size = 0
-            documents[-1] += split_sentences(unit) if layout.split else [unit]
-            size += len(unit)
-        if layout.blank_ends:
-            documents.append([])
-            size = 0
+            heading = TITLE.fullmatch(unit) or len(unit) < 80 and unit.isupper() and size >= HEADING_AFTER
+            size = LONGEST_DOCUMENT if heading and not layout.blank_ends else size
+            for sentence in split_sentences(unit) if layout.split else [unit]:
+                if size >= LONGEST_DOCUMENT:
+                    documents.append([])
+                    size = 0
+                documents[-1].append(sentence)
+                size += len(sentence)
+        size = LONGEST_DOCUMENT if layout.blank_ends else size
     return [document for document in documents if document]
 
-
-# --- sentences -> token files -------------------------------------------------------------------------------------------
 
 def chunks(path):
     """(path, start byte, end byte, layout) of pieces of about CHUNK bytes; a function of the file alone."""
@@ -136,21 +140,25 @@ def chunks(path):
             if start + CHUNK + WINDOW < size:
                 file.seek(start + CHUNK)
                 window = file.read(WINDOW)
-                matches = (cut.search(window) for cut in CUTS[layout.blank_ends:])
+                matches = (cut.search(window) for cut in CUTS[layout.blank_ends:])  # BERT's format has no titles
                 end = start + CHUNK + next((match.end() for match in matches if match), 0)
             yield str(path), start, end, layout
             start = end
 
 
+def token_dtype(tokenizer):
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
+
+
 def encode_chunk(tokenizer, job):
-    """(path, bytes, token array, sentence lengths, sentences per document, undecodable sequences) of one chunk."""
+    """(path, bytes, token array, tokens per sentence, sentences per document, undecodable sequences) of one chunk."""
     path, start, end, layout = job
     with open(path, "rb") as file:
         file.seek(start)
         raw = file.read(end - start)
     text = raw.decode("utf-8", errors="replace")
     broken = text.count("\ufffd") - raw.count("\ufffd".encode())
-    documents = read_documents(text.lstrip("\ufeff") if start == 0 else text, layout)
+    documents = read_documents(text.removeprefix("\ufeff"), layout)
     rows = tokenizer.encode_batch(list(chain.from_iterable(documents)))
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     tokens = np.fromiter(chain.from_iterable(rows), token_dtype(tokenizer), int(lengths.sum()))
@@ -159,12 +167,8 @@ def encode_chunk(tokenizer, job):
     return path, end - start, tokens, lengths[lengths > 0], counts[counts > 0], broken
 
 
-def token_dtype(tokenizer):
-    return np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
-
-
 def start_worker(tokenizer):
-    """Keep the tokenizer in this worker process, and end with the parent, however that ends."""
+    """Keep the tokenizer in this worker process, and end when the parent does, however it ends."""
     encode_in_worker.tokenizer = tokenizer
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
@@ -175,7 +179,7 @@ def encode_in_worker(job):
 
 
 def encode_all(jobs, tokenizer, workers):
-    """encode_chunk of each job, in order; at most 2 chunks a worker are in flight, so that a slow disk does not fill the memory."""
+    """encode_chunk of each job, in order; 2 chunks a worker in flight, so that a slow disk does not fill the memory."""
     if workers <= 1:
         yield from (encode_chunk(tokenizer, job) for job in jobs)
         return
@@ -189,19 +193,18 @@ def encode_all(jobs, tokenizer, workers):
             while pending:
                 yield pending.popleft().result()
         except BrokenProcessPool:
-            raise UserError("corpus: a worker process was killed, perhaps for want of memory; use fewer --workers") from None
+            raise UserError("corpus: a worker was killed, perhaps for want of memory; use fewer workers") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def write_token_files(results, folder, bar):
-    """Write the three .part files from encode_chunk's results; returns the counts."""
+def write_parts(results, parts, bar):
+    """Write the .part files from encode_chunk's results, synced to disk; returns the counts."""
     count = {"tokens": 0, "sentences": 0, "documents": 0, "replaced": 0}
-    names = [folder / f"{name}.bin.part" for name in ("tokens", "sentences", "documents")]
-    with open(names[0], "wb") as tokens, open(names[1], "wb") as sentences, open(names[2], "wb") as documents:
+    with open(parts[0], "wb") as tokens, open(parts[1], "wb") as sentences, open(parts[2], "wb") as documents:
         for path, size, ids, lengths, per_document, broken in results:
             if broken and not count["replaced"]:
-                print(f"{path}: not all of it is UTF-8; what cannot be read becomes U+FFFD (counted in meta.json)", file=sys.stderr)
+                print(f"{path}: not all is UTF-8; each bad spot becomes U+FFFD (see meta.json)", file=sys.stderr)
             tokens.write(ids)
             sentences.write(count["tokens"] + np.cumsum(lengths) - lengths)
             documents.write(count["sentences"] + np.cumsum(per_document) - per_document)
@@ -216,37 +219,45 @@ def write_token_files(results, folder, bar):
     return count
 
 
-def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
-    """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus. Reuses a folder made from the same files.
+def read_meta(folder):
+    """meta.json of a prepared folder, {} where there is none that can be read."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return meta if isinstance(meta, dict) and meta.get("format") == 1 else {}
 
-    Interrupted at any point, it leaves a folder that Corpus refuses; the next call makes it anew. UserError: a missing path, no sentence at all.
+
+def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
+    """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
+
+    A folder made from the same files (path, size, time of change) by the same tokenizer is reused. Interrupted at any
+    point, a folder holds what it held before, or what Corpus refuses. UserError: a missing path, no sentence at all.
     """
     folder, files = Path(out_folder), text_files(paths)
-    sources = [{"file": str(path.resolve()), "bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns} for path in files]
-    made_from = {"format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower, "dtype": token_dtype(tokenizer).name,
+    sources = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    made_from = {"format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
+                 "dtype": token_dtype(tokenizer).name,
                  "fingerprint": hashlib.sha256(json.dumps(sources).encode()).hexdigest()}
-    meta = folder / "meta.json"
-    if meta.is_file() and made_from.items() <= json.loads(meta.read_text()).items():
+    if made_from.items() <= read_meta(folder).items():
         return Corpus(folder, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    parts = [folder / f"{name}.bin.part" for name in ("tokens", "sentences", "documents")]
-    jobs = chain.from_iterable(map(chunks, files))
+    parts = [folder / f"{name}.bin.part" for name in NAMES]
+    total, jobs = sum(size for _, size, _ in sources), chain.from_iterable(map(chunks, files))
     try:
-        with tqdm(total=sum(s["bytes"] for s in sources), unit="B", unit_scale=True, desc="tokens", disable=None if progress else True) as bar:
-            count = write_token_files(encode_all(jobs, tokenizer, workers), folder, bar)
+        with tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None if progress else True) as bar:
+            count = write_parts(encode_all(jobs, tokenizer, workers), parts, bar)
         if not count["sentences"]:
             raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")
-        meta.unlink(missing_ok=True)  # from here until the new one is written the folder is no corpus
+        (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written the folder is no corpus
         for part in parts:
             os.replace(part, part.with_suffix(""))
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
-    write_whole(meta, json.dumps({**made_from, **count, "sources": sources}, indent=1).encode())
+    write_whole(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources}, indent=1).encode())
     return Corpus(folder, tokenizer)
 
-
-# --- segments -----------------------------------------------------------------------------------------------------------
 
 def mix(x):
     """A 64-bit hash of each element (the finaliser of SplitMix64); x: uint64 array."""
@@ -270,8 +281,11 @@ def below(limit, hashes):
 
 
 def permute(index, total, key):
-    """Where a pseudo-random permutation of range(total) sends each index: a four-round Feistel network over the next power of two, walked until
-    it falls below total. It needs no memory, whatever total is. index: (R,) int64; key: (R,) uint64, one permutation for each value."""
+    """Where a pseudo-random permutation of range(total) sends each index, without a table, however large total is.
+
+    Four Feistel rounds on the next power of two, repeated until the value is below total.
+    index: (R,) int64; key: (R,) uint64, a permutation for each value. Returns (R,) int64.
+    """
     bits = max(2, (total - 1).bit_length())
     low = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64((1 << bits // 2) - 1), np.uint64((1 << bits - bits // 2) - 1)
@@ -288,59 +302,59 @@ def permute(index, total, key):
 
 @dataclass
 class Segments:
-    """R training examples; all int64 tensors, rows filled up with 0. first + second is one run of text of one document."""
+    """R training examples; int64 tensors, rows filled up with 0. first and second are one run of text."""
     first: torch.Tensor  # (R, length)
     first_length: torch.Tensor  # (R,)
     second: torch.Tensor  # (R, length)
     second_length: torch.Tensor  # (R,) 0 where the run has no sentence boundary inside
     other: torch.Tensor  # (R, length) text of another document in the place of second
     other_length: torch.Tensor  # (R,)
-    sentences: torch.Tensor  # (R,) sentences, whole or in part, in first + second
+    sentences: torch.Tensor  # (R,) sentences, whole or in part, in first and second
 
 
 class Corpus:
-    """A prepared folder, or some of its documents. tokens, sentences, documents: memory maps; ids: (D,) the documents in view."""
+    """A prepared folder, or a part. tokens, sentences, documents: memory maps; ids: (D,) the documents in view."""
 
     def __init__(self, folder, tokenizer=None, ids=None):
-        self.folder = Path(folder)
-        try:
-            self.meta = json.loads((self.folder / "meta.json").read_text())
-        except (OSError, ValueError):
-            raise UserError(f"{self.folder}: no finished corpus is here (meta.json is missing or broken); make it with data/prepare.py corpus") from None
-        if tokenizer is not None and (tokenizer.fingerprint, tokenizer.lower) != (self.meta["tokenizer"], self.meta["lower"]):
-            raise UserError(f"{self.folder}: the corpus was made with another tokenizer than {tokenizer.path}; prepare it anew, or give its own tokenizer")
-        self.tokens = self.open("tokens", self.meta["dtype"], self.meta["tokens"])
-        self.sentences = self.open("sentences", "int64", self.meta["sentences"] + 1)
-        self.documents = self.open("documents", "int64", self.meta["documents"] + 1)
+        self.folder, self.meta, self.slot_tables = Path(folder), read_meta(Path(folder)), {}
+        if not self.meta:
+            raise UserError(f"{folder}: no finished corpus is here (meta.json is missing or broken); "
+                            "make it with data/prepare.py corpus")
+        made_by = self.meta["tokenizer"], self.meta["lower"]
+        if tokenizer is not None and (tokenizer.fingerprint, tokenizer.lower) != made_by:
+            raise UserError(f"{folder}: the corpus was made with another tokenizer than {tokenizer.path}; "
+                            "prepare it anew, or give the tokenizer it was made with")
+        dtypes, extra = (self.meta["dtype"], "int64", "int64"), (0, 1, 1)
+        self.tokens, self.sentences, self.documents = map(self.open, NAMES, dtypes, extra)
         self.ids = np.arange(self.meta["documents"]) if ids is None else ids
-        self.slot_tables = {}
 
-    def __reduce__(self):
-        whole = len(self.ids) == self.meta["documents"]
-        return Corpus, (str(self.folder), None, None if whole else self.ids)
-
-    def open(self, name, dtype, count):
-        path = self.folder / f"{name}.bin"
+    def open(self, name, dtype, extra):
+        """Memory map of one file, of as many elements as meta.json says, and `extra`."""
+        path, count = self.folder / f"{name}.bin", self.meta[name] + extra
         if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
             raise UserError(f"{path}: the file is missing or cut short; delete the folder and prepare it anew")
         return np.memmap(path, dtype, "r").view(np.ndarray)
 
+    def __reduce__(self):  # travels to other processes as a path
+        return Corpus, (str(self.folder), None, None if len(self.ids) == self.meta["documents"] else self.ids)
+
     def split(self, held_out=0.05):
-        """(train, dev): every n-th document is held out, at least one. UserError where there is only one document."""
-        count, total = max(1, min(len(self.ids) - 1, round(held_out * len(self.ids)))), len(self.ids)
+        """(train, dev): a share of the documents, evenly spread, is held out. UserError for one document."""
+        total = len(self.ids)
         if total < 2:
             raise UserError(f"{self.folder}: a corpus of one document cannot be split; add text")
+        count = max(1, min(total - 1, round(held_out * total)))
         held = np.zeros(total, bool)
         held[(np.arange(count) * total + total // 2) // count] = True
         return Corpus(self.folder, ids=self.ids[~held]), Corpus(self.folder, ids=self.ids[held])
 
     @cached_property
     def bounds(self):
-        """(starts, ends): the first token of each document in view, and the one after its last."""
+        """(starts, ends), each (D,): the first token of each document in view, and the one after its last."""
         return self.sentences[self.documents[self.ids]], self.sentences[self.documents[self.ids + 1]]
 
     def slot_table(self, length):
-        """(D + 1,) the first slot of each document, and the total: a document has as many slots as stretches of `length` tokens cover it."""
+        """(D + 1,) the first slot of each document, and the total: stretches of `length` tokens that cover it."""
         if length not in self.slot_tables:
             starts, ends = self.bounds
             self.slot_tables[length] = np.concatenate([[0], np.cumsum(-((starts - ends) // length))])
@@ -351,10 +365,12 @@ class Corpus:
         return int(self.slot_table(length)[-1])
 
     def segments(self, position, rows, length, seed, short_prob=0.1):
-        """Examples position .. position + rows - 1 of an endless stream, as Segments: a function of its arguments, so resuming needs only the position.
+        """Examples position .. position + rows - 1 of an endless stream, as Segments.
 
-        length: room for the text of both parts, in tokens, at least 2. Each epoch takes the slots in another order and cuts the documents elsewhere.
-        A target length is `length`, or with short_prob uniform in 2..length; a shorter document comes whole.
+        A function of its arguments alone, so resuming needs only the position, and ranks take ranges of their own.
+        length: room for the text of both parts, in tokens, at least 2. Each epoch takes the slots in another order
+        and moves the cuts. The size of an example is `length`, or with short_prob uniform in 2..length; a document
+        shorter than that comes whole.
         """
         if length < 2:
             raise UserError(f"corpus.segments: length {length} leaves no room for two parts; make sequences longer")
@@ -363,43 +379,65 @@ class Corpus:
         epoch, index = np.divmod(number, table[-1])
         slot = permute(index, int(table[-1]), hashed(seed, 0, epoch))
         document = np.searchsorted(table, slot, side="right") - 1
-        begin, end = self.bounds[0][document], self.bounds[1][document]
-        target = np.where(below(2**30, hashed(seed, 1, number)) < short_prob * 2**30, 2 + below(length - 1, hashed(seed, 2, number)), length)
+        begin, end = (bound[document] for bound in self.bounds)
+        base = hashed(seed, 1, number)
+        draws = [mix(base + np.uint64(stream)) for stream in range(6)]
+        short = below(2**30, draws[0]) < short_prob * 2**30
+        target = np.where(short, 2 + below(length - 1, draws[1]), length)
         size = np.minimum(target, end - begin)
+        # a document's slots overhang its end by `spare`: each epoch another part of it is moved before the beginning
         spare = (table[document + 1] - table[document]) * length - (end - begin)
-        shift = below(spare + 1, hashed(seed, 3, epoch, document)) - below(length - target + 1, hashed(seed, 4, number))
-        start = begin + np.clip((slot - table[document]) * length - shift, 0, end - begin - size)
-        return self.cut(document, start, size, target, length, lambda stream: hashed(seed, stream, number))
+        offset = (slot - table[document]) * length - below(spare + 1, hashed(seed, 2, epoch, document))
+        offset += below(length - target + 1, draws[2])
+        start = begin + np.clip(offset, 0, end - begin - size)
+        return self.cut(document, start, size, target, length, draws[3:])
 
-    def cut(self, document, start, size, target, length, draw):
-        """Segments of the runs [start, start + size), parted at a sentence boundary inside, each as likely as the next."""
-        first_boundary = np.searchsorted(self.sentences, start, side="right")
-        inside = np.searchsorted(self.sentences, start + size, side="left") - first_boundary
-        chosen = self.sentences[first_boundary + below(np.maximum(inside, 1), draw(5))]
+    def first_after(self, token, low, high):
+        """The first of sentences low .. high that starts after `token`; sentence `high` does. (R,) each.
+
+        numpy's searchsorted would miss the cache at each of its steps through a large file.
+        """
+        while (low < high).any():
+            middle = (low + high) // 2
+            after = self.sentences[middle] > token
+            low, high = np.where(after, low, middle + 1), np.where(after, middle, high)
+        return low
+
+    def cut(self, document, start, size, target, length, draws):
+        """Segments of the runs [start, start + size), each parted at a random sentence boundary inside."""
+        ids = self.ids[document]
+        boundary = self.first_after(start, self.documents[ids], self.documents[ids + 1])
+        inside = self.first_after(start + size - 1, boundary, self.documents[ids + 1]) - boundary
+        chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[0])]
         middle = np.where(inside > 0, chosen, start + size)
         first, second = middle - start, start + size - middle
-        other_start, other = self.elsewhere(document, start, size, np.where(inside > 0, second, target - first), draw)
-        gathered = [self.gather(s, n, length) for s, n in ((start, first), (middle, second), (other_start, other))]
-        parts = [tensor for part, n in zip(gathered, (first, second, other)) for tensor in (part, torch.from_numpy(n))]
-        return Segments(*parts, torch.from_numpy(inside + 1))
+        # as long as second, or a classifier could tell the two apart by their lengths
+        place, other = self.elsewhere(document, start, size, np.where(inside > 0, second, target - first), draws)
+        tensors = []
+        for begin, count in ((start, first), (middle, second), (place, other)):
+            tensors += [self.gather(begin, count, length), torch.from_numpy(count)]
+        return Segments(*tensors, torch.from_numpy(inside + 1))
 
-    def elsewhere(self, document, start, size, want, draw):
-        """(start, length) of runs of up to `want` tokens from another document, from a sentence's start; in a lone document, from before or after the run."""
+    def elsewhere(self, document, start, size, want, draws):
+        """(start, length) of runs of up to `want` tokens from a sentence's start in another document.
+
+        In a corpus of one document: from before or after the run, 0 tokens where there is no room.
+        """
         starts, ends = self.bounds
         if len(starts) == 1:
             before, after = np.maximum(0, start - starts - want + 1), np.maximum(0, ends - start - size - want + 1)
-            place = below(np.maximum(before + after, 1), draw(6))
-            found = np.where(place < before, starts + place, start + size + place - before)
-            return found, np.where(before + after > 0, want, 0)
-        chosen = below(len(starts) - 1, draw(6))
+            place = below(np.maximum(before + after, 1), draws[1])
+            place += np.where(place < before, starts, start + size - before)
+            return place, np.where(before + after > 0, want, 0)
+        chosen = below(len(starts) - 1, draws[1])
         chosen += chosen >= document
-        first = self.documents[self.ids[chosen]]
-        last = np.maximum(first, np.searchsorted(self.sentences, ends[chosen] - want, side="right") - 1)  # the last start that leaves room
-        found = self.sentences[first + below(last - first + 1, draw(7))]
+        first, stop = self.documents[self.ids[chosen]], self.documents[self.ids[chosen] + 1]
+        fitting = self.first_after(ends[chosen] - np.maximum(want, 1), first, stop) - first  # starts that leave room
+        found = self.sentences[first + below(np.maximum(fitting, 1), draws[2])]
         return found, np.minimum(want, ends[chosen] - found)
 
     def gather(self, start, size, length):
-        """(R, length) tokens start .. start + size - 1, then zeros."""
+        """(R, length) int64: tokens start .. start + size - 1, then zeros."""
         column = np.arange(length)
         block = self.tokens.take(start[:, None] + column, mode="clip").astype(np.int64)
         return torch.from_numpy(block * (column < size[:, None]))

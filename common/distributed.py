@@ -7,7 +7,7 @@
         for step in range(start, cfg.steps):
             seed_everything(cfg.seed, "pretrain", step)         # stateless: no generator has to be saved
             ...
-            if run.stopping(every step or so): checkpoint.save(step=step + 1); return
+            if stopping(ranks): checkpoint.save(step=step + 1); raise Stop
 
 Randomness is a function of (seed, phase, step, shard), never of what was drawn before: that is why a checkpoint holds no generator state, why a
 resumed run repeats an uninterrupted one, and why the number of processes does not matter.
@@ -84,13 +84,18 @@ def pick_device(name, local_rank=0):
     return device
 
 
+def pick_dtype(name, device):
+    """torch.dtype of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100 times slower in bfloat16)."""
+    if name not in ("auto", "float32", "bfloat16"):
+        raise UserError(f"--dtype {name}: choose auto, float32 or bfloat16")
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    return getattr(torch, name)
+
+
 def autocast(dtype, device):
-    """The autocast context of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100 times slower in bfloat16)."""
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise UserError(f"--dtype {dtype}: choose auto, float32 or bfloat16")
-    if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+    """The autocast context of --dtype."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=pick_dtype(dtype, device) == torch.bfloat16)
 
 
 def on_main(ranks, function, *args, **kwargs):
@@ -200,10 +205,9 @@ def seed_everything(*key):
 
 
 def peak_flops(device, dtype="auto", seconds=0.5):
-    """Matrix-product FLOP/s that this device reaches (best of several 2048^3 products): the measured roof against which runs are judged."""
+    """Matrix-product FLOP/s that this device reaches (best of several): the measured roof against which runs are judged."""
     size = 8192 if device.type == "cuda" else 1024
-    kind = torch.bfloat16 if autocast(dtype, device).fast_dtype == torch.bfloat16 and device.type == "cuda" and dtype != "float32" else torch.float32
-    left = torch.randn(size, size, device=device, dtype=kind)
+    left = torch.randn(size, size, device=device, dtype=pick_dtype(dtype, device))
     best, began = float("inf"), time.perf_counter()
     while time.perf_counter() - began < seconds:
         start = time.perf_counter()
@@ -224,7 +228,8 @@ def peak_memory(device):
 def environment(device):
     """What config.json keeps about the machine and the code."""
     source = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "-C", source, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    git = subprocess.run(["git", "-C", source, "rev-parse", "HEAD"], capture_output=True, text=True) if shutil.which("git") else None
+    commit = git.stdout.strip() if git and git.returncode == 0 else None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device), "hardware": name,
             "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform()}
@@ -318,14 +323,15 @@ class RunFolder:
         if self.ranks.main:
             write_atomic(self.folder / "done.json", json.dumps(result, indent=2))
 
-    def stopping(self):
-        """True on every rank once SIGTERM reached any rank; a collective call, so all ranks must ask at the same places."""
-        return any(gather(self.ranks, _stop_requested))
-
 
 def stop_requested():
     """True once SIGTERM reached this process; no communication."""
     return _stop_requested
+
+
+def stopping(ranks):
+    """True on every rank once SIGTERM reached any rank; a collective call, so all ranks must ask at the same places."""
+    return any(gather(ranks, _stop_requested))
 
 
 def say(ranks, *words):

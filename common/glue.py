@@ -1,15 +1,16 @@
 """GLUE: nine tasks from their official TSV files, as token batches, scores and leaderboard files.
 
-A task is one row of TASKS: its label names, where the text and the label stand in the files, its metrics. The official files are not CSV:
-quotes are plain text and often unbalanced, a file may begin with a byte-order mark and end its lines the Windows way, and some rows of QQP
-have lost columns. So a row is a line cut at its tabs, and nothing else is interpreted.
+A task is one row of TASKS: its label names, where the text and the label stand in the files, its metrics. The official
+files are not CSV: quotes are plain text and often unbalanced, a file may begin with a byte-order mark and end its lines
+the Windows way, and some rows of QQP have lost columns. So a row is a line cut at its tabs, and nothing else is
+interpreted.
 
     for task in parse_tasks("CoLA,RTE"):
         train = encode(load(folder, task, "train"), tokenizer, max_length=128)
         for batch in batches(train, 32, seed=1, epoch=0): ...
 
-Most sentences are far shorter than the longest, and padding them all to 128 costs two to four times the work. `batches` puts sentences of
-about the same length together and pads to the longest of the batch.
+Most sentences are far shorter than the longest, and padding them all to 128 costs two to four times the work. `batches`
+puts sentences of about the same length together and pads to the longest of the batch.
 """
 import math
 import warnings
@@ -64,12 +65,14 @@ TASKS = {task.name: task for task in (
     Task("WNLI", ("0", "1"), (1, 2), -1, (1, 2), ("accuracy",)),
 )}
 SPLITS = ("train", "dev", "test")
-MNLI_FILES = {"dev": "dev_matched", "test": "test_matched", "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
+MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
+              "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
 
 
 def parse_tasks(text):
-    """The tasks that "CoLA,sst-2" names, in that order, without repeats; "glue" is all nine. UserError on an unknown name."""
+    """The tasks that "CoLA,sst-2" names, in that order, without repeats; "glue" is all nine. UserError on an unknown
+    name."""
     known = {name.lower(): task for name, task in TASKS.items()}
     chosen = []
     for name in text.replace(",", " ").split():
@@ -85,7 +88,8 @@ def parse_tasks(text):
 
 @dataclass
 class Examples:
-    """first, second: the raw sentences (second None for one-sentence tasks); labels: int64 or float32 (n,), None in test; path."""
+    """first, second: the raw sentences (second None for one-sentence tasks); labels: int64 or float32 (n,), None in
+    test; path."""
     first: list
     second: list | None
     labels: np.ndarray | None
@@ -93,6 +97,11 @@ class Examples:
 
     def __len__(self):
         return len(self.first)
+
+    def head(self, rows):
+        """The first rows alone; all of them for 0."""
+        rows = rows or len(self)
+        return Examples(self.first[:rows], self.second and self.second[:rows], None if self.labels is None else self.labels[:rows], self.path)
 
 
 def read_rows(path):
@@ -127,7 +136,7 @@ def read_label(task, cell, place):
 def check_header(task, header, needed, labelled, path):
     """The first row must be a header, and wide enough."""
     if len(header) < needed:
-        raise UserError(f"{path}:1: {len(header)} columns where {task.name} has {needed} or more; take the official GLUE file")
+        raise UserError(f"{path}:1: {len(header)} columns, {task.name} has {needed} or more; take the official file")
     cell = header[task.label] if labelled else header[0]
     is_data = cell in task.labels or cell.replace(".", "", 1).isdecimal()
     if is_data:
@@ -137,9 +146,10 @@ def check_header(task, header, needed, labelled, path):
 def load(folder, task, split):
     """Read one split of a task.
 
-    folder: holds one folder a task; task: a Task or its name; split: train, dev, test, and for MNLI (whose dev and test are the matched
-    ones) dev_mismatched and test_mismatched. Rows whose number of columns is not the header's are skipped in train and dev; in test, where
-    every row needs a prediction, their missing text is empty. One warning counts them. UserError on a label that the task does not know.
+    folder: holds one folder a task; task: a Task or its name; split: train, dev, test, and for MNLI (whose dev and test
+    are the matched ones) dev_mismatched and test_mismatched. Rows whose number of columns is not the header's are
+    skipped in train and dev; in test, where every row needs a prediction, their missing text is empty. One warning
+    counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
     if split not in SPLITS and not (task.name == "MNLI" and split in MNLI_FILES):
@@ -166,7 +176,8 @@ def load(folder, task, split):
         raise UserError(f"{path}:1: no row has the {width} columns of {task.name}; take the official GLUE file")
     if bad:
         done = "were skipped" if labelled else "keep their place, what is missing is empty"
-        warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {width} columns and {done} (this is the first)", stacklevel=2)
+        warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {width} columns and {done} (this is the first)",
+                      stacklevel=2)
     first, second = [row[0] for row in sentences], [row[1] for row in sentences] if len(text) == 2 else None
     kind = np.float32 if task.regression else np.int64
     return Examples(first, second, np.array(labels, dtype=kind) if labelled else None, path)
@@ -175,7 +186,8 @@ def load(folder, task, split):
 # --- token batches
 
 class Rows:
-    """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes instead of a Python object."""
+    """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes instead of a Python
+    object."""
 
     def __init__(self, rows=(), kind="i"):
         self.flat, self.starts = array(kind), array("q", [0])
@@ -198,12 +210,11 @@ class Rows:
         """(n,) int64."""
         return np.diff(np.asarray(self.starts))
 
-    def put(self, out, index, column, start=0, length=None):
-        """Write rows[index][start:start + length] into the rows of out (B, T), from the given column on; arguments (B,) or numbers."""
-        index = np.asarray(index)
-        length = self.lengths[index] - start if length is None else length
+    def put(self, out, index, column, start, length):
+        """Write rows[index][start:start + length] into out (B, T), from the given column on. index, length: (B,) int64;
+        column, start: (B,) or a number."""
         at = np.arange(out.shape[1]) - np.broadcast_to(column, index.shape)[:, None]  # (B, T) place inside the row
-        inside = (at >= 0) & (at < np.broadcast_to(length, index.shape)[:, None])
+        inside = (at >= 0) & (at < length[:, None])
         source = (np.asarray(self.starts)[index] + start)[:, None] + at
         out[inside] = np.asarray(self.flat)[source[inside]]
 
@@ -223,8 +234,8 @@ class Features:
 
 def encode(examples, tokenizer, max_length, block=10_000):
     """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end."""
-    ids, segments = Rows(), Rows(kind="b")
-    for start in tqdm(range(0, len(examples), block), desc=f"encode {examples.path.parent.name}", disable=None, leave=False):
+    ids, segments, name = Rows(), Rows(kind="b"), examples.path.parent.name
+    for start in tqdm(range(0, len(examples), block), desc=f"encode {name}", disable=None, leave=False):
         first = tokenizer.encode_batch(examples.first[start:start + block])
         second = [None] * len(first)
         if examples.second is not None:
@@ -239,14 +250,14 @@ def encode(examples, tokenizer, max_length, block=10_000):
 def batch_indices(lengths, batch_size, seed=None, epoch=0, drop_last=False, pool=50):
     """Yield the row numbers of each batch.
 
-    With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches, sorted by length inside a pool, and the batches shuffled. The
-    same arguments give the same batches. Without one: all rows from short to long.
+    With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches, sorted by length inside a pool, and the
+    batches shuffled. The same arguments give the same batches. Without one: all rows from short to long.
     """
     lengths = np.asarray(lengths)
     if seed is None:
         order = np.argsort(lengths, kind="stable")
     else:
-        random = np.random.default_rng([seed, epoch])
+        random = np.random.default_rng([seed % 2 ** 63, epoch])  # numpy takes no negative seed
         order = random.permutation(len(lengths))
     if drop_last:
         order = order[:len(order) // batch_size * batch_size]
@@ -264,15 +275,16 @@ def padded_width(longest, max_length):
 
 
 def batches(features, batch_size, seed=None, epoch=0, drop_last=False, pad_id=None):
-    """Yield dicts of CPU tensors: ids (B, T) int64, segments (B, T) int64, lengths (B,) int64, index (B,) int64: the rows' numbers in
-    features, and labels (B,) int64 or float32 where there are any. T is the longest of the batch; order as in batch_indices."""
+    """Yield dicts of CPU tensors: ids (B, T) int64, segments (B, T) int64, lengths (B,) int64, index (B,) int64: the
+    rows' numbers in features, and labels (B,) int64 or float32 where there are any. T is the longest of the batch;
+    order as in batch_indices."""
     lengths = features.ids.lengths
     pad_id = features.pad_id if pad_id is None else pad_id
     for index in batch_indices(lengths, batch_size, seed, epoch, drop_last):
         shape = len(index), padded_width(lengths[index].max(), features.max_length)
         ids, segments = np.full(shape, pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        features.ids.put(ids, index, 0)
-        features.segments.put(segments, index, 0)
+        features.ids.put(ids, index, 0, 0, lengths[index])
+        features.segments.put(segments, index, 0, 0, lengths[index])
         batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index}
         if features.labels is not None:
             batch["labels"] = features.labels[index]
@@ -284,8 +296,8 @@ def batches(features, batch_size, seed=None, epoch=0, drop_last=False, pad_id=No
 def score(task, predictions, labels):
     """{metric: value} of the task's official metrics, and the main one again as "main"; shares, not percent.
 
-    predictions: logits (n, classes), or scores (n,) or (n, 1) for regression. A single NaN or infinite logit means that the model has
-    diverged: every metric is 0.0.
+    predictions: logits (n, classes), or scores (n,) or (n, 1) for regression. A single NaN or infinite logit means that
+    the model has diverged: every metric is 0.0.
     """
     task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
@@ -299,12 +311,13 @@ def score(task, predictions, labels):
 def averages(results):
     """The two averages over the tasks present, and what is missing.
 
-    results: {task name: what score gave}, MNLI mismatched under "MNLI-mm". paper_avg: the mean of the nine main numbers of AutoBERT-Zero's
-    Appendix C (no WNLI); glue_avg: the leaderboard's mean over nine tasks, two metrics (and MNLI's two parts) averaged first. None where
-    nothing is present.
+    results: {task name: what score gave}, MNLI mismatched under "MNLI-mm". paper_avg: the mean of the nine main numbers
+    of AutoBERT-Zero's Appendix C (no WNLI); glue_avg: the leaderboard's mean over nine tasks, two metrics (and MNLI's
+    two parts) averaged first. None where nothing is present.
     """
     paper = [results[name]["main"] for name in PAPER_AVERAGE if name in results]
-    by_task = {name: [value for metric, value in result.items() if metric != "main"] for name, result in results.items()}
+    by_task = {name: [value for metric, value in result.items() if metric != "main"]
+               for name, result in results.items()}
     by_task["MNLI"] = by_task.get("MNLI", []) + by_task.pop("MNLI-mm", [])
     board = [float(np.mean(by_task[name])) for name in TASKS if by_task.get(name)]
     return {"paper_avg": float(np.mean(paper)) if paper else None, "glue_avg": float(np.mean(board)) if board else None,
@@ -313,7 +326,8 @@ def averages(results):
 
 
 def write_submission(folder, task, predictions, split="test"):
-    """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv (split "test_mismatched"), and return its path.
+    """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv (split "test_mismatched"), and return its
+    path.
 
     predictions: logits as for score, in the order of the test file. Labels are written by name, scores clipped to 0..5.
     """

@@ -1,9 +1,11 @@
-"""The official metrics of GLUE, SQuAD and machine translation, and the rank statistics that judge a search, in numpy alone.
+"""The official metrics of GLUE, SQuAD and machine translation, and the rank statistics that judge a search, in numpy
+alone.
 
-Definitions follow scikit-learn, SciPy, the official SQuAD scripts and sacrebleu, whose numbers the tests hold as constants. Where those
-give NaN or stop (no data, a constant input), the value here is 0.0: a broken model must look useless, never good. For the same reason NaN
-among the inputs makes every correlation and pairwise_accuracy 0.0, and a NaN prediction simply wrong for accuracy and F1.
-Everything is a share (0..1) or a correlation (-1..1); only BLEU is in percent, as it is always quoted.
+Definitions follow scikit-learn, SciPy, the official SQuAD scripts and sacrebleu, whose numbers the tests hold as
+constants. Where those give NaN or stop (no data, a constant input), the value here is 0.0: a broken model must look
+useless, never good. For the same reason NaN among the inputs makes every correlation and pairwise_accuracy 0.0, and a
+NaN prediction simply wrong for accuracy and F1. Everything is a share (0..1) or a correlation (-1..1); only BLEU is in
+percent, as it is always quoted.
 """
 import math
 import re
@@ -107,8 +109,8 @@ def kendall(predictions, labels):
 def pairwise_accuracy(predictions, labels):
     """Share of the unordered pairs that both sides order alike.
 
-    Tied in both counts 1 (they agree), tied in one only counts 1/2 (a coin would decide), so that a constant prediction of distinct labels
-    scores 0.5, which is chance.
+    Tied in both counts 1 (they agree), tied in one only counts 1/2 (a coin would decide), so that a constant prediction
+    of distinct labels scores 0.5, which is chance.
     """
     predictions, labels = two_arrays(predictions, labels)
     if np.isnan(predictions).any() or np.isnan(labels).any() or len(labels) < 2:
@@ -125,7 +127,7 @@ NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text):
-    """Lower case, without ASCII punctuation, articles and surplus white space: the form in which SQuAD compares answers."""
+    """Lower case, no ASCII punctuation, no articles, single spaces: the form in which SQuAD compares answers."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
@@ -135,7 +137,8 @@ def squad_exact(prediction, answer):
 
 
 def squad_f1(prediction, answer, version=2):
-    """F1 over the words of two answers. Where a side has no word, version 2 gives 1.0 if both have none; version 1 always 0.0."""
+    """F1 over the words of two answers. Where a side has no word, version 2 gives 1.0 if both have none; version 1
+    always 0.0."""
     guessed, real = normalize_answer(prediction).split(), normalize_answer(answer).split()
     if not guessed or not real:
         return float(version == 2 and guessed == real)
@@ -146,12 +149,15 @@ def squad_f1(prediction, answer, version=2):
 # --- translation
 
 SYMBOLS = re.compile(r"([!-&(-+/:-@\[-`{-~])")  # ASCII punctuation without ' , - .
-MARK_AFTER_OTHER, MARK_BEFORE_OTHER, DASH_AFTER_DIGIT = (re.compile(p) for p in (r"([^0-9])([.,])", r"([.,])([^0-9])", r"([0-9])(-)"))
+MARK_AFTER_OTHER = re.compile(r"([^0-9])([.,])")
+MARK_BEFORE_OTHER = re.compile(r"([.,])([^0-9])")
+DASH_AFTER_DIGIT = re.compile(r"([0-9])(-)")
 ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
 
 
 def tokenize_13a(line):
-    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, '.' and ',' except inside numbers, '-' after a digit."""
+    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, '.' and ',' except inside numbers, '-'
+    after a digit."""
     line = line.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
     for entity, character in ENTITIES:
         line = line.replace(entity, character)
@@ -165,7 +171,8 @@ def ngrams(tokens, size):
 
 
 def corpus_bleu(hypotheses, references):
-    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens, exponential smoothing (sacrebleu's default).
+    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens, exponential smoothing
+    (sacrebleu's default).
 
     hypotheses, references: equally long lists of raw sentences. 0.0 where the corpus has no 4-gram or nothing matches.
     """

@@ -1,12 +1,12 @@
 """RACE: reading comprehension with four options, from the folders RACE/{train,dev,test}/{middle,high}.
 
-Both layouts are read: the raw one, one .txt file a passage with one JSON object in it, and all.txt, one JSON object a line. A question
-becomes four inputs, one an option, as ALBERT's code does it:
+Both layouts are read: the raw one, one .txt file a passage with one JSON object in it, and all.txt, one JSON object a
+line. A question becomes four inputs, one an option, as ALBERT's code does it:
 
     [CLS] passage [SEP] question with the option [SEP]
 
-where every "_" of the question is replaced by the option, which otherwise follows the question; of this second part the last max_qa tokens
-are kept, and the passage is cut at its end.
+where every "_" of the question is replaced by the option, which otherwise follows the question; of this second part the
+last max_qa tokens are kept, and the passage is cut at its end.
 """
 import json
 from collections import namedtuple
@@ -33,7 +33,7 @@ def passage_texts(folder):
     joined = folder / "all.txt"
     paths = [joined] if joined.is_file() else sorted(folder.glob("*.txt"), key=lambda path: (len(path.name), path.name))
     if not paths:
-        raise UserError(f"{folder}: no all.txt and no passage files; point --race at the folder that holds train, dev and test")
+        raise UserError(f"{folder}: no all.txt and no passage files; point --race at the folder with train and dev")
     for path in paths:
         try:
             content = path.read_text(encoding="utf-8-sig")
@@ -42,7 +42,8 @@ def passage_texts(folder):
         if path != joined:
             yield str(path), content
         else:
-            yield from ((f"{path}:{number}", line) for number, line in enumerate(content.split("\n"), 1) if line.strip())
+            lines = enumerate(content.split("\n"), 1)
+            yield from ((f"{path}:{number}", line) for number, line in lines if line.strip())
 
 
 def read_passage(place, content, level):
@@ -56,7 +57,8 @@ def read_passage(place, content, level):
     except (ValueError, KeyError, TypeError):
         well = False
     if not well:
-        raise UserError(f"{place}: not a RACE passage (id, article, questions, {OPTIONS} options and an answer each); download it again")
+        raise UserError(f"{place}: not a RACE passage (id, article, questions, {OPTIONS} options and an answer each); "
+                        "download it again")
     for number, (text, options, answer) in enumerate(rows):
         if answer not in tuple("ABCD"):
             raise UserError(f"{place}: question {number + 1} has the answer {answer!r}; it must be A, B, C or D")
@@ -64,7 +66,7 @@ def read_passage(place, content, level):
 
 
 def load(folder, split, levels=LEVELS):
-    """The questions of one split ("train", "dev" or "test"), middle school before high school, as a list of Question."""
+    """The questions of one split ("train", "dev" or "test"), middle school before high school: a list of Question."""
     return [question for level in levels for place, content in passage_texts(Path(folder) / split / level)
             for question in read_passage(place, content, level)]
 
@@ -93,7 +95,8 @@ def with_option(text, option):
 
 
 def features(questions, tokenizer, max_length=512, max_qa=128):
-    """Questions -> Features; max_length: tokens of an input, special ones included; max_qa: of them for question and option."""
+    """Questions -> Features; max_length: tokens of an input, special ones included; max_qa: of them for question and
+    option."""
     room = max_length - 3
     if room < 1 or max_qa < 1:
         raise UserError(f"max_length {max_length}, max_qa {max_qa}: no room for a question; raise them")
@@ -113,8 +116,8 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
 
 
 def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
-    """Yield dicts of CPU tensors for B questions, in the order of glue.batch_indices: ids, segments (B, 4, T) int64, lengths (B, 4) int64,
-    labels, index (B,) int64."""
+    """Yield dicts of CPU tensors for B questions, in the order of glue.batch_indices: ids, segments (B, 4, T) int64,
+    lengths (B, 4) int64, labels, index (B,) int64."""
     lengths = features.lengths
     labels = np.array([question.answer for question in features.questions], dtype=np.int64)
     for index in batch_indices(lengths.max(axis=1), batch_size, seed, epoch, drop_last):
@@ -123,16 +126,21 @@ def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
         width = padded_width(lengths[index].max(), features.max_length)
         second = features.options, rows, 0, features.options.lengths[rows]
         ids, segments = join((features.passages, place, 0, used), second, features.specials, width)
-        batch = {"ids": ids.reshape(len(index), OPTIONS, width), "segments": segments.reshape(len(index), OPTIONS, width),
+        shape = len(index), OPTIONS, width
+        batch = {"ids": ids.reshape(shape), "segments": segments.reshape(shape),
                  "lengths": lengths[index].astype(np.int64), "labels": labels[index], "index": index}
         yield {name: torch.from_numpy(value) for name, value in batch.items()}
 
 
 def evaluate(questions, logits):
-    """{"accuracy", "middle", "high"}: shares, over all questions and by level (a level without questions is left out). logits: (n, 4) in the
-    order of questions; a question with a NaN or infinite logit counts as wrong."""
+    """{"accuracy", "middle", "high"}: shares, over all questions and by level (a level without questions is left out).
+    logits: (n, 4) in the order of questions; a question with a NaN or infinite logit counts as wrong."""
     logits = np.asarray(logits, dtype=np.float64)
     chosen = np.where(np.isfinite(logits).all(axis=1), logits.argmax(axis=1), -1)
-    labels, levels = np.array([question.answer for question in questions]), np.array([question.level for question in questions])
-    by_level = {level: metrics.accuracy(chosen[levels == level], labels[levels == level]) for level in LEVELS if (levels == level).any()}
-    return {"accuracy": metrics.accuracy(chosen, labels)} | by_level
+    labels = np.array([question.answer for question in questions])
+    levels = np.array([question.level for question in questions])
+    result = {"accuracy": metrics.accuracy(chosen, labels)}
+    for level in LEVELS:
+        members = levels == level
+        result |= {level: metrics.accuracy(chosen[members], labels[members])} if members.any() else {}
+    return result

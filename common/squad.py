@@ -1,14 +1,15 @@
 """SQuAD 1.1 and 2.0: questions, windows of tokens, answers cut from the text, the official scores.
 
-A paragraph longer than the model's input is cut into overlapping windows, a new one every `doc_stride` tokens. A token that lies in several
-windows may begin an answer only in the one where it has the most context on its shorter side. Paragraphs and questions are tokenised once
-and kept flat; a window is five numbers, and its tokens are put together only when its batch is drawn, so that the 130,000 windows of the
-whole training set take about as much memory as its text.
+A paragraph longer than the model's input is cut into overlapping windows, a new one every `doc_stride` tokens. A token
+that lies in several windows may begin an answer only in the one where it has the most context on its shorter side.
+Paragraphs and questions are tokenised once and kept flat; a window is five numbers, and its tokens are put together
+only when its batch is drawn, so that the 130,000 windows of the whole training set take about as much memory as its
+text.
 
     [CLS] question (at most max_query tokens) [SEP] window of the paragraph [SEP]
 
-A training window without the answer (and every window of an unanswerable question) has its start and end at [CLS] and `impossible` set, in
-1.1 as in 2.0; this is what BERT and ALBERT do.
+A training window without the answer (and every window of an unanswerable question) has its start and end at [CLS] and
+`impossible` set, in 1.1 as in 2.0; this is what BERT and ALBERT do.
 """
 import json
 import warnings
@@ -27,7 +28,7 @@ from common.glue import Rows, batch_indices, padded_width
 
 WINDOW_BLOCK = 1024  # windows whose span scores are held at once
 
-Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, character offset in context)
+Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, start in context)
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
 
@@ -49,15 +50,16 @@ def read_question(entry, context, place):
     for answer in field(entry, "answers", list, place):
         text, start = field(answer, "text", str, place), field(answer, "answer_start", int, place)
         if not text or start < 0 or context[start:start + len(text)] != text:
-            raise UserError(f"{place}: the answer {text[:50]!r} is not at character {start} of its paragraph; correct answer_start")
+            raise UserError(f"{place}: the answer {text[:50]!r} is not at character {start}; correct answer_start")
         answers.append((text, start))
     if bool(impossible) == bool(answers):
-        raise UserError(f"{place}: {len(answers)} answers and is_impossible {impossible}; give answers or set is_impossible, not both")
+        raise UserError(f"{place}: {len(answers)} answers and is_impossible {impossible}; correct one of the two")
     return Question(name, field(entry, "question", str, place), context, tuple(answers), bool(impossible))
 
 
 def load(path):
-    """The questions of a SQuAD JSON file (1.1 or 2.0), as a list of Question in file order. UserError on anything that is not as it should be."""
+    """The questions of a SQuAD JSON file (1.1 or 2.0), as a list of Question in file order. UserError on anything that
+    is not as it should be."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file; point --squad at the folder with the official train and dev JSON files")
@@ -86,8 +88,9 @@ def load(path):
 
 @lru_cache(maxsize=4096)
 def cut_windows(tokens, capacity, stride):
-    """Cut a paragraph into windows. Returns an int array (windows, 4): start, length, and the part [own, own_end) of the window whose tokens
-    have their best context here: the larger min(tokens to the left, tokens to the right) + 0.01 x length, the earlier window of equals."""
+    """Cut a paragraph into windows. Returns an int array (windows, 4): start, length, and the part [own, own_end) of
+    the window whose tokens have their best context here: the larger min(tokens to the left, tokens to the right) + 0.01
+    x length, the earlier window of equals."""
     starts = [0]
     while starts[-1] + capacity < tokens:
         starts.append(starts[-1] + min(capacity, stride))
@@ -112,7 +115,7 @@ class Features:
     char_start: Rows  # for each token of contexts
     char_end: Rows
     windows: np.ndarray  # (W, 6) int32
-    targets: np.ndarray | None  # (W, 3) int32: start, end (positions in the window's input), impossible; None without training
+    targets: np.ndarray | None  # (W, 3) int32: start, end in the window's input, impossible; None without training
     specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
 
@@ -140,7 +143,8 @@ def answer_tokens(question, char_start, char_end):
 
 
 def window_targets(windows, offset, answer):
-    """(windows, 3): start, end, impossible of one question's windows for an answer (first, last) in paragraph tokens, or None."""
+    """(windows, 3): start, end, impossible of one question's windows for an answer (first, last) in paragraph tokens,
+    or None."""
     targets = np.tile([0, 0, 1], (len(windows), 1))
     if answer is not None:
         start, length = windows[:, 0], windows[:, 1]
@@ -151,11 +155,12 @@ def window_targets(windows, offset, answer):
 
 
 def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
-    """Questions -> Features. max_length: tokens of an input, special ones included. training: the targets are made, from the first answer of
-    each question; one warning counts the answers that no token covers (they count as not there)."""
+    """Questions -> Features. max_length: tokens of an input, special ones included. training: the targets are made,
+    from the first answer of each question; one warning counts the answers that no token covers (they count as not
+    there)."""
     max_query = min(max_query, max_length - 3 - 1)
     if max_query < 1 or doc_stride < 1:
-        raise UserError(f"max_length {max_length}, doc_stride {doc_stride}: no room for a question and a paragraph; raise them")
+        raise UserError(f"max_length {max_length}, max_query {max_query}, doc_stride {doc_stride}: too small; raise it")
     queries, contexts, char_start, char_end = Rows(), Rows(), Rows(), Rows()
     places, windows, targets, lost = {}, [], [], []
     for number, question in enumerate(tqdm(questions, desc="windows", disable=None, leave=False)):
@@ -174,7 +179,8 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
             targets.append(window_targets(cut, asked + 2, touched).astype(np.int32))
             lost += [question.id] if question.answers and touched is None else []
     if lost:
-        warnings.warn(f"{len(lost)} answers have no token and count as not there, the first: question {lost[0]}", stacklevel=2)
+        warnings.warn(f"{len(lost)} answers have no token and count as not there, the first: question {lost[0]}",
+                      stacklevel=2)
     specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
     return Features(questions, queries, contexts, char_start, char_end, np.concatenate(windows),
                     np.concatenate(targets) if training else None, specials, max_length)
@@ -194,9 +200,9 @@ def join(first, second, specials, width):
 
 
 def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
-    """Yield dicts of CPU tensors for B windows, in the order of glue.batch_indices: ids, segments (B, T) int64; lengths, index (B,) int64;
-    p_mask (B, T) bool, True where no answer can begin or end: the question, both [SEP] and the padding ([CLS] stands for "no answer");
-    with targets also start, end (B,) int64 and impossible (B,) float32."""
+    """Yield dicts of CPU tensors for B windows, in the order of glue.batch_indices: ids, segments (B, T) int64;
+    lengths, index (B,) int64; p_mask (B, T) bool, True where no answer can begin or end: the question, both [SEP] and
+    the padding ([CLS] stands for "no answer"); with targets also start, end (B,) int64 and impossible (B,) float32."""
     lengths, offsets = features.lengths, features.offsets
     for index in batch_indices(lengths, batch_size, seed, epoch, drop_last):
         question, place, start, length = features.windows[index, :4].T.astype(np.int64)
@@ -209,15 +215,18 @@ def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
         batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index, "p_mask": p_mask}
         if features.targets is not None:
             begin, end, impossible = features.targets[index].T
-            batch |= {"start": begin.astype(np.int64), "end": end.astype(np.int64), "impossible": impossible.astype(np.float32)}
+            batch |= {"start": begin.astype(np.int64), "end": end.astype(np.int64),
+                      "impossible": impossible.astype(np.float32)}
         yield {name: torch.from_numpy(value) for name, value in batch.items()}
 
 
 # --- answers
 
 def best_spans(start_logits, end_logits, n_best, max_answer):
-    """For a block of windows the n_best legal spans of the n_best best starts and ends: starts, ends, scores (W, n_best); illegal ones -inf."""
-    rows, (start_logits, end_logits) = np.arange(len(start_logits))[:, None], np.asarray([start_logits, end_logits], dtype=np.float64)
+    """The n_best spans of the n_best best starts and ends of each window in a block: starts, ends, scores (W, n_best),
+    the score of a span that is not legal being -inf."""
+    start_logits, end_logits = start_logits.astype(np.float64), end_logits.astype(np.float64)
+    rows = np.arange(len(start_logits))[:, None]
     keep = min(n_best, start_logits.shape[1])
     starts, ends = (np.argpartition(-logits, keep - 1, axis=1)[:, :keep] for logits in (start_logits, end_logits))
     scores = start_logits[rows, starts][:, :, None] + end_logits[rows, ends][:, None, :]
@@ -230,8 +239,9 @@ def best_spans(start_logits, end_logits, n_best, max_answer):
 def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer=30):
     """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
 
-    null: (W,) score of "no answer" for each window (high = unanswerable); a question's odds are the smallest of its windows. Without it they
-    are BERT's: the smallest start + end logit at [CLS] minus the best span's score. Returns Predictions as `rank` does.
+    null: (W,) score of "no answer" for each window (high = unanswerable); a question's odds are the smallest of its
+    windows. Without it they are BERT's: the smallest start + end logit at [CLS] minus the best span's score. Returns
+    Predictions as `rank` does.
     """
     start_logits, end_logits = (np.asarray(logits, dtype=np.float32) for logits in (start_logits, end_logits))
     shape = len(features), int(features.lengths.max())
@@ -255,15 +265,18 @@ def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer
 
 
 def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_answer=30):
-    """Answers from candidate spans: starts, ends (W, K) positions in the window's input, scores (W, K), null (W,) as in extract; relative: the
-    best span's score is taken off the null score. This is the entry for a beam (XLNet's and ALBERT's 5 x 5 spans).
+    """Answers from candidate spans: starts, ends (W, K) positions in the window's input, scores (W, K), null (W,) as in
+    extract; relative: the best span's score is taken off the null score. This is the entry for a beam (XLNet's and
+    ALBERT's 5 x 5 spans).
 
-    Spans outside the paragraph, with a start whose best context is in another window, or longer than max_answer tokens are dropped.
-    Returns Predictions: texts {id: the best answer}, nbest {id: list of {"text", "score", "probability"}}, null_odds {id: float}. A question
-    with a NaN among its scores is left out of all three, and evaluate counts it as wrong: the model has diverged.
+    Spans outside the paragraph, with a start whose best context is in another window, or longer than max_answer tokens
+    are dropped. Returns Predictions: texts {id: the best answer}, nbest {id: list of {"text", "score", "probability"}},
+    null_odds {id: float}. A question with a NaN among its scores is left out of all three, and evaluate counts it as
+    wrong: the model has diverged.
     """
     starts, ends = (np.asarray(values, dtype=np.int64) - features.offsets[:, None] for values in (starts, ends))
-    scores, null, question = np.asarray(scores, dtype=np.float64), np.asarray(null, dtype=np.float64), features.windows[:, 0]
+    scores, null = np.asarray(scores, dtype=np.float64), np.asarray(null, dtype=np.float64)
+    question = features.windows[:, 0]
     length, own, own_end = (features.windows[:, column, None] for column in (3, 4, 5))
     legal = (starts >= own) & (starts < own_end) & (ends >= starts) & (ends < length) & (ends - starts < max_answer)
     window, place = np.nonzero(legal & (scores > -np.inf))
@@ -286,7 +299,8 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_an
 
 
 def distinct(context, spans, n_best):
-    """The n_best first different texts of (start character, end character, score), best first, with their softmax probabilities."""
+    """The n_best first different texts of (start character, end character, score), best first, with their softmax
+    probabilities."""
     texts = {}
     for begin, stop, value in spans:
         texts.setdefault(context[begin:stop].strip(), float(value))
@@ -311,23 +325,25 @@ def question_scores(question, prediction, version):
 
 
 def best_threshold(values, odds, answerable, texts):
-    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn. values: (n,) score of each answer if it is
-    given; answerable: (n,) bool; texts: the answers. As in the official script, which begins with all answers withdrawn."""
+    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn. values: (n,) score of
+    each answer if it is given; answerable: (n,) bool; texts: the answers. As in the official script, which begins with
+    all answers withdrawn."""
     answered, present = np.array([bool(text) for text in texts]), np.array([text is not None for text in texts])
     order = np.argsort(odds, kind="stable")
     gain = np.where(answerable, values, -1.0 * answered)[order]
     totals = np.concatenate([[0.0], np.cumsum(gain)]) + np.sum(~answerable & present)
     best = int(np.argmax(totals))
-    nothing = min(0.0, float(odds[order[0]]) - 1.0)  # odds may be negative, where the script's probabilities are not: below all of them
+    nothing = min(0.0, float(odds[order[0]]) - 1.0)  # below all odds, which unlike the script's may be negative
     return totals[best] / len(values), float(odds[order[best - 1]]) if best else nothing
 
 
 def evaluate(questions, predictions, null_odds=None, threshold=0.0):
     """The official scores in percent, as the official scripts print them.
 
-    predictions: {id: text}; a missing one scores 0. null_odds: {id: odds of "no answer"}: answers with odds above the threshold are withdrawn.
-    Returns exact, f1, total; for a set with unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and, with null_odds,
-    best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the best threshold for this very set would give.
+    predictions: {id: text}; a missing one scores 0. null_odds: {id: odds of "no answer"}: answers with odds above the
+    threshold are withdrawn. Returns exact, f1, total; for a set with unanswerable questions (2.0) also the same with
+    HasAns_ and NoAns_ and, with null_odds, best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the best
+    threshold for this very set would give.
     """
     answerable = np.array([not question.impossible for question in questions])
     version = 1 if answerable.all() else 2

@@ -1,19 +1,19 @@
 """Text to token ids and back: ALBERT's SentencePiece and BERT's WordPiece behind one small interface.
 
     path = train_sentencepiece(["books/"], "spiece.model", vocab_size=8000)
-    tokenizer = load_tokenizer(path)                # a spiece.model, a BERT vocab.txt, or a folder that holds one of them
+    tokenizer = load_tokenizer(path)        # a spiece.model, a BERT vocab.txt, or a folder that holds one of them
     ids, segments = pair(tokenizer.encode("A man."), tokenizer.encode("He sat."), 128, tokenizer)
 
-SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and '' made ", NFKD, combining marks dropped, lower case;
-a piece that ends in a digit and a comma ("▁2011,") is cut again without its comma, so that numbers do not drag commas along.
-With lower=False it is plain SentencePiece (case, accents and quotes kept, no comma rule), as translation wants it.
-WordPiece follows BERT's own code. Unlike Hugging Face's wrappers, neither reads "[MASK]" or "<unk>" written out in a text as a special token.
+SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and '' made ", NFKD, combining
+marks dropped, lower case; and a piece that ends in a digit and a comma ("▁2011,") is cut again without its comma, so
+that numbers do not drag commas along. With lower=False it is plain SentencePiece, as translation wants it: case,
+accents and quotes kept, no comma rule. WordPiece follows BERT's own code. Unlike Hugging Face's tokenizers, neither
+reads "[MASK]" or "<unk>" written out in a text as a special piece.
 """
 import hashlib
 import io
 import os
 import re
-import shutil
 import unicodedata
 from pathlib import Path
 
@@ -22,10 +22,15 @@ import sentencepiece
 
 from common.cli import UserError
 
-ALBERT_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # always pieces of their own (ALBERT's training command)
-SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
+ALBERT_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # pieces of their own in ALBERT's vocabulary
+SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"),
+            "mask": ("[MASK]", "<mask>")}
 LONGEST_WORD = 100  # characters; BERT gives up on longer words
-MEMO_WORDS = 200_000  # words remembered by WordPiece, about 50 MB
+MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
+RAW_UNIT = re.compile(r"\s+|``|''|.", re.DOTALL)
+WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # between BERT's white space
+CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+                 "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]")
 
 
 class CharacterTable(dict):
@@ -40,12 +45,11 @@ class CharacterTable(dict):
         return value
 
 
-RAW_UNIT = re.compile(r"\s+|``|''|.", re.DOTALL)
 DROP_COMBINING = CharacterTable(lambda c: None if unicodedata.combining(c) else c)
 
 
 def text_files(paths):
-    """The text files that `paths` (files or folders) stand for: a file as it is, a folder's *.txt at any depth, sorted. UserError if there is none."""
+    """The files that `paths` stand for: a file as it is, a folder's *.txt at any depth, sorted. UserError if none."""
     found = []
     for path in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
         if not path.exists():
@@ -59,6 +63,20 @@ def text_files(paths):
     return found
 
 
+def write_whole(path, content):
+    """Write bytes so that the file is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def preprocess(text):
     """ALBERT's clean-up of one text (the slow Hugging Face tokenizer's)."""
     text = " ".join(text.split()).replace("``", '"').replace("''", '"')
@@ -68,46 +86,46 @@ def preprocess(text):
 
 
 def preprocess_aligned(text):
-    """preprocess(text) and, for each of its characters, the start and the end in the raw text that it stands for."""
+    """preprocess(text) and, for each of its characters, the start and the end of what it stands for in the raw text."""
     chars, starts, ends = [], [], []
-    begin = base = len(text) - len(text.lstrip())
-    for match in RAW_UNIT.finditer(text, base, len(text.rstrip())):
-        raw = match.group()
+    begin = len(text) - len(text.lstrip())
+    for match in RAW_UNIT.finditer(text, begin, max(begin, len(text.rstrip()))):
+        raw, end = match.group(), match.end()
         if raw.isspace():
             new = " "
         else:
             new = '"' if len(raw) == 2 else unicodedata.normalize("NFKD", raw).translate(DROP_COMBINING)
-        if not new and chars and chars[-1] != " ":
-            ends[-1] = begin = match.end()  # a dropped accent belongs to the letter before it
         if new:
             chars += new
             starts += [begin] * len(new)
-            ends += [match.end()] * len(new)
-            begin = match.end()
+            ends += [end] * len(new)
+        elif chars and chars[-1] != " ":
+            ends[-1] = end  # a dropped accent belongs to the letter before it
+        begin = end if new or chars and chars[-1] != " " else begin
     return "".join(chars).lower(), starts, ends
 
 
 class Tokenizer:
-    """What both kinds share. `bos_id` and `eos_id`, for sequence-to-sequence models, are the ids of [CLS] and [SEP].
+    """What both kinds share. bos_id and eos_id, for sequence-to-sequence models, are the ids of [CLS] and [SEP].
 
-    vocab_size, pad_id, unk_id, cls_id, sep_id: ints; mask_id: int, or None where the vocabulary has none; special_ids: those that exist, sorted;
-    starts_word: (V,) bool, True where a piece begins a word (whole-word masking; True for special pieces); fingerprint: SHA-256 of the file.
+    vocab_size, pad_id, unk_id, cls_id, sep_id: ints; mask_id: int, or None where the vocabulary has none; special_ids:
+    those that exist, sorted; starts_word: (V,) bool, True where a piece begins a word (whole-word masking; True for
+    special pieces too); fingerprint: SHA-256 of the file. `names` are the V pieces in the order of their ids.
     """
 
     def __init__(self, path, lower, names):
-        """names: the V pieces in the order of their ids."""
-        self.path, self.lower, self.vocab_size = Path(path), lower, len(names)
+        self.path, self.lower, self.names, self.vocab_size = Path(path), lower, names, len(names)
         self.fingerprint = hashlib.sha256(self.path.read_bytes()).hexdigest()
-        self.names = names
         self.index = {name: number for number, name in enumerate(names)}
-        for role, choices in SPECIALS.items():
-            setattr(self, f"{role}_id", next((self.index[name] for name in choices if name in self.index), None))
-        missing = [choices[0] for role, choices in SPECIALS.items() if role != "mask" and getattr(self, f"{role}_id") is None]
+        found = {role: next((self.index[name] for name in choices if name in self.index), None)
+                 for role, choices in SPECIALS.items()}
+        missing = [SPECIALS[role][0] for role, number in found.items() if number is None and role != "mask"]
         if missing:
-            raise UserError(f"{path}: the vocabulary lacks the special piece(s) {', '.join(missing)}; train one with data/prepare.py corpus")
-        ids = {self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id}
-        self.special_ids = tuple(sorted(ids - {None}))
+            raise UserError(f"{path}: the vocabulary lacks {', '.join(missing)}; take another, or train one with "
+                            "data/prepare.py corpus")
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = found.values()
         self.bos_id, self.eos_id = self.cls_id, self.sep_id
+        self.special_ids = tuple(sorted(set(found.values()) - {None}))
         self.starts_word = np.array([self.begins_word(name) for name in names])
         self.starts_word[list(self.special_ids)] = True
 
@@ -118,13 +136,15 @@ class Tokenizer:
         """The written form of each id."""
         return [self.names[i] for i in ids]
 
+    def encode(self, text):
+        """Ids of one text, without special pieces."""
+        return self.encode_batch([text])[0]
+
     def save(self, folder):
         """Copy the model file into `folder` under the name that load_tokenizer looks for; returns the new path."""
         target = Path(folder) / self.file_name
-        target.parent.mkdir(parents=True, exist_ok=True)
         if not (target.exists() and target.samefile(self.path)):
-            shutil.copyfile(self.path, target.with_suffix(".part"))
-            os.replace(target.with_suffix(".part"), target)
+            write_whole(target, self.path.read_bytes())
         return target
 
 
@@ -137,37 +157,38 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError):
-            raise UserError(f"{path}: this is not a SentencePiece model; give a spiece.model or a BERT vocab.txt") from None
+            raise UserError(f"{path}: this is not a SentencePiece model; give a spiece.model or a vocab.txt") from None
         super().__init__(path, lower, [self.model.id_to_piece(i) for i in range(len(self.model))])
-        self.recut = {i: self.without_comma(name) for i, name in enumerate(self.names) if lower and name[-1:] == "," and name[-2:-1].isdigit()}
+        commas = [i for i, name in enumerate(self.names) if name[-1:] == "," and name[-2:-1].isdigit()]
+        self.recut = {i: self.without_comma(self.names[i]) for i in commas if lower}
 
     @staticmethod
     def begins_word(piece):
-        """ALBERT's rule: "▁..." and "<...", a lone ASCII punctuation mark, and whatever is not all ASCII letters and punctuation."""
-        return piece[:1] in "▁<" or len(piece) == 1 and not piece.isalpha() or not re.fullmatch(r"[!-/:-~]+", piece)
+        """ALBERT's rule: "▁..", "<..", one ASCII punctuation mark, or what is not all ASCII letters and punctuation."""
+        return piece[:1] in ("▁", "<") or re.fullmatch(r"[!-/:-@\[-`{-~]|.*[^!-/:-~].*", piece, re.DOTALL) is not None
 
     def without_comma(self, piece):
-        """The digit-comma rule: ids that replace a piece such as "▁2011,"."""
+        """The digit-comma rule: the ids that replace a piece such as "▁2011,"."""
         parts = self.model.encode(piece[:-1].replace("▁", ""), out_type=str)
-        if not piece.startswith("▁") and parts[0].startswith("▁"):  # inside a word: the ▁ was not there
-            parts = ([] if parts[0] == "▁" else [parts[0][1:]]) + parts[1:]
+        if not piece.startswith("▁") and parts[0].startswith("▁"):  # inside a word: take back the ▁ that encode adds
+            parts = [part for part in [parts[0][1:], *parts[1:]] if part]
         return [self.model.piece_to_id(part) for part in [*parts, ","]]
 
-    def encode(self, text):
-        """Ids of one text, without special pieces."""
-        return self.encode_batch([text])[0]
-
     def encode_batch(self, texts):
-        """Ids of each text; faster than one at a time. One thread: processes are the way to use more cores."""
-        rows = self.model.encode([preprocess(text) for text in texts] if self.lower else list(texts), out_type=int, num_threads=1)
-        return [row if self.recut.keys().isdisjoint(row) else [j for i in row for j in self.recut.get(i, (i,))] for row in rows]
+        """Ids of each text. Faster than one at a time; one thread, since processes are the way to use more cores."""
+        texts = [preprocess(text) for text in texts] if self.lower else list(texts)
+        rows = self.model.encode(texts, out_type=int, num_threads=1)
+        if not self.recut:
+            return rows
+        return [row if self.recut.keys().isdisjoint(row) else [j for i in row for j in self.recut.get(i, (i,))]
+                for row in rows]
 
     def model_spans(self, clean):
         """[(id, start, end)] of SentencePiece itself, in characters of `clean`."""
         if hasattr(self.model, "EncodeAsOffsetMapping"):  # sentencepiece 0.2.3 and newer
             found = self.model.encode(clean, out_type="offset_mapping")
             return [(i, *span) for i, span in zip(found["ids"], found["offsets"])]
-        return [(piece.id, piece.begin, piece.end) for piece in self.model.encode(clean, out_type="immutable_proto").pieces]
+        return [(p.id, p.begin, p.end) for p in self.model.encode(clean, out_type="immutable_proto").pieces]
 
     def recut_span(self, i, begin, end):
         """[(id, start, end)] after the digit-comma rule; the digits share the span one by one."""
@@ -178,13 +199,15 @@ class SentencePieceTokenizer(Tokenizer):
         return list(zip(self.recut[i], cuts, cuts[1:]))
 
     def encode_with_offsets(self, text):
-        """(ids, spans): encode(text) and the (start, end) characters of the raw text that each piece stands for; empty for a lone "▁"."""
-        clean, starts, ends = preprocess_aligned(text) if self.lower else (text, range(len(text)), range(1, len(text) + 1))
+        """(ids, spans): encode(text), and the raw text's (start, end) of each piece; empty for a "▁" by itself."""
+        clean, starts, ends = text, range(len(text)), range(1, len(text) + 1)
+        if self.lower:
+            clean, starts, ends = preprocess_aligned(text)
         starts, found, stop = [*starts, len(text)], [], len(clean)
         for i, begin, end in reversed(self.model_spans(clean)):
             begin += len(clean[begin:end]) - len(clean[begin:end].lstrip())  # "▁he" spans the blank before it too
             if begin == end and self.names[i] != "▁":
-                end = stop  # one character became several pieces ("½" is 1 ⁄ 2): each of them gets it
+                end = stop  # one character became several pieces ("…" is three full stops): each of them gets it
             stop = end
             found += reversed(self.recut_span(i, begin, end))
         found.reverse()
@@ -195,17 +218,14 @@ class SentencePieceTokenizer(Tokenizer):
         return self.model.decode([int(i) for i in ids if i == self.unk_id or i not in self.special_ids])
 
 
-WORD = re.compile("[^ \\t\\n\\r\\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")  # BERT's white space; other controls vanish
-CJK = re.compile("[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]")
-
-
 def stands_alone(char):
-    """Punctuation (all ASCII that is neither letter, digit nor blank, and Unicode's P*) and Chinese characters are words of their own."""
-    return char.isascii() and not char.isalnum() or unicodedata.category(char)[0] == "P" or CJK.match(char) is not None
+    """Punctuation (Unicode's P*, and all ASCII signs) and Chinese characters are words of their own in BERT."""
+    sign = char.isascii() and not char.isalnum()
+    return sign or unicodedata.category(char)[0] == "P" or CJK.match(char) is not None
 
 
 class WordPieceTokenizer(Tokenizer):
-    """A BERT vocab.txt: one piece a line, "##" marks a piece that continues a word. lower=False for cased vocabularies."""
+    """A BERT vocab.txt: one piece a line, "##" where a piece continues a word. lower=False for cased vocabularies."""
 
     file_name = "vocab.txt"
 
@@ -214,7 +234,7 @@ class WordPieceTokenizer(Tokenizer):
             with open(path, encoding="utf-8") as file:
                 names = [line.rstrip("\n") for line in file]
         except UnicodeDecodeError as error:
-            raise UserError(f"{path}: this is not UTF-8 text ({error.reason}); give a BERT vocab.txt or a spiece.model") from None
+            raise UserError(f"{path}: not UTF-8 text ({error.reason}); give a vocab.txt or a spiece.model") from None
         super().__init__(path, lower, names)
         self.memo = {}
 
@@ -223,16 +243,17 @@ class WordPieceTokenizer(Tokenizer):
         return not piece.startswith("##")
 
     def characters(self, word):
-        """[(character, index in word)] after control characters and accents are dropped and case is lowered."""
+        """[(character, index in word)] without control characters and, with lower, without case and accents."""
         kept = [(c, i) for i, c in enumerate(word) if c != "\ufffd" and unicodedata.category(c)[0] != "C"]
         if not self.lower:
             return kept
-        owners = [i for c, i in kept for _ in c.lower()]  # "İ" becomes two characters
         lowered = "".join(c for c, _ in kept).lower()  # as a whole: a final Greek sigma depends on its neighbours
-        return [(d, i) for c, i in zip(lowered, owners) for d in unicodedata.normalize("NFD", c) if unicodedata.category(d) != "Mn"]
+        owners = [i for c, i in kept for _ in c.lower()]  # "İ" becomes two characters
+        return [(d, i) for c, i in zip(lowered, owners) for d in unicodedata.normalize("NFD", c)
+                if unicodedata.category(d) != "Mn"]
 
     def greedy(self, word):
-        """[(id, start, end)] of the longest pieces from the left; the unknown piece where there is no way through."""
+        """[(id, start, end)] of the longest pieces from the left; the unknown piece where they do not reach the end."""
         found, start = [], 0
         while start < len(word) <= LONGEST_WORD:
             prefix, end = "##" if start else "", len(word)
@@ -245,7 +266,7 @@ class WordPieceTokenizer(Tokenizer):
         return found if start == len(word) else [(self.unk_id, 0, len(word))]
 
     def split(self, word):
-        """[(id, start, end)] of a stretch without white space, in characters of it; dropped characters go with the one before."""
+        """[(id, start, end)] of a stretch without white space; what was dropped goes with the character before it."""
         chars = self.characters(word)
         starts = [0, *(i for _, i in chars[1:]), len(word)]
         alone = [stands_alone(c) for c, _ in chars]
@@ -258,7 +279,7 @@ class WordPieceTokenizer(Tokenizer):
         return found
 
     def word_ids(self, word):
-        """Ids of a stretch without white space, kept for the next time it is met."""
+        """Ids of a stretch without white space, remembered."""
         ids = tuple(i for i, _, _ in self.split(word))
         if len(self.memo) >= MEMO_WORDS:
             self.memo.clear()
@@ -266,18 +287,15 @@ class WordPieceTokenizer(Tokenizer):
             self.memo[word] = ids
         return ids
 
-    def encode(self, text):
-        """Ids of one text, without special pieces."""
-        known = self.memo.get
-        return [i for word in WORD.findall(text) for i in known(word) or self.word_ids(word)]
-
     def encode_batch(self, texts):
         """Ids of each text."""
-        return [self.encode(text) for text in texts]
+        known = self.memo.get
+        return [[i for word in WORD.findall(text) for i in known(word) or self.word_ids(word)] for text in texts]
 
     def encode_with_offsets(self, text):
-        """(ids, spans): encode(text) and the (start, end) characters of the raw text that each piece stands for."""
-        found = [(i, match.start() + a, match.start() + b) for match in WORD.finditer(text) for i, a, b in self.split(match.group())]
+        """(ids, spans): encode(text), and the raw text's (start, end) of each piece."""
+        words = ((match.start(), self.split(match.group())) for match in WORD.finditer(text))
+        found = [(i, start + a, start + b) for start, pieces in words for i, a, b in pieces]
         return [i for i, _, _ in found], [(a, b) for _, a, b in found]
 
     def decode(self, ids):
@@ -287,21 +305,24 @@ class WordPieceTokenizer(Tokenizer):
 
 
 def load_tokenizer(path, lower=True):
-    """The tokenizer in a file, or in a folder that holds spiece.model or vocab.txt. lower=False for cased models and for translation."""
+    """The tokenizer in a file, or a folder with spiece.model or vocab.txt. lower=False: cased models, translation."""
     path = Path(path)
-    kinds = {kind.file_name: kind for kind in (SentencePieceTokenizer, WordPieceTokenizer)}
     if path.is_dir():
-        path = next((path / name for name in kinds if (path / name).is_file()), path)
+        names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
+        path = next((path / name for name in names if (path / name).is_file()), path)
     if not path.is_file():
-        raise UserError(f"{path}: there is no spiece.model and no vocab.txt here; make one with data/prepare.py corpus")
+        raise UserError(f"{path}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
     return (WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer)(path, lower)
 
 
 def pair(first_ids, second_ids, max_length, tokenizer):
-    """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP]: lists of at most max_length, the longer part cut first, from its end (tie: B)."""
+    """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
+
+    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room.
+    """
     room = max_length - (2 if second_ids is None else 3)
-    if room < 1:
-        raise UserError(f"max_length {max_length}: no room for text beside the special pieces; choose at least 8")
+    if room < 2:
+        raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
     keep = min(len(first_ids), room if second_ids is None else max(room - len(second_ids), (room + 1) // 2))
     first = [tokenizer.cls_id, *first_ids[:keep], tokenizer.sep_id]
     second = [] if second_ids is None else [*second_ids[:room - keep], tokenizer.sep_id]
@@ -309,7 +330,7 @@ def pair(first_ids, second_ids, max_length, tokenizer):
 
 
 def sample_lines(files, lower, sample_bytes):
-    """The files' lines, evenly thinned out to about sample_bytes; an overlong line comes in parts, so memory stays bounded."""
+    """The files' lines, evenly thinned out to about sample_bytes; an overlong one comes in parts, to bound memory."""
     rate = min(1.0, sample_bytes / max(1, sum(os.path.getsize(path) for path in files)))
     count = 0
     for path in files:
@@ -320,31 +341,42 @@ def sample_lines(files, lower, sample_bytes):
                     yield preprocess(line) if lower else line.strip()
 
 
-def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1, input_sentence_size=10_000_000, extra_symbols=(),
-                        sample_bytes=200_000_000):
-    """Train a unigram model with ALBERT's settings on text files or folders, write it to out_path (or spiece.model in that folder), return the path.
+def training_mistake(message, file, vocab_size):
+    """SentencePiece's complaint as one line that says what to do."""
+    if most := re.search(r"value <= (\d+)", message):
+        return f"{file}: the text gives at most {most[1]} pieces, not {vocab_size}; use {most[1]}, or more text"
+    if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"{file}: the characters alone need {least[1]} pieces; use a vocab_size well above, not {vocab_size}"
+    if "sentences_.empty()" in message:
+        return f"{file}: there is no text to train on; give files with text"
+    return f"{file}: SentencePiece cannot train vocab_size {vocab_size} ({message.splitlines()[0]}); change vocab_size"
 
-    Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK], then extra_symbols and, with lower, ALBERT_SYMBOLS, each always a piece of its own.
-    Memory: about 20 bytes for each sampled byte, so beyond sample_bytes only every n-th line is used (D: ALBERT took 10 M lines).
-    The same files, settings, number of threads and sentencepiece version give the same file. UserError where the text cannot fill vocab_size.
+
+def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1, input_sentence_size=10_000_000,
+                        extra_symbols=(), sample_bytes=200_000_000):
+    """Train a unigram model with ALBERT's settings on text files or folders; returns out_path (a file to be written).
+
+    Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK], then extra_symbols and, with lower, ALBERT_SYMBOLS, each always
+    a piece of its own. Memory grows with the text used, so of more than sample_bytes only every n-th line is taken
+    (ALBERT took 10 million lines). The same text, settings, threads and sentencepiece version give the same file.
+    UserError where the text cannot fill vocab_size: it names the largest that works.
     """
-    files, out_path = text_files(files), Path(out_path)
-    out_path = out_path / "spiece.model" if out_path.is_dir() else out_path
-    failures, model = [], io.BytesIO()
+    files, out_path, failures, model = text_files(files), Path(out_path), [], io.BytesIO()
 
-    def lines():  # sentencepiece hides an iterator's exceptions: keep the first and raise it afterwards
+    def lines():  # older versions of sentencepiece swallow an exception here: keep it, to be raised below
         try:
             yield from sample_lines(files, lower, sample_bytes)
-        except BaseException as error:
+        except (Exception, KeyboardInterrupt) as error:
             failures.append(error)
 
     sentencepiece.set_random_generator_seed(0)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines(), model_writer=model, model_type="unigram", vocab_size=vocab_size, character_coverage=0.99995,
-            pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-            user_defined_symbols=[*extra_symbols, *(ALBERT_SYMBOLS if lower else ())], input_sentence_size=input_sentence_size,
-            shuffle_input_sentence=True, max_sentence_length=1 << 20, num_threads=threads, minloglevel=2)
+            sentence_iterator=lines(), model_writer=model, model_type="unigram", vocab_size=vocab_size,
+            character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
+            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            user_defined_symbols=[*extra_symbols, *(ALBERT_SYMBOLS if lower else ())], num_threads=threads,
+            input_sentence_size=input_sentence_size, max_sentence_length=1 << 20, minloglevel=2)
     except RuntimeError as error:
         if not failures:
             raise UserError(training_mistake(str(error), files[0], vocab_size)) from None
@@ -352,25 +384,3 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
         raise failures[0]
     write_whole(out_path, model.getvalue())
     return out_path
-
-
-def training_mistake(message, file, vocab_size):
-    """SentencePiece's complaint as one line that says what to do."""
-    if most := re.search(r"value <= (\d+)", message):
-        return f"{file}: the text supports at most {most[1]} pieces, not {vocab_size}; use vocab_size {most[1]} or less, or more text"
-    if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return f"{file}: its characters alone need {least[1]} pieces; use a vocab_size of more than {least[1]}, not {vocab_size}"
-    if "sentences_.empty()" in message:
-        return f"{file}: there is no text to train on; give files with text"
-    return f"{file}: SentencePiece cannot train on this text ({message.strip().splitlines()[0]}); check vocab_size and the text"
-
-
-def write_whole(path, content):
-    """Write bytes so that the file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

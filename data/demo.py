@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from common.cli import UserError
 
-RECIPE = 1  # raised when a rule in this file changes: demo data of an older recipe is made anew
+RECIPE = 3  # raised when a rule in this file changes: demo data of an older recipe is made anew
 SEED = 20
 LEAST_BYTES = 1_000_000  # of corpus text; less teaches a demo model nothing
 
@@ -75,9 +75,9 @@ def docstrings(body):
 
 
 def module_text(path):
-    """All docstrings of one source file, blank lines between them; "" for files without any, and for those this Python can't parse."""
+    """All docstrings of one source file, blank lines between them; "" for files with few, and for those that this Python can't parse."""
     source = path.read_bytes()
-    if source.count(b'"""') < 4:
+    if 3000 * source.count(b'"""') < len(source):  # parsing costs by size: a fifth of the time is here, a twentieth of the text
         return ""
     try:
         with warnings.catch_warnings():
@@ -229,11 +229,25 @@ def scramble(sentence, rng):
     return " ".join(words[:start] + run + words[start + size:])
 
 
-def thin(sentence, rng, share=0.15):
-    """The sentence without a share of its inner words, at least one."""
+def thin(sentence, rng, most=0.3):
+    """The sentence without some of its inner words, at least one and at most the share `most`."""
     words = sentence.split()
-    dropped = set(rng.sample(range(1, len(words) - 1), max(1, round(share * len(words)))))
+    dropped = set(rng.sample(range(1, len(words) - 1), rng.randint(1, max(1, int(most * len(words))))))
     return " ".join(word for position, word in enumerate(words) if position not in dropped)
+
+
+def exchange(sentence, rng, pool, share):
+    """The sentence with a share of its content words exchanged for words of `pool`; the first word stays."""
+    words = sentence.split()
+    content = [place for place, word in enumerate(words) if place and is_content(word)]
+    for place in rng.sample(content, round(share * len(content))):
+        words[place] = rng.choice(pool)
+    return " ".join(words)
+
+
+def content_words(documents):
+    """The content words of all sentences, as often as they occur."""
+    return [word for _, _, lines in documents for line in lines for word in line.split() if is_content(word)]
 
 
 def neighbour(lines, position, rng, reach=6):
@@ -243,14 +257,16 @@ def neighbour(lines, position, rng, reach=6):
 
 
 def gap(sentence, rng, longest=3):
-    """(words before, the phrase of 1 to `longest` words, words after) of a gap whose phrase starts and ends with a content word, or None."""
+    """(words before, a phrase of 1 to `longest` plain words, words after), the phrase's first and last word content words; None if 30 draws
+    find none."""
     words = sentence.split()
-    spans = [(start, start + size) for size in range(1, longest + 1) for start in range(2, len(words) - size - 1)
-             if is_content(words[start]) and is_content(words[start + size - 1]) and all(w.isalpha() for w in words[start:start + size])]
-    if not spans:
-        return None
-    start, end = rng.choice(spans)
-    return words[:start], words[start:end], words[end:]
+    for _ in range(30):
+        size = rng.randint(1, longest)
+        start = rng.randint(2, max(2, len(words) - size - 2))
+        phrase = words[start:start + size]
+        if start + size < len(words) and is_content(phrase[0]) and is_content(phrase[-1]) and all(word.isalpha() for word in phrase):
+            return words[:start], phrase, words[start + size:]
+    return None
 
 
 def question(before, after, side=6):
@@ -276,36 +292,37 @@ def sst2(documents, rng, count):
 
 
 def mrpc(documents, rng, count):
-    """Do both say the same (1: one sentence, thinned out twice) or not (0: neighbours, thinned out)? Rows of (label, first, second)."""
-    rows = []
-    for index, (lines, position) in enumerate(pick(documents, rng, count)):
-        other = lines[position] if index % 2 else neighbour(lines, position, rng)
-        rows.append((index % 2, thin(lines[position], rng), thin(other, rng)))
+    """Do both say the same (1: one sentence, thinned out twice) or not (0: as before, but then scrambled, or a third of its content words
+    exchanged)? The words that both share tell little. Rows of (label, first, second)."""
+    rows, pool = [], content_words(documents)
+    for index, (lines, position) in enumerate(pick(documents, rng, count, least=12)):
+        first, second = thin(lines[position], rng), thin(lines[position], rng)
+        if index % 2 == 0:
+            second = scramble(second, rng) if index % 4 else exchange(second, rng, pool, 1 / 3)
+        rows.append((index % 2, first, second))
     return rows
 
 
 def qqp(documents, rng, count):
-    """Are two cloze questions about the same sentence (1) or about neighbours (0)? Rows of (label, first, second)."""
+    """Do two cloze questions ask about the same sentence (1), or does the second one ask about a neighbour or a scrambled sentence (0)?
+    Rows of (label, first, second)."""
     rows = []
-    for index, (lines, position) in enumerate(pick(documents, rng, 2 * count)):
-        other = lines[position] if index % 2 else neighbour(lines, position, rng)
+    for lines, position in pick(documents, rng, 2 * count, least=10):
+        same, turn = len(rows) % 2, len(rows) % 4
+        other = lines[position] if same else scramble(lines[position], rng) if turn else neighbour(lines, position, rng)
         gaps = gap(lines[position], rng), gap(other, rng)
         if all(gaps) and len(rows) < count:
-            rows.append((index % 2, question(gaps[0][0], gaps[0][2], 9), question(gaps[1][0], gaps[1][2], 9)))
+            rows.append((same, question(gaps[0][0], gaps[0][2], 9), question(gaps[1][0], gaps[1][2], 9)))
     return rows
 
 
 def stsb(documents, rng, count):
-    """How much of the first sentence is left in the second? 5 x the share of content words kept. Rows of (score, first, second)."""
-    rows, chosen = [], pick(documents, rng, count)
-    pool = [word for lines, position in chosen for word in lines[position].split() if is_content(word)]
-    for lines, position in chosen:
-        words = lines[position].split()
-        content = [place for place, word in enumerate(words) if place and is_content(word)]
-        if len(content) > 2:
-            replaced = rng.sample(content, rng.randint(0, len(content)))
-            changed = [rng.choice(pool) if place in replaced else word for place, word in enumerate(words)]
-            rows.append((round(5 - 5 * len(replaced) / len(content), 3), lines[position], " ".join(changed)))
+    """How much of the first sentence is left in the second? 5 x the share of content words kept; some other words are left out, which
+    does not count. Rows of (score, first, second)."""
+    rows, pool = [], content_words(documents)
+    for lines, position in pick(documents, rng, count, least=10):
+        share = rng.randint(0, 10) / 10
+        rows.append((5 - 5 * share, lines[position], exchange(thin(lines[position], rng), rng, pool, share)))
     return rows
 
 
@@ -343,14 +360,15 @@ def rte(documents, rng, count):
 
 
 def qnli(documents, rng, count):
-    """Does the sentence hold the answer to the question? Rows of (label, cloze question, its sentence or a neighbour of it)."""
+    """Does the sentence hold the answer to the question (entailment), or is it the sentence without the answer, or a neighbour?
+    Rows of (label, cloze question, sentence)."""
     rows = []
     for lines, position in pick(documents, rng, 2 * count):
         found = gap(lines[position], rng)
         if found and len(rows) < count:
             label = ("not_entailment", "entailment")[len(rows) % 2]
-            sentence = lines[position] if label == "entailment" else neighbour(lines, position, rng)
-            rows.append((label, question(found[0], found[2]), sentence))
+            without = " ".join(found[0] + found[2]) if len(rows) % 4 else neighbour(lines, position, rng)
+            rows.append((label, question(found[0], found[2]), lines[position] if label == "entailment" else without))
     return rows
 
 
@@ -464,7 +482,7 @@ def race_article(run, pool, hard, rng):
     inside = sorted({word for line in run for word in line.split() if is_content(word) and word.islower()})
     entry = {"article": " ".join(run), "questions": [], "options": [], "answers": []}
     for line in rng.sample(run, min(3, len(run))):
-        before, phrase, after = gap(line, rng, longest=1) or ([], [""], [])
+        before, phrase, after = "_" not in line and gap(line, rng, longest=1) or ([], [""], [])
         wrong = [word for word in (inside if hard else rng.sample(pool, 40)) if word != phrase[0] and (hard or word not in inside)]
         if phrase[0] in inside and len(set(wrong)) > 2:
             options = [phrase[0], *rng.sample(sorted(set(wrong)), 3)]
@@ -661,7 +679,7 @@ def make_demo(folder):
 
 def put(made, folder):
     """Rename the finished folder `made` to `folder`; an older recipe there makes way, a finished one of another process stays."""
-    if folder.exists() and not finished(folder):
-        folder.rename(pathlib.Path(tempfile.mkdtemp(prefix=f"{folder.name}-old-", dir=folder.parent), "old"))
-    with contextlib.suppress(OSError):  # ENOTEMPTY: another process was faster, and its folder holds the same
+    with contextlib.suppress(OSError):  # another process was faster, and what it made is the same
+        if folder.exists() and not finished(folder):
+            folder.rename(made / "old")
         made.rename(folder)

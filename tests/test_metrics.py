@@ -1,4 +1,5 @@
-"""The metrics against constants computed with scikit-learn 1.9, SciPy 1.17 and sacrebleu 2.6, and the promises for broken input."""
+"""The metrics against constants computed with scikit-learn 1.9, SciPy 1.17 and sacrebleu 2.6, and the promises for
+broken input."""
 import math
 
 import numpy as np
@@ -50,6 +51,10 @@ def test_correlations_agree_with_scipy(count, top, a, b, pearson, spearman, kend
     assert metrics.pearson(x, y) == pytest.approx(pearson, abs=1e-9)
     assert metrics.spearman(x, y) == pytest.approx(spearman, abs=1e-9)
     assert metrics.kendall(x, y) == pytest.approx(kendall, abs=1e-9)
+
+
+def test_tied_ranks_are_shared():
+    assert metrics.ranks([10, 20, 20, 5, 20]).tolist() == [2, 4, 4, 1, 4]
 
 
 def test_pearson_survives_huge_tiny_and_shifted_values():
@@ -123,7 +128,8 @@ def test_empty_input_and_unequal_lengths(metric):
 
 
 @pytest.mark.parametrize("prediction, answer, exact, f1", [
-    ("The  Cat!", "cat", 1, 1), ("the cat sat", "a cat", 0, 2 / 3), ("dog", "cat", 0, 0), ("in the 1990s", "1990s", 0, 2 / 3),
+    ("The  Cat!", "cat", 1, 1), ("the cat sat", "a cat", 0, 2 / 3), ("dog", "cat", 0, 0),
+    ("in the 1990s", "1990s", 0, 2 / 3),
     ("U.S.", "us", 1, 1), ("well-known", "wellknown", 1, 1), ("cat cat", "cat", 0, 2 / 3), ("“cat”", "cat", 0, 0),
     ("an", "the", 1, 1), ("", "", 1, 1), ("", "cat", 0, 0), ("the", "cat", 0, 0)])
 def test_squad_definitions(prediction, answer, exact, f1):
@@ -149,10 +155,12 @@ def test_13a_tokens(line, tokens):
     (["The cat sat on the mat.", "It costs $1,000.50, \"really\"?"],
      ["The cat is sitting on the mat.", "It cost $1,000.50 - \"really\"!"], 29.231386414219934),
     (["Zwei junge Männer sind im Freien, nahe Büschen.", "Ein 5-jähriges Kind &amp; ein Hund."],
-     ["Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.", "Ein 5-jähriges Kind & ein kleiner Hund."], 45.30597462115186),
+     ["Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.", "Ein 5-jähriges Kind & ein kleiner Hund."],
+     45.30597462115186),
     (["a b c d e"], ["a x c y e"], 14.058533129758727),  # orders without a match: smoothed
     (["the the the the the the the"], ["the cat is on the mat today"], 7.809849842300637),  # clipped counts
-    (["", "a small dog runs over the green field"], ["something", "a small dog runs across the green field"], 44.12484512922978),
+    (["", "a small dog runs over the green field"], ["something", "a small dog runs across the green field"],
+     44.12484512922978),
     (["well-\nknown <skipped>words, 3.14 and e.g. this/that"], ["wellknown words, 3.14 and e.g. this / that"], 100.0),
     (["a b c"], ["a b c"], 0.0),  # no 4-gram
     (["no match here at all"], ["ganz andere Wörter sind das"], 0.0),

@@ -1,0 +1,129 @@
+"""Parallel text: PREFIX.en and PREFIX.de, one sentence a line, as token ids in memory-mapped files, and batches of about as many tokens each.
+
+    sources, targets = read_pairs("data/train", "en", "de")
+    text = encode_pairs("data/train", ("en", "de"), tokenizer, cache_folder, longest=256)     # ParallelText
+    batches = TokenBatches(text.longest_side(), tokens=4400, seed=0)
+    for index in range(start, stop):                                       # an endless stream: nothing but the number is needed to go on
+        rows = batches[index]                                              # example numbers
+        source, lengths = pad([text.source(row) for row in rows], tokenizer.pad_id)
+"""
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from common.cli import UserError
+
+BLOCK = 100_000  # lines encoded at once
+
+
+def read_lines(path):
+    """The lines of a UTF-8 text file without their ends; UserError where it is missing or no UTF-8."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a PREFIX stands for PREFIX.en and PREFIX.de (--source, --target name other endings)")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[:error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); convert the file") from None
+    return [line.strip() for line in text.split("\n")[:-1 if text.endswith("\n") else None]]
+
+
+def read_pairs(prefix, source, target):
+    """(source lines, target lines) of PREFIX.source and PREFIX.target; UserError where their numbers of lines differ."""
+    sides = [read_lines(f"{prefix}.{ending}") for ending in (source, target)]
+    if len(sides[0]) != len(sides[1]):
+        shorter = source if len(sides[0]) < len(sides[1]) else target
+        raise UserError(f"{prefix}.{shorter}:{min(map(len, sides)) + 1}: the file ends here, but the other one has {max(map(len, sides))} lines; "
+                        "the two must be aligned line by line")
+    if not sides[0]:
+        raise UserError(f"{prefix}.{source}: the file is empty; give at least one sentence pair")
+    return sides
+
+
+class ParallelText:
+    """Token ids of sentence pairs in a folder that encode_pairs made; without special pieces."""
+
+    def __init__(self, folder):
+        self.tokens = [np.load(Path(folder) / f"{side}.npy", mmap_mode="r") for side in ("source", "target")]
+        self.starts = [np.load(Path(folder) / f"{side}.starts.npy") for side in ("source", "target")]
+
+    def __len__(self):
+        return len(self.starts[0]) - 1
+
+    def row(self, side, number):
+        return self.tokens[side][self.starts[side][number]:self.starts[side][number + 1]].tolist()
+
+    def source(self, number):
+        """Token ids of a source sentence, a list."""
+        return self.row(0, number)
+
+    def target(self, number):
+        """Token ids of a target sentence, a list."""
+        return self.row(1, number)
+
+    def longest_side(self):
+        """(N,) tokens of each pair's longer sentence."""
+        return np.maximum(*(np.diff(starts) for starts in self.starts))
+
+
+def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
+    """Encode a pair of files into `folder`, once, and open it. longest > 0 leaves out pairs with an empty sentence or one of more than so many tokens
+    (training); 0 keeps all of them (validation, test)."""
+    folder = Path(folder)
+    about = {"prefix": str(prefix), "endings": list(endings), "tokenizer": tokenizer.fingerprint, "longest": longest}
+    done = folder / "meta.json"
+    if not done.exists() or {**json.loads(done.read_text()), "pairs": 0} != {**about, "pairs": 0}:
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = read_pairs(prefix, *endings)
+        rows = [[row for start in range(0, len(side), BLOCK) for row in tokenizer.encode_batch(side[start:start + BLOCK])] for side in lines]
+        if longest:
+            rows = list(zip(*((one, two) for one, two in zip(*rows) if one and two and max(len(one), len(two)) <= longest)))
+        if not rows:
+            raise UserError(f"{prefix}.{endings[0]}: no pair has between 1 and {longest} tokens on both sides; raise --length")
+        for side, sentences in zip(("source", "target"), rows):
+            np.save(folder / f"{side}.npy", np.fromiter((token for row in sentences for token in row), dtype=np.int32))
+            np.save(folder / f"{side}.starts.npy", np.cumsum([0, *map(len, sentences)]))
+        done.write_text(json.dumps({**about, "pairs": len(rows[0])}))
+    return ParallelText(folder)
+
+
+class TokenBatches:
+    """An endless stream of batches: examples of like length, so many that rows x longest <= tokens. batches[i] is a function of i and the seed.
+
+    Every epoch deals the examples of equal length out anew and shuffles the batches. The lengths in sorted order are always the same, so an epoch
+    always has the same number of batches, len(batches).
+    """
+
+    def __init__(self, lengths, tokens, seed):
+        self.lengths, self.seed, self.epoch = np.asarray(lengths), seed, None
+        ordered, self.cuts = np.sort(self.lengths), [0]
+        while self.cuts[-1] < len(ordered):
+            start = self.cuts[-1]
+            size = max(1, min(tokens // max(1, int(ordered[start])), len(ordered) - start))
+            while size > 1 and size * int(ordered[start + size - 1]) > tokens:
+                size = max(1, min(size - 1, tokens // int(ordered[start + size - 1])))
+            self.cuts.append(start + size)
+
+    def __len__(self):
+        return len(self.cuts) - 1
+
+    def __getitem__(self, index):
+        epoch, place = divmod(index, len(self))
+        if epoch != self.epoch:
+            rng = np.random.default_rng([self.seed, epoch])
+            self.examples = np.lexsort((rng.random(len(self.lengths)), self.lengths))
+            self.order, self.epoch = rng.permutation(len(self)), epoch
+        batch = self.order[place]
+        return self.examples[self.cuts[batch]:self.cuts[batch + 1]]
+
+
+def pad(rows, pad_id):
+    """(ids (B, T), lengths (B,)) of lists of ids, filled up with pad_id."""
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(lengths.max())), pad_id)
+    for number, row in enumerate(rows):
+        ids[number, :len(row)] = torch.tensor(row, dtype=torch.long)
+    return ids, lengths

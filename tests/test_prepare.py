@@ -1,0 +1,408 @@
+"""data/: the demo data is the same whenever it is made and has the official layouts; downloads survive what networks do."""
+import collections
+import hashlib
+import http.server
+import io
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+
+from common.cli import UserError
+from data import demo, download
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def prepare(*arguments, **settings):
+    """data/prepare.py as a process of its own, started in another directory."""
+    return subprocess.Popen([sys.executable, str(ROOT / "data" / "prepare.py"), *map(str, arguments)], cwd="/", text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **settings})
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory):
+    """(paths, paths of a second build by the command with another hash seed, the command's output, its folder)."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = prepare("demo", "--to", folder / "second", PYTHONHASHSEED="12")
+    first = demo.make_demo(folder / "first")
+    out, err = command.communicate()
+    assert command.returncode == 0, err
+    return first, demo.make_demo(folder / "second"), out, folder
+
+
+@pytest.fixture(scope="session")
+def made(builds):
+    return builds[0]
+
+
+# --- demo data -----------------------------------------------------------------------------------------------------------------------
+def test_two_builds_are_equal_and_quiet(builds):
+    first, second, out, folder = builds
+    assert first["sha256"] == second["sha256"] and len(first["sha256"]) == 64
+    assert len(out.splitlines()) == 1 and first["sha256"][:16] in out
+    assert sorted(path.name for path in folder.iterdir()) == ["first", "second"]  # no temporary folder is left
+
+
+def test_made_once_then_reused(made):
+    marker = pathlib.Path(made["corpus"], "python.txt")
+    before = marker.stat().st_mtime_ns
+    assert demo.make_demo(marker.parent.parent) == made and marker.stat().st_mtime_ns == before
+
+
+def test_corpus_is_sentences_and_documents_without_the_tasks_text(made):
+    lines = [line for path in sorted(pathlib.Path(made["corpus"]).glob("*.txt")) for line in path.read_text(encoding="utf-8").split("\n")]
+    corpus = {line for line in lines if line}
+    assert sum(len(line) + 1 for line in lines) > 2_000_000 and sum(1 for line in lines if not line) > 500
+    assert all(line[-1] in ".!?" and not line[0].islower() for line in corpus)
+    assert not any(">>>" in line or "::" in line or "\\" in line for line in corpus if line.count(" ") < 7)
+    held_out = {line.split("\t")[3] for line in pathlib.Path(made["glue"], "CoLA", "dev.tsv").read_text().splitlines()}
+    assert len(held_out) == demo.GLUE_DEV_ROWS and not held_out & corpus
+
+
+LAYOUTS = {  # task: (columns, column of the label, of the first text, has a header, labels)
+    "CoLA": (4, 1, 3, False, {"0", "1"}), "SST-2": (2, 1, 0, True, {"0", "1"}), "MRPC": (5, 0, 3, True, {"0", "1"}),
+    "QQP": (6, 5, 3, True, {"0", "1"}), "MNLI": (12, 11, 8, True, {"entailment", "neutral", "contradiction"}),
+    "QNLI": (4, 3, 1, True, {"entailment", "not_entailment"}), "RTE": (4, 3, 1, True, {"entailment", "not_entailment"})}
+
+
+@pytest.mark.parametrize("task", LAYOUTS)
+def test_glue_layout_and_balance(made, task):
+    columns, label, text, header, names = LAYOUTS[task]
+    seen = {}
+    for part, least in (("train", 2000), ("dev_matched" if task == "MNLI" else "dev", 500)):
+        rows = [line.split("\t") for line in pathlib.Path(made["glue"], task, f"{part}.tsv").read_text(encoding="utf-8").splitlines()][header:]
+        assert len(rows) >= least and {len(row) for row in rows} == {columns}
+        counts = collections.Counter(row[label] for row in rows)
+        assert set(counts) == names and max(counts.values()) <= 1.02 * min(counts.values()) + 1
+        seen[part] = {row[text] for row in rows}
+        lengths = [np.mean([len(row[text]) for row in rows if row[label] == name]) for name in names]
+        assert max(lengths) < 1.2 * min(lengths)  # the length gives nothing away
+    assert len(seen.pop("train") & seen.popitem()[1]) < 20
+
+
+def test_stsb_and_test_files(made):
+    rows = [line.split("\t") for line in pathlib.Path(made["glue"], "STS-B", "dev.tsv").read_text(encoding="utf-8").splitlines()]
+    scores = np.array([float(row[-1]) for row in rows[1:]])
+    assert rows[0][7:] == ["sentence1", "sentence2", "score"] and scores.min() == 0 and scores.max() == 5 and 1.2 < scores.std() < 2
+    for task in demo.GLUE:
+        for path in pathlib.Path(made["glue"], task).glob("test*.tsv"):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            assert len(lines) > 500 and len({line.count("\t") for line in lines}) == 1
+            assert not {"label", "gold_label", "score", "is_duplicate", "Quality"} & set(lines[0].split("\t"))
+
+
+def test_the_loaders_read_it(made):
+    from common import glue, race, squad
+    assert len(glue.load(made["glue"], glue.TASKS["MNLI"], "train")) == demo.GLUE["MNLI"][1]
+    assert len(squad.load(pathlib.Path(made["squad"], "dev-v2.0.json"))) > 500
+    assert len(race.load(made["race"], "dev")) > 500
+
+
+@pytest.mark.parametrize("name", ["train-v1.1", "dev-v1.1", "train-v2.0", "dev-v2.0"])
+def test_squad_answers_stand_at_their_offsets(made, name):
+    content = json.loads(pathlib.Path(made["squad"], f"{name}.json").read_text(encoding="utf-8"))
+    questions = [(paragraph["context"], entry) for article in content["data"] for paragraph in article["paragraphs"] for entry in paragraph["qas"]]
+    assert len(questions) > (2000 if "train" in name else 500) and len({entry["id"] for _, entry in questions}) == len(questions)
+    for context, entry in questions:
+        assert bool(entry["answers"]) != entry.get("is_impossible", False) and entry["question"].endswith("?")
+        for answer in entry["answers"]:
+            assert context[answer["answer_start"]:][:len(answer["text"])] == answer["text"] and context.count(answer["text"]) == 1
+    impossible = np.mean([entry.get("is_impossible", False) for _, entry in questions])
+    assert 0.2 < impossible < 0.4 if "v2" in name else impossible == 0
+
+
+def test_race_files(made):
+    for level in ("middle", "high"):
+        for path in pathlib.Path(made["race"], "dev", level).glob("*.txt"):
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            assert len(entry["questions"]) == len(entry["options"]) == len(entry["answers"]) > 0
+            for question, options, answer in zip(entry["questions"], entry["options"], entry["answers"]):
+                right = options["ABCD".index(answer)]
+                inside = [option for option in options if option in entry["article"].split()]
+                assert "_" in question.split() and len(set(options)) == 4 and question.replace("_", right, 1) in entry["article"]
+                assert inside == [right] if level == "middle" else len(inside) == 4
+
+
+def test_cifar10_records(made):
+    folder = pathlib.Path(made["cifar10"])
+    assert folder.joinpath("batches.meta.txt").read_text().split() == list(demo.SHAPES)
+    parts = {path.name: np.fromfile(path, np.uint8).reshape(-1, 3073) for path in folder.glob("*.bin")}
+    assert sorted(parts) == [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    for records in parts.values():
+        assert np.bincount(records[:, 0], minlength=10).tolist() == [len(records) // 10] * 10
+    # the mean colour says nothing: the nearest class mean is no better than a guess
+    train, test = np.concatenate([parts[f"data_batch_{n}.bin"] for n in range(1, 6)]), parts["test_batch.bin"]
+    colours = [records[:, 1:].reshape(-1, 3, 1024).mean(2) for records in (train, test)]
+    means = np.stack([colours[0][train[:, 0] == label].mean(0) for label in range(10)])
+    nearest = ((colours[1][:, None] - means) ** 2).sum(2).argmin(1)
+    assert len(train) == 4000 and len(test) == 1000 and (nearest == test[:, 0]).mean() < 0.2
+
+
+def test_parallel_text_is_aligned_and_can_be_undone(made):
+    forward, backward = {}, {}
+    for part, least in (("train_text", 8000), ("valid_text", 300), ("test_text", 300)):
+        english, german = [pathlib.Path(f"{made[part]}.{side}").read_text(encoding="utf-8").splitlines() for side in ("en", "de")]
+        assert len(english) == len(german) >= least
+        for left, right in zip(english, german):
+            assert 4 <= len(left.split()) == len(right.split()) <= 25
+            left, right = ["".join(re.findall(r"\w+ ?|[,;:.]", line.lower())) for line in (left, right)]
+            if not demo.VERBS & set(re.findall(r"\w+", left)):  # without a verb that moves, word stands by word
+                for source, target in zip(re.findall(r"\w+", left), re.findall(r"\w+", right)):
+                    assert forward.setdefault(source, target) == target and backward.setdefault(target, source) == source
+    assert len(forward) > 2000
+
+
+def test_verbs_move_to_the_end_of_their_clause():
+    german = demo.lexicon({"the", "list", "is", "empty", "if", "it", "can", "be", "read", "deed"})
+    assert demo.translate("If the list is empty, it can be read.", german) == "Wenn das list emptig ist, es sein reit kann."
+    assert len(set(german.values())) == len(german)
+
+
+def test_cleaning_keeps_prose_only():
+    text = """Return the sum of ``values`` as a `float`.
+
+    Values that are missing, e.g. None, are skipped by :func:`~pkg.skip`.  An empty
+    list gives zero.  See http://example.org/x=1 for {more}[0] == details|of it.
+
+    Parameters
+    ----------
+    values : list of float
+        The numbers that are added to each other.
+
+    Example::
+
+        total = add([1, 2])  # The sum of them is here.
+
+    >>> add([1, 2])
+    This is the output of a doctest.
+
+    .. note:: This line is dropped.
+    * The result is rounded to
+      the nearest number
+    """
+    assert demo.prose(demo.inspect.cleandoc(text), set()) == [
+        "Return the sum of values as a float.", "Values that are missing, e.g. None, are skipped by skip.", "An empty list gives zero.",
+        "The numbers that are added to each other.", "The result is rounded to the nearest number."]
+
+
+def test_scramble_keeps_the_words_and_both_ends():
+    rng, sentence = random.Random(1), "The index of the first element that is found is returned."
+    for _ in range(50):
+        words = demo.scramble(sentence, rng).split()
+        assert sorted(words) == sorted(sentence.split()) and words != sentence.split()
+        assert words[0] == "The" and words[-1] == "returned."
+
+
+def test_a_machine_without_documentation_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "raw_documents", lambda: [("python", "a.py", "The first sentence is here. " * 3)])
+    with pytest.raises(UserError, match="bytes of documentation on this machine"):
+        demo.make_demo(tmp_path / "demo")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    tmp_path.joinpath("mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="not demo data"):
+        demo.make_demo(tmp_path)
+
+
+def test_the_slower_of_two_processes_gives_way_and_an_old_recipe_is_replaced(tmp_path):
+    for name, recipe, content in (("demo", demo.RECIPE, "first"), ("made", demo.RECIPE, "second")):
+        tmp_path.joinpath(name).mkdir()
+        tmp_path.joinpath(name, "demo.json").write_text(json.dumps({"recipe": recipe, "sha256": content}))
+    demo.put(tmp_path / "made", tmp_path / "demo")
+    assert demo.finished(tmp_path / "demo")["sha256"] == "first"
+    tmp_path.joinpath("demo", "demo.json").write_text(json.dumps({"recipe": demo.RECIPE - 1, "sha256": "old"}))
+    demo.put(tmp_path / "made", tmp_path / "demo")
+    assert demo.finished(tmp_path / "demo")["sha256"] == "second"
+
+
+# --- command line --------------------------------------------------------------------------------------------------------------------
+def test_commands(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    lines = ["The list is returned to the caller.", "It holds the items of the table.", "An error is raised where there are none."]
+    texts.joinpath("a.txt").write_text("\n\n".join("\n".join(random.Random(n).sample(lines, 3)) for n in range(40)))
+    runs = {"help": prepare(), "corpus": prepare("corpus", "--corpus", texts, "--to", tmp_path / "out", "--vocab_size", 40),
+            "missing": prepare("corpus", "--corpus", tmp_path / "none", "--to", tmp_path / "out2"), "wrong": prepare("download", "imagenet")}
+    out = {name: (*process.communicate(), process.returncode) for name, process in runs.items()}
+    assert "JOB" in out["help"][0] and out["help"][2] == 0
+    assert "120 sentences, 40 documents" in out["corpus"][0] and out["corpus"][2] == 0, out["corpus"]
+    assert tmp_path.joinpath("out", "meta.json").exists() and tmp_path.joinpath("out", "spiece.model").exists()
+    for name in ("missing", "wrong"):
+        assert out[name][2] == 2 and len(out[name][1].splitlines()) == 1
+
+
+# --- download ------------------------------------------------------------------------------------------------------------------------
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves server.contents; `breaks` transfers are cut off half-way, and ranges are honoured where server.ranges is true."""
+
+    def do_GET(self):
+        self.server.requests.append((self.path, self.headers["Range"]))
+        content = self.server.contents.get(self.path)
+        if content is None:
+            return self.send_error(404)
+        start = int(re.search(r"\d+", self.headers["Range"] or "0")[0]) if self.server.ranges else 0
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        body = content[start:]
+        if self.server.breaks:
+            self.server.breaks -= 1
+            body = body[:len(body) // 2]
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(download, "PAUSE", 0)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.contents, server.requests, server.breaks, server.ranges = {}, [], 0, True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def row(server, data_set, name, content, holds="", **changes):
+    """A row of the table for `content`, which the server offers from now on."""
+    server.contents["/" + name] = content
+    url = f"http://127.0.0.1:{server.server_address[1]}/{name}"
+    return download.File(data_set, url, len(content), "sha256:" + hashlib.sha256(content).hexdigest(), holds)._replace(**changes)
+
+
+def tar(names):
+    """A .tar.gz with files of these names and contents."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, content in names.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
+def test_table_is_complete():
+    assert {file.data_set for file in download.FILES} == set(download.FINISH) == set(download.EXPECTED)
+    assert len({file.url for file in download.FILES}) == len(download.FILES)
+    assert all(re.fullmatch(r"sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", file.digest) for file in download.FILES)
+    assert {file.holds for file in download.FILES if file.data_set == "glue"} == {*demo.GLUE, "WNLI"}
+
+
+def cifar(server):
+    """A stand-in for CIFAR-10's archive: 300 kB that do not compress."""
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin", "batches.meta.txt"]
+    return row(server, "cifar10", "cifar-10-binary.tar.gz", tar({f"cifar-10-batches-bin/{name}": os.urandom(50_000) for name in names}))
+
+
+def test_broken_transfers_are_continued(server, tmp_path):
+    file = cifar(server)
+    server.breaks = 2
+    folder = download.download("cifar10", tmp_path, [file])
+    ranges = [asked for _, asked in server.requests]
+    assert ranges[0] is None and [int(asked[6:-1]) for asked in ranges[1:]] == [file.size // 2, file.size // 2 + (file.size - file.size // 2) // 2]
+    assert sorted(path.name for path in folder.iterdir())[-2:] == ["source.json", "test_batch.bin"]
+    assert {path.name for path in tmp_path.iterdir()} == {"archives", "cifar10"} and not list((tmp_path / "archives").iterdir())
+    assert download.download("cifar10", tmp_path, [file]) == folder and len(server.requests) == 3  # made once
+
+
+def test_a_server_without_ranges_begins_anew(server, tmp_path):
+    file = cifar(server)
+    server.ranges = False
+    tmp_path.joinpath("cifar-10-binary.tar.gz.part").write_bytes(b"left over from another version")
+    assert download.fetch(file, tmp_path).read_bytes() == server.contents["/cifar-10-binary.tar.gz"]
+
+
+def test_a_transfer_that_keeps_breaking_keeps_what_came(server, tmp_path):
+    file = cifar(server)
+    server.breaks = 99
+    with pytest.raises(UserError, match="broke off 5 times.*continues there"):
+        download.fetch(file, tmp_path)
+    assert tmp_path.joinpath("cifar-10-binary.tar.gz.part").stat().st_size > 0.9 * file.size
+    server.breaks = 0
+    assert download.fetch(file, tmp_path).stat().st_size == file.size
+
+
+def test_wrong_content_is_thrown_away(server, tmp_path):
+    file = row(server, "squad", "dev-v1.1.json", b"{}", digest="md5:" + "0" * 32)
+    with pytest.raises(UserError, match="checksum mismatch"):
+        download.fetch(file, tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="offers 2 bytes, 7 are on record"):
+        download.fetch(file._replace(size=7), tmp_path)
+
+
+def test_errors_name_the_address(server, tmp_path):
+    file = row(server, "squad", "dev-v1.1.json", b"{}")
+    with pytest.raises(UserError, match="/gone.json: the server answers 404"):
+        download.download("squad", tmp_path, [file._replace(url=file.url.replace("dev-v1.1", "gone"))])
+    with pytest.raises(UserError, match="127.0.0.1:9/x: no connection"):
+        download.fetch(file._replace(url="http://127.0.0.1:9/x"), tmp_path)
+    with pytest.raises(UserError, match="dev-v2.0.json did not come out"):
+        download.download("squad", tmp_path, [file])
+
+
+@pytest.mark.parametrize("name", ["../evil.txt", "top/../../evil.txt", "/etc/evil.txt"])
+def test_archives_cannot_write_elsewhere(tmp_path, name):
+    tmp_path.joinpath("a.tgz").write_bytes(tar({name: b"x"}))
+    with pytest.raises(UserError, match="unsafe name"):
+        download.unpack(tmp_path / "a.tgz", tmp_path / "deep" / "target")
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
+def test_a_truncated_archive_is_named(tmp_path):
+    tmp_path.joinpath("a.tgz").write_bytes(tar({"top/a": os.urandom(9000)})[:5000])
+    with pytest.raises(UserError, match="a.tgz: broken archive"):
+        download.unpack(tmp_path / "a.tgz", tmp_path / "target")
+
+
+def test_glue_and_mrpc(server, tmp_path):
+    files = []
+    for task in ("CoLA", "SST-2", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI"):
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            for name in ("train", "dev_matched" if task == "MNLI" else "dev"):
+                archive.writestr(f"{task}/{name}.tsv", f"{task} {name}")
+        files.append(row(server, "glue", f"{task}.zip", content.getvalue(), task))
+    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
+    texts = [("train.txt", header + "1\t7\t8\tA \"quote.\tB.\r\n0\t5\t6\tC.\tD.\r\n"), ("test.txt", header + "1\t3\t4\tE.\tF.\r\n"),
+             ("dev_ids.tsv", "5\t6\n")]
+    files += [row(server, "glue", name, text.encode(), "MRPC") for name, text in texts]
+    folder = download.download("glue", tmp_path, files)
+    assert folder.joinpath("MNLI", "dev_matched.tsv").read_text() == "MNLI dev_matched"
+    assert [folder.joinpath("MRPC", f"{part}.tsv").read_text().splitlines()[1] for part in ("train", "dev", "test")] == [
+        "1\t7\t8\tA \"quote.\tB.", "0\t5\t6\tC.\tD.", "0\t3\t4\tE.\tF."]
+    assert folder.joinpath("MRPC", "test.tsv").read_text().splitlines()[0] == "index\t#1 ID\t#2 ID\t#1 String\t#2 String"
+
+
+def test_wmt14_becomes_aligned_plain_text(server, tmp_path):
+    def sgm(*lines):
+        inside = "\n".join(f'<seg id="{number}"> {line} </seg>' for number, line in enumerate(lines, 1))
+        return f'<srcset setid="x">\n<doc docid="1">\n<p>\n{inside}\n</p>\n</doc>\n</srcset>\n'.encode()
+    train = {"training/a.en": "One\u2028line.\n\nThree.\r\n".encode(), "training/a.de": b"Eins.\nZwei.\nDrei.\n", "training/a.fr": b"x"}
+    valid, test = {"test/v.en.sgm": sgm("A &amp; B."), "test/v.de.sgm": sgm("A und\nB.")}, {"t/t.en.sgm": sgm("T."), "t/t.de.sgm": sgm("U.")}
+    files = [row(server, "wmt14", "train.tgz", tar(train), "train a.en a.de"), row(server, "wmt14", "valid.tgz", tar(valid), "valid v.en.sgm v.de.sgm"),
+             row(server, "wmt14", "test.tgz", tar(test), "test t.en.sgm t.de.sgm")]
+    folder = download.download("wmt14", tmp_path, files)
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.??")} == {
+        "train.en": "One line.\nThree.\n", "train.de": "Eins.\nDrei.\n", "valid.en": "A & B.\n", "valid.de": "A und B.\n",
+        "test.en": "T.\n", "test.de": "U.\n"}
+    assert json.loads(folder.joinpath("source.json").read_text())["counts"]["train train.tgz"] == {"pairs": 2, "dropped": 1}
+    uneven = row(server, "wmt14", "uneven.tgz", tar({"a.en": b"1\n2\n", "a.de": b"1\n"}), "train a.en a.de")
+    with pytest.raises(UserError, match="different numbers of lines"):
+        download.download("wmt14", tmp_path / "other", [uneven])

@@ -1,0 +1,250 @@
+"""Tokenizers: released rules (expected ids checked once against Hugging Face's slow tokenizers), offsets, training."""
+import pickle
+import random
+
+import pytest
+import sentencepiece
+
+from common.cli import UserError
+from common.tokenization import load_tokenizer, pair, preprocess, preprocess_aligned, train_sentencepiece
+
+WORDPIECES = """[PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan ##bul σας a
+    ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
+NASTY = ["Café naïve", "cafe\u0301", "\u0301cafe", "ﬁnd the ﬁsh", "中国 the man", "😀 cat❤️ dog", "👩‍👩‍👧 x", "½ of … it", "  two\t\n words ",
+         "``quoted''", "In 2011, a1, x", "İstanbul ΣΑΣ", "ＡＢ ㌔", "ab\u200bcd", "", "   ", "각하 한국", "\u0301"]
+
+
+def write(path, lines):
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A small text in which pieces such as "2," are worth having."""
+    draw = random.Random(0)
+    places = ["2011", "1999", "5"]
+    lines = [f"In {draw.choice(places)}, the {draw.choice(['Café', 'dog'])} had {draw.randrange(10)},{draw.randrange(1000):03d} "
+             f"coins (x{draw.randrange(9)}, y) - cost £{draw.randrange(99)}." for _ in range(3000)]
+    return write(tmp_path_factory.mktemp("text") / "text.txt", lines)
+
+
+@pytest.fixture(scope="module")
+def spiece(text):
+    return train_sentencepiece([text], text.parent / "spiece.model", vocab_size=90)
+
+
+@pytest.fixture(scope="module")
+def wordpiece(tmp_path_factory):
+    return load_tokenizer(write(tmp_path_factory.mktemp("bert") / "vocab.txt", WORDPIECES))
+
+
+def test_trained_ids_follow_albert(spiece):
+    tokenizer = load_tokenizer(spiece.parent)
+    assert tokenizer.pieces(range(13)) == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "(", ")", '"', "-", ".", "–", "£", "€"]
+    assert tokenizer.vocab_size == 90 and tokenizer.special_ids == (0, 1, 2, 3, 4)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (tokenizer.cls_id, tokenizer.sep_id) == (2, 3)
+    assert not {0, 2, 3, 4} & set(tokenizer.encode("<pad> [CLS] [SEP] [MASK]"))
+
+
+def test_training_is_deterministic_and_atomic(text, spiece, tmp_path):
+    again = train_sentencepiece(text.parent, tmp_path / "m" / "other.model", vocab_size=90)  # a folder, and a file's own name
+    assert again.read_bytes() == spiece.read_bytes()
+    assert [path.name for path in again.parent.iterdir()] == ["other.model"]
+
+
+def test_training_samples_evenly(tmp_path):
+    """With a small budget only some lines are used, from all over the text."""
+    lines = [f"common words {'alpha' if i < 5000 else 'omega'} here" for i in range(10000)]
+    path = train_sentencepiece([write(tmp_path / "t.txt", lines)], tmp_path / "m", vocab_size=40, sample_bytes=20000)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.unk_id not in tokenizer.encode("alpha omega")
+
+
+def test_too_large_vocabulary_names_one_that_works(text, tmp_path):
+    with pytest.raises(UserError, match=r"text\.txt: the text gives at most (\d+) pieces, not 30000") as caught:
+        train_sentencepiece([text], tmp_path / "m")
+    most = int(str(caught.value).split("at most ")[1].split()[0])
+    assert load_tokenizer(train_sentencepiece([text], tmp_path / "m", vocab_size=most)).vocab_size == most
+    with pytest.raises(UserError, match=f"not {most + 1}"):
+        train_sentencepiece([text], tmp_path / "n", vocab_size=most + 1)
+    assert not (tmp_path / "n").exists()
+
+
+@pytest.mark.parametrize("size, message", [(20, "characters alone need"), (0, "cannot train"), (1, "cannot train")])
+def test_too_small_vocabulary(text, tmp_path, size, message):
+    with pytest.raises(UserError, match=message):
+        train_sentencepiece([text], tmp_path / "m", vocab_size=size)
+
+
+def test_training_errors(tmp_path):
+    with pytest.raises(UserError, match="no text to train on"):
+        train_sentencepiece([write(tmp_path / "empty.txt", ["", "  "])], tmp_path / "m")
+    with pytest.raises(UserError, match="no such file or folder"):
+        train_sentencepiece([tmp_path / "absent.txt"], tmp_path / "m")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"holds no \*\.txt file"):
+        train_sentencepiece([tmp_path / "folder"], tmp_path / "m")
+
+
+@pytest.mark.parametrize("raw, clean", [
+    ("  A\t b\n", "a b"), ("``x''", '"x"'), ("Café", "cafe"), ("e\u0301", "e"), ("ﬁ½", "fi1⁄2"), ("\u0902", "\u0902"), ("ΣΑΣ", "σας")])
+def test_preprocess(raw, clean):
+    assert preprocess(raw) == clean
+
+
+@pytest.mark.parametrize("raw", NASTY)
+def test_aligned_preprocess_is_preprocess(raw):
+    clean, starts, ends = preprocess_aligned(raw)
+    assert clean == preprocess(raw) and len(starts) == len(ends) == len(clean)
+    assert all(0 <= a < b <= len(raw) for a, b in zip(starts, ends))
+
+
+def test_digit_comma_rule(spiece):
+    """ "2," is cut into "2" and ","; at a word's start the digits keep their ▁, inside a word they get none."""
+    tokenizer = load_tokenizer(spiece)
+    raw = tokenizer.model.encode(preprocess("In 2011, x5, y"), out_type=str)
+    assert any(piece[-1] == "," and len(piece) > 1 for piece in raw), "the model lacks such a piece: the test shows nothing"
+    pieces = tokenizer.pieces(tokenizer.encode("In 2011, x5, y"))
+    assert not any(len(piece) > 1 and piece[-1] == "," for piece in pieces)
+    assert "".join(pieces) == "▁in▁2011,▁x5,▁y"
+    assert all(tokenizer.pieces(new)[-1] == "," for new in tokenizer.recut.values())
+    assert any(len(p) > 1 and p[-1] == "," for p in load_tokenizer(spiece, lower=False).pieces(
+        load_tokenizer(spiece, lower=False).encode("in 2011, x5, y")))
+
+
+def test_word_starts_truth_table(spiece):
+    """facts of ALBERT's is_start_piece, and BERT's ##."""
+    rule = type(load_tokenizer(spiece)).begins_word
+    yes, no = ["▁the", "▁", "<s>", "1", "23", ",", "-", "€", "café", "a1"], ["the", "ing", "--", "a"]
+    assert [rule(piece) for piece in yes + no] == [True] * len(yes) + [False] * len(no)
+
+
+def test_word_starts_of_wordpiece(wordpiece):
+    assert [wordpiece.names[i] for i in range(41) if not wordpiece.starts_word[i]] == [n for n in WORDPIECES if n[:2] == "##"]
+
+
+@pytest.mark.parametrize("raw, pieces", [
+    ("The Cafés!", "the cafe ##s !"), ("unaffable, unaffabl", "un ##aff ##able , [UNK]"), ("e\u0301t É\u200bt", "et et"),
+    ("中国is", "中 国 is"), ("İsTanbul ΣΑΣ", "is ##tan ##bul σας"), ("[MASK]", "[ mask ]"), ("a$a…½ a\x85b", "a $ a … ½ a ##b"),
+    ("a\x00\ufffdb", "a ##b"), ("a\u2028a\u00a0a", "a a a"), ("ﬁne naïve", "ﬁ ##ne naive"), ("a" * 101, "[UNK]"), ("", "")])
+def test_wordpiece_rules(wordpiece, raw, pieces):
+    assert wordpiece.pieces(wordpiece.encode(raw)) == pieces.split()
+
+
+def test_wordpiece_takes_100_characters(wordpiece):
+    assert wordpiece.encode("a" * 100) == [wordpiece.index["a"]] + [wordpiece.index["##a"]] * 99
+
+
+def test_wordpiece_cased(wordpiece):
+    cased = load_tokenizer(wordpiece.path, lower=False)
+    assert cased.pieces(cased.encode("the The")) == ["the", "[UNK]"]
+
+
+def test_wordpiece_memo_is_bounded(wordpiece, monkeypatch):
+    monkeypatch.setattr("common.tokenization.MEMO_WORDS", 3)
+    fresh = load_tokenizer(wordpiece.path)
+    words = ["the", "a", "is", "mask", "cafe", "the"]
+    assert [fresh.encode(word) for word in words] == [wordpiece.encode(word) for word in words]
+    assert len(fresh.memo) <= 3
+
+
+def kinds(spiece, wordpiece):
+    return [load_tokenizer(spiece), load_tokenizer(spiece, lower=False), wordpiece, load_tokenizer(wordpiece.path, lower=False)]
+
+
+@pytest.mark.parametrize("raw", NASTY)
+def test_offsets_agree_with_encode(spiece, wordpiece, raw):
+    for tokenizer in kinds(spiece, wordpiece):
+        ids, spans = tokenizer.encode_with_offsets(raw)
+        assert ids == tokenizer.encode(raw)
+        assert all(0 <= a <= b <= len(raw) for a, b in spans)
+        assert [a for a, _ in spans] == sorted(a for a, _ in spans)
+        covered = {k for a, b in spans for k in range(a, b)}
+        assert all(k in covered for k, c in enumerate(raw) if c.isalnum()), (raw, spans)
+
+
+@pytest.mark.parametrize("words", [
+    ["Café", "naïve"], ["cafe\u0301", "x"], ["ﬁnd", "ﬁsh"], ["😀", "❤️", "dog"], ["ΣΑΣ", "İx"], ["2011,", "x5,"], ["각하", "한"], ["中国", "a"]])
+def test_spans_cut_the_raw_words(spiece, wordpiece, words):
+    """The pieces of each word, taken together, span exactly that word: what SQuAD's answers need."""
+    raw = "  " + "  ".join(words)
+    for tokenizer in kinds(spiece, wordpiece):
+        _, spans = tokenizer.encode_with_offsets(raw)
+        for word in words:
+            start = raw.index(word)
+            inside = [(a, b) for a, b in spans if b > a and a < start + len(word) and b > start]
+            assert raw[min(a for a, _ in inside):max(b for _, b in inside)] == word
+
+
+def test_uncased_off_keeps_the_text(spiece):
+    plain = load_tokenizer(spiece, lower=False)
+    assert plain.decode([plain.bos_id, *plain.encode("the dog had 2,011 coins."), plain.eos_id]) == "the dog had 2,011 coins."
+    assert plain.unk_id in plain.encode("The") and plain.unk_id not in load_tokenizer(spiece).encode("The")
+
+
+def test_translation_model_keeps_case_and_umlauts(tmp_path):
+    source = write(tmp_path / "de.txt", ["Ein Mann hört Musik.", "Große Hunde, U-Bahn."] * 50)
+    tokenizer = load_tokenizer(train_sentencepiece([source], tmp_path / "m", vocab_size=40, lower=False, extra_symbols=("<de>",)), False)
+    assert tokenizer.names[5] == "<de>" and "(" not in tokenizer.names[5:7]
+    assert tokenizer.decode(tokenizer.encode("Große Hunde hört Musik.")) == "Große Hunde hört Musik."
+
+
+def test_decode(wordpiece):
+    ids = [2, *wordpiece.encode("The cafés, unaffable 😀"), 3, 0]
+    assert wordpiece.decode(ids) == "the cafes , unaffable [UNK]"
+
+
+def test_foreign_model_is_read_by_piece_names(text, tmp_path):
+    """Ids come from the names <pad>, [CLS], ..., wherever they stand; <s> and </s> serve where there is no [CLS] and [SEP]."""
+    common = {"input": str(text), "vocab_size": 80, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "a"), unk_id=0, bos_id=-1, eos_id=-1, pad_id=1,
+                                             control_symbols=["[MASK]", "[SEP]", "[CLS]"], **common)
+    tokenizer = load_tokenizer(tmp_path / "a.model")
+    assert (tokenizer.unk_id, tokenizer.pad_id, tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id) == (0, 1, 2, 3, 4)
+    sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "b"), pad_id=3, **common)
+    tokenizer = load_tokenizer(tmp_path / "b.model")
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id, tokenizer.special_ids) == (1, 2, None, (0, 1, 2, 3))
+    sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "c"), bos_id=-1, **common)
+    with pytest.raises(UserError, match=r"c\.model: the vocabulary lacks <pad>, \[CLS\]"):
+        load_tokenizer(tmp_path / "c.model")
+
+
+def test_load_errors(tmp_path):
+    with pytest.raises(UserError, match="no spiece.model and no vocab.txt"):
+        load_tokenizer(tmp_path)
+    write(tmp_path / "broken.model", ["not a model"])
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        load_tokenizer(tmp_path / "broken.model")
+    with pytest.raises(UserError, match=r"lacks <pad>, <unk>, \[CLS\], \[SEP\]"):
+        load_tokenizer(write(tmp_path / "vocab.txt", ["the", "a"]))
+    (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_tokenizer(tmp_path / "vocab.txt")
+
+
+def test_save_and_pickle(spiece, wordpiece, tmp_path):
+    for tokenizer, name in ((load_tokenizer(spiece, lower=False), "spiece.model"), (wordpiece, "vocab.txt")):
+        target = tokenizer.save(tmp_path / name[:2])
+        assert target.name == name and target.read_bytes() == tokenizer.path.read_bytes()
+        assert load_tokenizer(target.parent).fingerprint == tokenizer.fingerprint
+        copy = pickle.loads(pickle.dumps(tokenizer))
+        assert copy.lower == tokenizer.lower and copy.encode("The dog") == tokenizer.encode("The dog")
+
+
+@pytest.mark.parametrize("a, b, longest", [(10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (4, 4, 30), (0, 9, 8), (5, None, 5)])
+def test_pair_cuts_the_longer_from_its_end(wordpiece, a, b, longest):
+    first, second = list(range(100, 100 + a)), None if b is None else list(range(200, 200 + b))
+    ids, segments = pair(first, second, longest, wordpiece)
+    parts, kept = [first, second or []], [first, second or []]
+    while len(kept[0]) + len(kept[1]) > longest - (2 if b is None else 3):  # BERT's loop
+        longer = 0 if len(kept[0]) > len(kept[1]) else 1
+        kept[longer] = kept[longer][:-1]
+    tail = [] if b is None else [*kept[1], 3]
+    assert ids == [2, *kept[0], 3, *tail] and parts == [first, second or []]
+    assert segments == [0] * (len(kept[0]) + 2) + [1] * len(tail)
+
+
+def test_pair_without_room(wordpiece):
+    with pytest.raises(UserError, match="max_length 4"):
+        pair([5], [6], 4, wordpiece)
