@@ -78,6 +78,7 @@ class Config:
     ffn: int = 3072  # d_ff
     embedding: int = 0  # width of the word embeddings; 0: hidden. 128 gives the paper's 13M small model
     dropout: float = 0.1  # hidden and attention dropout, Table 6
+    init_std: float = 0.02  # deviation of the initial weights; BERT's 0.02 suits widths near 768
     # pre-training: a candidate's in --search, the whole one in --pretrain
     length: int = 128  # tokens a sequence, special ones included
     steps: int = 40000  # updates, Sec. 4.1
@@ -590,7 +591,7 @@ class Encoder(nn.Module):
         self.project = nn.Linear(E, cfg.hidden) if E != cfg.hidden else nn.Identity()
         self.layers = nn.ModuleList(Layer(layer, cfg, shared) for layer in arch)
         self.recompute = cfg.recompute
-        self.apply(init_weights)
+        init_weights(self, cfg.init_std)
 
     def forward(self, ids, segments, lengths, every_layer=False):
         T = ids.shape[1]
@@ -605,12 +606,13 @@ class Encoder(nn.Module):
         return states if every_layer else x
 
 
-def init_weights(module):
-    """BERT's initialisation: normal, deviation 0.02, zero biases."""
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
+def init_weights(model, std):
+    """BERT's initialisation: normal weights, zero biases."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
 
 
 class LanguageModel(nn.Module):
@@ -625,8 +627,7 @@ class LanguageModel(nn.Module):
         self.transform = nn.Linear(cfg.hidden, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the output matrix is the word embedding
-        for module in (self.pooler, self.next_sentence, self.transform):
-            init_weights(module)
+        init_weights(self, cfg.init_std)
 
     def forward(self, ids, segments, lengths, positions):
         """positions (B, M): where words are to be predicted. Returns MLM logits (B, M, V) and next-sentence logits (B, 2)."""
@@ -646,8 +647,7 @@ class Classifier(nn.Module):
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
         self.dropout = nn.Dropout(cfg.dropout)
         self.head = nn.Linear(cfg.hidden, outputs)
-        for module in (self.pooler, self.head):
-            init_weights(module)
+        init_weights(self, cfg.init_std)
 
     def forward(self, ids, segments, lengths):
         return self.head(self.dropout(torch.tanh(self.pooler(self.encoder(ids, segments, lengths)[:, 0]))))
@@ -660,7 +660,7 @@ class SpanReader(nn.Module):
         super().__init__()
         self.encoder = Encoder(arch, cfg)
         self.head = nn.Linear(cfg.hidden, 2)
-        init_weights(self.head)
+        init_weights(self, cfg.init_std)
 
     def forward(self, ids, segments, lengths):
         return self.head(self.encoder(ids, segments, lengths))

@@ -357,8 +357,8 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
     """Train a unigram model with ALBERT's settings on text files or folders; returns out_path (a file to be written).
 
     Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK], then extra_symbols and, with lower, ALBERT_SYMBOLS, each always
-    a piece of its own. Memory grows with the text used, so of more than sample_bytes only every n-th line is taken
-    (ALBERT took 10 million lines). The same text, settings, threads and sentencepiece version give the same file.
+    a piece of its own. Memory: 22 bytes a byte of text, so of more than sample_bytes only every n-th line is taken
+    (ALBERT took 10 million lines). The same text, settings, threads and sentencepiece version: the same file.
     UserError where the text cannot fill vocab_size: it names the largest that works.
     """
     files, out_path, failures, model = text_files(files), Path(out_path), [], io.BytesIO()

@@ -10,8 +10,9 @@ from common.tokenization import load_tokenizer, pair, preprocess, preprocess_ali
 
 WORDPIECES = """[PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan ##bul σας a
     ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
-NASTY = ["Café naïve", "cafe\u0301", "\u0301cafe", "ﬁnd the ﬁsh", "中国 the man", "😀 cat❤️ dog", "👩‍👩‍👧 x", "½ of … it", "  two\t\n words ",
-         "``quoted''", "In 2011, a1, x", "İstanbul ΣΑΣ", "ＡＢ ㌔", "ab\u200bcd", "", "   ", "각하 한국", "\u0301"]
+NASTY = ["Café naïve", "cafe\u0301", "\u0301cafe", "ﬁnd the ﬁsh", "中国 the man", "😀 cat❤️ dog", "👩‍👩‍👧 x",
+         "½ of … it", "  two\t\n words ", "``quoted''", "In 2011, a1, x", "İstanbul ΣΑΣ", "ＡＢ ㌔", "ab\u200bcd", "",
+         "   ", "각하 한국", "\u0301"]
 
 
 def write(path, lines):
@@ -24,8 +25,9 @@ def text(tmp_path_factory):
     """A small text in which pieces such as "2," are worth having."""
     draw = random.Random(0)
     places = ["2011", "1999", "5"]
-    lines = [f"In {draw.choice(places)}, the {draw.choice(['Café', 'dog'])} had {draw.randrange(10)},{draw.randrange(1000):03d} "
-             f"coins (x{draw.randrange(9)}, y) - cost £{draw.randrange(99)}." for _ in range(3000)]
+    lines = [f"In {draw.choice(places)}, the {draw.choice(['Café', 'dog'])} had {draw.randrange(10)},"
+             f"{draw.randrange(1000):03d} coins (x{draw.randrange(9)}, y) - £{draw.randrange(99)}."
+             for _ in range(3000)]
     return write(tmp_path_factory.mktemp("text") / "text.txt", lines)
 
 
@@ -41,14 +43,14 @@ def wordpiece(tmp_path_factory):
 
 def test_trained_ids_follow_albert(spiece):
     tokenizer = load_tokenizer(spiece.parent)
-    assert tokenizer.pieces(range(13)) == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "(", ")", '"', "-", ".", "–", "£", "€"]
+    assert tokenizer.pieces(range(13)) == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", *'()"-.–£€']
     assert tokenizer.vocab_size == 90 and tokenizer.special_ids == (0, 1, 2, 3, 4)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (tokenizer.cls_id, tokenizer.sep_id) == (2, 3)
     assert not {0, 2, 3, 4} & set(tokenizer.encode("<pad> [CLS] [SEP] [MASK]"))
 
 
 def test_training_is_deterministic_and_atomic(text, spiece, tmp_path):
-    again = train_sentencepiece(text.parent, tmp_path / "m" / "other.model", vocab_size=90)  # a folder, and a file's own name
+    again = train_sentencepiece(text.parent, tmp_path / "m" / "other.model", vocab_size=90)
     assert again.read_bytes() == spiece.read_bytes()
     assert [path.name for path in again.parent.iterdir()] == ["other.model"]
 
@@ -56,7 +58,7 @@ def test_training_is_deterministic_and_atomic(text, spiece, tmp_path):
 def test_training_samples_evenly(tmp_path):
     """With a small budget only some lines are used, from all over the text."""
     lines = [f"common words {'alpha' if i < 5000 else 'omega'} here" for i in range(10000)]
-    path = train_sentencepiece([write(tmp_path / "t.txt", lines)], tmp_path / "m", vocab_size=40, sample_bytes=20000)
+    path = train_sentencepiece([write(tmp_path / "t.txt", lines)], tmp_path / "m", vocab_size=30, sample_bytes=20000)
     tokenizer = load_tokenizer(path)
     assert tokenizer.unk_id not in tokenizer.encode("alpha omega")
 
@@ -88,7 +90,8 @@ def test_training_errors(tmp_path):
 
 
 @pytest.mark.parametrize("raw, clean", [
-    ("  A\t b\n", "a b"), ("``x''", '"x"'), ("Café", "cafe"), ("e\u0301", "e"), ("ﬁ½", "fi1⁄2"), ("\u0902", "\u0902"), ("ΣΑΣ", "σας")])
+    ("  A\t b\n", "a b"), ("``x''", '"x"'), ("Café", "cafe"), ("e\u0301", "e"), ("ﬁ½", "fi1⁄2"),
+    ("\u0902", "\u0902"), ("ΣΑΣ", "σας")])
 def test_preprocess(raw, clean):
     assert preprocess(raw) == clean
 
@@ -104,7 +107,7 @@ def test_digit_comma_rule(spiece):
     """ "2," is cut into "2" and ","; at a word's start the digits keep their ▁, inside a word they get none."""
     tokenizer = load_tokenizer(spiece)
     raw = tokenizer.model.encode(preprocess("In 2011, x5, y"), out_type=str)
-    assert any(piece[-1] == "," and len(piece) > 1 for piece in raw), "the model lacks such a piece: the test shows nothing"
+    assert any(piece[-1] == "," and len(piece) > 1 for piece in raw)  # or the test would show nothing
     pieces = tokenizer.pieces(tokenizer.encode("In 2011, x5, y"))
     assert not any(len(piece) > 1 and piece[-1] == "," for piece in pieces)
     assert "".join(pieces) == "▁in▁2011,▁x5,▁y"
@@ -121,13 +124,16 @@ def test_word_starts_truth_table(spiece):
 
 
 def test_word_starts_of_wordpiece(wordpiece):
-    assert [wordpiece.names[i] for i in range(41) if not wordpiece.starts_word[i]] == [n for n in WORDPIECES if n[:2] == "##"]
+    inner = [name for name, start in zip(wordpiece.names, wordpiece.starts_word) if not start]
+    assert inner == [name for name in WORDPIECES if name[:2] == "##"]
 
 
 @pytest.mark.parametrize("raw, pieces", [
-    ("The Cafés!", "the cafe ##s !"), ("unaffable, unaffabl", "un ##aff ##able , [UNK]"), ("e\u0301t É\u200bt", "et et"),
-    ("中国is", "中 国 is"), ("İsTanbul ΣΑΣ", "is ##tan ##bul σας"), ("[MASK]", "[ mask ]"), ("a$a…½ a\x85b", "a $ a … ½ a ##b"),
-    ("a\x00\ufffdb", "a ##b"), ("a\u2028a\u00a0a", "a a a"), ("ﬁne naïve", "ﬁ ##ne naive"), ("a" * 101, "[UNK]"), ("", "")])
+    ("The Cafés!", "the cafe ##s !"), ("unaffable, unaffabl", "un ##aff ##able , [UNK]"),
+    ("e\u0301t É\u200bt", "et et"), ("中国is", "中 国 is"), ("İsTanbul ΣΑΣ", "is ##tan ##bul σας"),
+    ("[MASK]", "[ mask ]"), ("a$a…½ ½ a\x85b", "a $ a … ½ ½ a ##b"),
+    ("a\x00\ufffdb", "a ##b"), ("a\u2028a\u00a0a", "a a a"), ("ﬁne naïve", "ﬁ ##ne naive"),
+    ("a" * 101, "[UNK]"), ("", "")])
 def test_wordpiece_rules(wordpiece, raw, pieces):
     assert wordpiece.pieces(wordpiece.encode(raw)) == pieces.split()
 
@@ -150,7 +156,7 @@ def test_wordpiece_memo_is_bounded(wordpiece, monkeypatch):
 
 
 def kinds(spiece, wordpiece):
-    return [load_tokenizer(spiece), load_tokenizer(spiece, lower=False), wordpiece, load_tokenizer(wordpiece.path, lower=False)]
+    return [load_tokenizer(path, lower) for path in (spiece, wordpiece.path) for lower in (True, False)]
 
 
 @pytest.mark.parametrize("raw", NASTY)
@@ -165,7 +171,8 @@ def test_offsets_agree_with_encode(spiece, wordpiece, raw):
 
 
 @pytest.mark.parametrize("words", [
-    ["Café", "naïve"], ["cafe\u0301", "x"], ["ﬁnd", "ﬁsh"], ["😀", "❤️", "dog"], ["ΣΑΣ", "İx"], ["2011,", "x5,"], ["각하", "한"], ["中国", "a"]])
+    ["Café", "naïve"], ["cafe\u0301", "x"], ["ﬁnd", "ﬁsh"], ["😀", "❤️", "dog"],
+    ["ΣΑΣ", "İx"], ["2011,", "x5,"], ["각하", "한"], ["中国", "a"]])
 def test_spans_cut_the_raw_words(spiece, wordpiece, words):
     """The pieces of each word, taken together, span exactly that word: what SQuAD's answers need."""
     raw = "  " + "  ".join(words)
@@ -177,15 +184,23 @@ def test_spans_cut_the_raw_words(spiece, wordpiece, words):
             assert raw[min(a for a, _ in inside):max(b for _, b in inside)] == word
 
 
+def test_a_character_that_becomes_three_pieces_is_each_ones_span(spiece):
+    tokenizer = load_tokenizer(spiece, lower=False)
+    ids, spans = tokenizer.encode_with_offsets("dog…")
+    assert tokenizer.pieces(ids[-3:]) == [".", ".", "."] and spans[-3:] == [(3, 4)] * 3
+
+
 def test_uncased_off_keeps_the_text(spiece):
     plain = load_tokenizer(spiece, lower=False)
-    assert plain.decode([plain.bos_id, *plain.encode("the dog had 2,011 coins."), plain.eos_id]) == "the dog had 2,011 coins."
+    sentence = "the dog had 2,011 coins."
+    assert plain.decode([plain.bos_id, *plain.encode(sentence), plain.eos_id]) == sentence
     assert plain.unk_id in plain.encode("The") and plain.unk_id not in load_tokenizer(spiece).encode("The")
 
 
 def test_translation_model_keeps_case_and_umlauts(tmp_path):
     source = write(tmp_path / "de.txt", ["Ein Mann hört Musik.", "Große Hunde, U-Bahn."] * 50)
-    tokenizer = load_tokenizer(train_sentencepiece([source], tmp_path / "m", vocab_size=40, lower=False, extra_symbols=("<de>",)), False)
+    path = train_sentencepiece([source], tmp_path / "m", 30, lower=False, extra_symbols=("<de>",))
+    tokenizer = load_tokenizer(path, lower=False)
     assert tokenizer.names[5] == "<de>" and "(" not in tokenizer.names[5:7]
     assert tokenizer.decode(tokenizer.encode("Große Hunde hört Musik.")) == "Große Hunde hört Musik."
 
@@ -196,12 +211,13 @@ def test_decode(wordpiece):
 
 
 def test_foreign_model_is_read_by_piece_names(text, tmp_path):
-    """Ids come from the names <pad>, [CLS], ..., wherever they stand; <s> and </s> serve where there is no [CLS] and [SEP]."""
+    """Ids come from the names <pad>, [CLS], .. wherever they stand; <s> and </s> serve for [CLS] and [SEP]."""
     common = {"input": str(text), "vocab_size": 80, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "a"), unk_id=0, bos_id=-1, eos_id=-1, pad_id=1,
                                              control_symbols=["[MASK]", "[SEP]", "[CLS]"], **common)
     tokenizer = load_tokenizer(tmp_path / "a.model")
-    assert (tokenizer.unk_id, tokenizer.pad_id, tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id) == (0, 1, 2, 3, 4)
+    ids = tokenizer.unk_id, tokenizer.pad_id, tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id
+    assert ids == (0, 1, 2, 3, 4)
     sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "b"), pad_id=3, **common)
     tokenizer = load_tokenizer(tmp_path / "b.model")
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id, tokenizer.special_ids) == (1, 2, None, (0, 1, 2, 3))
@@ -232,7 +248,8 @@ def test_save_and_pickle(spiece, wordpiece, tmp_path):
         assert copy.lower == tokenizer.lower and copy.encode("The dog") == tokenizer.encode("The dog")
 
 
-@pytest.mark.parametrize("a, b, longest", [(10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (4, 4, 30), (0, 9, 8), (5, None, 5)])
+@pytest.mark.parametrize("a, b, longest", [
+    (10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (4, 4, 30), (0, 9, 8), (5, None, 5)])
 def test_pair_cuts_the_longer_from_its_end(wordpiece, a, b, longest):
     first, second = list(range(100, 100 + a)), None if b is None else list(range(200, 200 + b))
     ids, segments = pair(first, second, longest, wordpiece)

@@ -1,0 +1,198 @@
+"""autobert_zero.py as a program: every action, killed and resumed, on one and two processes, with broken input."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+SIZES = ["--layers", "2", "--hidden", "16", "--heads", "2", "--ffn", "32", "--vocab_size", "36", "--length", "16", "--batch", "8", "--steps", "6",
+         "--finetune_batch", "8", "--finetune_epochs", "1", "--save_every", "2"]
+BUDGET = ["--population", "3", "--rounds", "2", "--parents", "1", "--children", "2"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A small corpus and a small CoLA: does the sentence begin with a capital animal?"""
+    folder, rng = tmp_path_factory.mktemp("files"), random.Random(0)
+    names, verbs = ["cat", "dog", "bird", "fish", "horse"], ["sees", "hears", "likes", "follows"]
+
+    def sentence():
+        return f"The {rng.choice(names)} {rng.choice(verbs)} the {rng.choice(names)} near the river ."
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "text.txt").write_text("\n\n".join("\n".join(sentence() for _ in range(8)) for _ in range(40)))
+    (folder / "glue" / "CoLA").mkdir(parents=True)
+    for split, rows in (("train", 40), ("dev", 24)):
+        lines = (f"x\t{index % 2}\t\t{sentence() if index % 2 else ' '.join(reversed(sentence().split()))}" for index in range(rows))
+        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def command(files, action, out, *more, processes=1):
+    start = [sys.executable, "autobert_zero.py"] if processes == 1 else [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "autobert_zero.py"]
+    return start + [*action, "--corpus", str(files / "corpus"), "--glue", str(files / "glue"), "--tasks", "CoLA", "--out", str(out), "--device", "cpu",
+                    *SIZES, *more]
+
+
+def run(*arguments, **options):
+    return subprocess.run(*arguments, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **options)
+
+
+def history(out):
+    lines = [json.loads(line) for line in (Path(out) / "history.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def searched(files, tmp_path_factory):
+    """A search that ran without interruption."""
+    out = tmp_path_factory.mktemp("searched") / "run"
+    result = run(command(files, ["--search"], out, *BUDGET))
+    assert result.returncode == 0, result.stderr
+    return out, result
+
+
+def test_search_leaves_what_the_design_says(searched, files):
+    out, result = searched
+    lines = history(out)
+    assert [line["id"] for line in lines] == list(range(7)) and [line["round"] for line in lines] == [0, 0, 1, 2, 2, 3, 3]
+    best = json.loads((out / "best.json").read_text())
+    assert best["score"] == max(line["score"] for line in lines) and best["arch"] == lines[best["id"]]["arch"]
+    assert (out / "best.mmd").read_text().startswith("flowchart")
+    settings = json.loads((out / "config.json").read_text())
+    assert settings["settings"]["steps"] == 6 and settings["environment"]["threads"] == 1
+    assert "best of 7 candidates" in result.stdout and "round 4/4 candidate 7/7 best" in result.stderr
+    again = run(command(files, ["--search"], out, *BUDGET))
+    assert again.returncode == 0 and "finished" in again.stdout
+
+
+def test_other_settings_are_refused_by_name(searched, files):
+    result = run(command(files, ["--search"], searched[0], *BUDGET, "--lr", "0.5"))
+    assert result.returncode == 2 and "lr (" in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_anywhere_the_search_continues_to_the_same_history(searched, files, tmp_path, kind):
+    """Killed after ever longer times, each time somewhere else, until it is through."""
+    out, delay, kills = tmp_path / "run", 2.2, 0
+    while True:
+        process = subprocess.Popen(command(files, ["--search"], out, *BUDGET), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env={**os.environ, "OMP_NUM_THREADS": "1"})
+        try:
+            process.communicate(timeout=delay)
+        except subprocess.TimeoutExpired:
+            process.send_signal(kind)
+            process.communicate()
+            kills, delay = kills + 1, delay + 0.25
+            assert kills < 40
+            continue
+        assert process.returncode == 0
+        if (out / "best.json").exists():
+            break
+    assert kills > 0
+    assert history(out) == history(searched[0])
+
+
+def test_two_processes_write_the_same_history(searched, files, tmp_path):
+    result = run(command(files, ["--search"], tmp_path / "run", *BUDGET, processes=2))
+    assert result.returncode == 0, result.stderr
+    assert history(tmp_path / "run") == history(searched[0])
+
+
+def test_strategies_run_and_are_told_apart(files, tmp_path):
+    for strategy in ("evolution", "random"):
+        assert run(command(files, ["--search"], tmp_path / strategy, "--population", "2", "--rounds", "1", "--parents", "1", "--children", "2",
+                           "--strategy", strategy, "--no_weight_sharing")).returncode == 0
+    assert all(line["parent"] is None for line in history(tmp_path / "random"))
+    assert history(tmp_path / "evolution")[-1]["parent"] is not None
+
+
+def test_pretraining_resumes_to_the_same_weights_and_feeds_fine_tuning(files, tmp_path):
+    import torch
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    more = ["--arch", "conv3 | softmax(scale(Q @ K.T)) @ V", "--dropout", "0.1", "--log_every", "1", "--steps", "40", "--accumulate", "2"]
+    assert run(command(files, ["--pretrain"], whole, *more)).returncode == 0
+    process = subprocess.Popen(command(files, ["--pretrain"], parts, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while not (parts / "checkpoint.pt").exists():
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    assert run(command(files, ["--pretrain"], parts, *more)).returncode == 0
+    first, second = (torch.load(folder / "checkpoint.pt", weights_only=True)["owned"]["model"] for folder in (whole, parts))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    two = tmp_path / "two"
+    assert run(command(files, ["--pretrain"], two, *more, processes=2)).returncode == 0
+    third = torch.load(two / "checkpoint.pt", weights_only=True)["owned"]["model"]
+    assert max((first[name] - third[name]).abs().max().item() for name in first) < 1e-5  # two shards on one process, or on two
+    steps = [json.loads(line)["step"] for line in (whole / "log.jsonl").read_text().splitlines() if "mlm" in line]
+    assert steps == list(range(1, 41))
+    tuned = run(command(files, ["--finetune", "CoLA"], tmp_path / "tuned", "--init", str(whole), "--runs", "2"))
+    assert tuned.returncode == 0, tuned.stderr
+    scores = json.loads((tmp_path / "tuned" / "done.json").read_text())
+    assert scores["tasks"]["CoLA"]["n"] == 2 and "taken over" in scores["tasks"]["CoLA"]["start"]
+
+
+def test_pretraining_starts_from_a_search(searched, files, tmp_path):
+    result = run(command(files, ["--pretrain"], tmp_path / "run", "--init", str(searched[0])))
+    assert result.returncode == 0, result.stderr
+    assert "weights taken over; made anew: none" in result.stdout
+
+
+@pytest.mark.parametrize("more, words", [
+    (["--corpus", "nowhere"], "nowhere"), (["--glue", "nowhere"], "CoLA"), (["--heads", "3"], "--heads"), (["--strategy", "best"], "--strategy"),
+    (["--vocab_size", "100000"], "pieces"), (["--preset", "giant"], "--preset"), (["--stepz", "3"], "--stepz"), (["--device", "cuda:9"], "cuda"),
+    (["--tasks", "COLA,XYZ"], "XYZ"), (["--length", "4"], "--length"), (["--batch", "9", "--accumulate", "2"], "--accumulate")])
+def test_mistakes_end_in_one_line(files, tmp_path, more, words):
+    result = run(command(files, ["--search"], tmp_path / "run", *BUDGET, *more))
+    assert result.returncode == 2 and words in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr and result.stderr.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize("arch", ["Q @ K", "conv4", "nonsense", "conv3", "missing.json"])
+def test_illegal_architectures_end_in_one_line(arch):
+    result = run([sys.executable, "autobert_zero.py", "--describe", "--arch", arch])
+    assert result.returncode == 2 and arch in result.stderr and "Traceback" not in result.stderr and result.stderr.strip().count("\n") == 0
+
+
+def test_describe_is_one_json_object():
+    result = run([sys.executable, "autobert_zero.py", "--describe", "--preset", "base"])
+    report = json.loads(result.stdout)
+    assert report["parameters"] == sum(report["parts"].values()) == 103_800_218
+    assert report["attention_parameters"] == 15_355_392
+    assert report["flops"] == pytest.approx(2.055e10, rel=1e-3) and report["flops_with_vocabulary_head"] == pytest.approx(2.66e10, rel=1e-2)
+    bert = json.loads(run([sys.executable, "autobert_zero.py", "--describe", "--preset", "base", "--arch", "bert"]).stdout)
+    assert bert["attention_parameters"] == 21_261_312 and bert["flops"] == pytest.approx(2.235e10, rel=1e-3)
+
+
+def test_without_an_action_the_help_is_printed():
+    result = run([sys.executable, "autobert_zero.py"])
+    assert result.returncode == 0 and "--search" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["search", "operations", "fidelity"])
+def test_analyses_of_a_search(searched, files, tmp_path, name):
+    result = run(command(files, ["--analyze", name], tmp_path / name, "--folders", str(searched[0]), "--samples", "2"))
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / name / f"{name}.json").read_text())
+    assert len(report["rows"]) >= 1 and (tmp_path / name / f"{name}.md").exists()
+
+
+def test_uniformity_of_known_states():
+    import torch
+
+    import autobert_zero as abz
+    alike, apart = torch.ones(1, 4, 3), torch.eye(4)[None]
+    apart_then_padding = torch.cat([apart, torch.full((1, 2, 4), 9.0)], 1)
+    residual, cosine = abz.uniformity([alike], torch.tensor([4]))
+    assert residual[0] == pytest.approx(0, abs=1e-6) and cosine[0] == pytest.approx(1)
+    residual, cosine = abz.uniformity([apart_then_padding], torch.tensor([4]))
+    assert residual[0] == pytest.approx(0.75 ** 0.5) and cosine[0] == pytest.approx(0, abs=1e-6)
