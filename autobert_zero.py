@@ -711,15 +711,14 @@ class SuperNet:
                 there, rows, columns = slot(name, value, model.encoder.arch)
                 value.copy_(take(self.weights[there], rows, columns))
 
-    def write_back(self, results):
-        """Take over the trained weights of one round's candidates: [(score, arch, state_dict)], in the order in which they were proposed.
+    def write_back(self, candidates):
+        """Take over the trained weights of one round: an iterable of (arch, state_dict) from the best score to the worst.
 
-        Candidates are taken from the best score to the worst, and each writes the weights that no better one has written (D10). So the order in
-        which they finished does not matter, the best candidate's layers stay together as they were trained, and no two trained networks
-        are averaged, which does not give a trained network.
+        Each candidate writes the weights that no better one has written (D10). So the order in which they finished does not matter, the best
+        candidate's layers stay together as they were trained, and no two trained networks are averaged, which does not give a trained network.
         """
         written = {}
-        for _, arch, state in sorted(results, key=lambda result: -result[0]):  # a stable sort: ties go to the earlier proposal
+        for arch, state in candidates:
             for name, value in state.items():
                 there, rows, columns = slot(name, value, arch)
                 target = self.weights[there]
@@ -728,6 +727,14 @@ class SuperNet:
                 index = (rows,) if columns is None else (rows[:, None], columns[None])
                 target[index] = torch.where(done[index], target[index], value)
                 done[index] = True
+
+    def start_from(self, given):
+        """Take over what read_run returned: another search's super-net, or one trained network where its architecture has weights."""
+        weights, searched, arch = given
+        if searched:
+            self.load_state_dict(weights)
+        else:
+            self.write_back([(arch, weights)])
 
     def state_dict(self):
         return self.weights
@@ -876,7 +883,7 @@ def propose(history, number, cfg):
 
 
 def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
-    """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds, weights}; weights as pre-trained, for the super-net.
+    """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds} and its weights as pre-trained.
 
     number: of the round, which rules the text it sees. path: where the state inside the candidate is kept, so that it can be resumed. tick(n):
     progress.
@@ -895,8 +902,7 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
     except Diverged:
         result["diverged"] = True
     result["seconds"] = round(time.perf_counter() - began, 3)
-    result["weights"] = {name: value.cpu() for name, value in model.state_dict().items()}
-    return result
+    return result, {name: value.cpu() for name, value in model.state_dict().items()}
 
 
 def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: None):
@@ -912,57 +918,76 @@ def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: 
 
 def search(cfg):
     """OP-NAS (Algorithm 1). The candidates of a round are shared out over the processes; all else is the same on each of them."""
-    from common.distributed import Checkpoint, barrier, launch, load_file, progress, save_file, say, write_atomic
+    from common.distributed import Checkpoint, barrier, launch, on_main, progress, say
     with launch(cfg.device) as ranks:
+        given = read_run(cfg) if cfg.init else None
         run, data = open_run(cfg, "search", ranks, tasks=True)
         if run.finished:
             say(ranks, f"{run.folder}: this search is finished (--restart begins anew)\n")
             return show_best(run.finished, ranks)
-        supernet, history, sizes = SuperNet(cfg), [], round_sizes(cfg)
+        supernet, sizes, folder = SuperNet(cfg), round_sizes(cfg), run.folder / "candidates"
+        if given:
+            supernet.start_from(given)
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
+        on_main(ranks, lambda: folder.mkdir(exist_ok=True))
         work = cfg.steps + sum(task.steps(cfg) for task in data.tasks)
-        folder = run.folder / "candidates"
-        folder.mkdir(exist_ok=True)
         bar = progress(ranks, sum(sizes) * work, "search", start=len(history) * work)
-        for number in range(len(sizes)):
-            if len(history) >= sum(sizes[:number + 1]):
-                continue
-            proposals = propose(history, number, cfg)  # Alg. 1, lines 4 to 7
+        while len(history) < sum(sizes):
+            number = next(number for number in range(len(sizes)) if sum(sizes[:number + 1]) > len(history))
+            proposals, first = propose(history, number, cfg), len(history)  # Alg. 1, lines 4 to 7
             for index in range(ranks.rank, len(proposals), ranks.size):
-                path = folder / f"{len(history) + index}.pt"
-                training = path.with_suffix(".training.pt")
-                describe_progress(bar, number, len(sizes), len(history) + index, sum(sizes), history)
-                if not path.exists():
-                    save_file(path, evaluate_candidate(proposals[index][1], number, supernet, data, cfg, training,
-                                                       lambda done: bar.update(done * ranks.size)))  # Alg. 1, lines 8 and 9
-                for left in folder.glob(training.name + "*"):
-                    left.unlink()
+                describe_progress(bar, number, len(sizes), first + index, sum(sizes), history)
+                evaluate_once(folder / str(first + index), proposals[index][1], number, supernet, data, cfg,
+                              lambda done: bar.update(done * ranks.size))  # Alg. 1, lines 8 and 9
             barrier(ranks)
-            results = [load_file(folder / f"{len(history) + index}.pt") for index in range(len(proposals))]
-            if not cfg.no_weight_sharing:
-                supernet.write_back([(result["score"], arch, result["weights"])
-                                     for (_, arch), result in zip(proposals, results) if not result["diverged"]])
-            for (parent, arch), result in zip(proposals, results):  # Alg. 1, line 11
-                history.append({"id": len(history), "round": number, "parent": parent, "arch": arch_text(arch), "score": result["score"],
-                                "scores": result["scores"], "diverged": result["diverged"], "seconds": result["seconds"]})
+            history += finish_round(folder, proposals, number, first, supernet, cfg)  # Alg. 1, line 11
             checkpoint.save(history=history)
-            if ranks.main:
-                write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-                for index in range(len(history) - len(proposals), len(history)):
-                    (folder / f"{index}.pt").unlink()
-            best = max(history, key=lambda line: line["score"])
-            run.log(phase="search", round=number, candidates=len(history), best=best["score"],
-                    mean=sum(line["score"] for line in history[-len(proposals):]) / len(proposals))
-            barrier(ranks)
+            on_main(ranks, record_round, run, folder, history, first)
         bar.close()
         best = max(history, key=lambda line: line["score"])
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
-        if ranks.main:
-            write_atomic(run.folder / "best.json", json.dumps(result, indent=2))
-            write_atomic(run.folder / "best.mmd", mermaid(parse_arch(best["arch"])))
-        run.finish(result)
+        on_main(ranks, record_best, run, result)
         show_best(result, ranks)
+
+
+def evaluate_once(path, arch, number, supernet, data, cfg, tick):
+    """evaluate_candidate, with its outcome kept in path.pt (weights) and path.json (the rest, written last), so that a candidate that is done is not
+    done again."""
+    from common.distributed import save_file, write_atomic
+    if not path.with_suffix(".json").exists():
+        result, weights = evaluate_candidate(arch, number, supernet, data, cfg, path.with_suffix(".training.pt"), tick)
+        save_file(path.with_suffix(".pt"), weights)
+        write_atomic(path.with_suffix(".json"), json.dumps(result))
+
+
+def finish_round(folder, proposals, number, first, supernet, cfg):
+    """The history's lines of a round whose candidates are all done; writes their weights back into the super-net."""
+    from common.distributed import load_file
+    results = [json.loads((folder / f"{first + index}.json").read_text()) for index in range(len(proposals))]
+    ranking = sorted((index for index, result in enumerate(results) if not result["diverged"]), key=lambda index: -results[index]["score"])
+    if not cfg.no_weight_sharing:  # one candidate's weights are in memory at a time
+        supernet.write_back((proposals[index][1], load_file(folder / f"{first + index}.pt")) for index in ranking)
+    return [{"id": first + index, "round": number, "parent": parent, "arch": arch_text(arch), **result}
+            for index, ((parent, arch), result) in enumerate(zip(proposals, results))]
+
+
+def record_round(run, folder, history, first):
+    """Write history.jsonl after the checkpoint holds the round, then drop the candidates' files."""
+    from common.distributed import write_atomic
+    write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    for path in folder.iterdir():
+        path.unlink()
+    scores = [line["score"] for line in history]
+    run.log(phase="search", round=history[-1]["round"], candidates=len(history), best=max(scores), mean=statistics.mean(scores[first:]))
+
+
+def record_best(run, result):
+    """Write best.json and the picture of the architecture, and mark the run as finished."""
+    from common.distributed import write_atomic
+    write_atomic(run.folder / "best.json", json.dumps(result, indent=2))
+    write_atomic(run.folder / "best.mmd", mermaid(parse_arch(result["arch"])))
+    run.finish(result)
 
 
 def describe_progress(bar, number, rounds, candidate, candidates, history):
@@ -1044,9 +1069,14 @@ def open_run(cfg, action, ranks, flags=("corpus", "glue"), tasks=False):
     from common import glue
     from common.distributed import RunFolder
     from common.inputs import fill_in, open_text
+    from common.tokenization import load_tokenizer
     settings = dataclasses.asdict(cfg)
     demo = fill_in(cfg, ranks, *flags)
     run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, demo)
+    if cfg.tokenizer and "corpus" not in flags:
+        tokenizer = load_tokenizer(cfg.tokenizer)
+        cfg.vocab_size = tokenizer.vocab_size
+        return run, Data(tokenizer, None, None, [], ranks.device, run.folder)
     text = open_text(cfg, ranks, run.folder)
     problems = [GlueTask(task, text.tokenizer, cfg) for task in glue.parse_tasks(cfg.tasks)] if tasks else []
     return run, Data(text.tokenizer, text.train, text.dev, problems, ranks.device, run.folder)
@@ -1224,7 +1254,7 @@ SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule 
 
 
 def read_run(cfg):
-    """What --init points at: a run folder of --pretrain or --search. Returns (architecture or None, weights, is it a super-net?).
+    """What --init points at: a run folder of --pretrain or --search. Returns (weights, whether they are a super-net, else their architecture).
 
     Sets the model's shape, the tokenizer and, unless --arch names another, the architecture in cfg to the folder's.
     """
@@ -1247,14 +1277,14 @@ def read_run(cfg):
         cfg.arch = str(folder / "best.json")
     elif not searched:
         cfg.arch, cfg.variant = settings["arch"], settings["variant"]
-    return state["supernet" if searched else "model"], searched
+    return state["supernet" if searched else "model"], searched, None if searched else read_arch(cfg)
 
 
 def start_from(model, source):
     """Load what read_run returned into a LanguageModel or a Classifier; says what was taken over, made anew and left out. A shape that does not fit
     is a UserError unless it belongs to a head."""
     from common.cli import UserError
-    weights, searched = source
+    weights, searched, _ = source
     arch, taken, anew = model.encoder.arch, [], []
     state = model.state_dict()
     for name, value in state.items():
@@ -1494,7 +1524,7 @@ def finetune_one(task, number, cfg, arch, source, device, path):
     model = SpanReader(arch, cfg) if task.span else Classifier(arch, cfg, task.outputs)
     if task.name in FROM_MNLI and mnli:
         weights = load_file(path.parent / f"{mnli['job']}.pt")
-        note = f"from {mnli['job']}; " + start_from(model, ({name: value for name, value in weights.items() if not name.startswith("head")}, False))
+        note = f"from {mnli['job']}; " + start_from(model, ({name: value for name, value in weights.items() if not name.startswith("head")}, False, arch))
     elif source:
         note = start_from(model, source)
     folder = path.with_suffix("")
