@@ -22,7 +22,8 @@ Differs: D1  SOP: a run of text without a sentence boundary is split in two at a
          D8  Early stopping looks at the dev set at --evaluations evenly spaced steps; the official code at every 100th.
          D9  Where E = H there is no mapping from E to H (as in the official code; Hugging Face has one, an exported folder an identity).
          D10 The leaderboard's special treatment of WNLI and QNLI is not built.
-         D11 xlarge has the 32 heads of Sec. 3.1 (H / 64); the released one has 16, which its config.json says.
+         D11 Segments are whole sentences where two fit, so that a cut one does not give the order away; the official code cuts at random ends.
+         D12 xlarge has the 32 heads of Sec. 3.1 (H / 64); the released one has 16, which its config.json says.
 """
 import dataclasses
 import itertools
@@ -82,7 +83,7 @@ class Config:
     dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
     classifier_dropout: float = 0.1  # before a task's head, Table 14
     # pre-training
-    objective: str = "sop"  # sentence-pair loss beside MLM: sop | nsp | none (Table 5)
+    objective: str = "sop"  # sentence-pair loss beside MLM: sop | nsp | none (Table 5) | shuffled (a control: SOP with random labels)
     length: int = 512  # tokens a sequence, special ones included, Sec. 4.1
     steps: int = 125000  # updates, Sec. 4.1
     batch: int = 4096  # sequences an update, Sec. 4.1
@@ -195,7 +196,8 @@ class FeedForward(nn.Module):
 class Encoder(nn.Module):
     """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), lengths (B,) real tokens or None -> (B, T, H).
 
-    What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
+    What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list. Sharing saves memory for
+    weights, gradients and optimizer, and their exchange between processes; it saves no computation: every layer still runs.
     """
 
     def __init__(self, cfg):
@@ -519,15 +521,17 @@ def join(first, a, second, b, tokenizer):
 def sentence_pairs(segments, tokenizer, objective, generator):
     """Two segments as one input, and what is to be told about them (Sec. 3.1, Inter-sentence coherence loss).
 
-    sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order. -100: no label.
+    sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order; shuffled: as sop, but the label
+    is drawn apart from the order. -100: no label.
     segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
     """
     first, a, second, b = split_lone(segments, torch.from_numpy(tokenizer.starts_word), generator)
     labels = (torch.rand(len(a), generator=generator) < 0.5).long()
     changed = labels.bool()[:, None]
-    if objective == "sop":
+    if objective in ("sop", "shuffled"):
         first, second = torch.where(changed, second, first), torch.where(changed, first, second)
         a, b = torch.where(changed[:, 0], b, a), torch.where(changed[:, 0], a, b)
+        labels = torch.randint(2, labels.shape, generator=generator) if objective == "shuffled" else labels
     elif objective == "nsp":
         changed &= (segments.second_length > 0)[:, None]  # a run that had to be split has no label
         second, b = torch.where(changed, segments.other, second), torch.where(changed[:, 0], segments.other_length, b)
@@ -605,12 +609,14 @@ class Diverged(Exception):
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB (You et al. 2019) as ALBERT's code has it, a step of one tensor w with gradient g being
+    """LAMB (You et al. 2019; Sec. 4.1) as ALBERT's code has it, a step of one tensor w with gradient g being
 
         m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
-    without bias correction of m and v (bias_correction=True adds it) and without bounds on the trust ratio |w| / |u|, which is 1 where a norm
-    is 0. Biases and LayerNorms, the tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out
+    so every tensor moves by about the share lr of its own length, whatever the size of its gradient. A shared tensor's gradient is the sum over all
+    the layers that use it. There is no bias correction of m and v (bias_correction=True adds it) and no bound on the trust ratio |w| / |u|, which is 1 where a
+    norm is 0. Without correction u is up to 6.6 times too long in the first updates: the ratio cancels that for matrices, the warm-up hides it for
+    the rest. Biases and LayerNorms, the tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out
     everywhere: BERT's AdamW, ALBERT's optimizer of fine-tuning.
     """
 
@@ -665,7 +671,7 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     """Training examples position .. position + rows - 1 of the endless stream, as tensors on the device."""
     from common.distributed import seed_of
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
-    segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed, whole=True)  # Sec. 4.1: segments are natural sentences
+    segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed, whole=True)  # D11
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
     batch = (ids, kinds, lengths, positions, labels, order)
@@ -674,7 +680,7 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
 
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, start):
     """Pre-training from update `start` on. Raises Diverged, and Stop after SIGTERM (state saved)."""
-    from common.distributed import Stop, autocast, progress, seed_everything, shard_range, stopping
+    from common.distributed import Stop, autocast, peak_memory, progress, seed_everything, shard_range, stopping
     shards = shard_range(ranks, max(cfg.accumulate, ranks.size))  # logical parts of a batch, those of this process
     rows, parallel = cfg.batch // (len(shards) * ranks.size), distribute(model, cfg, ranks)
     peak = cfg.lr * math.sqrt(cfg.batch / cfg.lr_batch) if cfg.lr_batch else cfg.lr
@@ -707,7 +713,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
             if not math.isfinite(mlm + order_loss):
                 raise Diverged(f"the loss is not finite at update {done}")
             rate = (done - first_logged) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, lr=group["lr"], tokens_per_second=round(rate))
+            run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, lr=group["lr"], tokens_per_second=round(rate),
+                    memory_mb=round(peak_memory(ranks.device)))
             bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate:.0f}")
             sums.zero_()
             first_logged, began = done, time.perf_counter()
@@ -750,7 +757,7 @@ def evaluate_language_model(model, text, cfg, ranks):
             with autocast(cfg.dtype, ranks.device):
                 logits, order_logits = model(*inputs)
             pairs = ((logits, labels), (order_logits, order))
-            right += torch.stack([count for scores, truth in pairs for count in ((scores.argmax(-1) == truth).sum(), (truth != -100).sum())])
+            right += torch.stack([number for scores, truth in pairs for number in ((scores.argmax(-1) == truth).sum(), (truth != -100).sum())])
         totals[objective] = [sum(column) for column in zip(*gather(ranks, right.tolist()))]
     shares = {"mlm": totals["none"][:2], "nsp": totals["nsp"][2:], "sop": totals["sop"][2:]}
     return {name: round(100 * hits / max(total, 1), 3) for name, (hits, total) in shares.items()}
@@ -824,8 +831,8 @@ def check_pretraining(cfg, ranks):
         raise UserError(f"--batch {cfg.batch} cannot be cut in {shards} equal parts (--accumulate, processes); choose a multiple")
     if not 8 <= cfg.length <= cfg.positions:
         raise UserError(f"--length {cfg.length}: choose 8 to {cfg.positions}, the model's positions (--positions)")
-    if cfg.objective not in ("sop", "nsp", "none"):
-        raise UserError(f"--objective {cfg.objective}: choose sop, nsp or none")
+    if cfg.objective not in ("sop", "nsp", "none", "shuffled"):
+        raise UserError(f"--objective {cfg.objective}: choose sop, nsp, none or shuffled")
     if not 0 < cfg.mask_rate < 1 or cfg.ngram < 1:
         raise UserError(f"--mask_rate {cfg.mask_rate}, --ngram {cfg.ngram}: a rate lies between 0 and 1, n-grams have at least one word")
 
@@ -945,10 +952,12 @@ def export(cfg, folder):
     print(f"{target}: {HF_HEADS[source['kind']]}, {sum(value.numel() for value in weights.values()):,} numbers in model.safetensors")
 
 
-# Fine-tuning. Three kinds of tasks, three modules of common/ that read them; what they have in common is below.
+# Fine-tuning. A task is a name, a row of TABLE14, a module of common/ that reads its files and makes its batches, and one of four models. Each run of
+# a task trains on one process and looks at the dev set now and then; runs are shared out over the processes, so that "the median of 5 runs" of nine
+# tasks keeps 45 GPUs busy and needs no communication. A run folder holds one folder a task: result.json, model.pt, predictions and submission files.
 
 Recipe = namedtuple("Recipe", "lr batch dropout classifier_dropout steps warmup length")
-TABLE14 = {
+TABLE14 = {  # the v2 models take the same, but for RACE: --finetune_lr 1e-5 --finetune_dropout 0 (official README)
     "CoLA": Recipe(1e-5, 16, 0.0, 0.1, 5336, 320, 512),
     "STS-B": Recipe(2e-5, 16, 0.0, 0.1, 3598, 214, 512),
     "SST-2": Recipe(1e-5, 32, 0.0, 0.1, 20935, 1256, 512),
@@ -1081,6 +1090,15 @@ def score(name, examples, predictions):
     return {**found, "main": found[MAIN.get(name, "accuracy")]}
 
 
+def score_all(name, examples, predictions):
+    """score() of dev, and of the other splits that have labels (MNLI mismatched, RACE test) with the split before each metric's name."""
+    metrics = score(name, examples["dev"], predictions["dev"])
+    for split, found in predictions.items():
+        if split != "dev" and (family(name) == "race" or examples[split].labels is not None):
+            metrics |= {f"{split} {key}": value for key, value in score(name, examples[split], found).items() if key != "main"}
+    return metrics
+
+
 def recipe_of(name, rows, cfg):
     """Table 14's row of a task with what the flags override. rows: of the training set."""
     paper = TABLE14[name]
@@ -1133,7 +1151,7 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
         return
     seed = seed_of(cfg.seed, "fine-tuning", job.name, number)
     seed_everything(seed, "weights")
-    model, _ = make_model(job.name, dataclasses.replace(cfg, dropout=recipe.dropout, recompute=cfg.recompute))
+    model, _ = make_model(job.name, dataclasses.replace(cfg, dropout=recipe.dropout))
     start_from(model, init, cfg, lambda line: tell(f"{job.name}, run {number + 1}: {line}"))
     model.to(device)
     optimizer = Lamb(model.parameters(), recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
@@ -1176,9 +1194,8 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
         model.load_state_dict(best["weights"])
         best["predictions"] |= {split: predict(model, job.name, job.features[split], cfg, recipe.batch, device)
                                 for split in job.features if split not in ("train", "dev")}
+        best["metrics"] = score_all(job.name, job.examples, best["predictions"])
         save_file(best_path, best)
-    for split in set(best["predictions"]) & {"dev_mismatched"} | ({"test"} & set(best["predictions"]) if job.name == "RACE" else set()):
-        best["metrics"] |= {f"{split} {key}": value for key, value in score(job.name, job.examples[split], best["predictions"][split]).items()}
     write_atomic(final, json.dumps({"metrics": best["metrics"], "best_step": best["step"], "steps": recipe.steps, "curve": state["curve"],
                                     "diverged": not bool(finite), "seconds": round(time.perf_counter() - began, 1)}))
     checkpoint.remove()
@@ -1256,9 +1273,7 @@ def ensemble_task(name, cfg, folder):
     if len(sizes) > 1:
         raise UserError(f"{cfg.ensemble[0]}: its predictions on {name} are for other data than those of the other folders; ensemble runs of one data set")
     found = {split: average_predictions(name, [member[split] for member in members]) for split in members[0]}
-    metrics = score(name, examples["dev"], found["dev"])
-    if name == "RACE" and "test" in found:
-        metrics |= {f"test {key}": value for key, value in score(name, examples["test"], found["test"]).items()}
+    metrics = score_all(name, examples, found)
     folder.mkdir(exist_ok=True)
     write_predictions(name, folder, found, metrics)
     return {"median": metrics, "runs": [metrics["main"]], "members": len(members)}
@@ -1294,6 +1309,8 @@ def train_tasks(names, cfg, run, ranks):
         raise UserError("--finetune needs --init: a finished run folder of --pretrain, or a Hugging Face ALBERT folder")
     if cfg.mnli_start and "MNLI" not in names:
         raise UserError("--mnli_start needs MNLI among the tasks; an earlier MNLI model is given with --init RUN/MNLI")
+    if cfg.finetune_length > cfg.positions:
+        raise UserError(f"--finetune_length {cfg.finetune_length}: the model of --init has {cfg.positions} positions; choose that or less")
     tokenizer, results = load_tokenizer(cfg.tokenizer or cfg.init), {}
     fit_vocabulary(tokenizer, cfg.vocab_size)
     late = [name for name in names if cfg.mnli_start and name in MNLI_STARTS]
@@ -1323,7 +1340,7 @@ def show_tasks(result, ranks):
     """Print the tasks' medians."""
     from common.distributed import say
     for name, line in result["tasks"].items():
-        shown = ", ".join(f"{key} {value:.2f}" for key, value in line["median"].items() if key != "main" and "total" not in key)
+        shown = ", ".join(f"{key} {value:.2f}" for key, value in line["median"].items() if key != "main" and "total" not in key and "best" not in key)
         say(ranks, f"{name:9} {shown}  ({len(line['runs'])} runs)" if "members" not in line else f"{name:9} {shown}  (ensemble of {line['members']})")
     if result["average"] is not None:
         say(ranks, f"Avg       {result['average']:.2f}")

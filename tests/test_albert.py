@@ -686,7 +686,7 @@ def test_recipes_are_table_14():
     (["--describe", "--heads", "3"], "hidden 128 is no multiple of heads 3"),
     (["--pretrain", "--length", "600"], "--length 600"),
     (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10 cannot be cut"),
-    (["--pretrain", "--objective", "order"], "--objective order"),
+    (["--pretrain", "--objective", "order"], "--objective order: choose"),
     (["--finetune", "CoLa,xyz"], "xyz: there is no such task"),
     (["--finetune", "CoLA"], "--finetune needs --init"),
     (["--analyze", "width"], "--analyze width"),
