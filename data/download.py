@@ -1,7 +1,9 @@
-"""Fetch the real data sets from their official addresses, check them, and put them into the layouts that the loaders read.
+"""Fetch the real data sets from their official addresses, check them, and put them into the layouts that the
+loaders read.
 
-FILES is the table of everything that is fetched, one row a file, each with the digest that it must have. A transfer that breaks off is
-continued where it stopped, a file whose digest is wrong is thrown away, and a set appears under its name only when it is complete:
+FILES is the table of everything that is fetched, one row a file, each with the digest that it must have. A transfer
+that breaks off is continued where it stopped, a file whose digest is wrong is thrown away, and a set appears under its
+name only when it is complete:
 
     DIR/archives/...                 what was fetched, until its set is complete
     DIR/glue, squad, race, cifar10   the official layouts, with source.json: addresses and digests
@@ -36,7 +38,8 @@ TIMEOUT = 60  # seconds without a byte
 
 
 class File(NamedTuple):
-    """One file to fetch. size in bytes, 0 where it is not on record; holds: what its set's finishing function must know."""
+    """One file to fetch. size in bytes, 0 where it is not on record; holds: what its set's finishing function must
+    know."""
     data_set: str
     url: str
     size: int
@@ -50,34 +53,50 @@ class File(NamedTuple):
 
 FACEBOOK = "https://dl.fbaipublicfiles.com/"
 STANFORD = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
-# Digests of glue, squad, race, cifar10 and the WMT training archives: the public records of TensorFlow Datasets and Hugging Face Datasets;
-# of the WMT test sets: sacreBLEU's. Every file is checked against its digest, and against its size where one is given.
+# Digests of glue, squad, race, cifar10 and the WMT training archives: the public records of TensorFlow Datasets and
+# Hugging Face Datasets; of the WMT test sets: sacreBLEU's. Every file is checked against its digest, and against its
+# size where one is given.
 FILES = (
-    File("glue", FACEBOOK + "glue/data/CoLA.zip", 376_971, "sha256:f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff", "CoLA"),
-    File("glue", FACEBOOK + "glue/data/SST-2.zip", 7_439_277, "sha256:d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa", "SST-2"),
+    File("glue", FACEBOOK + "glue/data/CoLA.zip", 376_971,
+         "sha256:f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff", "CoLA"),
+    File("glue", FACEBOOK + "glue/data/SST-2.zip", 7_439_277,
+         "sha256:d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa", "SST-2"),
     File("glue", FACEBOOK + "senteval/senteval_data/msr_paraphrase_train.txt", 1_047_044,
          "sha256:60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89", "MRPC"),
     File("glue", FACEBOOK + "senteval/senteval_data/msr_paraphrase_test.txt", 441_275,
          "sha256:a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784", "MRPC"),
-    File("glue", FACEBOOK + "glue/data/mrpc_dev_ids.tsv", 6_222, "sha256:971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7", "MRPC"),
-    File("glue", FACEBOOK + "glue/data/STS-B.zip", 802_872, "sha256:e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85", "STS-B"),
-    File("glue", FACEBOOK + "glue/data/QQP-clean.zip", 41_696_084, "sha256:40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0", "QQP"),
-    File("glue", FACEBOOK + "glue/data/MNLI.zip", 312_783_507, "sha256:e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633", "MNLI"),
-    File("glue", FACEBOOK + "glue/data/QNLIv2.zip", 10_627_589, "sha256:e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5", "QNLI"),
-    File("glue", FACEBOOK + "glue/data/RTE.zip", 697_150, "sha256:6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee", "RTE"),
-    File("glue", FACEBOOK + "glue/data/WNLI.zip", 28_999, "sha256:ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", "WNLI"),
-    File("squad", STANFORD + "train-v1.1.json", 30_288_272, "sha256:3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955", ""),
-    File("squad", STANFORD + "dev-v1.1.json", 4_854_279, "sha256:95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9", ""),
-    File("squad", STANFORD + "train-v2.0.json", 42_123_633, "sha256:68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002", ""),
-    File("squad", STANFORD + "dev-v2.0.json", 4_370_528, "sha256:80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8", ""),
+    File("glue", FACEBOOK + "glue/data/mrpc_dev_ids.tsv", 6_222,
+         "sha256:971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7", "MRPC"),
+    File("glue", FACEBOOK + "glue/data/STS-B.zip", 802_872,
+         "sha256:e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85", "STS-B"),
+    File("glue", FACEBOOK + "glue/data/QQP-clean.zip", 41_696_084,
+         "sha256:40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0", "QQP"),
+    File("glue", FACEBOOK + "glue/data/MNLI.zip", 312_783_507,
+         "sha256:e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633", "MNLI"),
+    File("glue", FACEBOOK + "glue/data/QNLIv2.zip", 10_627_589,
+         "sha256:e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5", "QNLI"),
+    File("glue", FACEBOOK + "glue/data/RTE.zip", 697_150,
+         "sha256:6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee", "RTE"),
+    File("glue", FACEBOOK + "glue/data/WNLI.zip", 28_999,
+         "sha256:ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", "WNLI"),
+    File("squad", STANFORD + "train-v1.1.json", 30_288_272,
+         "sha256:3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955", ""),
+    File("squad", STANFORD + "dev-v1.1.json", 4_854_279,
+         "sha256:95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9", ""),
+    File("squad", STANFORD + "train-v2.0.json", 42_123_633,
+         "sha256:68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002", ""),
+    File("squad", STANFORD + "dev-v2.0.json", 4_370_528,
+         "sha256:80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8", ""),
     File("race", "http://www.cs.cmu.edu/~glai1/data/race/RACE.tar.gz", 25_443_609,
          "sha256:b2769cc9fdc5c546a693300eb9a966cec6870bd349fbc44ed5225f8ad33006e5", ""),
     File("cifar10", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 170_052_171,
          "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", ""),
     File("wmt14", "https://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657_632_379,
-         "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7", "train europarl-v7.de-en.en europarl-v7.de-en.de"),
+         "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+         "train europarl-v7.de-en.en europarl-v7.de-en.de"),
     File("wmt14", "https://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918_311_367,
-         "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5", "train commoncrawl.de-en.en commoncrawl.de-en.de"),
+         "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+         "train commoncrawl.de-en.en commoncrawl.de-en.de"),
     File("wmt14", "https://data.statmt.org/wmt16/translation-task/training-parallel-nc-v11.tgz", 75_178_032,
          "sha256:cfe8ab047e05043476e498ee765c98e939c7b7d6d294e856344c84476b619d6a",
          "train news-commentary-v11.de-en.en news-commentary-v11.de-en.de"),
@@ -88,22 +107,26 @@ FILES = (
 )
 
 
-# --- transfer ------------------------------------------------------------------------------------------------------------------------
+# --- transfer --------------------------------------------------------------------------------------------------------
 def connect(url, start):
-    """An open response that begins at byte `start`, or at byte 0 where the server does not continue transfers. UserError if there is none."""
+    """An open response that begins at byte `start`, or at byte 0 where the server does not continue transfers.
+    UserError if there is none."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing after `start`: what is here is complete, or belongs to another version of the file
+        if error.code == 416:  # nothing after `start`: the part here is of another version, or complete
             return connect(url, 0)
-        raise UserError(f"{url}: the server answers {error.code} {error.reason}; try again later, or fetch the file by hand") from None
+        mend = "try again later, or fetch the file by hand"
+        raise UserError(f"{url}: the server answers {error.code} {error.reason}; {mend}") from None
     except urllib.error.URLError as error:
-        raise UserError(f"{url}: no connection ({error.reason}); check the network and run the same command again") from None
+        mend = "check the network and run the same command again"
+        raise UserError(f"{url}: no connection ({error.reason}); {mend}") from None
 
 
 def receive(file, part):
-    """Append what is missing of `file` to the file `part`, in one connection; returns the whole file's size in bytes."""
+    """Append what is missing of `file` to the file `part`, in one connection; returns the whole file's size in
+    bytes."""
     start = part.stat().st_size if part.exists() else 0
     if start and start == file.size:
         return start
@@ -111,11 +134,14 @@ def receive(file, part):
         start = start if response.status == 206 else 0
         total = start + int(response.headers["Content-Length"] or 0)
         if file.size and total and total != file.size:
-            raise UserError(f"{file.url}: the server offers {total:,} bytes, {file.size:,} are on record; the file there is another one")
+            raise UserError(f"{file.url}: the server offers {total:,} bytes, {file.size:,} are on record; it is "
+                            "another file, fetch the official one by hand")
         if shutil.disk_usage(part.parent).free < total - start:
-            raise UserError(f"{part.parent}: {(total - start) >> 20:,} MiB are missing on this disk; make room, or choose another with --to")
-        with open(part, "ab" if start else "wb") as out, tqdm(total=total or None, initial=start, desc=file.name, unit="B", unit_scale=True,
-                                                             leave=False, disable=None) as bar:
+            raise UserError(f"{part.parent}: {(total - start) >> 20:,} MiB do not fit on this disk; make room, or "
+                            "choose another one with --to")
+        bar = tqdm(total=total or None, initial=start, desc=file.name, unit="B", unit_scale=True, leave=False,
+                   disable=None)
+        with bar, open(part, "ab" if start else "wb") as out:
             while chunk := response.read(CHUNK):
                 out.write(chunk)
                 bar.update(len(chunk))
@@ -132,7 +158,8 @@ def digest_of(path, kind):
 
 
 def fetch(file, folder):
-    """Make sure that `file` is in `folder`, whole and checked; returns its path. A .part file beside it is continued."""
+    """Make sure that `file` is in `folder`, whole and checked; returns its path. A .part file beside it is
+    continued."""
     path = folder / file.name
     if path.exists():
         return path
@@ -145,16 +172,18 @@ def fetch(file, folder):
         time.sleep(PAUSE)
     else:
         have = part.stat().st_size if part.exists() else 0
-        raise UserError(f"{file.url}: the transfer broke off {TRIES} times, {have:,} bytes are here; the same command continues there")
+        raise UserError(f"{file.url}: the transfer broke off {TRIES} times, {have:,} bytes are here; the same command "
+                        "continues there")
     found = digest_of(part, file.digest.partition(":")[0])
     if found != file.digest:
         part.unlink()
-        raise UserError(f"{file.url}: checksum mismatch, {found} instead of {file.digest}; what came was removed, run the same command again")
+        raise UserError(f"{file.url}: checksum mismatch, {found} instead of {file.digest}; what came was removed, "
+                        "run the same command again")
     part.rename(path)
     return path
 
 
-# --- unpacking -----------------------------------------------------------------------------------------------------------------------
+# --- unpacking -------------------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def readable(path):
     """Name the archive where it turns out to be broken."""
@@ -186,19 +215,22 @@ def write(content, target):
 
 
 def unpack(path, folder):
-    """Unpack an archive into `folder`, without the archive's own top folder. A name that leads out of `folder` is a UserError."""
+    """Unpack an archive into `folder`, without the archive's own top folder. A name that leads out of `folder` is a
+    UserError."""
     with readable(path):
         for name, content in members(path):
             parts = pathlib.PurePosixPath(name).parts
             if ".." in parts or parts[0].startswith("/") or "\\" in name or ":" in parts[0]:
-                raise UserError(f"{path}: the archive holds the unsafe name {name!r}; delete the file, it is not the official one")
+                raise UserError(f"{path}: the archive holds the unsafe name {name!r}; delete it, it is not official")
             if len(parts) > 1 and parts[0] != "__MACOSX":
                 write(content, folder.joinpath(*parts[1:]))
 
 
 def make_mrpc(paths, folder):
-    """GLUE's train.tsv, dev.tsv and test.tsv of MRPC from Microsoft's two text files and GLUE's list of the dev pairs."""
-    train, test, dev_ids = [[line.rstrip("\r\n").split("\t") for line in open(path, encoding="utf-8-sig", newline="\n")] for path in paths]
+    """GLUE's train.tsv, dev.tsv and test.tsv of MRPC from Microsoft's two text files and GLUE's list of the dev
+    pairs."""
+    texts = [path.read_bytes().decode("utf-8-sig") for path in paths]
+    train, test, dev_ids = [[line.rstrip("\r").split("\t") for line in text.split("\n") if line] for text in texts]
     in_dev = {tuple(ids[:2]) for ids in dev_ids}
     rows = {"train": [row for row in train[1:] if tuple(row[1:3]) not in in_dev],
             "dev": [row for row in train[1:] if tuple(row[1:3]) in in_dev],
@@ -207,7 +239,8 @@ def make_mrpc(paths, folder):
     folder.mkdir()
     for part, lines in rows.items():
         first = ["index" if part == "test" else "Quality", *header]
-        (folder / f"{part}.tsv").write_text("".join("\t".join(line) + "\n" for line in [first, *lines]), encoding="utf-8", newline="\n")
+        text = "".join("\t".join(line) + "\n" for line in [first, *lines])
+        (folder / f"{part}.tsv").write_bytes(text.encode())
     return {f"MRPC {part}": len(lines) for part, lines in rows.items()}
 
 
@@ -240,51 +273,61 @@ def segments(path):
         for segment in re.findall(r"<seg[^>]*>(.*?)</seg>", text, re.DOTALL | re.IGNORECASE):
             yield " ".join(html.unescape(segment).split())
     else:
-        with open(path, encoding="utf-8", newline="\n") as lines:  # only \n ends a line: Europarl has stray \r and U+2028
+        with open(path, encoding="utf-8", newline="\n") as lines:  # only \n ends a line: Europarl has stray \r
             for line in lines:
                 yield " ".join(line.split())
 
 
 def append_pairs(english, german, prefix):
-    """Append two aligned files to prefix.en and prefix.de; returns (pairs written, pairs dropped because a side was empty)."""
-    counts, none = [0, 0], object()
-    with open(f"{prefix}.en", "a", encoding="utf-8", newline="\n") as out_en, open(f"{prefix}.de", "a", encoding="utf-8", newline="\n") as out_de:
-        pairs = itertools.zip_longest(segments(english), segments(german), fillvalue=none)
+    """Append two aligned files to prefix.en and prefix.de; returns (pairs written, pairs dropped because a side was
+    empty)."""
+    counts = [0, 0]
+    with open(f"{prefix}.en", "ab") as out_en, open(f"{prefix}.de", "ab") as out_de:
+        pairs = itertools.zip_longest(segments(english), segments(german))
         for left, right in tqdm(pairs, desc=english.name, unit=" pairs", unit_scale=True, leave=False, disable=None):
-            if left is none or right is none:
-                raise UserError(f"{english}: {english.name} and {german.name} have different numbers of lines; delete the archive and fetch it again")
+            if left is None or right is None:
+                raise UserError(f"{english}: {english.name} and {german.name} differ in their number of lines; delete "
+                                "the archive and fetch it again")
             counts[not (left and right)] += 1
             if left and right:
-                out_en.write(left + "\n")
-                out_de.write(right + "\n")
+                out_en.write(left.encode() + b"\n")
+                out_de.write(right.encode() + b"\n")
     return counts
+
+
+def gather(path, names, folder):
+    """Unpack the files `names` of an archive into `folder`, wherever in the archive they are; returns their paths."""
+    found = {name: folder / name for name in names}
+    with readable(path):
+        for member, content in members(path):
+            if target := found.get(pathlib.PurePosixPath(member).name):
+                write(content, target)
+    if missing := [name for name, target in found.items() if not target.exists()]:
+        raise UserError(f"{path}: the archive lacks {', '.join(missing)}; delete the file and fetch it again")
+    return list(found.values())
 
 
 def finish_wmt14(fetched, folder):
     """train.*, valid.* and test.* with one sentence a line; pairs with an empty side are dropped and counted."""
     counts = {}
     for file, path in fetched.items():
-        part, *wanted = file.holds.split()
+        part, *names = file.holds.split()
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            with readable(path):
-                for name, content in members(path):
-                    if pathlib.PurePosixPath(name).name in wanted:
-                        write(content, pathlib.Path(scratch, pathlib.PurePosixPath(name).name))
-            sides = [pathlib.Path(scratch, name) for name in wanted]
-            if missing := [side.name for side in sides if not side.exists()]:
-                raise UserError(f"{path}: the archive lacks {', '.join(missing)}; delete the file and run the same command again")
-            kept, dropped = append_pairs(*sides, folder / part)
+            english, german = gather(path, names, pathlib.Path(scratch))
+            kept, dropped = append_pairs(english, german, folder / part)
         counts[f"{part} {file.name}"] = {"pairs": kept, "dropped": dropped}
     return counts
 
 
-FINISH = {"glue": finish_glue, "squad": finish_squad, "race": finish_archives, "cifar10": finish_archives, "wmt14": finish_wmt14}
-EXPECTED = {"glue": "CoLA/dev.tsv SST-2/dev.tsv MRPC/dev.tsv STS-B/dev.tsv QQP/dev.tsv MNLI/dev_matched.tsv QNLI/dev.tsv RTE/dev.tsv WNLI/dev.tsv",
+FINISH = {"glue": finish_glue, "squad": finish_squad, "race": finish_archives, "cifar10": finish_archives,
+          "wmt14": finish_wmt14}
+EXPECTED = {"glue": "CoLA/dev.tsv SST-2/dev.tsv MRPC/dev.tsv STS-B/dev.tsv QQP/dev.tsv MNLI/dev_matched.tsv "
+                    "QNLI/dev.tsv RTE/dev.tsv WNLI/dev.tsv",
             "squad": "dev-v1.1.json dev-v2.0.json", "race": "train/high dev/middle test/high",
             "cifar10": "data_batch_5.bin test_batch.bin batches.meta.txt", "wmt14": "train.de valid.de test.de"}
 
 
-# --- sets ----------------------------------------------------------------------------------------------------------------------------
+# --- sets ------------------------------------------------------------------------------------------------------------
 def download(name, folder, files=FILES):
     """Fetch the data set `name` into folder/name and return that path; nothing is done where it is complete.
 
@@ -294,14 +337,15 @@ def download(name, folder, files=FILES):
     if (target / "source.json").exists():
         return target
     if target.exists():
-        raise UserError(f"{target}: there, but not made by this command; move it away, or choose another folder with --to")
+        raise UserError(f"{target}: not made by this command; move it away, or choose another folder with --to")
     archives.mkdir(parents=True, exist_ok=True)
     fetched = {file: fetch(file, archives) for file in files if file.data_set == name}
     made = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
     try:
         counts = FINISH[name](fetched, made)
         if missing := [part for part in EXPECTED[name].split() if not (made / part).exists()]:
-            raise UserError(f"{archives}: {', '.join(missing)} did not come out of what was fetched; delete the folder and fetch again")
+            raise UserError(f"{archives}: {', '.join(missing)} did not come out of what was fetched; delete the "
+                            "folder and fetch again")
         about = {"files": [file._asdict() for file in fetched], "counts": counts}
         (made / "source.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         made.chmod(0o755)  # mkdtemp makes it private

@@ -25,7 +25,8 @@ def demo(args):
     """Make the demo data and say what is in it."""
     paths = make_demo(args.to)
     about = json.loads((pathlib.Path(args.to) / "demo.json").read_text(encoding="utf-8"))
-    print(f"{args.to}: {about['text_bytes'] / 1e6:.1f} MB of text in {about['documents']} documents, sha256 {paths['sha256'][:16]}...")
+    print(f"{args.to}: {about['text_bytes'] / 1e6:.1f} MB of text in {about['documents']} documents, "
+          f"sha256 {paths['sha256'][:16]}...")
 
 
 def fetch(args):
@@ -43,10 +44,12 @@ def corpus(args):
     if args.tokenizer:
         tokenizer = load_tokenizer(args.tokenizer, lower)
         if args.vocab_size not in (None, tokenizer.vocab_size):
-            raise UserError(f"{args.tokenizer}: it has {tokenizer.vocab_size} pieces, not {args.vocab_size}; leave --vocab_size or --tokenizer out")
+            raise UserError(f"{args.tokenizer}: it has {tokenizer.vocab_size} pieces, not {args.vocab_size}; leave "
+                            "--vocab_size or --tokenizer out")
         tokenizer.save(folder)
     else:
-        path = train_sentencepiece(files, folder / "spiece.model", args.vocab_size or 30_000, lower, threads=args.workers)
+        vocab_size = args.vocab_size or 30_000
+        path = train_sentencepiece(files, folder / "spiece.model", vocab_size, lower, threads=args.workers)
         tokenizer = load_tokenizer(path, lower)
     start, size = time.perf_counter(), sum(path.stat().st_size for path in files)
     made = prepare_corpus(files, tokenizer, folder, workers=args.workers)
@@ -58,20 +61,21 @@ def corpus(args):
 
 def parser():
     """The command line: one sub-command for each of the three jobs."""
-    top = Parser(prog="prepare.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    top = Parser(prog="prepare.py", description=__doc__, allow_abbrev=False, formatter_class=raw)
     jobs = top.add_subparsers(title="jobs", metavar="JOB")
     make = jobs.add_parser("demo", help="make the demo data", allow_abbrev=False)
     make.add_argument("--to", metavar="DIR", default=str(HERE / "demo"), help="folder to make (default: %(default)s)")
     make.set_defaults(job=demo)
     get = jobs.add_parser("download", help="download real data sets", allow_abbrev=False)
     get.add_argument("names", nargs="+", choices=list(FINISH), metavar="NAME", help="any of " + ", ".join(FINISH))
-    get.add_argument("--to", metavar="DIR", default=str(HERE / "downloads"), help="folder to put them in (default: %(default)s)")
+    get.add_argument("--to", metavar="DIR", default=str(HERE / "downloads"), help="where to (default: %(default)s)")
     get.set_defaults(job=fetch)
     text = jobs.add_parser("corpus", help="turn text into a tokenizer and token files", allow_abbrev=False)
     text.add_argument("--corpus", nargs="+", required=True, metavar="PATH", help="text files, or folders of .txt files")
     text.add_argument("--to", required=True, metavar="DIR", help="folder for the token files and the tokenizer")
     text.add_argument("--vocab_size", type=int, metavar="N", help="pieces of the tokenizer to train (default: 30000)")
-    text.add_argument("--tokenizer", metavar="PATH", help="use this tokenizer (spiece.model, vocab.txt, or a folder with one) and train none")
+    text.add_argument("--tokenizer", metavar="PATH", help="use this one (spiece.model, vocab.txt or their folder)")
     text.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
     text.add_argument("--cased", action="store_true", help="keep capitals and accents")
     text.set_defaults(job=corpus)

@@ -1,4 +1,5 @@
-"""data/: the demo data is the same whenever it is made and has the official layouts; downloads survive what networks do."""
+"""data/: the demo data is the same whenever it is made and has the official layouts; downloads survive what
+networks do."""
 import collections
 import hashlib
 import http.server
@@ -25,32 +26,47 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def prepare(*arguments, **settings):
     """data/prepare.py as a process of its own, started in another directory."""
-    return subprocess.Popen([sys.executable, str(ROOT / "data" / "prepare.py"), *map(str, arguments)], cwd="/", text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **settings})
+    command = [sys.executable, str(ROOT / "data" / "prepare.py"), *map(str, arguments)]
+    return subprocess.Popen(command, cwd="/", text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env={**os.environ, **settings})
+
+
+def lines_of(*path):
+    """The lines of a text file; the path in parts."""
+    return pathlib.Path(*path).read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture(scope="session")
-def builds(tmp_path_factory):
-    """(paths, paths of a second build by the command with another hash seed, the command's output, its folder)."""
-    folder = tmp_path_factory.mktemp("demo")
-    command = prepare("demo", "--to", folder / "second", PYTHONHASHSEED="12")
-    first = demo.make_demo(folder / "first")
+def made(demo):
+    """The paths of the demo data; `demo` of conftest.py under a name that leaves the module's free."""
+    return demo
+
+
+# --- demo data -------------------------------------------------------------------------------------------------------
+SMALL_BUILD = """
+import itertools, sys
+sys.path.insert(0, sys.argv[1])
+from data import demo
+whole, demo.LEAST_BYTES = demo.raw_documents, 0
+demo.raw_documents = lambda: itertools.takewhile(lambda document: document[0] in ("language", "python"), whole())
+print(demo.make_demo(sys.argv[2])["sha256"])
+"""
+
+
+def test_two_builds_are_equal(tmp_path):
+    """Builds from a part of the text, in two processes that hash the strings of sets and dictionaries differently."""
+    command = [sys.executable, "-c", SMALL_BUILD, str(ROOT)]
+    builds = [subprocess.Popen([*command, str(tmp_path / seed)], text=True, stdout=subprocess.PIPE,
+                               env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("1", "2")]
+    first, second = [build.communicate()[0].strip() for build in builds]
+    assert first == second and re.fullmatch("[0-9a-f]{64}", first)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]  # no temporary folder is left
+
+
+def test_the_command_says_one_line(made):
+    command = prepare("demo", "--to", pathlib.Path(made["corpus"]).parent)
     out, err = command.communicate()
-    assert command.returncode == 0, err
-    return first, demo.make_demo(folder / "second"), out, folder
-
-
-@pytest.fixture(scope="session")
-def made(builds):
-    return builds[0]
-
-
-# --- demo data -----------------------------------------------------------------------------------------------------------------------
-def test_two_builds_are_equal_and_quiet(builds):
-    first, second, out, folder = builds
-    assert first["sha256"] == second["sha256"] and len(first["sha256"]) == 64
-    assert len(out.splitlines()) == 1 and first["sha256"][:16] in out
-    assert sorted(path.name for path in folder.iterdir()) == ["first", "second"]  # no temporary folder is left
+    assert command.returncode == 0 and len(out.splitlines()) == 1 and made["sha256"][:16] in out and not err
 
 
 def test_made_once_then_reused(made):
@@ -60,12 +76,12 @@ def test_made_once_then_reused(made):
 
 
 def test_corpus_is_sentences_and_documents_without_the_tasks_text(made):
-    lines = [line for path in sorted(pathlib.Path(made["corpus"]).glob("*.txt")) for line in path.read_text(encoding="utf-8").split("\n")]
+    lines = [line for path in sorted(pathlib.Path(made["corpus"]).glob("*.txt")) for line in lines_of(path)]
     corpus = {line for line in lines if line}
     assert sum(len(line) + 1 for line in lines) > 2_000_000 and sum(1 for line in lines if not line) > 500
     assert all(line[-1] in ".!?" and not line[0].islower() for line in corpus)
     assert not any(">>>" in line or "::" in line or "\\" in line for line in corpus if line.count(" ") < 7)
-    held_out = {line.split("\t")[3] for line in pathlib.Path(made["glue"], "CoLA", "dev.tsv").read_text().splitlines()}
+    held_out = {line.split("\t")[3] for line in lines_of(made["glue"], "CoLA", "dev.tsv")}
     assert len(held_out) == demo.GLUE_DEV_ROWS and not held_out & corpus
 
 
@@ -80,7 +96,7 @@ def test_glue_layout_and_balance(made, task):
     columns, label, text, header, names = LAYOUTS[task]
     seen = {}
     for part, least in (("train", 2000), ("dev_matched" if task == "MNLI" else "dev", 500)):
-        rows = [line.split("\t") for line in pathlib.Path(made["glue"], task, f"{part}.tsv").read_text(encoding="utf-8").splitlines()][header:]
+        rows = [line.split("\t") for line in lines_of(made["glue"], task, f"{part}.tsv")][header:]
         assert len(rows) >= least and {len(row) for row in rows} == {columns}
         counts = collections.Counter(row[label] for row in rows)
         assert set(counts) == names and max(counts.values()) <= 1.02 * min(counts.values()) + 1
@@ -91,12 +107,13 @@ def test_glue_layout_and_balance(made, task):
 
 
 def test_stsb_and_test_files(made):
-    rows = [line.split("\t") for line in pathlib.Path(made["glue"], "STS-B", "dev.tsv").read_text(encoding="utf-8").splitlines()]
+    rows = [line.split("\t") for line in lines_of(made["glue"], "STS-B", "dev.tsv")]
     scores = np.array([float(row[-1]) for row in rows[1:]])
-    assert rows[0][7:] == ["sentence1", "sentence2", "score"] and scores.min() == 0 and scores.max() == 5 and 1.2 < scores.std() < 2
+    assert rows[0][7:] == ["sentence1", "sentence2", "score"]
+    assert scores.min() == 0 and scores.max() == 5 and 1.2 < scores.std() < 2
     for task in demo.GLUE:
         for path in pathlib.Path(made["glue"], task).glob("test*.tsv"):
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = lines_of(path)
             assert len(lines) > 500 and len({line.count("\t") for line in lines}) == 1
             assert not {"label", "gold_label", "score", "is_duplicate", "Quality"} & set(lines[0].split("\t"))
 
@@ -111,12 +128,14 @@ def test_the_loaders_read_it(made):
 @pytest.mark.parametrize("name", ["train-v1.1", "dev-v1.1", "train-v2.0", "dev-v2.0"])
 def test_squad_answers_stand_at_their_offsets(made, name):
     content = json.loads(pathlib.Path(made["squad"], f"{name}.json").read_text(encoding="utf-8"))
-    questions = [(paragraph["context"], entry) for article in content["data"] for paragraph in article["paragraphs"] for entry in paragraph["qas"]]
-    assert len(questions) > (2000 if "train" in name else 500) and len({entry["id"] for _, entry in questions}) == len(questions)
+    paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+    questions = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
+    assert len(questions) > (2000 if "train" in name else 500)
+    assert len({entry["id"] for _, entry in questions}) == len(questions)
     for context, entry in questions:
         assert bool(entry["answers"]) != entry.get("is_impossible", False) and entry["question"].endswith("?")
         for answer in entry["answers"]:
-            assert context[answer["answer_start"]:][:len(answer["text"])] == answer["text"] and context.count(answer["text"]) == 1
+            assert context.index(answer["text"]) == answer["answer_start"] and context.count(answer["text"]) == 1
     impossible = np.mean([entry.get("is_impossible", False) for _, entry in questions])
     assert 0.2 < impossible < 0.4 if "v2" in name else impossible == 0
 
@@ -129,7 +148,8 @@ def test_race_files(made):
             for question, options, answer in zip(entry["questions"], entry["options"], entry["answers"]):
                 right = options["ABCD".index(answer)]
                 inside = [option for option in options if option in entry["article"].split()]
-                assert "_" in question.split() and len(set(options)) == 4 and question.replace("_", right, 1) in entry["article"]
+                assert question.count("_") == 1 and question.replace("_", right) in entry["article"]
+                assert len(set(options)) == 4
                 assert inside == [right] if level == "middle" else len(inside) == 4
 
 
@@ -151,20 +171,22 @@ def test_cifar10_records(made):
 def test_parallel_text_is_aligned_and_can_be_undone(made):
     forward, backward = {}, {}
     for part, least in (("train_text", 8000), ("valid_text", 300), ("test_text", 300)):
-        english, german = [pathlib.Path(f"{made[part]}.{side}").read_text(encoding="utf-8").splitlines() for side in ("en", "de")]
+        english, german = lines_of(made[part] + ".en"), lines_of(made[part] + ".de")
         assert len(english) == len(german) >= least
         for left, right in zip(english, german):
             assert 4 <= len(left.split()) == len(right.split()) <= 25
             left, right = ["".join(re.findall(r"\w+ ?|[,;:.]", line.lower())) for line in (left, right)]
             if not demo.VERBS & set(re.findall(r"\w+", left)):  # without a verb that moves, word stands by word
                 for source, target in zip(re.findall(r"\w+", left), re.findall(r"\w+", right)):
-                    assert forward.setdefault(source, target) == target and backward.setdefault(target, source) == source
+                    assert forward.setdefault(source, target) == target
+                    assert backward.setdefault(target, source) == source
     assert len(forward) > 2000
 
 
 def test_verbs_move_to_the_end_of_their_clause():
     german = demo.lexicon({"the", "list", "is", "empty", "if", "it", "can", "be", "read", "deed"})
-    assert demo.translate("If the list is empty, it can be read.", german) == "Wenn das list emptig ist, es sein reit kann."
+    made = demo.translate("If the list is empty, it can be read.", german)
+    assert made == "Wenn das list emptig ist, es sein reit kann."
     assert len(set(german.values())) == len(german)
 
 
@@ -191,8 +213,9 @@ def test_cleaning_keeps_prose_only():
       the nearest number
     """
     assert demo.prose(demo.inspect.cleandoc(text), set()) == [
-        "Return the sum of values as a float.", "Values that are missing, e.g. None, are skipped by skip.", "An empty list gives zero.",
-        "The numbers that are added to each other.", "The result is rounded to the nearest number."]
+        "Return the sum of values as a float.", "Values that are missing, e.g. None, are skipped by skip.",
+        "An empty list gives zero.", "The numbers that are added to each other.",
+        "The result is rounded to the nearest number."]
 
 
 def test_scramble_keeps_the_words_and_both_ends():
@@ -227,14 +250,17 @@ def test_the_slower_of_two_processes_gives_way_and_an_old_recipe_is_replaced(tmp
     assert demo.finished(tmp_path / "demo")["sha256"] == "second"
 
 
-# --- command line --------------------------------------------------------------------------------------------------------------------
+# --- command line ----------------------------------------------------------------------------------------------------
+
+
 def test_commands(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
-    lines = ["The list is returned to the caller.", "It holds the items of the table.", "An error is raised where there are none."]
+    lines = ["The list is returned to the caller.", "It holds the items of the table.", "An error is raised here."]
     texts.joinpath("a.txt").write_text("\n\n".join("\n".join(random.Random(n).sample(lines, 3)) for n in range(40)))
-    runs = {"help": prepare(), "corpus": prepare("corpus", "--corpus", texts, "--to", tmp_path / "out", "--vocab_size", 40),
-            "missing": prepare("corpus", "--corpus", tmp_path / "none", "--to", tmp_path / "out2"), "wrong": prepare("download", "imagenet")}
+    runs = {"help": prepare(), "wrong": prepare("download", "imagenet"),
+            "corpus": prepare("corpus", "--corpus", texts, "--to", tmp_path / "out", "--vocab_size", 36),
+            "missing": prepare("corpus", "--corpus", tmp_path / "none", "--to", tmp_path / "out2")}
     out = {name: (*process.communicate(), process.returncode) for name, process in runs.items()}
     assert "JOB" in out["help"][0] and out["help"][2] == 0
     assert "120 sentences, 40 documents" in out["corpus"][0] and out["corpus"][2] == 0, out["corpus"]
@@ -243,9 +269,9 @@ def test_commands(tmp_path):
         assert out[name][2] == 2 and len(out[name][1].splitlines()) == 1
 
 
-# --- download ------------------------------------------------------------------------------------------------------------------------
+# --- download --------------------------------------------------------------------------------------------------------
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves server.contents; `breaks` transfers are cut off half-way, and ranges are honoured where server.ranges is true."""
+    """Serves server.contents; `breaks` transfers are cut off half-way; ranges are honoured where server.ranges."""
 
     def do_GET(self):
         self.server.requests.append((self.path, self.headers["Range"]))
@@ -283,7 +309,8 @@ def row(server, data_set, name, content, holds="", **changes):
     """A row of the table for `content`, which the server offers from now on."""
     server.contents["/" + name] = content
     url = f"http://127.0.0.1:{server.server_address[1]}/{name}"
-    return download.File(data_set, url, len(content), "sha256:" + hashlib.sha256(content).hexdigest(), holds)._replace(**changes)
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    return download.File(data_set, url, len(content), digest, holds)._replace(**changes)
 
 
 def tar(names):
@@ -307,17 +334,20 @@ def test_table_is_complete():
 def cifar(server):
     """A stand-in for CIFAR-10's archive: 300 kB that do not compress."""
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin", "batches.meta.txt"]
-    return row(server, "cifar10", "cifar-10-binary.tar.gz", tar({f"cifar-10-batches-bin/{name}": os.urandom(50_000) for name in names}))
+    content = tar({f"cifar-10-batches-bin/{name}": os.urandom(50_000) for name in names})
+    return row(server, "cifar10", "cifar-10-binary.tar.gz", content)
 
 
 def test_broken_transfers_are_continued(server, tmp_path):
     file = cifar(server)
     server.breaks = 2
     folder = download.download("cifar10", tmp_path, [file])
-    ranges = [asked for _, asked in server.requests]
-    assert ranges[0] is None and [int(asked[6:-1]) for asked in ranges[1:]] == [file.size // 2, file.size // 2 + (file.size - file.size // 2) // 2]
+    half = file.size // 2
+    more = half + (file.size - half) // 2
+    assert [asked for _, asked in server.requests] == [None, f"bytes={half}-", f"bytes={more}-"]
     assert sorted(path.name for path in folder.iterdir())[-2:] == ["source.json", "test_batch.bin"]
-    assert {path.name for path in tmp_path.iterdir()} == {"archives", "cifar10"} and not list((tmp_path / "archives").iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"archives", "cifar10"}
+    assert not list((tmp_path / "archives").iterdir())
     assert download.download("cifar10", tmp_path, [file]) == folder and len(server.requests) == 3  # made once
 
 
@@ -380,29 +410,34 @@ def test_glue_and_mrpc(server, tmp_path):
                 archive.writestr(f"{task}/{name}.tsv", f"{task} {name}")
         files.append(row(server, "glue", f"{task}.zip", content.getvalue(), task))
     header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
-    texts = [("train.txt", header + "1\t7\t8\tA \"quote.\tB.\r\n0\t5\t6\tC.\tD.\r\n"), ("test.txt", header + "1\t3\t4\tE.\tF.\r\n"),
-             ("dev_ids.tsv", "5\t6\n")]
+    texts = [("train.txt", header + "1\t7\t8\tA \"quote.\tB.\r\n0\t5\t6\tC.\tD.\r\n"),
+             ("test.txt", header + "1\t3\t4\tE.\tF.\r\n"), ("dev_ids.tsv", "5\t6\n")]
     files += [row(server, "glue", name, text.encode(), "MRPC") for name, text in texts]
     folder = download.download("glue", tmp_path, files)
     assert folder.joinpath("MNLI", "dev_matched.tsv").read_text() == "MNLI dev_matched"
-    assert [folder.joinpath("MRPC", f"{part}.tsv").read_text().splitlines()[1] for part in ("train", "dev", "test")] == [
-        "1\t7\t8\tA \"quote.\tB.", "0\t5\t6\tC.\tD.", "0\t3\t4\tE.\tF."]
-    assert folder.joinpath("MRPC", "test.tsv").read_text().splitlines()[0] == "index\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    train, dev, test = [lines_of(folder, "MRPC", f"{part}.tsv") for part in ("train", "dev", "test")]
+    assert train[1:] == ["1\t7\t8\tA \"quote.\tB."] and dev[1:] == ["0\t5\t6\tC.\tD."]
+    assert test[1:] == ["0\t3\t4\tE.\tF."]
+    assert test[0] == "index\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
 
 def test_wmt14_becomes_aligned_plain_text(server, tmp_path):
     def sgm(*lines):
         inside = "\n".join(f'<seg id="{number}"> {line} </seg>' for number, line in enumerate(lines, 1))
         return f'<srcset setid="x">\n<doc docid="1">\n<p>\n{inside}\n</p>\n</doc>\n</srcset>\n'.encode()
-    train = {"training/a.en": "One\u2028line.\n\nThree.\r\n".encode(), "training/a.de": b"Eins.\nZwei.\nDrei.\n", "training/a.fr": b"x"}
-    valid, test = {"test/v.en.sgm": sgm("A &amp; B."), "test/v.de.sgm": sgm("A und\nB.")}, {"t/t.en.sgm": sgm("T."), "t/t.de.sgm": sgm("U.")}
-    files = [row(server, "wmt14", "train.tgz", tar(train), "train a.en a.de"), row(server, "wmt14", "valid.tgz", tar(valid), "valid v.en.sgm v.de.sgm"),
+    train = {"training/a.en": "One\u2028line.\n\nThree.\r\n".encode(), "training/a.de": b"Eins.\nZwei.\nDrei.\n"}
+    valid = {"test/v.en.sgm": sgm("A &amp; B."), "test/v.de.sgm": sgm("A und\nB.")}
+    test = {"t/t.en.sgm": sgm("T."), "t/t.de.sgm": sgm("U.")}
+    files = [row(server, "wmt14", "train.tgz", tar(train), "train a.en a.de"),
+             row(server, "wmt14", "valid.tgz", tar(valid), "valid v.en.sgm v.de.sgm"),
              row(server, "wmt14", "test.tgz", tar(test), "test t.en.sgm t.de.sgm")]
     folder = download.download("wmt14", tmp_path, files)
     assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.??")} == {
-        "train.en": "One line.\nThree.\n", "train.de": "Eins.\nDrei.\n", "valid.en": "A & B.\n", "valid.de": "A und B.\n",
+        "train.en": "One line.\nThree.\n", "train.de": "Eins.\nDrei.\n",
+        "valid.en": "A & B.\n", "valid.de": "A und B.\n",
         "test.en": "T.\n", "test.de": "U.\n"}
-    assert json.loads(folder.joinpath("source.json").read_text())["counts"]["train train.tgz"] == {"pairs": 2, "dropped": 1}
+    counts = json.loads(folder.joinpath("source.json").read_text())["counts"]
+    assert counts["train train.tgz"] == {"pairs": 2, "dropped": 1}
     uneven = row(server, "wmt14", "uneven.tgz", tar({"a.en": b"1\n2\n", "a.de": b"1\n"}), "train a.en a.de")
-    with pytest.raises(UserError, match="different numbers of lines"):
+    with pytest.raises(UserError, match="differ in their number of lines"):
         download.download("wmt14", tmp_path / "other", [uneven])
