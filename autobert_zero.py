@@ -24,6 +24,7 @@ Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) o
          D12 A diverged candidate scores 0 (each task's score is cut off at 0, its chance level or below) and is never a parent.
          D13 SentencePiece vocabulary unless a BERT vocab.txt is given with --tokenizer; the paper has WordPiece.
          D14 Named architectures at other depths than 12: see named_arch.
+         D15 --tasks takes MLM beside GLUE tasks: held-out masked-word accuracy. The demo uses it, since minutes of training leave GLUE at chance.
 """
 import ast
 import contextlib
@@ -46,7 +47,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions, I inputs of an attention graph, K kernel size
+# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions of a batch, I inputs of an attention graph, K kernel size
 
 # --- configuration -------------------------------------------------------------------------------
 
@@ -67,7 +68,7 @@ class Config:
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: train one on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, App. D.2
     squad: str = ""  # folder with SQuAD's train-v1.1.json, ...; default: the demo questions
-    tasks: str = "glue"  # proxy tasks of the search
+    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # model
     arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json
@@ -121,14 +122,15 @@ class Config:
     samples: int = 1280  # --analyze: sentences (uniformity) or architectures (fidelity)
 
 
-DEMO = dict(vocab_size=4000, layers=4, hidden=128, heads=4, ffn=256, length=64, dropout=0.0, measure_batch=32)
+DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64, lr=4e-3, warmup=0.1,
+            finetune_lr=1e-3, finetune_warmup=0.1, finetune_epochs=2, tasks="MLM,CoLA", measure_batch=32)
 PRESETS = {
-    "demo": {**DEMO, "tasks": "CoLA,MRPC", "train_rows": 1000,
-             "search": dict(steps=80, batch=32, lr=2e-3, warmup=0.1, finetune_epochs=1, finetune_lr=5e-4, finetune_warmup=0.1,
-                            population=12, rounds=4, parents=2, children=2)},
-    "small": dict(hidden=256, heads=4, ffn=1024),
-    "base": dict(),
-    "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
+    "demo": {**DEMO, "search": dict(steps=150, train_rows=1000, population=12, rounds=4, parents=2, children=2),
+             "pretrain": dict(steps=3000, log_every=100, eval_every=500, save_every=500),
+             "finetune": dict(squad_length=128, runs=3), "analyze": dict(steps=1000, train_rows=1000, samples=6)},
+    "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, epochs=40), "finetune": dict(runs=3)},
+    "base": {"pretrain": dict(lr=1e-4, warmup=0.01, epochs=40)},
+    "large": {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096, "pretrain": dict(lr=1e-4, warmup=0.02, batch=80, epochs=40)},
 }
 
 # --- search space --------------------------------------------------------------------------------
@@ -538,7 +540,7 @@ class ConvMixer(nn.Module):
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        self.kernel = nn.Parameter(torch.zeros(heads, size))
+        self.kernel = nn.Parameter(torch.randn(heads, size))  # each head begins with offsets of its own to look at
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
 
@@ -630,11 +632,11 @@ class LanguageModel(nn.Module):
         init_weights(self, cfg.init_std)
 
     def forward(self, ids, segments, lengths, positions):
-        """positions (B, M): where words are to be predicted. Returns MLM logits (B, M, V) and next-sentence logits (B, 2)."""
+        """positions (M,): where in ids.flatten() words are to be predicted. Returns MLM logits (M, V) and next-sentence logits (B, 2)."""
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
-        masked = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # (B, M, H)
-        masked = self.norm(F.gelu(self.transform(masked)))  # (B, M, E)
-        logits = F.linear(masked, self.encoder.words.weight, self.bias)  # (B, M, V)
+        masked = x.flatten(0, 1)[positions]  # (M, H)
+        masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
+        logits = F.linear(masked, self.encoder.words.weight, self.bias)  # (M, V)
         return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 
 
@@ -909,6 +911,9 @@ def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: 
     """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model's encoder on each task."""
     scores = {}
     for task in tasks:
+        if task.name == "MLM":
+            scores["MLM"] = task.accuracy(model, cfg)
+            continue
         classifier = Classifier(arch, cfg, task.outputs, shared)
         classifier.encoder.load_state_dict(model.encoder.state_dict())
         classifier.pooler.load_state_dict(model.pooler.state_dict())
@@ -1013,35 +1018,33 @@ def next_sentence_pairs(segments, tokenizer, generator):
     segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,), with T = the segments' width + 3.
     """
     R, width = segments.first.shape
-    swap = (torch.rand(R, generator=generator) < 0.5) | (segments.second_length == 0)
-    second = torch.where(swap[:, None], segments.other, segments.second)
-    a, b = segments.first_length[:, None], torch.where(swap, segments.other_length, segments.second_length)[:, None]
-    place = torch.arange(width + 3)[None].expand(R, -1)  # (R, T)
-    ids = segments.first.gather(1, (place - 1).clamp(0, width - 1))
-    ids = torch.where(place > a + 1, second.gather(1, (place - a - 2).clamp(0, width - 1)), ids)
-    ids = ids.masked_fill((place == a + 1) | (place == a + b + 2), tokenizer.sep_id)
-    ids = ids.masked_fill(place > a + b + 2, tokenizer.pad_id).masked_fill(place == 0, tokenizer.cls_id)
-    kind = ((place > a + 1) & (place <= a + b + 2)).long()
-    return ids, kind, (a + b + 3)[:, 0], swap.long()
+    other = (torch.rand(R, generator=generator) < 0.5) | (segments.second_length == 0)
+    second = torch.where(other[:, None], segments.other, segments.second)
+    a, b = segments.first_length[:, None], torch.where(other, segments.other_length, segments.second_length)[:, None]
+    special = torch.tensor([[tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id]]).expand(R, -1)
+    pieces, place = torch.cat([segments.first, second, special], 1), torch.arange(width + 3)  # (R, 2 width + 3)
+    source = torch.where(place <= a, place - 1, place + width - 2 - a)  # (R, T): which of the pieces stands at each place
+    source[:, 0] = 2 * width
+    source.scatter_(1, torch.cat([a + 1, a + b + 2], 1), 2 * width + 1)
+    after = place > a + b + 2
+    kinds = (place > a + 1) & ~after
+    return pieces.gather(1, source.masked_fill_(after, 2 * width + 2)), kinds.long(), (a + b + 3)[:, 0], other.long()
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking: `rate` of each row's text is to be predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
+    """BERT's masking: `rate` of the text is to be predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
 
-    ids (B, T). Returns the changed ids, positions (B, M) and labels (B, M); M is the same for all batches of one width, -100 marks what a row
-    shorter than T leaves over.
+    ids (B, T). Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). M depends on B and T alone, so that shapes are static;
+    label -100 marks what padding leaves over.
     """
-    B, T = ids.shape
-    text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
-    M = max(1, round(rate * T))
-    chance, positions = torch.where(text, torch.rand(B, T, generator=generator), 2.0).topk(M, dim=1, largest=False)
-    wanted = (rate * text.sum(1, keepdim=True)).round().clamp(1, M)
-    chosen = (torch.arange(M) < wanted) & (chance < 1)  # (B, M)
-    originals = ids.gather(1, positions)
-    kind = torch.rand(B, M, generator=generator)
-    random_piece = torch.randint(tokenizer.vocab_size, (B, M), generator=generator)
-    changed = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, originals))
-    return ids.scatter(1, positions, torch.where(chosen, changed, originals)), positions, originals.masked_fill(~chosen, -100)
+    M = max(1, round(rate * ids.numel()))
+    text = ((ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)).flatten().nonzero()[:, 0]
+    chosen = text[torch.randperm(len(text), generator=generator)[:max(1, round(rate * len(text)))]]
+    labels, kind = ids.flatten()[chosen], torch.rand(len(chosen), generator=generator)
+    random_piece = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
+    changed = ids.flatten().index_put((chosen,), torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, labels)))
+    left = (0, M - len(chosen))
+    return changed.view_as(ids), F.pad(chosen, left), F.pad(labels, left, value=-100)
 
 # --- training ------------------------------------------------------------------------------------
 
@@ -1078,8 +1081,23 @@ def open_run(cfg, action, ranks, flags=("corpus", "glue"), tasks=False):
         cfg.vocab_size = tokenizer.vocab_size
         return run, Data(tokenizer, None, None, [], ranks.device, run.folder)
     text = open_text(cfg, ranks, run.folder)
-    problems = [GlueTask(task, text.tokenizer, cfg) for task in glue.parse_tasks(cfg.tasks)] if tasks else []
-    return run, Data(text.tokenizer, text.train, text.dev, problems, ranks.device, run.folder)
+    data = Data(text.tokenizer, text.train, text.dev, [], ranks.device, run.folder)
+    data.tasks = proxy_tasks(cfg, data) if tasks else []
+    return run, data
+
+
+def proxy_tasks(cfg, data):
+    """What --tasks names: GLUE tasks, and MLM for held-out text (D15). UserError where there is none."""
+    from common import glue
+    from common.cli import UserError
+    from common.distributed import Ranks
+    names = cfg.tasks.replace(",", " ").split()
+    others = [name for name in names if name.upper() != "MLM"]
+    found = [GlueTask(task, data.tokenizer, cfg) for task in glue.parse_tasks(" ".join(others))] if others else []
+    found += [HeldOutText(data, Ranks(0, 1, data.device))] * any(name.upper() == "MLM" for name in names)
+    if not found:
+        raise UserError("--tasks: name at least one task")
+    return found
 
 
 def schedule(step, steps, warmup):
@@ -1114,8 +1132,8 @@ def language_batch(data, corpus, cfg, position, rows):
 
 def language_losses(model, ids, kinds, lengths, positions, labels, next_labels):
     """(masked-language-model loss, next-sentence loss), to be added (Sec. 4.1), and the logits."""
-    logits, next_logits = model(ids, kinds, lengths, positions)  # (B, M, V), (B, 2)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()), F.cross_entropy(next_logits.float(), next_labels)
+    logits, next_logits = model(ids, kinds, lengths, positions)  # (M, V), (B, 2)
+    losses = F.cross_entropy(logits.float(), labels), F.cross_entropy(next_logits.float(), next_labels)
     return losses, (logits, next_logits)
 
 
@@ -1304,6 +1322,20 @@ def start_from(model, source):
 
 
 # A fine-tuning problem has name, outputs, steps, batches, loss, evaluate and predict; GlueTask and SquadTask are the two kinds.
+
+
+class HeldOutText:
+    """The proxy task "MLM": the share of masked words of held-out text that a candidate finds, without any fine-tuning (D15)."""
+    name = "MLM"
+
+    def __init__(self, data, ranks):
+        self.data, self.ranks = data, ranks
+
+    def steps(self, cfg):
+        return 0
+
+    def accuracy(self, model, cfg):
+        return evaluate_language_model(model, self.data, cfg, self.ranks, batches=64)["mlm_accuracy"]
 
 
 class GlueTask:
@@ -1740,7 +1772,7 @@ def analyze_uniformity(cfg):
 def analyze_fidelity(cfg):
     """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone; Kendall's tau, by task, between the score in
     the search and the score alone. Continues where it stopped."""
-    from common import glue, metrics
+    from common import metrics
     from common.distributed import Ranks, RunFolder, pick_device, progress, read_jsonl, seed_everything, write_atomic
     from common.inputs import fill_in, open_text
     from common.report import write_report
@@ -1750,8 +1782,8 @@ def analyze_fidelity(cfg):
     ranks, settings = Ranks(0, 1, pick_device(cfg.device)), dataclasses.asdict(cfg)
     run = RunFolder(cfg.out, settings, "analyze", ranks, cfg.restart, fill_in(cfg, ranks, "corpus", "glue"))
     text = open_text(cfg, ranks, run.folder)
-    tasks = [GlueTask(task, text.tokenizer, cfg) for task in glue.parse_tasks(cfg.tasks)]
-    data = Data(text.tokenizer, text.train, text.dev, tasks, ranks.device, run.folder)
+    data = Data(text.tokenizer, text.train, text.dev, [], ranks.device, run.folder)
+    tasks = data.tasks = proxy_tasks(cfg, data)
     history = sorted((line for line in read_jsonl(folder / "history.jsonl") if not line["diverged"]), key=lambda line: line["score"])
     count = min(cfg.samples, len(history))
     chosen, rows = [history[index * (len(history) - 1) // max(count - 1, 1)] for index in range(count)], []

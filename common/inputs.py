@@ -1,5 +1,6 @@
 """What the data flags of a command stand for: the demo data where they are left out, and text turned into a tokenizer and token files."""
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def open_text(cfg, ranks, folder, held_out=0.05):
     target = Path(cfg.corpus[0]) if prepared else Path(folder) / "corpus"
     if not prepared:
         on_main(ranks, make_text, cfg, target, ranks)
-    tokenizer = load_tokenizer(cfg.tokenizer or target)
+    lower = json.loads((target / "meta.json").read_text(encoding="utf-8"))["lower"]
+    tokenizer = load_tokenizer(cfg.tokenizer or target, lower)
     cfg.vocab_size = tokenizer.vocab_size
     return Text(tokenizer, *Corpus(target, tokenizer).split(held_out))
 

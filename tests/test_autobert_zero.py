@@ -245,9 +245,10 @@ def test_write_back_prefers_the_best():
     for value, arch in ((2.0, (3, 9)), (1.0, (9, 9))):
         model = abz.LanguageModel(arch, cfg, shared=True)
         states.append((arch, {name: torch.full_like(each, value) for name, each in model.state_dict().items()}))
+    before = supernet.weights["encoder.layers.0.conv.kernel"].clone()
     supernet.write_back(states)
     kernel = supernet.weights["encoder.layers.0.conv.kernel"]
-    assert (kernel[:, 31:34] == 2).all() and (kernel[:, 28:31] == 1).all() and (kernel[:, 34:37] == 1).all() and (kernel[:, :28] == 0).all()
+    assert (kernel[:, 31:34] == 2).all() and (kernel[:, 28:31] == 1).all() and (kernel[:, 34:37] == 1).all() and torch.equal(kernel[:, :28], before[:, :28])
     assert (supernet.weights["encoder.layers.0.conv.transform.9"] == 1).all() and (supernet.weights["encoder.layers.1.conv.kernel"][:, 28:37] == 2).all()
 
 
@@ -303,16 +304,17 @@ def test_masking_is_80_10_10_and_never_touches_special_pieces():
     ids[:, 0], ids[:, 30], ids[::2, 40:] = 2, 3, 0
     changed, positions, labels = abz.mask_tokens(ids, FakeTokenizer, 0.15, generator)
     chosen = labels != -100
-    assert positions.shape == (2000, 10)  # constant: 15% of 64
-    assert chosen[::2].sum(1).unique().tolist() == [6] and chosen[1::2].sum(1).unique().tolist() == [9]  # 15% of 38 and of 62 pieces of text
-    originals = ids.gather(1, positions)
-    assert torch.equal(labels[chosen], originals[chosen]) and (labels[chosen] >= 5).all()
-    now = changed.gather(1, positions)[chosen]
+    assert positions.shape == labels.shape == (round(0.15 * 2000 * 64),)  # constant for the shape of the batch
+    assert chosen.sum() == round(0.15 * (1000 * 62 + 1000 * 38)) and len(set(positions[chosen].tolist())) == chosen.sum()
+    assert torch.equal(labels[chosen], ids.flatten()[positions[chosen]]) and (labels[chosen] >= 5).all()
+    now = changed.flatten()[positions[chosen]]
     assert (now == 4).float().mean().item() == pytest.approx(0.8, abs=0.01)
     assert (now == labels[chosen]).float().mean().item() == pytest.approx(0.1, abs=0.01)
-    untouched = torch.ones_like(ids, dtype=torch.bool).scatter(1, positions, ~chosen)
-    assert torch.equal(changed[untouched], ids[untouched])
-    assert all(len(set(row.tolist())) == 10 for row in positions[:100])
+    untouched = torch.ones(ids.numel(), dtype=torch.bool)
+    untouched[positions[chosen]] = False
+    assert torch.equal(changed.flatten()[untouched], ids.flatten()[untouched])
+    short_rows = (positions[chosen] // 64 % 2 == 0).float().mean().item()
+    assert short_rows == pytest.approx(38 / 100, abs=0.02)  # every piece of text is as likely as any other
 
 
 def test_next_sentence_pairs():
@@ -345,8 +347,8 @@ supernet = abz.SuperNet(cfg)
 model = abz.LanguageModel(proposals[0][1], cfg, shared=True)
 supernet.fetch(model)
 ids = torch.randint(50, (2, 8))
-logits, pairs = model(ids, torch.zeros_like(ids), torch.tensor([8, 5]), torch.tensor([[1, 2], [0, 3]]))
-assert logits.shape == (2, 2, 50) and pairs.shape == (2, 2) and len(proposals) == 4
+logits, pairs = model(ids, torch.zeros_like(ids), torch.tensor([8, 5]), torch.tensor([1, 2, 9]))
+assert logits.shape == (3, 50) and pairs.shape == (2, 2) and len(proposals) == 4
 assert "common" not in sys.modules
 print("alone")
 """
