@@ -113,7 +113,7 @@ class Config:
 
 
 PRESETS = {
-    "demo": dict(vocab_size=4000, layers=4, hidden=128, heads=2, ffn=512, embedding=64, positions=128, dropout=0.0, length=64,
+    "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, dropout=0.0, length=64,
                  steps=1500, batch=32, lr=1e-2, lr_batch=0, warmup=0.1, save_every=250, eval_every=500, dev_rows=512,
                  finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3, finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0,
                  evaluations=4, train_rows=2000),
@@ -361,7 +361,8 @@ class AnswerModel(nn.Module):
         return x, start, self.answer["null"](self.dropout(mixed))[:, 0].float()
 
     def end_logits(self, x, starts, p_mask):
-        """End logits (B, K, T) given the starts (B, K): the map of [token; start] is the sum of its halves, so 2H is never laid out."""
+        """End logits (B, K, T) given the starts (B, K). The map of [token; start], 2H wide, is the sum of a map of the token and one of the start, so
+        the pairs need not be laid out: K times less memory."""
         H, mix = x.shape[-1], self.answer["end_mix"]
         at_start = x.gather(1, starts[..., None].expand(-1, -1, H))  # (B, K, H)
         mixed = F.linear(x, mix.weight[:, :H])[:, None] + F.linear(at_start, mix.weight[:, H:], mix.bias)[:, :, None]  # (B, K, T, H)
@@ -409,7 +410,8 @@ def flops(cfg):
     return mapping + cfg.layers * layer + 2 * H * H + 4 * H + 2 * M * (H * E + E * cfg.vocab_size)
 
 
-# Hugging Face names of our modules. A layer group there is one block of each kind.
+# Hugging Face names of our modules. A layer group there is one attention and one feed-forward block, which are lists of their own here, since Table 4
+# shares one and not the other. Where names match, weights are taken as they are: both sides store a linear map as (outputs, inputs).
 
 HF_MODULES = {"encoder.words": "albert.embeddings.word_embeddings", "encoder.positions": "albert.embeddings.position_embeddings",
               "encoder.segments": "albert.embeddings.token_type_embeddings", "encoder.norm": "albert.embeddings.LayerNorm",
@@ -493,6 +495,8 @@ def shape_of_hf(config):
                 activation=act, mapping=E == H, positions=config.get("max_position_embeddings", 512))
 
 # --- objective -----------------------------------------------------------------------------------
+# A training example is a run of text in two segments (common.corpus.Segments). Here it gets its label (which segment came first?), its special
+# pieces and its mask. All of it works on whole batches, and all chance comes from one generator: an example depends on its place in the stream alone.
 
 
 def split_lone(segments, starts_word, generator):
@@ -613,10 +617,10 @@ class Lamb(torch.optim.Optimizer):
 
         m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
-    so every tensor moves by about the share lr of its own length, whatever the size of its gradient. A shared tensor's gradient is the sum over all
-    the layers that use it. There is no bias correction of m and v (bias_correction=True adds it) and no bound on the trust ratio |w| / |u|, which is 1 where a
-    norm is 0. Without correction u is up to 6.6 times too long in the first updates: the ratio cancels that for matrices, the warm-up hides it for
-    the rest. Biases and LayerNorms, the tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out
+    so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's gradient is the sum over all the
+    layers that use it. There is no bias correction of m and v (bias_correction=True adds it) and no bound on the trust ratio |w| / |u|, which is 1
+    where a norm is 0. Without correction u is up to 6.6 times too long in the first updates: the ratio cancels that for matrices, the warm-up hides
+    it for the rest. Biases and LayerNorms, the tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out
     everywhere: BERT's AdamW, ALBERT's optimizer of fine-tuning.
     """
 
@@ -658,7 +662,7 @@ class Lamb(torch.optim.Optimizer):
 
 def schedule(step, steps, warmup):
     """Share of the peak learning rate at an update, from 0 (official code): step / warmup at first, so the first update is 0, then the straight
-    line that goes from 1 at update 0 to 0 at the last, onto which the warm-up drops."""
+    line that goes from 1 at update 0 to 0 at the last. The two do not meet: with 3,125 of 125,000 the rate falls by 2.5% where the warm-up ends."""
     return step / warmup if step < warmup else 1 - step / steps
 
 
@@ -679,7 +683,11 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
 
 
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, start):
-    """Pre-training from update `start` on. Raises Diverged, and Stop after SIGTERM (state saved)."""
+    """Pre-training from update `start` on. Raises Diverged, and Stop after SIGTERM (state saved).
+
+    A batch is cut into --accumulate logical shards, at least one a process, each with its own text, masks and dropout: the same for any number of
+    processes. Nothing in an update waits for the device; losses are read, and looked at for NaN, where they are logged.
+    """
     from common.distributed import Stop, autocast, peak_memory, progress, seed_everything, shard_range, stopping
     shards = shard_range(ranks, max(cfg.accumulate, ranks.size))  # logical parts of a batch, those of this process
     rows, parallel = cfg.batch // (len(shards) * ranks.size), distribute(model, cfg, ranks)
@@ -1002,11 +1010,10 @@ def load_examples(cfg, name):
     if family(name) == "race":
         splits = ("train", "dev", "test") if (Path(cfg.race) / "test").is_dir() else ("train", "dev")
         return {split: race.load(cfg.race, split) for split in splits}
-    splits = {"train": "train", "dev": "dev", "test": "test"}
-    if name == "MNLI":
-        splits = {"train": "train", "dev": "dev_matched", "test": "test_matched", "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
-    there = [split for split, file in splits.items() if split in ("train", "dev") or (Path(cfg.glue) / name / f"{file}.tsv").is_file()]
-    return {split: glue.load(cfg.glue, name, split) for split in there}
+    splits = glue.SPLITS + (("dev_mismatched", "test_mismatched") if name == "MNLI" else ())
+    files = {split: glue.MNLI_FILES.get(split, split) if name == "MNLI" else split for split in splits}
+    return {split: glue.load(cfg.glue, name, split) for split, file in files.items()
+            if split in ("train", "dev") or (Path(cfg.glue) / name / f"{file}.tsv").is_file()}
 
 
 def encode_examples(name, examples, split, tokenizer, length):
@@ -1023,7 +1030,8 @@ def first_rows(name, examples, rows):
     """The first rows of a training set, whole if rows is 0."""
     if not rows or family(name) != "glue":
         return examples[:rows] if rows else examples
-    return dataclasses.replace(examples, first=examples.first[:rows], second=examples.second and examples.second[:rows], labels=examples.labels[:rows])
+    second = examples.second and examples.second[:rows]
+    return dataclasses.replace(examples, first=examples.first[:rows], second=second, labels=examples.labels[:rows])
 
 
 def make_model(name, cfg):
@@ -1136,20 +1144,34 @@ def endless(job, seed, start):
         yield from itertools.islice(batches, start % per_epoch if epoch == start // per_epoch else 0, None)
 
 
-def halves(batch, pieces):
+def pieces_of(batch, pieces):
     """A batch as up to so many smaller ones."""
     chunks = {key: value.chunk(pieces) for key, value in batch.items()}
     return [{key: value[i] for key, value in chunks.items()} for i in range(len(chunks["ids"]))]
 
 
+def look_at_dev(model, job, cfg, device, state, path):
+    """Score a model on the dev set; the best so far is written to `path`."""
+    from common.distributed import save_file
+    found = predict(model, job.name, job.features["dev"], cfg, job.recipe.batch, device)
+    main = score(job.name, job.examples["dev"], found)["main"]
+    state["curve"].append([state["step"], main])
+    if main > state["main"]:
+        state["main"] = main
+        weights = {name: value.cpu() for name, value in model.state_dict().items()}
+        save_file(path, {"weights": weights, "step": state["step"], "predictions": {"dev": found}})
+
+
 def finetune_once(job, number, init, cfg, folder, device, tell):
-    """One run of a task: train, look at the dev set at evenly spaced updates, keep the best model (Sec. 4.2.2). Leaves runN.json with its metrics
-    and runN.pt with its weights and predictions in `folder`; raises Stop after SIGTERM (state saved)."""
-    from common.distributed import Checkpoint, Ranks, Stop, autocast, load_file, save_file, seed_everything, seed_of, stop_requested, write_atomic
-    final, best_path, recipe = folder / f"run{number}.json", folder / f"run{number}.pt", job.recipe
-    if final.exists():
+    """One run of a task: train, look at the dev set at evenly spaced updates, keep the best model (Sec. 4.2.2).
+
+    Leaves runN.pt, the best model with its predictions, and runN.json with its metrics, which comes last and says that the run is done. The state is
+    saved at each look, after the best model: killed in between, the look is repeated. Raises Stop after SIGTERM (state saved).
+    """
+    from common.distributed import Checkpoint, Ranks, Stop, autocast, seed_everything, seed_of, stop_requested
+    if (folder / f"run{number}.json").exists():
         return
-    seed = seed_of(cfg.seed, "fine-tuning", job.name, number)
+    recipe, seed = job.recipe, seed_of(cfg.seed, "fine-tuning", job.name, number)
     seed_everything(seed, "weights")
     model, _ = make_model(job.name, dataclasses.replace(cfg, dropout=recipe.dropout))
     start_from(model, init, cfg, lambda line: tell(f"{job.name}, run {number + 1}: {line}"))
@@ -1158,13 +1180,13 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
     checkpoint = Checkpoint(folder / f"run{number}.training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = {"step": 0, "main": -math.inf, "curve": [], **checkpoint.restore()}
     looks = {max(1, round(recipe.steps * (i + 1) / cfg.evaluations)) for i in range(cfg.evaluations)} | {recipe.steps}
-    began, finite = time.perf_counter(), torch.ones((), dtype=torch.bool, device=device)
+    finite = torch.ones((), dtype=torch.bool, device=device)
     for step, batch in zip(range(state["step"], recipe.steps), endless(job, seed, state["step"])):
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * schedule(step, recipe.steps, recipe.warmup)
         seed_everything(seed, step)
-        for part in halves(batch, cfg.accumulate):
+        for part in pieces_of(batch, cfg.accumulate):
             part = {key: value.to(device) for key, value in part.items()}
             with autocast(cfg.dtype, device):
                 loss = model.loss(part) * len(part["ids"]) / len(batch["ids"])
@@ -1178,27 +1200,28 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
             if not finite:  # a diverged run ends with the best it had
                 tell(f"{job.name}, run {number + 1}: the loss is not finite before update {step + 1}; the run ends here")
                 break
-            found = predict(model, job.name, job.features["dev"], cfg, recipe.batch, device)
-            metrics = score(job.name, job.examples["dev"], found)
-            state["curve"].append([step + 1, metrics["main"]])
-            if metrics["main"] > state["main"]:
-                state["main"] = metrics["main"]
-                save_file(best_path, {"weights": {name: value.cpu() for name, value in model.state_dict().items()}, "metrics": metrics, "step": step + 1,
-                                      "predictions": {"dev": found}})
+            look_at_dev(model, job, cfg, device, state, folder / f"run{number}.pt")
         if step + 1 in looks or stop_requested():
             checkpoint.save(**state)
         if stop_requested():
             raise Stop
-    best = load_file(best_path) if best_path.exists() else {"metrics": {"main": 0.0}, "step": 0, "predictions": {}}
-    if best["step"]:
-        model.load_state_dict(best["weights"])
-        best["predictions"] |= {split: predict(model, job.name, job.features[split], cfg, recipe.batch, device)
-                                for split in job.features if split not in ("train", "dev")}
-        best["metrics"] = score_all(job.name, job.examples, best["predictions"])
-        save_file(best_path, best)
-    write_atomic(final, json.dumps({"metrics": best["metrics"], "best_step": best["step"], "steps": recipe.steps, "curve": state["curve"],
-                                    "diverged": not bool(finite), "seconds": round(time.perf_counter() - began, 1)}))
+    close_run(model, job, number, cfg, folder, device, state, not bool(finite))
     checkpoint.remove()
+
+
+def close_run(model, job, number, cfg, folder, device, state, diverged):
+    """Let the best model of a run predict the other splits, and write runN.json. A run that diverged before its first look has the worst score."""
+    from common.distributed import load_file, save_file, write_atomic
+    path, metrics, best_step = folder / f"run{number}.pt", {"main": 0.0}, 0
+    if path.exists():
+        best = load_file(path)
+        model.load_state_dict(best["weights"])
+        best["predictions"] |= {split: predict(model, job.name, job.features[split], cfg, job.recipe.batch, device)
+                                for split in job.features if split not in ("train", "dev")}
+        metrics, best_step = score_all(job.name, job.examples, best["predictions"]), best["step"]
+        save_file(path, {**best, "metrics": metrics})
+    record = {"metrics": metrics, "best_step": best_step, "steps": job.recipe.steps, "diverged": diverged, "curve": state["curve"]}
+    write_atomic(folder / f"run{number}.json", json.dumps(record))
     (folder / f"run{number}.pt.previous").unlink(missing_ok=True)
 
 
@@ -1222,8 +1245,8 @@ def close_task(name, cfg, folder, tokenizer):
 
 
 def write_predictions(name, folder, predictions, metrics):
-    """The official files: GLUE's submission of each test split; predictions.json, nbest_predictions.json and null_odds.json of SQuAD, answers above the
-    no-answer threshold withdrawn; RACE's chosen options."""
+    """The official files: GLUE's submission of each test split; SQuAD's predictions.json, nbest_predictions.json and null_odds.json, answers above
+    the no-answer threshold withdrawn; RACE's chosen options."""
     from common import glue
     from common.distributed import write_atomic
     for split, found in predictions.items():
@@ -1269,9 +1292,9 @@ def ensemble_task(name, cfg, folder):
     from common.cli import UserError
     from common.distributed import load_file
     members, examples = [load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble], load_examples(cfg, name)
-    sizes = {tuple(sorted((split, len(found["nbest"] if isinstance(found, dict) else found)) for split, found in member.items())) for member in members}
-    if len(sizes) > 1:
-        raise UserError(f"{cfg.ensemble[0]}: its predictions on {name} are for other data than those of the other folders; ensemble runs of one data set")
+    sizes = [{split: len(found["nbest"] if isinstance(found, dict) else found) for split, found in member.items()} for member in members]
+    if any(each != sizes[0] for each in sizes):
+        raise UserError(f"--ensemble: the predictions on {name} in these folders are for different data; name runs on one data set")
     found = {split: average_predictions(name, [member[split] for member in members]) for split in members[0]}
     metrics = score_all(name, examples, found)
     folder.mkdir(exist_ok=True)
@@ -1362,8 +1385,8 @@ PUBLISHED = (  # (table, configuration, settings, parameters that the paper give
 
 
 def countings(cfg):
-    """Four ways to count a model's parameters: A without pooler and heads, B with the pooler, C with the pooler and both heads, D like B with position
-    and segment tables and their LayerNorm H wide, as an older layout had them (arithmetic; no model of ours)."""
+    """Four ways to count a model's parameters: A without pooler and heads, B with the pooler, C with the pooler and both heads, D like B with the
+    position and segment tables and their LayerNorm H wide, as an older layout had them (arithmetic; no model of ours)."""
     found = parts(cfg)
     A = found["embeddings"] + found["mapping"] + found["attention"] + found["ffn"]
     B = A + found["pooler"]
@@ -1379,7 +1402,7 @@ def compare_parameters(cfg):
         found = countings(Config(**settings))
         agrees = ", ".join(key for key, value in found.items() if round(value / 1e6) == published)
         nearest = min((value / 1e6 - published for value in found.values()), key=abs)
-        rows.append([table, name, f"{published}M", *(f"{value:,}" for value in found.values()), agrees or f"none, the nearest is {nearest:+.1f}M off"])
+        rows.append([table, name, f"{published}M", *(f"{value:,}" for value in found.values()), agrees or f"none; nearest: {nearest:+.1f}M"])
     write_report(cfg.out, "parameters", columns, rows)
 
 
@@ -1408,7 +1431,8 @@ def compare_layers(cfg):
     with launch(cfg.device) as ranks:
         run, text = open_corpus(cfg, ranks, "analyze")
         rows, curves = min(16, cfg.dev_rows), {}
-        batches = [language_batch(text.dev, text.tokenizer, cfg, "none", position, rows, ranks.device)[:3] for position in range(0, cfg.dev_rows, rows)]
+        batches = [language_batch(text.dev, text.tokenizer, cfg, "none", position, rows, ranks.device)[:3]
+                   for position in range(0, cfg.dev_rows, rows)]
         for name, init in (("trained", cfg.init), ("random", "")):
             if name == "random" or init:
                 seed_everything(cfg.seed, "pretrain", "weights")
@@ -1427,7 +1451,10 @@ def compare_layers(cfg):
 
 
 def compare_speed(cfg, turns=8):
-    """--analyze speed: training throughput of this model and of BERT of the same shape, in turns, at batch / accumulate sequences (Table 2)."""
+    """--analyze speed: training throughput of this model and of BERT of the same shape at batch / accumulate sequences (Table 2).
+
+    The two take turns, so that a machine that slows down slows both. One process: what ALBERT saves in communication does not show.
+    """
     from common.distributed import autocast, pick_device
     from common.report import write_report
     device, rows, M = pick_device(cfg.device), cfg.batch // cfg.accumulate, predictions(cfg)
@@ -1467,7 +1494,7 @@ def describe(cfg):
     """One JSON object about the model."""
     found = parts(cfg)
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg), "flops": flops(cfg),
-                      "flops_counting": f"one forward pass over one sequence of {cfg.length} tokens, matrix products of encoder, pooler and both heads "
+                      "flops_counting": f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "
                                         f"({predictions(cfg)} predictions), 2 a multiply-add"}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ COUNTS = [  # settings, A, B, C of the facts behind Tables 1, 3, 4, 12
     (dict(share="none", embedding=64), 87_057_408, 87_648_000, 87_728_882), (dict(share="none"), 89_059_584, 89_650_176, 89_780_402),
     (dict(share="none", embedding=256), 93_063_936, 93_654_528, 93_883_442), (dict(embedding=64), 9_090_816, 9_681_408, 9_762_290),
     (dict(embedding=256), 15_097_344, 15_687_936, 15_916_850), (dict(embedding=768), 30_524_160, 31_114_752, 31_738_418),
-    (dict(embedding=768, share="attention"), 82_487_808, 83_078_400, 83_702_066), (dict(embedding=768, share="ffn"), 56_527_104, 57_117_696, 57_741_362),
+    (dict(embedding=768, share="attention"), 82_487_808, 83_078_400, 83_702_066),
+    (dict(embedding=768, share="ffn"), 56_527_104, 57_117_696, 57_741_362),
     (dict(share="attention"), 63_056_640, 63_647_232, 63_777_458), (dict(share="ffn"), 37_095_936, 37_686_528, 37_816_754)]
 
 
@@ -79,7 +80,8 @@ def test_untrained_loss_is_that_of_guessing():
     assert loss.item() == pytest.approx(math.log(30000) + math.log(2), abs=0.05)
 
 
-@pytest.mark.parametrize("share, groups, blocks", [("all", 1, (1, 1)), ("all", 2, (2, 2)), ("attention", 1, (1, 4)), ("ffn", 2, (4, 2)), ("none", 1, (4, 4))])
+@pytest.mark.parametrize("share, groups, blocks", [("all", 1, (1, 1)), ("all", 2, (2, 2)), ("attention", 1, (1, 4)), ("ffn", 2, (4, 2)),
+                                                   ("none", 1, (4, 4))])
 def test_layers_share_what_they_should(share, groups, blocks):
     encoder = albert.Encoder(tiny(share=share, groups=groups))
     assert (len(encoder.attentions), len(encoder.ffns)) == blocks
@@ -181,11 +183,13 @@ def their_numbers(transformers, folder):
     several = {name: value[None] for name, value in inputs.items()}
     spans = dict(start_positions=torch.tensor([2, 0, 1]), end_positions=torch.tensor([4, 0, 3]))
     for kind, ours, outputs, name, call, keys in (
-            ("pretraining", albert.LanguageModel, 2, "AlbertForPreTraining", dict(inputs, labels=labels, sentence_order_label=torch.tensor([0, 1, 1])),
-             ("prediction_logits", "sop_logits", "loss")),
+            ("pretraining", albert.LanguageModel, 2, "AlbertForPreTraining",
+             dict(inputs, labels=labels, sentence_order_label=torch.tensor([0, 1, 1])), ("prediction_logits", "sop_logits", "loss")),
             ("masked", albert.LanguageModel, 2, "AlbertForMaskedLM", dict(inputs, labels=labels), ("logits", "loss")),
-            ("classification", albert.Classifier, 3, "AlbertForSequenceClassification", dict(inputs, labels=torch.tensor([2, 0, 1])), ("logits", "loss")),
-            ("regression", albert.Classifier, 1, "AlbertForSequenceClassification", dict(inputs, labels=torch.tensor([2.5, 0, 1])), ("logits", "loss")),
+            ("classification", albert.Classifier, 3, "AlbertForSequenceClassification",
+             dict(inputs, labels=torch.tensor([2, 0, 1])), ("logits", "loss")),
+            ("regression", albert.Classifier, 1, "AlbertForSequenceClassification",
+             dict(inputs, labels=torch.tensor([2.5, 0, 1])), ("logits", "loss")),
             ("choice", albert.MultipleChoice, 1, "AlbertForMultipleChoice", dict(several, labels=torch.tensor([1])), ("logits", "loss")),
             ("span", albert.SpanModel, 2, "AlbertForQuestionAnswering", dict(inputs, **spans), ("start_logits", "end_logits", "loss"))):
         model = formula_model(ours, PARITY, outputs) if ours is albert.Classifier else formula_model(ours, PARITY)
@@ -207,7 +211,8 @@ def test_parity_with_transformers(tmp_path):
             torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, dict(layers=6, groups=3), dict(embedding=16, mapping=True), dict(share="attention"), dict(share="ffn", groups=2),
+@pytest.mark.parametrize("settings", [{}, dict(layers=6, groups=3), dict(embedding=16, mapping=True), dict(share="attention"),
+                                      dict(share="ffn", groups=2),
                                       dict(embedding=16, share="none"), dict(activation="relu")])
 @torch.no_grad()
 def test_round_trip_through_a_hugging_face_state_dict(settings, tmp_path):
@@ -232,8 +237,8 @@ def test_parity_with_transformers_in_the_other_direction(tmp_path):
     torch.manual_seed(0)
     ids, segments, lengths = example()
     for act, E, groups in (("gelu_new", 8, 2), ("gelu", 16, 1)):
-        config = transformers.AlbertConfig(vocab_size=60, embedding_size=E, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32,
-                                           num_hidden_groups=groups, max_position_embeddings=40, hidden_act=act)
+        config = transformers.AlbertConfig(vocab_size=60, embedding_size=E, hidden_size=16, num_hidden_layers=4, num_attention_heads=2,
+                                           intermediate_size=32, num_hidden_groups=groups, max_position_embeddings=40, hidden_act=act)
         theirs = transformers.AlbertForPreTraining(config).eval()
         theirs.save_pretrained(tmp_path)
         cfg = tiny(**albert.read_shape(tmp_path))
@@ -437,7 +442,8 @@ def fake_segments(rows=600):
     first = torch.tensor([[10, 11, 12, 0, 0, 0]]).repeat(rows, 1)
     second = torch.tensor([[20, 21, 0, 0, 0, 0]]).repeat(rows, 1)
     two = torch.arange(rows) < 400
-    return FakeSegments(first, torch.where(torch.arange(rows) == rows - 1, 1, 3), second, 2 * two.long(), torch.full_like(first, 30), torch.full((rows,), 3))
+    first_length = torch.where(torch.arange(rows) == rows - 1, 1, 3)
+    return FakeSegments(first, first_length, second, 2 * two.long(), torch.full_like(first, 30), torch.full((rows,), 3))
 
 
 def test_sentence_order_labels_are_never_wrong():
@@ -446,7 +452,8 @@ def test_sentence_order_labels_are_never_wrong():
     assert 0.4 < swapped.float().mean() < 0.6 and (ordered | swapped).all()
     assert (ids[:400][ordered] == torch.tensor([2, 10, 11, 12, 3, 20, 21, 3, 0])).all()
     assert (ids[:400][swapped] == torch.tensor([2, 20, 21, 3, 10, 11, 12, 3, 0])).all()
-    assert (kinds[:400][ordered] == torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 0])).all() and (kinds[:400][swapped] == torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 0])).all()
+    assert (kinds[:400][ordered] == torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 0])).all()
+    assert (kinds[:400][swapped] == torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 0])).all()
     for row, label in zip(ids[400:-1].tolist(), labels[400:-1].tolist()):  # D1: one run, split at a word
         parts = " ".join(map(str, row)).split(" 3 ")
         text = parts[0].split()[1:], parts[1].split()
@@ -474,7 +481,8 @@ def corpus(tmp_path_factory):
     words = ["stone", "river", "lamp", "green", "small", "house", "winter", "paper", "garden", "quiet", "early", "bread", "north", "letter"]
     lines = []
     for _ in range(60):
-        lines += [f"{name} the {rng.choice(words)} {rng.choice(words)} was {rng.choice(words)}." for name in ("First", "Second", "Then", "After", "Finally")] + [""]
+        lines += [f"{name} the {rng.choice(words)} {rng.choice(words)} was {rng.choice(words)}."
+                  for name in ("First", "Second", "Then", "After", "Finally")] + [""]
     (folder / "text.txt").write_text("\n".join(lines))
     tokenizer = load_tokenizer(train_sentencepiece([folder / "text.txt"], folder / "corpus" / "spiece.model", 50))
     prepare_corpus([folder / "text.txt"], tokenizer, folder / "corpus", progress=False)
@@ -552,8 +560,10 @@ def tasks(tmp_path_factory):
     for task in ("CoLA", "MNLI", "RTE"):
         (folder / "glue" / task).mkdir(parents=True)
     for split in ("train", "dev"):
-        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text("".join(f"s\t{i % 2}\t\tthe {'stone river' if i % 2 else 'quiet lamp'} was small {i}\n" for i in range(24)))
-    (folder / "glue" / "CoLA" / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\tthe {'stone river' if i % 2 else 'quiet lamp'}\n" for i in range(6)))
+        rows = [f"s\t{i % 2}\t\tthe {('quiet lamp', 'stone river')[i % 2]} was small {i}\n" for i in range(24)]
+        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text("".join(rows))
+    rows = [f"{i}\tthe {('quiet lamp', 'stone river')[i % 2]}\n" for i in range(6)]
+    (folder / "glue" / "CoLA" / "test.tsv").write_text("index\tsentence\n" + "".join(rows))
     names = ("contradiction", "entailment", "neutral")
     for split in ("train", "dev_matched", "dev_mismatched"):
         rows = ["\t".join(["x"] * 8 + ["the stone was small", "the lamp was green", names[i % 3]]) for i in range(12)]
@@ -569,17 +579,19 @@ def tasks(tmp_path_factory):
                       "is_impossible": False} for i in range(6)]
             if version == "2.0":
                 asked += [{"id": f"n{i}", "question": "what was bread?", "answers": [], "is_impossible": True} for i in range(6)]
-            (squad / f"{split}-v{version}.json").write_text(json.dumps({"version": version, "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]}))
+            content = {"version": version, "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]}
+            (squad / f"{split}-v{version}.json").write_text(json.dumps(content))
     for split in ("train", "dev", "test"):
         for level in ("middle", "high"):
             (folder / "race" / split / level).mkdir(parents=True)
-            lines = [{"id": f"{level}{i}", "article": "The stone was small.", "questions": ["the lamp was _ ."], "options": [["green", "small", "quiet", "early"]],
-                      "answers": ["A"]} for i in range(4)]
+            lines = [{"id": f"{level}{i}", "article": "The stone was small.", "questions": ["the lamp was _ ."],
+                      "options": [["green", "small", "quiet", "early"]], "answers": ["A"]} for i in range(4)]
             (folder / "race" / split / level / "all.txt").write_text("\n".join(map(json.dumps, lines)))
     return folder
 
 
-FAST = ["--finetune_epochs", "2", "--finetune_batch", "4", "--finetune_lr", "1e-3", "--finetune_length", "48", "--evaluations", "2", "--device", "cpu"]
+FAST = ["--finetune_epochs", "2", "--finetune_batch", "4", "--finetune_lr", "1e-3", "--finetune_length", "48",
+        "--evaluations", "2", "--device", "cpu"]
 
 
 def test_finetuning_every_kind_of_task(corpus, tasks, tmp_path, capsys):
@@ -587,20 +599,22 @@ def test_finetuning_every_kind_of_task(corpus, tasks, tmp_path, capsys):
     data = ["--glue", tasks / "glue", "--squad", tasks / "squad", "--race", tasks / "race"]
     names = ("CoLA", "MNLI", "RTE", "SQuAD1.1", "SQuAD2.0", "RACE")
     for seed in (0, 1):
-        run_main("--finetune", ",".join(names), *FAST, *data, "--init", tmp_path / "lm", "--out", tmp_path / f"ft{seed}", "--runs", "2" if seed else "1",
-                 "--mnli_start", "--seed", seed)
+        run_main("--finetune", ",".join(names), *FAST, *data, "--init", tmp_path / "lm", "--out", tmp_path / f"ft{seed}",
+                 "--runs", "2" if seed else "1", "--mnli_start", "--seed", seed)
     out = capsys.readouterr().out
     assert "RTE, run 1: " in out and "made anew: head (3 outputs there, 2 here)" in out  # from this command's MNLI model
     result = json.loads((tmp_path / "ft1" / "done.json").read_text())["tasks"]
     assert set(result) == set(names) and all(len(line["runs"]) == 2 and not line["diverged"] for line in result.values())
     assert result["CoLA"]["median"]["matthews"] == pytest.approx(np.median(result["CoLA"]["runs"]))
     assert {"f1", "exact"} <= set(result["SQuAD1.1"]["median"]) and "null_threshold" in result["SQuAD2.0"]["median"]
-    assert {"middle", "high", "test middle", "test accuracy"} <= set(result["RACE"]["median"]) and "dev_mismatched accuracy" in result["MNLI"]["median"]
+    assert {"middle", "high", "test middle", "test accuracy"} <= set(result["RACE"]["median"])
+    assert "dev_mismatched accuracy" in result["MNLI"]["median"]
     assert (tmp_path / "ft1" / "CoLA" / "CoLA.tsv").read_text().startswith("index\tprediction\n0\t")
-    answers, odds, limit = (json.loads((tmp_path / "ft1" / "SQuAD2.0" / f"{name}.json").read_text()) for name in ("predictions", "null_odds", "null_threshold"))
+    answers, odds, limit = (json.loads((tmp_path / "ft1" / "SQuAD2.0" / f"{name}.json").read_text())
+                            for name in ("predictions", "null_odds", "null_threshold"))
     assert set(answers) == {f"{kind}{i}" for kind in "qn" for i in range(6)} and all((odds[key] > limit) == (answers[key] == "") for key in answers)
     run_main("--finetune", ",".join(names), *FAST, *data, "--out", tmp_path / "both", "--ensemble", tmp_path / "ft0", tmp_path / "ft1")
-    averaged = torch.load(tmp_path / "ft0" / "CoLA" / "predictions.pt")["test"] / 2 + torch.load(tmp_path / "ft1" / "CoLA" / "predictions.pt")["test"] / 2
+    averaged = sum(torch.load(tmp_path / run / "CoLA" / "predictions.pt")["test"] / 2 for run in ("ft0", "ft1"))
     expected = "".join(f"{i}\t{row.argmax().item()}\n" for i, row in enumerate(averaged))
     assert (tmp_path / "both" / "CoLA" / "CoLA.tsv").read_text() == "index\tprediction\n" + expected
     for task, name in (("CoLA", "AlbertForSequenceClassification"), ("SQuAD1.1", "AlbertForQuestionAnswering"), ("SQuAD2.0", "AlbertModel")):
@@ -614,7 +628,7 @@ def test_finetuning_resumes_to_the_same_result(corpus, tasks, tmp_path, monkeypa
     pretrain(corpus, tmp_path / "lm")
     words = ["--finetune", "CoLA", *FAST, "--glue", tasks / "glue", "--init", tmp_path / "lm", "--finetune_dropout", "0.1", "--accumulate", "2"]
     run_main(*words, "--out", tmp_path / "whole")
-    calls, real = [], albert.halves
+    calls, real = [], albert.pieces_of
 
     def killed(*args):
         calls.append(1)
@@ -622,7 +636,7 @@ def test_finetuning_resumes_to_the_same_result(corpus, tasks, tmp_path, monkeypa
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(albert, "halves", killed)
+    monkeypatch.setattr(albert, "pieces_of", killed)
     with pytest.raises(KeyboardInterrupt):
         run_main(*words, "--out", tmp_path / "parts")
     run_main(*words, "--out", tmp_path / "parts")
@@ -633,8 +647,11 @@ def test_finetuning_resumes_to_the_same_result(corpus, tasks, tmp_path, monkeypa
 
 
 def test_ensembles_of_spans_average_what_several_models_propose():
-    members = [{"nbest": {"q": [{"text": "a", "score": 1.0, "probability": 0.7}, {"text": "b", "score": 0.0, "probability": 0.3}]}, "null_odds": {"q": 1.0}},
-               {"nbest": {"q": [{"text": "b", "score": 1.0, "probability": 0.9}, {"text": "a", "score": 0.0, "probability": 0.1}]}, "null_odds": {"q": -2.0}}]
+    def member(first, second, share, odds):
+        spans = [{"text": first, "score": 1.0, "probability": share}, {"text": second, "score": 0.0, "probability": 1 - share}]
+        return {"nbest": {"q": spans}, "null_odds": {"q": odds}}
+
+    members = [member("a", "b", 0.7, 1.0), member("b", "a", 0.9, -2.0)]
     found = albert.average_predictions("SQuAD2.0", members)
     assert [(span["text"], span["probability"]) for span in found["nbest"]["q"]] == [("b", pytest.approx(0.6)), ("a", pytest.approx(0.4))]
     assert found["null_odds"] == {"q": -0.5}
@@ -663,8 +680,8 @@ def test_beam_search_of_the_answer_head_is_exhaustive_where_it_is_wide_enough():
 
 
 def test_paper_average_averages_squads_two_numbers_first():
-    results = {"SQuAD1.1": {"f1": 89.3, "exact": 82.3}, "SQuAD2.0": {"f1": 80.0, "exact": 77.1}, "MNLI": {"accuracy": 81.6}, "SST-2": {"accuracy": 90.3},
-               "RACE": {"accuracy": 64.0}}
+    results = {"SQuAD1.1": {"f1": 89.3, "exact": 82.3}, "SQuAD2.0": {"f1": 80.0, "exact": 77.1}, "MNLI": {"accuracy": 81.6},
+               "SST-2": {"accuracy": 90.3}, "RACE": {"accuracy": 64.0}}
     assert albert.paper_average({name: {"median": line} for name, line in results.items()}) == pytest.approx(80.05)  # Table 2: 80.1
     assert albert.paper_average({}) is None
 
@@ -680,10 +697,10 @@ def test_recipes_are_table_14():
 # --- mistakes ------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words, message", [
-    (["--describe", "--embedding", "256"], "embedding 256 is larger than hidden 128"),
+    (["--describe", "--embedding", "256"], "embedding 256 is larger than hidden 96"),
     (["--describe", "--groups", "3"], "groups 3 do not divide the 4 layers"),
     (["--describe", "--share", "some"], "share 'some'"),
-    (["--describe", "--heads", "3"], "hidden 128 is no multiple of heads 3"),
+    (["--describe", "--heads", "5"], "hidden 96 is no multiple of heads 5"),
     (["--pretrain", "--length", "600"], "--length 600"),
     (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10 cannot be cut"),
     (["--pretrain", "--objective", "order"], "--objective order: choose"),
