@@ -1,0 +1,589 @@
+"""autotinybert.py: the search space, extraction, one-shot training, the latency predictor, Algorithm 2, folders, and whole runs on tiny data."""
+import ast
+import dataclasses
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import autotinybert as atb
+from common.cli import UserError
+from conftest import ROOT
+
+BASE = atb.Config(preset="base")
+TINY = atb.Config(layers=3, hidden=24, heads=4, ffn=40, min_hidden=8, min_qkv=8, dropout=0.0, vocab_size=50, length=16, batch=8, accumulate=2)
+DISTILL = dataclasses.replace(TINY, setting="distill")
+
+
+def tiny_model(cfg=TINY, fit=0, seed=0):
+    """A small SuperPLM whose biases and LayerNorms are random too."""
+    torch.manual_seed(seed)
+    model = atb.LanguageModel(atb.super_arch(cfg), cfg.vocab_size, 0.0, fit)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.normal_(std=0.3)
+    return model.eval()
+
+
+def tiny_batch(rows=3, width=9, vocab=50):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(vocab, (rows, width), generator=generator)
+    return ids, (ids > 25).long(), torch.tensor([width, 6, 2])[:rows]
+
+
+# --- search space --------------------------------------------------------------------------------
+
+def test_size_of_table_b1():
+    assert atb.space_size(atb.search_space(BASE)) == 8 * 161 * 737 * 12 == 11_391_072
+    assert atb.space_size(atb.search_space(dataclasses.replace(BASE, setting="distill"))) == 8 * 161 * 737 * 50 == 47_462_800
+
+
+def test_samples_cover_the_space_and_nothing_else():
+    for cfg in (BASE, dataclasses.replace(BASE, setting="distill")):
+        space, rng = atb.search_space(cfg), random.Random(0)
+        archs = [atb.sample_arch(space, rng) for _ in range(5000)]
+        assert {arch.layers for arch in archs} == set(range(1, 9))
+        assert {(arch.heads, arch.qkv) for arch in archs} == set(space["attention"])
+        assert all(arch.hidden % 4 == 0 and 128 <= arch.hidden <= 768 and 128 <= arch.ffn <= 3072 and arch.ffn % 4 == 0 for arch in archs)
+        assert all((arch.qkv == 64 * arch.heads) if cfg.setting == "mlm" else arch.heads == 12 for arch in archs)
+        assert all(atb.why_outside(arch, atb.super_arch(cfg)) is None for arch in archs)
+
+
+def test_text_form():
+    assert str(atb.parse_arch("5-564-1054-8-512")) == "5-564-1054-8-512"  # off the grid, as published
+    layered = atb.parse_arch("2-564-1054/800-8/4-512/512")
+    assert layered.shape(1) == (800, 4, 512) and str(layered) == "2-564-1054/800-8/4-512/512"
+    rng, space = random.Random(0), atb.search_space(BASE)
+    for identical in (True, False):
+        arch = atb.sample_arch(space, rng, identical)
+        assert atb.parse_arch(str(arch)) == arch and (not identical or atb.make_arch(atb.genes_of(arch)) == arch)
+    for text in ("5-564-1054-8", "5-564-1054-7-512", "0-4-4-1-4", "a-b-c-d-e", "2-8-8/8/8-1-8", "2-8/8-8-1-8", ""):
+        with pytest.raises(ValueError):
+            atb.parse_arch(text)
+
+
+@pytest.mark.parametrize("text, millions", [
+    ("12-768-3072-12-768", 109.48), ("8-768-3072-12-768", 81.13), ("5-564-1054-8-512", 29.57), ("4-396-624-6-384", 16.87),
+    ("4-432-384-4-256", 16.71), ("3-320-608-4-256", 12.20), ("5-564-1024-12-528", 29.59), ("5-324-600-12-324", 14.22),
+    ("5-280-512-12-276", 11.76), ("4-256-480-12-192", 9.79)])
+def test_parameter_counts(text, millions):
+    counts = atb.parameters(atb.parse_arch(text), 30522)
+    assert round(sum(counts.values()) / 1e6, 2) == millions
+    if millions == 109.48:
+        assert sum(counts.values()) == 109_482_240
+
+
+def test_flops_of_bert_base():
+    assert atb.flops(atb.parse_arch("12-768-3072-12-768")) == pytest.approx(22.35e9, rel=1e-3)
+
+
+def test_mutation_stays_in_the_space_moves_and_reaches_every_variable():
+    for cfg in (TINY, DISTILL):
+        space, rng = atb.search_space(cfg), random.Random(0)
+        start = atb.sample_arch(space, rng)
+        children = [atb.mutate(start, space, rng) for _ in range(300)]
+        assert all(gene in space[name] for child in children for name, gene in atb.genes_of(child).items())
+        assert sum(child == start for child in children) == 0
+        assert all(any(atb.genes_of(child)[name] != atb.genes_of(start)[name] for child in children) for name in space)
+    atb.mutate(atb.parse_arch("5-450-636-12-768"), atb.search_space(BASE), random.Random(1))  # twelve heads, and off the grid
+
+
+# --- extraction ----------------------------------------------------------------------------------
+
+def all_variants():
+    rng = random.Random(5)
+    cases = [(cfg, atb.sample_arch(atb.search_space(cfg, variant), rng, variant != "hat"))
+             for cfg in (TINY, DISTILL) for variant in atb.VARIANTS for _ in range(20)]
+    return cases + [(TINY, atb.parse_arch(text)) for text in ("2-11-13-3-15", "3-24-40-4-24", "1-1-1-1-1", "3-23-39-2-24")]
+
+
+def test_extracted_models_equal_sub_models():
+    """For 164 architectures of all settings and ablations, with padding: MLM logits, states and attention scores agree to 1e-6."""
+    ids, segments, lengths = tiny_batch()
+    models = {fit: tiny_model(fit=fit).double() for fit in (0, 20)}
+    positions = torch.tensor([[1, 2], [0, 3], [0, 1]])
+    for _, arch in all_variants():
+        sub, student = (atb.extract(models[fit], arch).eval().double() for fit in (0, 20))
+        torch.testing.assert_close(sub(ids, segments, lengths, positions), models[0](ids, segments, lengths, positions, arch), rtol=0, atol=1e-6)
+        for mine, theirs in zip(student.student(ids, segments, lengths), models[20].student(ids, segments, lengths, arch)):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+        assert sub.encoder.arch == arch and len(sub.encoder.layers) == arch.layers
+        assert sum(value.numel() for value in sub.encoder.parameters()) == sum(atb.parameters(arch, 50).values())
+
+
+def test_padding_changes_nothing():
+    ids, segments, lengths = tiny_batch()
+    model = tiny_model()
+    for arch in (None, atb.parse_arch("2-12-16-3-18")):
+        together = model.encoder(ids, segments, lengths, arch)
+        for row, length in enumerate(lengths.tolist()):
+            alone = model.encoder(ids[row:row + 1, :length], segments[row:row + 1, :length], None, arch)
+            torch.testing.assert_close(together[row:row + 1, :length], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_figure_3():
+    """Extraction takes the first heads whole, or the leading part of every head; rows of q, k, v and columns of the output alike."""
+    weight = torch.arange(24.0)[:, None].expand(24, 24)
+    top = atb.parse_arch("3-24-40-4-24")
+    rows = {text: atb.Cut(atb.parse_arch(text), top)(weight, ("qkv", "hidden"))[:, 0].tolist() for text in
+            ("1-8-8-2-12", "1-8-8-4-12", "1-8-8-2-24", "1-8-8-3-6")}
+    assert rows["1-8-8-2-12"] == list(range(12))  # (b)
+    assert rows["1-8-8-4-12"] == [0, 1, 2, 6, 7, 8, 12, 13, 14, 18, 19, 20]  # (c)
+    assert rows["1-8-8-2-24"] == list(range(24))  # no SME: two heads share all rows
+    assert rows["1-8-8-3-6"] == [0, 1, 6, 7, 12, 13]  # both at once, for any --arch
+    assert atb.Cut(atb.parse_arch("1-8-8-4-12"), top)(weight.T, ("hidden", "qkv"))[0].tolist() == rows["1-8-8-4-12"]
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("4-24-40-4-24", "layers"), ("3-28-40-4-24", "hidden"), ("3-24-44-4-24", "ffn"), ("3-24-40-2-16", "heads of 8")])
+def test_architectures_outside_the_superplm_are_refused(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        atb.extract(tiny_model(), atb.parse_arch(text))
+
+
+# --- one-shot training ---------------------------------------------------------------------------
+
+def test_sub_models_differ_by_shard_and_follow_from_step_and_shard_alone():
+    drawn = [atb.sub_models(TINY, "ebl", step, shard) for step in range(20) for shard in range(4)]
+    assert all(len(archs) == TINY.samples for archs in drawn) and len({str(arch) for archs in drawn for arch in archs}) > 150
+    assert atb.sub_models(TINY, "ebl", 7, 2) == drawn[30]
+    assert atb.sub_models(TINY, "sme", 7, 2) == atb.sub_models(TINY, "sme", 7, 0) and len(atb.sub_models(TINY, "sme", 7, 0)) == 1
+    assert all(arch.qkv == 24 for step in range(20) for arch in atb.sub_models(TINY, "ils", step, 0))
+    assert any(isinstance(arch.ffn, tuple) and len(set(arch.ffn)) > 1 for step in range(20) for arch in atb.sub_models(TINY, "hat", step, 0))
+
+
+def flat_step(model, optimizer, archs, lr=0.1):
+    """One update of a SuperPLM with a random batch of masked positions."""
+    ids, segments, lengths = tiny_batch()
+    batch = ids, segments, lengths, torch.tensor([[1, 2], [0, 3], [0, 1]]), torch.tensor([[5, 6], [7, 8], [9, -100]])
+    optimizer.grads.zero_()
+    for arch in archs:
+        (atb.masked_loss(model, batch, arch) / len(archs)).backward()
+    optimizer.used.zero_()
+    atb.mark_used(model, set(archs), optimizer.used_views)
+    return optimizer.step(optimizer.grads.clone(), optimizer.used, lr, 1e9)
+
+
+def test_what_no_sub_model_uses_gets_no_update_of_any_kind():
+    """After updates of other entries (moments are there), weight, moments and count of unused entries keep their bits; used ones move."""
+    for arch in (atb.parse_arch("2-12-16-2-12"), atb.parse_arch("2-12-16-4-12"), atb.parse_arch("2-12-16/24-2/4-12/24")):
+        model = tiny_model()
+        optimizer = atb.SlicedAdamW(model, 0.1)
+        for _ in range(3):
+            flat_step(model, optimizer, [None])
+        before = {name: getattr(optimizer, name).clone() for name in ("values", "first", "second", "count")}
+        flat_step(model, optimizer, [arch])
+        used, share = optimizer.used.bool(), atb.cut_state(model, arch)
+        expected = sum(value.numel() for name, value in share.items() if "pooler" not in name)
+        assert used.sum() == expected and 0.05 < used.float().mean() < 0.8
+        for name, value in before.items():
+            assert torch.equal(getattr(optimizer, name)[~used], value[~used])
+        assert (optimizer.values[used] != before["values"][used]).float().mean() > 0.99  # decay reaches rows without a gradient too
+        assert model.encoder.pooler.weight.equal(optimizer.used_views["encoder.pooler.weight"] * 0 + model.encoder.pooler.weight)
+
+
+def test_used_entries_are_the_union_of_all_sub_models():
+    model, rng = tiny_model(), random.Random(2)
+    for _ in range(10):
+        archs = [atb.sample_arch(atb.search_space(rng.choice([TINY, DISTILL])), rng) for _ in range(4)]
+        masks = []
+        for group in [archs, *([arch] for arch in archs)]:
+            masks.append({name: torch.zeros_like(value) for name, value in model.named_parameters()})
+            atb.mark_used(model, group, masks[-1])
+        for name, union in masks[0].items():
+            assert torch.equal(union, torch.stack([mask[name] for mask in masks[1:]]).amax(0)), name
+
+
+def test_sliced_adamw_is_adamw():
+    """With every entry used: torch's AdamW. On one sub-model alone: torch's AdamW on the extracted model, whatever happened elsewhere before."""
+    ours, theirs = tiny_model(), tiny_model()
+    optimizer = atb.SlicedAdamW(ours, 0.1)
+    for _ in range(3):
+        flat_step(ours, optimizer, [atb.parse_arch("1-8-8-1-6")])
+    fresh = atb.parse_arch("3-24-40-4-24")  # its third layer has seen no update yet
+    ours_before = {name: value.clone() for name, value in ours.state_dict().items()}
+    theirs.load_state_dict(ours_before)
+    decayed = [value for name, value in theirs.named_parameters() if value.dim() > 1 and "pooler" not in name]
+    plain = [value for name, value in theirs.named_parameters() if value.dim() <= 1 and "pooler" not in name]
+    reference = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], lr=0.1, eps=1e-6)
+    ids, segments, lengths = tiny_batch()
+    batch = ids, segments, lengths, torch.tensor([[1, 2], [0, 3], [0, 1]]), torch.tensor([[5, 6], [7, 8], [9, -100]])
+    atb.masked_loss(theirs, batch).backward()
+    reference.step()
+    flat_step(ours, optimizer, [fresh])
+    torch.testing.assert_close(ours.encoder.layers[2].expand.weight, theirs.encoder.layers[2].expand.weight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.encoder.layers[0].expand.weight[8:], theirs.encoder.layers[0].expand.weight[8:], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_a_sub_model_stay_inside_it():
+    model, arch = tiny_model(), atb.parse_arch("2-12-16-3-18")
+    optimizer = atb.SlicedAdamW(model, 0.0)
+    flat_step(model, optimizer, [arch])
+    assert optimizer.grads[~optimizer.used.bool()].abs().max() == 0 and optimizer.grads[optimizer.used.bool()].abs().max() > 0
+
+
+# --- objective -----------------------------------------------------------------------------------
+
+class FakeTokenizer:
+    vocab_size, pad_id, cls_id, sep_id, mask_id = 1000, 0, 2, 3, 4
+
+
+def test_rows_are_two_sentences_in_a_row():
+    @dataclasses.dataclass
+    class Segments:
+        first, first_length = torch.tensor([[10, 11, 12, 0, 0], [10, 11, 12, 13, 14]]), torch.tensor([3, 5])
+        second, second_length = torch.tensor([[20, 21, 0, 0, 0], [0, 0, 0, 0, 0]]), torch.tensor([2, 0])
+    ids, kinds, lengths = atb.join_sentences(Segments, FakeTokenizer)
+    assert ids.tolist() == [[2, 10, 11, 12, 3, 20, 21, 3], [2, 10, 11, 12, 13, 14, 3, 0]] and lengths.tolist() == [8, 7]
+    assert kinds.tolist() == [[0, 0, 0, 0, 0, 1, 1, 1], [0] * 8]
+
+
+def test_masking_is_80_10_10_and_never_touches_special_pieces():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 1000, (2000, 64), generator=generator)
+    ids[:, 0], ids[:, 30], ids[::2, 40:] = 2, 3, 0
+    changed, positions, labels = atb.mask_tokens(ids, FakeTokenizer, 0.15, generator)
+    chosen, originals = labels != -100, ids.gather(1, positions)
+    assert chosen[::2].sum(1).unique().tolist() == [6] and chosen[1::2].sum(1).unique().tolist() == [9]  # 15% of 38 and of 62 pieces of text
+    assert torch.equal(labels[chosen], originals[chosen]) and (labels[chosen] >= 5).all()
+    now = changed.gather(1, positions)[chosen]
+    assert (now == 4).float().mean().item() == pytest.approx(0.8, abs=0.01)
+    assert (now == labels[chosen]).float().mean().item() == pytest.approx(0.1, abs=0.01)
+
+
+def test_distillation_loss_compares_scores_and_states_of_real_tokens():
+    teacher = tiny_model(seed=3).encoder.requires_grad_(False)
+    student = tiny_model(DISTILL, fit=24)
+    ids, segments, lengths = tiny_batch()
+    arch = atb.parse_arch("2-12-16-4-8")
+    theirs, mine = teacher(ids, segments, lengths, with_scores=True), student.student(ids, segments, lengths, arch)
+    assert theirs[1].shape == mine[1].shape == (3, 4, 9, 9) and mine[0].shape == theirs[0].shape == (3, 9, 24)
+    assert atb.distillation_loss(theirs, theirs, lengths) == 0
+    states = sum(((mine[0] - theirs[0])[row, :n] ** 2).sum() for row, n in enumerate(lengths)) / (lengths.sum() * 24)
+    scores = sum(((mine[1] - theirs[1])[row, :, :n, :n] ** 2).sum() for row, n in enumerate(lengths)) / ((lengths ** 2).sum() * 4)
+    loss = atb.distillation_loss(mine, theirs, lengths)
+    assert loss.item() == pytest.approx((states + scores).item(), rel=1e-5)
+    wide = F.pad(ids, (0, 5), value=7), F.pad(segments, (0, 5)), lengths
+    padded = atb.distillation_loss(student.student(*wide, arch), teacher(*wide, with_scores=True), lengths)
+    assert padded.item() == pytest.approx(loss.item(), rel=1e-4)
+    loss.backward()
+    assert all(value.grad is None for value in teacher.parameters()) and student.fit.weight.grad.abs().max() > 0
+
+
+# --- latency and search --------------------------------------------------------------------------
+
+def pretended_latency(arch):
+    """Milliseconds of a machine that does 50 GFLOP/s and pays for each layer and each head."""
+    return atb.flops(arch) / 5e7 + 0.3 * arch.layers + 0.02 * arch.layers * arch.heads + 0.001 * arch.hidden
+
+
+def test_predictors_learn_a_machine_and_beat_flops():
+    space, rng = atb.search_space(BASE), random.Random(0)
+    archs = [atb.sample_arch(space, rng) for _ in range(300)]
+    errors = {}
+    for kind in ("linear", "mlp", "flops"):
+        predictor = atb.Predictor(kind, atb.super_arch(BASE), 128).fit(archs[:240], list(map(pretended_latency, archs[:240])), steps=150)
+        guesses = predictor(archs[240:])
+        errors[kind] = sum(abs(guess / pretended_latency(arch) - 1) for guess, arch in zip(guesses, archs[240:])) / 60
+        again = atb.Predictor(kind, atb.super_arch(BASE), 128)
+        again.weights = predictor.weights
+        assert again(archs[:5]) == predictor(archs[:5]) and min(predictor([atb.smallest(space)])) > 0
+    assert errors["linear"] < 0.01 and errors["mlp"] < 0.1 and errors["flops"] > errors["linear"]
+
+
+def test_measuring_gives_positive_times_that_grow_with_the_model():
+    cfg = dataclasses.replace(TINY, latency_length=32, latency_runs=5)
+    small, large = atb.parse_arch("1-8-8-1-6"), atb.parse_arch("6-256-1024-4-256")
+    threads = torch.get_num_threads()
+    times = atb.time_together([small, large], cfg, rounds=3)
+    assert 0 < times[small] < times[large] and torch.get_num_threads() == threads
+
+
+def played_search(cfg, limit, score):
+    """A whole Alg. 2 with pretended latencies and scores."""
+    history = []
+    for number in range(cfg.generations):
+        for parent, arch in atb.propose(history, number, cfg, lambda archs: list(map(pretended_latency, archs)), limit):
+            history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch), "score": score(arch), "diverged": False})
+    return history
+
+
+@pytest.mark.parametrize("setting", ["mlm", "distill"])
+def test_algorithm_2(setting):
+    cfg = dataclasses.replace(BASE, setting=setting)
+    history = played_search(cfg, 30.0, lambda arch: -abs(arch.hidden - 400) - abs(arch.ffn - 700) / 4)
+    assert len(history) == len({line["arch"] for line in history}) == 100  # T = 4 of S = 25, all new
+    assert all(pretended_latency(atb.parse_arch(line["arch"])) <= 30.0 for line in history)
+    assert [sum(line["round"] == number for line in history) for number in range(4)] == [25] * 4
+    assert all(line["parent"] is None or history[line["parent"]]["round"] == line["round"] - 1 for line in history)
+    mutants = sum(line["parent"] is not None for line in history[25:])
+    assert 20 < mutants < 55  # p_m = p_e: about half
+    assert history == played_search(cfg, 30.0, lambda arch: -abs(arch.hidden - 400) - abs(arch.ffn - 700) / 4)
+    random_only = played_search(dataclasses.replace(cfg, strategy="random"), 30.0, lambda arch: 0.0)
+    assert len(random_only) == 100 and all(line["parent"] is None for line in random_only)
+
+
+def test_a_generation_is_smaller_where_the_limit_leaves_no_more():
+    space = atb.search_space(TINY)
+    limit = sorted(pretended_latency(atb.make_arch(dict(zip(space, genes)))) for genes in itertools.product(*space.values()))[4]
+    history = played_search(dataclasses.replace(TINY, population=10, generations=1), limit, lambda arch: 1.0)
+    assert 1 <= len(history) <= 5 and all(pretended_latency(atb.parse_arch(line["arch"])) <= limit for line in history)
+
+
+def test_roulette_prefers_the_better_and_leaves_out_nobody():
+    lines = [{"score": score} for score in (0.5, 0.6, 0.9)]
+    rng, counts = random.Random(0), [0, 0, 0]
+    for _ in range(3000):
+        counts[lines.index(atb.roulette(lines, rng))] += 1
+    assert counts[2] > 3 * counts[1] > 9 * counts[0] > 0
+
+
+def test_fast_rule():
+    def predict(archs):
+        return list(map(pretended_latency, archs))
+    found = atb.fast_candidates(atb.search_space(BASE), predict, 30.0)
+    assert len({arch.layers for arch in found}) == len(found) >= 5
+    for arch in found:
+        assert 1.6 * arch.hidden <= arch.ffn <= 1.9 * arch.hidden and 0.7 * arch.hidden <= arch.qkv <= arch.hidden
+        assert 25.0 < pretended_latency(arch) <= 30.0
+    assert all(arch.ffn == 4 * arch.hidden and arch.qkv == arch.hidden for arch in atb.bert_rule(atb.search_space(BASE), predict, 30.0))
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+class Vocabulary:
+    """What save_model needs of a tokenizer."""
+    vocab_size, pad_id, lower = 50, 0, True
+
+    def save(self, folder):
+        (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(45))]))
+        return folder / "vocab.txt"
+
+
+def test_saved_models_come_back_bit_for_bit(tmp_path):
+    for fit, text in ((0, "2-12-16-3-18"), (20, "3-24-40-4-16")):
+        model = atb.extract(tiny_model(fit=fit), atb.parse_arch(text))
+        atb.save_model(tmp_path / text, model, Vocabulary())
+        again, note = atb.load_model(tmp_path / text, TINY)
+        assert str(again.encoder.arch) == text and "made anew: none; left out: none" in note
+        assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra"])
+def test_hugging_face_models_are_read_and_written(kind, tmp_path):
+    """transformers' own BERT and ELECTRA (with narrower embeddings) give the states that their folders give here, and our folders open there."""
+    transformers = pytest.importorskip("transformers", reason="compares with the transformers package, which is not needed otherwise")
+    sizes = dict(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, hidden_dropout_prob=0.0,
+                 attention_probs_dropout_prob=0.0, max_position_embeddings=32)
+    torch.manual_seed(0)
+    theirs = (transformers.BertForMaskedLM(transformers.BertConfig(**sizes)) if kind == "bert"
+              else transformers.ElectraModel(transformers.ElectraConfig(**sizes, embedding_size=16))).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ids, segments, lengths = tiny_batch()
+    mask = (torch.arange(9) < lengths[:, None]).long()
+    folder, config, weights = atb.read_folder(tmp_path / "theirs")
+    encoder = atb.Encoder(atb.arch_of(config), 50, positions=32, embedding=config.get("embedding_size")).eval()
+    atb.take_over(encoder, weights, folder, "encoder.")
+    expected = theirs(ids, attention_mask=mask, token_type_ids=segments, output_hidden_states=True).hidden_states[-1]
+    real = mask.bool()
+    torch.testing.assert_close(encoder(ids, segments, lengths)[real], expected[real], rtol=1e-4, atol=1e-5)
+    if kind == "bert":
+        model, _ = atb.load_model(tmp_path / "theirs", TINY)
+        positions = torch.tensor([[1, 2], [0, 3], [0, 1]])
+        logits = theirs(ids, attention_mask=mask, token_type_ids=segments).logits.gather(1, positions[..., None].expand(-1, -1, 50))
+        torch.testing.assert_close(model.eval()(ids, segments, lengths, positions), logits, rtol=1e-4, atol=1e-5)
+        atb.save_model(tmp_path / "ours", tiny_model(), Vocabulary())
+        back = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
+        logits = back(ids, attention_mask=mask, token_type_ids=segments).logits.gather(1, positions[..., None].expand(-1, -1, 50))
+        torch.testing.assert_close(tiny_model()(ids, segments, lengths, positions), logits, rtol=1e-4, atol=1e-5)
+
+
+# --- whole runs ----------------------------------------------------------------------------------
+
+WORDS = "the a big small red old new cat dog house river city sees finds likes builds near under with and but slowly today never".split()
+
+
+@pytest.fixture(scope="module")
+def tiny_data(tmp_path_factory):
+    """A corpus, CoLA and SQuAD of made-up sentences, and the flags of a run on them that takes seconds."""
+    folder, rng = tmp_path_factory.mktemp("data"), random.Random(0)
+
+    def sentence():
+        return " ".join(rng.choices(WORDS, k=rng.randint(5, 12))).capitalize() + "."
+    (folder / "text.txt").write_text("\n\n".join("\n".join(sentence() for _ in range(12)) for _ in range(40)))
+    (folder / "CoLA").mkdir()
+    for split in ("train", "dev"):
+        (folder / "CoLA" / f"{split}.tsv").write_text("".join(f"x\t{rng.randrange(2)}\t\t{sentence()}\n" for _ in range(24)))
+        paragraphs = []
+        for number in range(6):
+            context = sentence()
+            word = context.rstrip(".").split()[2]
+            answer = [{"text": word, "answer_start": context.index(f" {word}") + 1}]
+            paragraphs.append({"context": context, "qas": [{"id": f"{split}{number}", "question": "Which word is the third?", "answers": answer}]})
+        (folder / f"{split}-v1.1.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    flags = (f"--corpus {folder}/text.txt --glue {folder} --squad {folder} --tasks SQuAD,CoLA --vocab_size 46 --layers 2 --hidden 24 --heads 4 "
+             "--ffn 40 --min_hidden 8 --min_qkv 8 --length 24 --squad_length 32 --batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 "
+             "--save_every 1 --finetune_epochs 1 --finetune_batch 12 --train_rows 12 --population 3 --generations 2 --winners 2 "
+             "--latency_archs 24 --latency_runs 4 --latency_rounds 1 --latency_length 16 --reference 6-128-512-4-128 --speedup 2 "
+             f"--latency_data {folder}/latency.jsonl").split()
+    return folder, flags
+
+
+def run_here(argv, capsys=None):
+    assert atb.main([str(word) for word in argv]) == 0
+    return capsys.readouterr().out if capsys else None
+
+
+def weights_of(folder):
+    from common.weights import read_weights
+    return read_weights(folder)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_data, tmp_path_factory):
+    """The folder of an uninterrupted search in one process."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("search") / "whole"
+    run_here(["--search", *tiny_data[1], "--out", folder])
+    return folder
+
+
+def histories(*folders):
+    """The search histories of run folders, without their seconds."""
+    from common.distributed import read_jsonl
+    return [[{key: value for key, value in line.items() if key != "seconds"} for line in read_jsonl(folder / "history.jsonl")] for folder in folders]
+
+
+def test_search_killed_anywhere_equals_an_uninterrupted_one(tiny_data, whole, tmp_path, monkeypatch):
+    """The search stopped dead after every few writes, and started again each time, ends with the same weights and history."""
+    from common import distributed
+    folder, flags = tiny_data
+    save, write, lives = distributed.save_file, distributed.write_atomic, [0]
+
+    def mortal(function):
+        def call(*args):
+            function(*args)
+            lives[0] -= 1
+            if lives[0] == 0:
+                raise Killed
+        return call
+    monkeypatch.setattr(distributed, "save_file", mortal(save))
+    monkeypatch.setattr(distributed, "write_atomic", mortal(write))
+    deaths = 0
+    while True:
+        lives[0] = 13
+        try:
+            run_here(["--search", *flags, "--out", tmp_path / "killed"])
+            break
+        except Killed:
+            deaths += 1
+    assert deaths >= 2
+    one, other = histories(whole, tmp_path / "killed")
+    assert one == other and len(one) == 6
+    best, again = (json.loads((run / "best.json").read_text()) for run in (whole, tmp_path / "killed"))
+    for part in ("superplm", "model") if best["arch"] == again["arch"] else ("superplm",):  # measuring may choose another winner
+        one, other = weights_of(whole / part), weights_of(tmp_path / "killed" / part)
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert best["speedup"] >= 2 and best["evaluated"] == 6 and best["parameters"] > 0
+
+
+def test_two_processes_train_the_same_superplm_and_search_the_same_history(tiny_data, whole, tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "autotinybert.py"), "--search"]
+    result = subprocess.run([*launcher, *tiny_data[1], "--out", str(tmp_path / "two")], capture_output=True, text=True, cwd=ROOT,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr[-3000:]
+    one, two = weights_of(whole / "superplm"), weights_of(tmp_path / "two" / "superplm")
+    assert max((value - two[name]).abs().max().item() for name, value in one.items()) <= 1e-6
+    one, two = histories(whole, tmp_path / "two")
+    assert [line["arch"] for line in one] == [line["arch"] for line in two] and len(one) == 6
+    assert max(abs(a["score"] - b["score"]) for a, b in zip(one, two)) <= 1e-4
+
+
+def test_further_training_distillation_and_export(tiny_data, tmp_path, capsys):
+    folder, flags = tiny_data
+    run_here(["--further_train", *flags, "--arch", "2-24-40-4-24", "--out", tmp_path / "teacher"])
+    distill = [*flags, "--setting", "distill", "--teacher", tmp_path / "teacher"]
+    run_here(["--superplm", *distill, "--out", tmp_path / "student"])
+    run_here(["--further_train", *distill, "--arch", "1-12-16-4-16", "--init", tmp_path / "student", "--out", tmp_path / "further"])
+    assert "fit.weight" in weights_of(tmp_path / "further" / "model")
+    out = run_here(["--finetune", "CoLA,SQuAD", *flags, "--init", tmp_path / "further", "--runs", "2", "--out", tmp_path / "tuned"], capsys)
+    assert "Avg. of 2" in out and len(json.loads((tmp_path / "tuned" / "done.json").read_text())["scores"]["CoLA"]) == 2
+    run_here(["--export", tmp_path / "export", *flags, "--init", tmp_path / "further"])
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert (config["model_type"], config["qkv_size"], config["hidden_size"]) == ("bert", 16, 12)
+    assert (tmp_path / "export" / "spiece.model").exists()
+    assert "qkv_size" in (tmp_path / "export" / "README.md").read_text() and "fit.weight" not in weights_of(tmp_path / "export")
+    with pytest.raises(UserError, match="2 heads and the student 4"):
+        run_here(["--further_train", *flags, "--arch", "1-24-40-2-24", "--out", tmp_path / "two"])
+        run_here(["--superplm", *flags, "--setting", "distill", "--teacher", tmp_path / "two", "--out", tmp_path / "wrong"])
+    with pytest.raises(UserError, match="setting distill"):
+        run_here(["--superplm", *flags, "--teacher", tmp_path / "teacher", "--out", tmp_path / "wrong2"])
+
+
+def test_analyses(tiny_data, tmp_path, capsys):
+    folder, flags = tiny_data
+    run_here(["--superplm", *flags, "--out", tmp_path / "super"])
+    run_here(["--analyze", "ranking", *flags, "--variant", "ebl,sme*2,ils,hat", "--steps", "2", "--further_steps", "1",
+              "--out", tmp_path / "ranking"])
+    report = json.loads((tmp_path / "ranking" / "ranking.json").read_text())
+    assert [row[0] for row in report["rows"]] == ["stand-alone", "ebl", "smex2", "ils", "hat"] and report["rows"][0][3] == 100
+    run_here(["--analyze", "pareto", *flags, "--init", tmp_path / "super", "--speedups", "2", "--population", "2", "--out", tmp_path / "pareto"])
+    assert {row[0] for row in json.loads((tmp_path / "pareto" / "pareto.json").read_text())["rows"]} >= {"searched", "random"}
+    out = run_here(["--analyze", "convergence", *flags, "--init", tmp_path / "super", "--arch", "2-12-16-2-12", "--out", tmp_path / "curve"], capsys)
+    assert "from scratch reach" in out and len(json.loads((tmp_path / "curve" / "convergence.json").read_text())["rows"]) == 3
+
+
+def test_mistakes_end_in_one_line_before_any_training(tiny_data, tmp_path):
+    folder, flags = tiny_data
+    with pytest.raises(UserError, match="the fastest, 1-8-8-1-6, reaches"):
+        run_here(["--search", *flags, "--speedup", "100000", "--out", tmp_path / "fast"])
+    assert not (tmp_path / "fast" / "superplm").exists()
+    mistakes = (("--further_train --arch 2-8-8-3-8", "do not divide"), ("--further_train", "give --arch"), ("--evolve", "no SuperPLM yet"),
+                ("--superplm --setting kd", "choose mlm or distill"), ("--superplm --batch 7", "cannot be cut"), ("--superplm --variant x", "choose from"),
+                ("--analyze nothing", "choose from"), ("--finetune CoLA", "needs weights"), ("--search --strategy x", "choose evolution, random or fast"),
+                (f"--finetune CoLA --init {folder}", "no readable config.json"), ("--search --predictor x", "choose linear or mlp"))
+    for number, (words, message) in enumerate(mistakes):
+        with pytest.raises(UserError, match=message):
+            run_here([*flags, *words.split(), "--out", tmp_path / str(number)])
+
+
+def test_describe(tiny_data, tmp_path, capsys):
+    folder, flags = tiny_data
+    described = json.loads(run_here(["--describe", *flags, "--arch", "2-12-16-2-12"], capsys))
+    assert described["parameters"] == sum(described["parts"].values()) == sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 46).values())
+    assert described["speedup"] > 0 and described["flops_counting"] and described["space"]["architectures"] == 2 * 5 * 9 * 4
+
+
+# --- one file alone ------------------------------------------------------------------------------
+
+def test_file_copied_alone_builds_its_model_and_steps_its_searcher(tmp_path):
+    (tmp_path / "autotinybert.py").write_bytes((ROOT / "autotinybert.py").read_bytes())
+    code = """
+import random, sys, torch, autotinybert as atb
+cfg = atb.Config(layers=2, hidden=24, heads=4, ffn=40, min_hidden=8, population=4)
+space, rng = atb.search_space(cfg), random.Random(0)
+archs = [atb.sample_arch(space, rng) for _ in range(40)]
+predict = atb.Predictor("linear", atb.super_arch(cfg), 128).fit(archs, [atb.flops(arch) / 1e6 for arch in archs])
+proposals = atb.propose([], 0, cfg, predict, 2.0)
+model = atb.LanguageModel(atb.super_arch(cfg), 50)
+ids = torch.randint(50, (2, 8))
+logits = model(ids, torch.zeros_like(ids), torch.tensor([8, 5]), torch.tensor([[1, 2], [0, 3]]), proposals[0][1])
+assert logits.shape == (2, 2, 50) and len(proposals) == 4 and atb.extract(model, proposals[1][1]).encoder.arch == proposals[1][1]
+assert "common" not in sys.modules
+print("alone")
+"""
+    top = [node for node in ast.parse((tmp_path / "autotinybert.py").read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {name.split(".")[0] for node in top for name in ([each.name for each in node.names] if isinstance(node, ast.Import) else [node.module])}
+    assert modules - set(sys.stdlib_module_names) == {"torch"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout == "alone\n", result.stderr
