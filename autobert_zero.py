@@ -122,10 +122,10 @@ class Config:
     samples: int = 1280  # --analyze: sentences (uniformity) or architectures (fidelity)
 
 
-DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64, lr=4e-3, warmup=0.1,
+DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64, lr=2e-3, warmup=0.1,
             finetune_lr=1e-3, finetune_warmup=0.1, finetune_epochs=2, tasks="MLM,CoLA", measure_batch=32)
 PRESETS = {
-    "demo": {**DEMO, "search": dict(steps=150, train_rows=1000, population=12, rounds=4, parents=2, children=2),
+    "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2, children=2),
              "pretrain": dict(steps=3000, log_every=100, eval_every=500, save_every=500),
              "finetune": dict(squad_length=128, runs=3), "analyze": dict(steps=1000, train_rows=1000, samples=6)},
     "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, epochs=40), "finetune": dict(runs=3)},
@@ -1335,7 +1335,7 @@ class HeldOutText:
         return 0
 
     def accuracy(self, model, cfg):
-        return evaluate_language_model(model, self.data, cfg, self.ranks, batches=64)["mlm_accuracy"]
+        return evaluate_language_model(model, self.data, cfg, self.ranks, batches=32)["mlm_accuracy"]
 
 
 class GlueTask:
