@@ -1567,7 +1567,7 @@ def finetune_one(task, number, cfg, arch, source, device, path):
     except Diverged as error:
         metrics = {"main": 0.0, "diverged": str(error)}
     if task.name == "MNLI":
-        save_file(folder.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
+        save_file(path.with_name(f"{folder.name}.pt"), {name: value.cpu() for name, value in model.state_dict().items()})
     write_atomic(path, json.dumps({"job": folder.name, "task": task.name, "run": number, "lr": cfg.finetune_lr, "weight_decay": cfg.weight_decay,
                                    "metrics": metrics, "start": note, "seconds": round(time.perf_counter() - began, 2)}, indent=1))
 

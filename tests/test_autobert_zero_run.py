@@ -141,6 +141,27 @@ def test_pretraining_resumes_to_the_same_weights_and_feeds_fine_tuning(files, tm
     assert scores["tasks"]["CoLA"]["n"] == 2 and "taken over" in scores["tasks"]["CoLA"]["start"]
 
 
+def test_fine_tuning_of_mnli_is_where_rte_starts(files, tmp_path):
+    """App. D.2; also squad1, the averages and the submission files."""
+    glue, rows = tmp_path / "glue", [f"{index}\tThe cat sees the dog .\tA dog {'is seen' if index % 2 else 'likes it'} ." for index in range(24)]
+    for task, label in (("MNLI", ("neutral", "entailment")), ("RTE", ("entailment", "not_entailment"))):
+        (glue / task).mkdir(parents=True)
+        middle, header = ("\t".join("x" * 7) + "\t", "\t".join(["index", *"abcdefg", "sentence1", "sentence2", "gold_label"])) if task == "MNLI" else (
+            "", "index\tsentence1\tsentence2\tlabel")
+        lines = []
+        for index, row in enumerate(rows):
+            number, first, second = row.split("\t")
+            lines.append(f"{number}\t{middle}{first}\t{second}\t{label[index % 2]}")
+        for split in ("train", "dev", "test") if task == "RTE" else ("train", "dev_matched", "dev_mismatched"):
+            cut = (lambda line: line.rsplit("\t", 1)[0]) if split == "test" else str
+            (glue / task / f"{split}.tsv").write_text("\n".join(cut(line) for line in [header, *lines]) + "\n")
+    result = run(command(files, ["--finetune", "RTE,MNLI"], tmp_path / "run", "--arch", "conv3 | conv5", "--glue", str(glue), "--runs", "2"))
+    assert result.returncode == 0, result.stderr
+    scores = json.loads((tmp_path / "run" / "done.json").read_text())
+    assert scores["tasks"]["RTE"]["start"].startswith("from MNLI-") and "mismatched" in scores["tasks"]["MNLI"]["metrics"]
+    assert scores["averages"]["paper_avg"] is not None and (tmp_path / "run" / "submission" / "RTE.tsv").exists()
+
+
 def test_pretraining_starts_from_a_search(searched, files, tmp_path):
     result = run(command(files, ["--pretrain"], tmp_path / "run", "--init", str(searched[0])))
     assert result.returncode == 0, result.stderr
