@@ -2,9 +2,9 @@
 
     sources, targets = read_pairs("data/train", "en", "de")
     text = encode_pairs("data/train", ("en", "de"), tokenizer, cache_folder, longest=256)     # ParallelText
-    batches = TokenBatches(text.longest_side(), tokens=4400, seed=0)
+    batches = TokenBatches(text.longest_side(), tokens=4400)
     for index in range(start, stop):                                       # an endless stream: nothing but the number is needed to go on
-        rows = batches[index]                                              # example numbers
+        rows = batches.batch(index, seed=0)                                # example numbers
         source, lengths = pad([text.source(row) for row in rows], tokenizer.pad_id)
 """
 import json
@@ -28,7 +28,8 @@ def read_lines(path):
     except UnicodeDecodeError as error:
         line = path.read_bytes()[:error.start].count(b"\n") + 1
         raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); convert the file") from None
-    return [line.strip() for line in text.split("\n")[:-1 if text.endswith("\n") else None]]
+    lines = [line.strip() for line in text.split("\n")]
+    return lines[:-1] if not lines[-1] else lines
 
 
 def read_pairs(prefix, source, target):
@@ -91,14 +92,14 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
 
 
 class TokenBatches:
-    """An endless stream of batches: examples of like length, so many that rows x longest <= tokens. batches[i] is a function of i and the seed.
+    """An endless stream of batches: examples of like length, so many that rows x longest <= tokens. batch(i, seed) is a function of i and the seed.
 
     Every epoch deals the examples of equal length out anew and shuffles the batches. The lengths in sorted order are always the same, so an epoch
     always has the same number of batches, len(batches).
     """
 
-    def __init__(self, lengths, tokens, seed):
-        self.lengths, self.seed, self.epoch = np.asarray(lengths), seed, None
+    def __init__(self, lengths, tokens):
+        self.lengths, self.dealt = np.asarray(lengths), None
         ordered, self.cuts = np.sort(self.lengths), [0]
         while self.cuts[-1] < len(ordered):
             start = self.cuts[-1]
@@ -110,12 +111,13 @@ class TokenBatches:
     def __len__(self):
         return len(self.cuts) - 1
 
-    def __getitem__(self, index):
+    def batch(self, index, seed):
+        """The numbers of the examples of batch `index`."""
         epoch, place = divmod(index, len(self))
-        if epoch != self.epoch:
-            rng = np.random.default_rng([self.seed, epoch])
+        if (seed, epoch) != self.dealt:
+            rng = np.random.default_rng([seed, epoch])
             self.examples = np.lexsort((rng.random(len(self.lengths)), self.lengths))
-            self.order, self.epoch = rng.permutation(len(self)), epoch
+            self.order, self.dealt = rng.permutation(len(self)), (seed, epoch)
         batch = self.order[place]
         return self.examples[self.cuts[batch]:self.cuts[batch + 1]]
 

@@ -1,0 +1,630 @@
+"""mformer.py: attention, published counts, sub-nets, search operators, beam search, resuming."""
+import ast
+import dataclasses
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import mformer as mf
+from conftest import ROOT
+
+IMAGES = mf.Config(layers=(2, 3), hidden=(24, 32), ffn=(32, 48), heads=(2, 3), head_dim=8, image=32, patch=8, relative=4, held_out=32, batch=16,
+                   magnitude=2.0, jitter=0.1, crop_area=0.5, steps=6, save_every=2, warmup=2)
+TEXT = mf.Config(task="wmt14", layers=(3,), hidden=(24, 32), ffn=(32, 48), heads=(2, 4), decoder_layers=(1, 2), decoder_hidden=(24, 32),
+                 decoder_ffn=(32, 48), decoder_heads=(2, 4), cross_heads=(2, 4), qkv=32, relative=3, length=40, vocab_size=50, schedule="inverse_sqrt")
+
+
+def quadratic(q, k, v, positions_q, positions_k, longest, mask=None):
+    """Eq. 3 with its normalisation, written out."""
+    weights = q.relu() @ k.relu().transpose(-1, -2) * torch.cos(math.pi / 2 * (positions_q[:, None] - positions_k) / longest)
+    weights = weights if mask is None else weights * mask
+    return weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+
+
+def heads(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, requires_grad=True) for _ in range(3)]
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+def test_linear_attention_is_equation_3_for_ragged_batches():
+    q, k, v = heads(3, 2, 20, 8)
+    lengths = torch.tensor([20, 7, 1])
+    found = mf.linear_attention(q, k, v, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        places = torch.arange(length)
+        expected = quadratic(q[row, :, :length], k[row, :, :length], v[row, :, :length], places, places, length)
+        torch.testing.assert_close(found[row, :, :length], expected, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad(found[1, :, :7].sum(), (q, k, v))
+    assert all(gradient[1, :, 7:].abs().max() == 0 and gradient[0].abs().max() == 0 for gradient in gradients)  # padding takes no part
+
+
+@pytest.mark.parametrize("tokens, chunk", [(1, 64), (5, 64), (64, 16), (70, 16), (130, 64)])
+def test_causal_linear_attention_is_the_masked_quadratic_form(tokens, chunk):
+    q, k, v = heads(2, 2, tokens, 4, seed=tokens)
+    places = torch.arange(tokens)
+    expected = quadratic(q, k, v, places, places, 200, torch.ones(tokens, tokens).tril())
+    found = mf.causal_linear_attention(q, k, v, 200, chunk)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected))
+    for one, two in zip(ours, theirs):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+
+
+def test_dead_queries_give_zero_and_bfloat16_is_summed_in_float32():
+    q, k, v = (each.detach() for each in heads(1, 1, 300, 8))
+    assert mf.linear_attention(-q.abs(), k, v).abs().max() == 0  # the floor on the denominator
+    with torch.autocast("cpu", torch.bfloat16):
+        low = mf.linear_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low, mf.linear_attention(q.bfloat16().float(), k.bfloat16().float(), v.bfloat16().float()))
+
+
+def test_relative_softmax_is_the_sum_it_stands_for():
+    q, k, v = (each.detach() for each in heads(2, 2, 7, 4))
+    table, lengths = torch.randn(5, 4), torch.tensor([7, 4])
+    visible = (torch.arange(7) < lengths[:, None])[:, None, None]
+    found = mf.softmax_attention(q, k, v, table, visible)
+    for row, i in itertools.product(range(2), range(7)):
+        scores = torch.stack([(q[row, :, i] * (k[row, :, j] + table[min(max(j - i, -2), 2) + 2])).sum(-1) / 2 for j in range(lengths[row])], -1)
+        expected = (scores.softmax(-1)[:, None] @ v[row, :, :lengths[row]])[:, 0]
+        torch.testing.assert_close(found[row, :, i], expected, rtol=1e-5, atol=1e-5)
+
+
+def memory_of(function, tokens):
+    """Bytes that autograd keeps for the backward pass."""
+    total = 0
+
+    def count(tensor):
+        nonlocal total
+        total += tensor.numel() * tensor.element_size()
+        return tensor
+    q, k, v = heads(1, 1, tokens, 8)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        function(q, k, v)
+    return total
+
+
+def test_memory_of_linear_attention_is_linear():
+    table = torch.randn(9, 8, requires_grad=True)
+    for function, growth in ((mf.linear_attention, 2), (lambda q, k, v: mf.causal_linear_attention(q, k, v, 9999), 2),
+                             (lambda q, k, v: mf.softmax_attention(q, k, v, table), 4)):
+        assert memory_of(function, 2048) / memory_of(function, 1024) == pytest.approx(growth, rel=0.1)
+
+
+# --- published numbers ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, parameters, gigaflops, honest", [
+    ("mformer", 19_312_906, 8.3900, 8.51), ("mformer-linear", 19_232_842, 7.5463, 8.04), ("mformer-softmax", 19_339_594, 8.6712, 8.67),
+    ("cosformer*", 24_319_562, 9.5478, 10.04), ("cosformer*-softmax", 24_426_314, 10.6580, 10.66), ("transformer*", 24_267_306, 10.8973, 10.90),
+    ("transformer*-linear", 24_142_762, 9.4763, 10.10), ("transformer", 19_314_186, 8.0716, 8.07), ("cosformer", 19_338_762, 7.5995, 7.91)])
+def test_the_nine_rows_of_cifar10(name, parameters, gigaflops, honest):
+    cfg, arch = mf.Config(), mf.PUBLISHED["cifar10"][name]
+    assert mf.paper_parameters(arch, cfg) == parameters
+    assert round(mf.paper_flops(arch, cfg) / 1e9, 4) == gigaflops and round(mf.paper_flops(arch, cfg, honest=True) / 1e9, 2) == honest
+    assert mf.why_illegal(arch, cfg) is None
+    done = mf.model_flops(arch, cfg)
+    if "plain" in arch.types or set(arch.types) == {"linear"}:  # relative scores cost less here than the paper counts
+        assert done == pytest.approx(mf.paper_flops(arch, cfg, honest=True), rel=0.002)
+    assert done <= mf.paper_flops(arch, cfg, honest=True)
+
+
+@pytest.mark.parametrize("cfg", [IMAGES, TEXT], ids=["images", "text"])
+def test_flops_are_those_that_torch_counts(cfg):
+    from torch.utils.flop_counter import FlopCounterMode
+    archs = [mf.sample_arch(mf.space_of(cfg), random.Random(seed)) for seed in range(3)]
+    archs += [mf.retype(archs[0], "linear", ("types", *(("decoder_types", "cross_types") if cfg is TEXT else ()))), mf.retype(archs[1], "plain")]
+    for arch in archs:
+        with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:  # there, fused attention is counted too
+            ids = torch.zeros(1, 30, dtype=torch.long)
+            mf.make_model(arch, cfg).eval()(*((torch.empty(1, 3, 32, 32),) if cfg is IMAGES else (ids, torch.full((1,), 30), ids)))
+        assert mf.model_flops(arch, cfg) == counter.get_total_flops()
+
+
+def test_totals_of_table_4():
+    for name, total_heads, total_ffn, layers, width in (("mformer", 76, 14784, 12, 384), ("cosformer*", 75, 17024, 12, 448), ("transformer*", 96, 18592, 14, 384)):
+        arch = mf.PUBLISHED["cifar10"][name]
+        assert (sum(arch.heads), sum(arch.ffn), arch.layers, arch.hidden) == (total_heads, total_ffn, layers, width)
+    types = mf.PUBLISHED["cifar10"]["mformer"].types
+    assert [layer for layer, kind in enumerate(types, 1) if kind == "linear"] == [3, 7, 11]
+
+
+@pytest.mark.parametrize("name, parameters, encoder, decoder, encoder_heads, decoder_heads, cross", [
+    ("transformer*", 92_376_064, 3925, 3755, 8, 13, 13), ("cosformer*", 79_783_936, 3413, 4096, 8, 10, 6), ("mformer", 75_587_584, 3072, 3584, 10.67, 16, 4)])
+def test_translation_rows_of_table_3(name, parameters, encoder, decoder, encoder_heads, decoder_heads, cross):
+    cfg, arch = mf.paper_geometry(TEXT), mf.PUBLISHED["wmt14"][name]
+    assert mf.paper_parameters(arch, cfg) == parameters and mf.why_illegal(arch, cfg) is None
+
+    def mean(values):
+        return sum(values) / len(values)
+    assert [round(mean(arch.ffn)), round(mean(arch.decoder_ffn))] == [encoder, decoder]
+    assert round(mean(arch.heads), 2) == encoder_heads and [round(mean(arch.decoder_heads)), round(mean(arch.cross_heads))] == [decoder_heads, cross]
+
+
+def test_spaces_are_tables_1_and_2():
+    space = mf.space_of(mf.Config())
+    assert mf.space_size(space) == 3 * sum((5 * 3 * 2) ** layers for layers in (12, 13, 14))
+    space = mf.space_of(mf.paper_geometry(TEXT))
+    assert mf.space_size(space) == 4 * (4 * 3 * 2) ** 6 * sum((4 * 3 * 3 * 3) ** layers for layers in range(1, 7))
+    linear = mf.space_of(dataclasses.replace(TEXT, space="linear"))
+    assert linear["types"] == linear["decoder_types"] == linear["cross_types"] == ("linear",)  # Sec. 3.2.2
+    assert mf.space_of(dataclasses.replace(TEXT, space="linear", decoder_softmax=True))["cross_types"] == ("softmax",)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+def text_batch(rows=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([9, 5, 1][:rows])
+    return torch.randint(4, 50, (rows, 9), generator=generator), lengths, torch.randint(4, 50, (rows, 7), generator=generator)
+
+
+def text_archs(count=6):
+    space = mf.space_of(TEXT)
+    archs = [mf.sample_arch(space, random.Random(seed)) for seed in range(count)]
+    return archs + [mf.retype(archs[0], "linear", ("types", "decoder_types", "cross_types")), mf.retype(archs[1], "linear", ("cross_types",)),
+                    mf.retype(archs[2], "linear", ("decoder_types",)), mf.retype(archs[3], "plain", ("types", "decoder_types"))]
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_a_sentence_translates_alike_in_any_batch_and_a_prefix_knows_no_future(number):
+    torch.manual_seed(number)
+    model = mf.Translator(text_archs()[number], TEXT).eval()
+    source, lengths, target = text_batch()
+    logits = model(source, lengths, target)
+    changed = target.clone()
+    changed[:, 4:] = 7
+    torch.testing.assert_close(model(source, lengths, changed)[:, :4], logits[:, :4], rtol=1e-4, atol=1e-5)
+    for row, length in enumerate(lengths):
+        alone = model(source[row:row + 1, :length], lengths[row:row + 1], target[row:row + 1])
+        torch.testing.assert_close(alone[0], logits[row], rtol=1e-4, atol=1e-5)
+    longer = torch.cat([source, torch.full((3, 11), 13)], 1)
+    torch.testing.assert_close(model(longer, lengths, target), logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_cached_decoding_equals_uncached(number):
+    torch.manual_seed(number)
+    model = mf.Translator(text_archs()[number], TEXT).eval()
+    source, lengths, target = text_batch()
+    memories, caches = model.encode(source, lengths), [{} for _ in range(model.arch.decoder_layers)]
+    steps = [model.decode(target[:, step:step + 1], memories, None, caches, step) for step in range(7)]
+    torch.testing.assert_close(torch.cat(steps, 1), model(source, lengths, target), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cfg", [IMAGES, TEXT], ids=["images", "text"])
+def test_subnets_equal_their_extracted_networks(cfg):
+    torch.manual_seed(0)
+    space = mf.space_of(cfg)
+    supernet = mf.make_supernet(space, cfg).eval()
+    inputs = (torch.randn(2, 3, 32, 32),) if cfg is IMAGES else text_batch()
+    for seed in range(6):
+        arch = mf.sample_arch(space, random.Random(seed))
+        network = mf.extract(supernet, arch).eval()
+        torch.testing.assert_close(network(*inputs), supernet(*inputs, arch), rtol=1e-5, atol=1e-5)
+        assert sum(mf.count_parameters(arch, cfg).values()) == sum(value.numel() for value in network.parameters())
+    torch.testing.assert_close(supernet(*inputs), supernet(*inputs, mf.widest(space)))
+
+
+def test_only_what_a_subnet_uses_is_trained():
+    supernet = mf.make_supernet(mf.space_of(IMAGES), IMAGES)
+    arch = mf.Arch(2, 24, (32, 32), (2, 2), ("linear", "softmax"))
+    supernet(torch.randn(2, 3, 32, 32), arch).sum().backward()
+    first, last = supernet.layers[0], supernet.layers[2]
+    assert last.feed_forward.expand.weight.grad is None and first.attention.relative.grad is None
+    gradient = first.feed_forward.expand.weight.grad[0]
+    assert gradient[:32, :24].abs().sum() > 0 and gradient[32:].abs().sum() == 0 and gradient[:, 24:].abs().sum() == 0
+
+
+# --- search operators ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("cfg", [IMAGES, TEXT, mf.Config(), mf.paper_geometry(TEXT)], ids=["images", "text", "table 2", "table 1"])
+def test_operators_stay_inside_the_space(cfg):
+    space, rng = mf.space_of(cfg), random.Random(0)
+    archs = [mf.sample_arch(space, rng) for _ in range(50)]
+    archs += [mf.mutate(rng.choice(archs), space, 0.3, rng) for _ in range(50)] + [mf.crossover(*rng.sample(archs, 2), space, rng) for _ in range(50)]
+    for arch in archs:
+        assert mf.why_illegal(arch, cfg) is None
+        for name, choices in space.items():
+            value = getattr(arch, name)
+            assert set(value if isinstance(value, tuple) else (value,)) <= set(choices)
+        assert mf.parse_arch(mf.arch_json(arch), cfg) == arch
+    unchanged = [mf.mutate(arch, space, 0.0, rng) for arch in archs]
+    assert unchanged == archs and len(set(archs)) > 100
+    one, two = archs[:2]
+    child = mf.crossover(one, two, space, rng)
+    assert all(gene in (first, second) for gene, first, second in zip(child.ffn, one.ffn, two.ffn))
+
+
+def test_mutation_redraws_three_in_ten_genes():
+    space, rng = mf.space_of(mf.Config()), random.Random(1)
+    parent = mf.sample_arch(space, rng)
+    same = [sum(a == b for a, b in zip(mf.mutate(parent, space, 0.3, rng).ffn, parent.ffn)) / 12 for _ in range(500)]
+    assert sum(same) / 500 == pytest.approx(0.7 + 0.3 / 5, abs=0.03)
+
+
+def toy_losses(archs):
+    """Depth matters most, then the share of linear layers; widths hardly, heads not at all."""
+    return [-1.0 * arch.layers + 0.8 * arch.types.count("linear") / arch.layers - 0.1 * sum(arch.ffn) / arch.layers / 48 for arch in archs]
+
+
+def test_ranker_orders_unseen_architectures_and_knows_what_matters():
+    space, rng = mf.space_of(IMAGES), random.Random(0)
+    archs = list({mf.sample_arch(space, rng) for _ in range(300)})
+    ranker = mf.Ranker(space, archs, toy_losses(archs))
+    assert ranker.tau > 0.85 and ranker.pairs > 0.92 and len(ranker.fresh) == len(archs) // 10
+    assert list(ranker.importance())[:2] == ["layers", "types"]
+    probability = torch.sigmoid(torch.tensor(ranker.score(archs[:2])).diff())  # P(0 before 1) from the difference of two scores
+    assert (probability > 0.5).item() == (toy_losses(archs[:2])[0] < toy_losses(archs[:2])[1])
+    again = mf.Ranker(space, archs, toy_losses(archs))
+    assert again.score(archs) == ranker.score(archs)
+
+
+def test_pruning_shrinks_what_the_evolution_may_change():
+    space, rng = mf.space_of(IMAGES), random.Random(0)
+    archs = [mf.sample_arch(space, rng) for _ in range(200)]
+    importances = [{"layers": 0.3, "types": 0.2, "ffn": 0.1, "hidden": 0.0, "heads": 0.0}, {"hidden": 0.2, "layers": 0.1, "ffn": 0, "heads": 0, "types": 0}]
+    pruned = mf.prune(space, importances, archs, toy_losses(archs), keep=2)
+    assert {name for name in pruned if len(pruned[name]) > 1} == {"layers", "types", "hidden"}
+    assert mf.space_size(pruned) == 2 * (2 ** 2 + 2 ** 3) < mf.space_size(space)
+    assert mf.prune(space, importances, archs, toy_losses(archs), keep=0) == space
+    found = mf.evolve(pruned, toy_losses, lambda arch: True, dataclasses.replace(IMAGES, population=20, generations=3))
+    assert {arch.ffn[0] for arch in found} == set(pruned["ffn"]) and {arch.heads[0] for arch in found} == set(pruned["heads"])
+
+
+def test_evolution_finds_the_best_under_the_constraint_and_repeats():
+    cfg = dataclasses.replace(IMAGES, population=25, generations=8)
+    space = mf.space_of(cfg)
+    found = mf.evolve(space, toy_losses, lambda arch: arch.layers == 2, cfg)
+    best = min(found, key=found.get)
+    assert best.layers == 2 and all(arch.layers == 2 for arch in found)
+    assert found[best] == pytest.approx(-2.1)  # no linear layer, widest
+    assert mf.evolve(space, toy_losses, lambda arch: arch.layers == 2, cfg) == found
+    with pytest.raises(ValueError, match="raise --latency_limit"):
+        mf.evolve(space, toy_losses, lambda arch: False, cfg)
+
+
+def test_two_readings_of_the_tenth():
+    latencies = [float(each) for each in range(1, 101)]
+    scores = [each / 10 for each in latencies]
+    cfg = dataclasses.replace(IMAGES, drop_architectures=0.1)
+    assert mf.latency_window(scores, latencies, cfg) == pytest.approx((1.1, 9.0), abs=0.11)
+    assert mf.latency_window(scores, latencies, dataclasses.replace(cfg, drop_architectures=0.0)) == (0.1, 10.0)
+    assert mf.latency_window(scores, latencies, dataclasses.replace(cfg, latency_limit=50.0))[1] == pytest.approx(5.0, abs=0.11)
+    with pytest.raises(ValueError, match=r"the fastest of 100 sampled architectures takes 1.000 ms"):
+        mf.latency_window(scores, latencies, dataclasses.replace(cfg, latency_limit=5.0))
+
+
+def test_trimmed_timings(monkeypatch):
+    ticks = iter(itertools.count())
+    durations = [0.001] * 5 + [1.0, 5.0] + [2.0] * 6 + [3.0, 0.5]  # five untimed runs, then ten
+    clock = [0.0]
+
+    def perf_counter():
+        if next(ticks) % 2:
+            clock[0] += durations.pop(0)
+        return clock[0]
+    monkeypatch.setattr(mf.time, "perf_counter", perf_counter)
+    cfg = dataclasses.replace(IMAGES, latency_runs=10, trim_timings=0.1)
+    found = mf.measure_latency(mf.sample_arch(mf.space_of(cfg), random.Random(0)), cfg, torch.device("cpu"))
+    assert found == pytest.approx(1000 * (1 + 6 * 2 + 3) / 8)  # without the fastest and the slowest
+
+
+# --- beam search ---------------------------------------------------------------------------------
+
+BOS, EOS, PAD = 2, 3, 0
+
+
+def toy_translator(seed, vocab=6, length=6, arch=None):
+    cfg = dataclasses.replace(TEXT, vocab_size=vocab, length=length)
+    torch.manual_seed(seed)
+    model = mf.Translator(arch or text_archs()[seed], cfg).eval()
+    with torch.no_grad():
+        model.words.mul_(4)  # sharp distributions
+    return model
+
+
+def exhaustive(model, source, length, limit, penalty):
+    """The best of all sequences of up to `limit` tokens, each scored by an uncached pass."""
+    words = [word for word in range(model.cfg.vocab_size) if word not in (BOS, EOS, PAD)]
+    best = (-math.inf, None)
+    for size in range(limit):
+        rows = torch.tensor(list(itertools.product(words, repeat=size)), dtype=torch.long).view(len(words) ** size, size)
+        given = torch.cat([torch.full((len(rows), 1), BOS), rows], 1)
+        logits = model(source[:length].expand(len(rows), -1), length.expand(len(rows)), given).log_softmax(-1)
+        wanted = torch.cat([rows, torch.full((len(rows), 1), EOS)], 1)
+        scores = logits.gather(-1, wanted[..., None]).sum((1, 2)) / (size + 1) ** penalty
+        best = max(best, (scores.max().item(), rows[scores.argmax()].tolist()))
+    return best
+
+
+@pytest.mark.parametrize("seed, penalty", [(0, 0.6), (1, 0.0), (2, 1.0), (6, 0.6)])
+def test_beam_search_equals_exhaustive_search(seed, penalty):
+    """Every prefix of up to 4 of 3 words fits into 81 beams; the limit of 5 tokens comes from the model's length."""
+    model = toy_translator(seed)
+    source, lengths = torch.randint(3, 6, (3, 4)), torch.tensor([4, 2, 1])
+    found = mf.beam_search(model, source, lengths, BOS, EOS, (PAD, BOS), beam=81, penalty=penalty)
+    for row in range(3):
+        score, ids = exhaustive(model, source[row], lengths[row], 5, penalty)
+        assert found[row][0] == ids and found[row][1] == pytest.approx(score, abs=1e-4)
+
+
+def test_beams_in_a_batch_equal_one_by_one():
+    model = toy_translator(4, vocab=50, length=40)
+    source, lengths = torch.randint(4, 50, (6, 12)), torch.tensor([12, 3, 7, 1, 12, 5])
+    together = mf.beam_search(model, source, lengths, BOS, EOS, (PAD, BOS))
+    for row in range(6):
+        ids, score = mf.beam_search(model, source[row:row + 1, :lengths[row]], lengths[row:row + 1], BOS, EOS, (PAD, BOS))[0]
+        assert ids == together[row][0] and score == pytest.approx(together[row][1], abs=1e-4)
+    greedy = mf.beam_search(model, source, lengths, BOS, EOS, (PAD, BOS), beam=1)
+    assert all(one[1] <= four[1] + 1e-5 or one[0] != four[0] for one, four in zip(greedy, together))
+
+
+# --- objective -----------------------------------------------------------------------------------
+
+def test_schedules_of_section_6():
+    cfg = mf.Config()
+    assert mf.learning_rate(0, cfg) == 1e-6 and mf.learning_rate(976, cfg) == pytest.approx(1e-3) and mf.learning_rate(140000, cfg) == pytest.approx(1e-6)
+    assert mf.learning_rate((140000 + 976) // 2, cfg) == pytest.approx((1e-3 + 1e-6) / 2)
+    cfg = mf.paper_geometry(TEXT)
+    assert mf.learning_rate(0, cfg) == 1e-7 and mf.learning_rate(4000, cfg) == pytest.approx(7e-4) and mf.learning_rate(16000, cfg) == pytest.approx(3.5e-4)
+    assert (cfg.steps, cfg.label_smoothing, cfg.weight_decay, cfg.relative) == (200000, 0.1, 0.1, 8)
+
+
+def test_label_smoothing():
+    logits, labels = torch.randn(2, 3, 5), torch.tensor([[1, 2, -100], [0, -100, -100]])
+    loss, count = mf.smoothed_loss(logits, labels, 0.1)
+    logs = logits.log_softmax(-1)
+    expected = sum(-0.9 * logs[i, j, labels[i, j]] - 0.1 * logs[i, j].mean() for i, j in ((0, 0), (0, 1), (1, 0)))
+    assert count == 3 and loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_augmentation():
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
+    cfg = dataclasses.replace(IMAGES, magnitude=0.0, jitter=0.0, crop_area=1.0, erase=0.0)
+    plain = mf.plain_images(images, cfg)
+    torch.testing.assert_close(plain, mf.normal_pixels(images.float() / 255), rtol=1e-3, atol=1e-3)  # at 32 pixels nothing is resampled
+    torch.manual_seed(0)
+    flipped = mf.augment(images, cfg)
+    same = (flipped - plain).flatten(1).abs().amax(1) < 1e-2
+    mirrored = (flipped - plain.flip(3)).flatten(1).abs().amax(1) < 1e-2
+    assert (same ^ mirrored).all() and 16 < same.sum() < 48  # nothing but flips is left, in half of the images
+    torch.manual_seed(0)
+    strong = mf.augment(images, mf.Config(image=64))
+    assert strong.shape == (64, 3, 64, 64) and strong.isfinite().all()
+    noise = (mf.erase(torch.zeros(400, 3, 16, 16), 0.25) != 0).flatten(1).any(1).float().mean().item()
+    assert noise == pytest.approx(0.25, abs=0.07)
+
+
+# --- whole runs ----------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder of CIFAR-10's layout with 400 + 60 pictures whose class is their colour."""
+    folder, rng = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
+    for name, count in (("data_batch_1.bin", 400), ("test_batch.bin", 60)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        pixels = rng.integers(0, 60, (count, 3, 1024)) + (labels[:, None, None] * np.array([20, 7, 13])[:, None]) % 190
+        (folder / name).write_bytes(np.concatenate([labels[:, None], pixels.reshape(count, -1)], 1).astype(np.uint8).tobytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("text"), random.Random(0)
+    words = ["a", "small", "dog", "cat", "sees", "red", "house", "tree", "runs", "over", "the", "green", "field"]
+    for name, count in (("train", 300), ("valid", 20), ("test", 20)):
+        lines = [[rng.choice(words) for _ in range(rng.randint(3, 9))] for _ in range(count)]
+        (folder / f"{name}.en").write_text("".join(" ".join(line) + "\n" for line in lines))
+        (folder / f"{name}.de").write_text("".join(" ".join(word[::-1] for word in line) + "\n" for line in lines))
+    return folder
+
+
+def flags(cfg, data):
+    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg) if getattr(cfg, field.name) != field.default}
+    given = {"cifar10": data} if cfg.task == "cifar10" else {f"{part}_text": data / part for part in ("train", "valid", "test")}
+    result = []
+    for name, value in {**values, **given, "preset": "base", "device": "cpu", "latency": "flops"}.items():
+        result += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])] if value is not True else [f"--{name}"]
+    return result
+
+
+def history(folder):
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+SEARCH = dict(samples=20, generations=2, population=10, finalists=2, accumulate=2)
+RUN_IMAGES = dataclasses.replace(IMAGES, **SEARCH)
+RUN_TEXT = dataclasses.replace(TEXT, **SEARCH, vocab_size=45, batch=400, steps=6, save_every=2, held_out=20, warmup=3, keep=4)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_a_search_killed_in_every_phase_ends_as_an_uninterrupted_one(kind, tmp_path, monkeypatch, pictures, sentences):
+    from common import distributed
+    command = ["--search", *flags(*((RUN_IMAGES, pictures) if kind == "images" else (RUN_TEXT, sentences)))]
+    mf.main([*command, "--out", str(tmp_path / "whole")])
+    killed = 0
+    for place, after in ((("accumulate_gradients", 4)), ("measure_archs", 2), ("evolve", 0), ("measure_archs", 5)):
+        real, calls = getattr(mf, place), itertools.count()
+
+        def dying(*args, real=real, calls=calls, after=after, **kwargs):
+            if next(calls) == after:
+                raise Killed
+            return real(*args, **kwargs)
+        monkeypatch.setattr(mf, place, dying)
+        try:
+            mf.main([*command, "--out", str(tmp_path / "parts")])
+        except Killed:
+            killed += 1
+        monkeypatch.setattr(mf, place, real)
+    mf.main([*command, "--out", str(tmp_path / "parts")])
+    assert killed >= 3
+    assert history(tmp_path / "whole") == history(tmp_path / "parts") and len(history(tmp_path / "whole")) == 22
+    whole, parts = (json.loads((tmp_path / name / "best.json").read_text()) for name in ("whole", "parts"))
+    assert whole == parts and set(whole["rankers"]) == {"loss", "latency"}
+    weights = [distributed.load_file(tmp_path / name / "model.pt")["weights"] for name in ("whole", "parts")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_training_resumes_and_ends_with_the_average_of_the_last_checkpoints(tmp_path, monkeypatch, pictures, capsys):
+    from common import distributed
+    arch = mf.arch_json(mf.sample_arch(mf.space_of(IMAGES), random.Random(0)))
+    command = ["--train", "--arch", arch, *flags(dataclasses.replace(RUN_IMAGES, average=2, steps=8), pictures)]
+    kept, real = {}, mf.average
+
+    def spy(paths):
+        kept["steps"] = [path.name for path in paths]
+        states = [distributed.load_file(path) for path in paths]
+        kept["mean"] = {name: sum(state[name] for state in states) / 2 for name in states[0]}
+        return real(paths)
+    monkeypatch.setattr(mf, "average", spy)
+    mf.main([*command, "--out", str(tmp_path / "whole")])
+    assert kept["steps"] == ["weights-6.pt", "weights-8.pt"]
+    gradients, calls = mf.accumulate_gradients, itertools.count()
+
+    def dying(*args):
+        if next(calls) == 5:
+            raise Killed
+        return gradients(*args)
+    monkeypatch.setattr(mf, "accumulate_gradients", dying)
+    with pytest.raises(Killed):
+        mf.main([*command, "--out", str(tmp_path / "parts")])
+    monkeypatch.setattr(mf, "accumulate_gradients", gradients)
+    mf.main([*command, "--out", str(tmp_path / "parts")])
+    weights = [distributed.load_file(tmp_path / name / "model.pt")["weights"] for name in ("whole", "parts")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    torch.testing.assert_close(weights[0], kept["mean"])
+    capsys.readouterr()
+    mf.main(["--evaluate", "--init", str(tmp_path / "parts"), "--preset", "base", "--cifar10", str(pictures), "--device", "cpu", "--latency", "flops",
+             "--out", str(tmp_path / "evaluated")])
+    assert "accuracy 0." in capsys.readouterr().out and json.loads((tmp_path / "evaluated" / "done.json").read_text())["examples"] == 60
+
+
+def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, capsys):
+    arch = mf.arch_json(mf.retype(mf.sample_arch(mf.space_of(TEXT), random.Random(3)), "linear", ("types",)))
+    cfg = dataclasses.replace(RUN_TEXT, steps=60, lr=1e-2, warmup=10, save_every=10, average=2, batch=1200, dropout=0.0)
+    mf.main(["--train", "--arch", arch, *flags(cfg, sentences), "--out", str(tmp_path / "run")])
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines() if "loss" in line]
+    assert losses[-1] < 0.75 * losses[0]
+    (tmp_path / "in.txt").write_text("a small dog\nthe cat sees the house\n")
+    common = ["--evaluate", "--task", "wmt14", "--preset", "base", "--device", "cpu", "--latency", "flops", "--init", str(tmp_path / "run"),
+              "--train_text", str(sentences / "train"), "--valid_text", str(sentences / "valid"), "--test_text", str(sentences / "test")]
+    mf.main([*common, "--translate", str(tmp_path / "in.txt"), "--out", str(tmp_path / "translated")])
+    assert len((tmp_path / "translated" / "translations.de").read_text().splitlines()) == 2
+    mf.main([*common, "--out", str(tmp_path / "scored")])
+    done = json.loads((tmp_path / "scored" / "done.json").read_text())
+    assert len(done["translations"]) == 20 and done["bleu"] >= 0 and done["latency"] == mf.model_flops(
+        mf.parse_arch(arch, cfg), dataclasses.replace(cfg, vocab_size=done_vocab(tmp_path / "run"))) / 1e9
+
+
+def done_vocab(folder):
+    from common.distributed import load_file
+    return load_file(folder / "model.pt")["settings"]["vocab_size"]
+
+
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_one_and_two_processes_give_the_same_search(kind, tmp_path, pictures, sentences):
+    cfg, data = (RUN_IMAGES, pictures) if kind == "images" else (RUN_TEXT, sentences)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run = ["--search", *flags(dataclasses.replace(cfg, steps=3), data)]
+    torch.set_num_threads(1)
+    mf.main([*run, "--out", str(tmp_path / "one")])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", str(ROOT / "mformer.py")]
+    result = subprocess.run([*launch, *run, "--out", str(tmp_path / "two")], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    one, two = history(tmp_path / "one"), history(tmp_path / "two")
+    assert len(one) == len(two) == 22 and [line["arch"] for line in one] == [line["arch"] for line in two]
+    assert [line["score"] for line in one] == pytest.approx([line["score"] for line in two], abs=1e-4)
+
+
+def test_analyses_of_a_finished_search(tmp_path, pictures, capsys, monkeypatch):
+    monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))  # these rankers need not be good
+    cfg = dataclasses.replace(RUN_IMAGES, steps=2, runs=1)
+    base = flags(cfg, pictures)
+    mf.main(["--search", *base, "--out", str(tmp_path / "search")])
+    for name in ("importance", "ranker"):
+        mf.main(["--analyze", name, *base, "--init", str(tmp_path / "search"), "--out", str(tmp_path / name)])
+    rows = json.loads((tmp_path / "importance" / "rows.json").read_text())
+    assert {row["feature"] for row in rows} == {"Enc Layer Num", "Enc Emb Dim", "Enc FFN Dim", "Enc Head Num", "Enc Attn Type"} and len(rows) == 10
+    rows = json.loads((tmp_path / "ranker" / "rows.json").read_text())
+    assert [row["search"] for row in rows if "search" in row] == ["keep 3", "whole space"]
+    mf.main(["--analyze", "types", *base, "--arch", str(tmp_path / "search" / "best.json"), "--out", str(tmp_path / "types")])
+    rows = json.loads((tmp_path / "types" / "rows.json").read_text())
+    assert [set(row["arch"]["types"]) for row in rows[1:]] == [{"softmax"}, {"linear"}] and all(0 <= row["accuracy"] <= 1 for row in rows)
+    mf.main(["--analyze", "pareto", *base, "--compare", str(tmp_path / "types"), "--out", str(tmp_path / "pareto")])
+    rows = json.loads((tmp_path / "pareto" / "rows.json").read_text())
+    assert len(rows) == 3 and any(row["on_front"] for row in rows)
+    mf.main(["--analyze", "shape", *base, "--compare", "mformer", "cosformer*", "--out", str(tmp_path / "shape")])
+    rows = json.loads((tmp_path / "shape" / "rows.json").read_text())
+    assert rows[3]["architecture"] == "cosformer*" and [rows[3][f"layer {layer}"] for layer in (1, 2, 3)] == [1792, 1792, 1344]
+    capsys.readouterr()
+
+
+def test_describe_is_one_json_object(capsys):
+    mf.main(["--describe", "--preset", "base"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["published"]["mformer"]["paper"] == {"parameters": 19_312_906, "flops": 8_389_966_208}
+    assert shown["parameters"] == sum(shown["parts"].values()) and shown["flops"] > 8e9
+    mf.main(["--describe", "--task", "wmt14", "--arch", "mformer", "--preset", "base"])
+    assert json.loads(capsys.readouterr().out)["published"]["cosformer*"]["paper"]["parameters"] == 79_783_936
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--search", "--space", "both"], "--space both: choose from mixed, linear, softmax"),
+    (["--train", "--arch", "nothing"], "'nothing' is no architecture"),
+    (["--train", "--arch", '{"layers": 2, "hidden": 32, "ffn": [32], "heads": [2, 2], "types": ["linear", "linear"]}'], "ffn has 1 values for 2 layers"),
+    (["--evaluate"], "--init is missing"), (["--analyze", "nothing"], "choose from importance, types"),
+    (["--search", "--task", "wmt14", "--connect", "4", "--layers", "3"], "there are only 3 encoder layers"),
+    (["--search", "--cifar10", "nowhere"], "there is no data_batch"), (["--analyze", "importance"], "no history.jsonl"),
+    (["--search", "--latency_limit", "0.0001"], "raise the limit")])
+def test_mistakes_end_in_one_line(arguments, message, tmp_path, pictures, sentences):
+    from common.cli import UserError
+    cfg = RUN_TEXT if "wmt14" in arguments else dataclasses.replace(RUN_IMAGES, steps=1)
+    given = {argument for argument in arguments if argument.startswith("--")}
+    rest, skip = [], False
+    for argument in flags(cfg, sentences if "wmt14" in arguments else pictures):
+        skip = argument in given if argument.startswith("--") else skip
+        rest += [] if skip else [argument]
+    with pytest.raises(UserError, match=message):
+        mf.main([*arguments, *rest, "--out", str(tmp_path / "run")])
+
+
+# --- one file alone ------------------------------------------------------------------------------
+
+def test_file_copied_alone_builds_its_models_and_steps_its_searcher(tmp_path):
+    (tmp_path / "mformer.py").write_bytes((ROOT / "mformer.py").read_bytes())
+    code = """
+import random, sys, torch, mformer as mf
+cfg = mf.Config(layers=(2,), hidden=(16,), ffn=(16, 32), heads=(2,), head_dim=8, image=32, patch=8, population=10, generations=2)
+space = mf.space_of(cfg)
+supernet = mf.make_supernet(space, cfg)
+found = mf.evolve(space, lambda archs: [sum(arch.ffn) for arch in archs], lambda arch: True, cfg)
+best = min(found, key=found.get)
+assert best.ffn == (16, 16) and mf.extract(supernet, best)(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+assert "common" not in sys.modules
+print("alone")
+"""
+    top = [node for node in ast.parse((tmp_path / "mformer.py").read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {name.split(".")[0] for node in top for name in ([each.name for each in node.names] if isinstance(node, ast.Import) else [node.module])}
+    assert modules - set(sys.stdlib_module_names) == {"torch"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout == "alone\n", result.stderr
+
+
+def test_titles_are_those_of_all_papers():
+    titles = [[line for line in (ROOT / name).read_text().splitlines() if line.startswith("# ---")] for name in ("mformer.py", "autobert_zero.py")]
+    assert titles[0] == titles[1]
