@@ -47,7 +47,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions of a batch, I inputs of an attention graph, K kernel size
+# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions of a batch, I inputs of an
+# attention graph, K kernel size
 
 # --- configuration -------------------------------------------------------------------------------
 
@@ -134,9 +135,10 @@ PRESETS = {
 }
 
 # --- search space --------------------------------------------------------------------------------
-# An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a graph: a tuple of operations in evaluation order,
-# each ("name", operand) or ("name", operand, operand). Operands 0..3 are Q, K, V, P; operand 4 + i is the result of operation i; the last
-# operation is the output. A shape is a pair of axes: "nd" is tokens x head dim, "nn" tokens x tokens.
+# An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a graph: a tuple of
+# operations in evaluation order, each ("name", operand) or ("name", operand, operand). Operands 0..3 are Q, K, V, P;
+# operand 4 + i is the result of operation i; the last operation is the output. A shape is a pair of axes: "nd" is
+# tokens x head dim, "nn" tokens x tokens.
 
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer Search Space (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer Search Space (1)
@@ -171,8 +173,9 @@ def infer_graph(graph):
 
 
 def canonical(graph):
-    """The same function in one fixed order of operations: post-order from the output, equal sub-expressions merged, what the output does not use left
-    out, the operands of add sorted. Two graphs with the same canonical form are the same architecture."""
+    """The same function in one fixed order of operations: post-order from the output, equal sub-expressions merged,
+    what the output does not use left out, the operands of add sorted. Two graphs with the same canonical form are the
+    same architecture."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
@@ -213,8 +216,8 @@ def why_illegal(graph, max_path=None):
 
 
 def grow(rng, length):
-    """One attempt at a random graph of `length` operations: every step may use any operand, but never leaves more loose ends than the operations
-    that are left can tie together. None where the attempt ran dry."""
+    """One attempt at a random graph of `length` operations: every step may use any operand, but never leaves more loose
+    ends than the operations that are left can tie together. None where the attempt ran dry."""
     shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
     loose, graph = set(shapes), []
     for left in reversed(range(length)):  # operations to come after this one
@@ -234,7 +237,8 @@ def grow(rng, length):
 
 
 def sample_graph(rng, max_path):
-    """A random legal graph; every legal graph of up to max_path operations can come (Sec. 3.1: illegal ones are rejected early)."""
+    """A random legal graph; every legal graph of up to max_path operations can come (Sec. 3.1: illegal ones are
+    rejected early)."""
     while True:
         graph = grow(rng, rng.randint(1, max_path))
         if graph:
@@ -248,8 +252,8 @@ def sample_arch(rng, layers, max_path):
     return tuple(rng.choice(KERNELS) if rng.random() < 0.5 else sample_graph(rng, max_path) for _ in range(layers))
 
 
-# The text form: layers joined by " | "; a convolution is conv65; an attention is a formula, a sub-expression used twice gets a name first:
-# "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+# The text form: layers joined by " | "; a convolution is conv65; an attention is a formula, a sub-expression used twice
+# gets a name first: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
 FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid": "logsigmoid", "softsign": "softsign", "cosine": "cos", "euclidean": "dist"}
 
@@ -287,7 +291,8 @@ def _wrapped(part, tightness):
 
 
 def parse_formula(text):
-    """The canonical graph of a formula; ValueError says what is wrong with it. Nothing is evaluated: the syntax tree is read."""
+    """The canonical graph of a formula; ValueError says what is wrong with it. Nothing is evaluated: the syntax tree is
+    read."""
     graph, names = [], {name: index for index, name in enumerate(INPUTS)}
 
     def node(op, *operands):
@@ -361,8 +366,9 @@ NAMED = ("autobert-zero", "autobert-zero-att", "autobert-zero-conv", "bert")
 
 
 def named_arch(name, layers):
-    """One of NAMED with `layers` layers. autobert-zero has 12; a multiple of 12 repeats each (conv, attention) pair right after itself (App. D.2);
-    fewer layers take pairs evenly spaced from first to last (D14), an odd number drops the last attention."""
+    """One of NAMED with `layers` layers. autobert-zero has 12; a multiple of 12 repeats each (conv, attention) pair
+    right after itself (App. D.2); fewer layers take pairs evenly spaced from first to last (D14), an odd number drops
+    the last attention."""
     if name == "bert":
         return parse_arch(BERT_ATTENTION) * layers
     count = (layers + 1) // 2
@@ -375,8 +381,9 @@ def named_arch(name, layers):
 
 
 def ablate(arch, kind):
-    """Table 5: "-att" replaces each convolution with the attention layer directly behind it (the last ones: before it), "-conv" each attention
-    with the convolution before it (our choice; the first ones: behind it). "" changes nothing. ValueError where there is nothing to take."""
+    """Table 5: "-att" replaces each convolution with the attention layer directly behind it (the last ones: before it),
+    "-conv" each attention with the convolution before it (our choice; the first ones: behind it). "" changes nothing.
+    ValueError where there is nothing to take."""
     keep = {"-att": tuple, "-conv": int}.get(kind)
     if keep is None:
         return arch
@@ -409,7 +416,8 @@ def mermaid(arch):
 
 
 def hide(x, axes, contracted, mask):
-    """x with zeros where the contracted axis stands on padding (D5). x (B, N, *axes), mask (B, T) True at real tokens or None."""
+    """x with zeros where the contracted axis stands on padding (D5). x (B, N, *axes), mask (B, T) True at real tokens
+    or None."""
     if mask is None or axes[contracted] != "n":
         return x
     return torch.where(mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :], x, 0.0)
@@ -443,8 +451,9 @@ def run_op(op, values, axes, mask, dropout):
 
 
 def find_softmax_attention(graph):
-    """(A, X, C) where a graph's output is softmax(scale(A @ X)) @ C with A, C tokens x head dim and X head dim x tokens, else None. Such a graph
-    runs as scaled_dot_product_attention(A, X^T, C), which never keeps the tokens x tokens matrix."""
+    """(A, X, C) where a graph's output is softmax(scale(A @ X)) @ C with A, C tokens x head dim and X head dim x
+    tokens, else None. Such a graph runs as scaled_dot_product_attention(A, X^T, C), which never keeps the tokens x
+    tokens matrix."""
     first = len(INPUTS)
 
     def only(operand, op):
@@ -468,8 +477,9 @@ def find_softmax_attention(graph):
 def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
     """The output (B, N, T, D) of an attention graph.
 
-    inputs: {operand: (B, N, T, D)} for the inputs it reads; mask (B, T) True at real tokens, None where all are; dropout on the attention weights.
-    fuse=False evaluates node by node even where the graph has the form of a softmax attention.
+    inputs: {operand: (B, N, T, D)} for the inputs it reads; mask (B, T) True at real tokens, None where all are;
+    dropout on the attention weights. fuse=False evaluates node by node even where the graph has the form of a softmax
+    attention.
     """
     shapes, found = infer_graph(graph), find_softmax_attention(graph) if fuse else None
     values, wanted = dict(inputs), set(range(len(INPUTS), len(INPUTS) + len(graph)))
@@ -492,7 +502,8 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
 
 
 class AttentionMixer(nn.Module):
-    """A searched attention: its inputs are projections of x, its graph runs per head, W_O ends it. (B, T, H) -> (B, T, H)."""
+    """A searched attention: its inputs are projections of x, its graph runs per head, W_O ends it. (B, T, H) -> (B, T,
+    H)."""
 
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
@@ -512,9 +523,11 @@ BAND_TOKENS = 1024  # longer sequences always run as a grouped convolution: a ba
 
 
 def light_conv(x, kernel, band=None):
-    """Lightweight convolution (Wu et al. 2018): each head has one softmax-normalised kernel for all its channels. x (B, T, H), kernel (N, K) raw.
+    """Lightweight convolution (Wu et al. 2018): each head has one softmax-normalised kernel for all its channels. x (B,
+    T, H), kernel (N, K) raw.
 
-    As a band matrix (T x T a head) its cost does not depend on K; as a grouped convolution it grows with K. band=None takes the faster one.
+    As a band matrix (T x T a head) its cost does not depend on K; as a grouped convolution it grows with K. band=None
+    takes the faster one.
     """
     B, T, H = x.shape
     N, K = kernel.shape
@@ -532,9 +545,11 @@ def light_conv(x, kernel, band=None):
 
 
 class ConvMixer(nn.Module):
-    """A convolution layer's mixer: linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)). (B, T, H) -> (B, T, H).
+    """A convolution layer's mixer: linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer
+    (1)). (B, T, H) -> (B, T, H).
 
-    transform: in a search, the matrix that adapts the centre of the shared 65-kernel to this size (Sec. 3.2, BIWS (1)); shared by all heads.
+    transform: in a search, the matrix that adapts the centre of the shared 65-kernel to this size (Sec. 3.2, BIWS (1));
+    shared by all heads.
     """
 
     def __init__(self, size, hidden, heads, shared=False):
@@ -632,7 +647,8 @@ class LanguageModel(nn.Module):
         init_weights(self, cfg.init_std)
 
     def forward(self, ids, segments, lengths, positions):
-        """positions (M,): where in ids.flatten() words are to be predicted. Returns MLM logits (M, V) and next-sentence logits (B, 2)."""
+        """positions (M,): where in ids.flatten() words are to be predicted. Returns MLM logits (M, V) and next-sentence
+        logits (B, 2)."""
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
         masked = x.flatten(0, 1)[positions]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
@@ -671,7 +687,8 @@ class SpanReader(nn.Module):
 
 
 def slot(name, value, arch):
-    """Where a candidate's weight lives in the super-net: (name there, indices of the rows, indices of the columns; None is all of them)."""
+    """Where a candidate's weight lives in the super-net: (name there, indices of the rows, indices of the columns; None
+    is all of them)."""
     found = re.fullmatch(r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)", name)
     if not found:
         return name, None, None
@@ -692,8 +709,9 @@ def take(tensor, rows, columns):
 
 
 class SuperNet:
-    """Bi-branch weight sharing (Sec. 3.2): in each layer an attention of four inputs and a convolution of kernel 65, with a transformation matrix for
-    each smaller kernel. It is never run: candidates take their weights from it and give them back."""
+    """Bi-branch weight sharing (Sec. 3.2): in each layer an attention of four inputs and a convolution of kernel 65,
+    with a transformation matrix for each smaller kernel. It is never run: candidates take their weights from it and
+    give them back."""
 
     def __init__(self, cfg):
         everything = canonical(parse_formula("Q + K + V + P"))
@@ -714,10 +732,12 @@ class SuperNet:
                 value.copy_(take(self.weights[there], rows, columns))
 
     def write_back(self, candidates):
-        """Take over the trained weights of one round: an iterable of (arch, state_dict) from the best score to the worst.
+        """Take over the trained weights of one round: an iterable of (arch, state_dict) from the best score to the
+        worst.
 
-        Each candidate writes the weights that no better one has written (D10). So the order in which they finished does not matter, the best
-        candidate's layers stay together as they were trained, and no two trained networks are averaged, which does not give a trained network.
+        Each candidate writes the weights that no better one has written (D10). So the order in which they finished does
+        not matter, the best candidate's layers stay together as they were trained, and no two trained networks are
+        averaged, which does not give a trained network.
         """
         written = {}
         for arch, state in candidates:
@@ -731,7 +751,8 @@ class SuperNet:
                 done[index] = True
 
     def start_from(self, given):
-        """Take over what read_run returned: another search's super-net, or one trained network where its architecture has weights."""
+        """Take over what read_run returned: another search's super-net, or one trained network where its architecture
+        has weights."""
         weights, searched, arch = given
         if searched:
             self.load_state_dict(weights)
@@ -750,7 +771,8 @@ class SuperNet:
 def ucb(totals, counts, alpha):
     """Eq. 3 for one position: u_i = mu_i + alpha sqrt(2 log N / N_i).
 
-    totals, counts: summed scores and number of samples of each option. An option never sampled takes the mean of all and N_i = 1 (D8).
+    totals, counts: summed scores and number of samples of each option. An option never sampled takes the mean of all
+    and N_i = 1 (D8).
     """
     N = sum(counts)
     mean = sum(totals) / max(N, 1)
@@ -766,8 +788,8 @@ def softmax(scores):
 
 
 class OperationPriority:
-    """What the history says about operations: a distribution for each position of the path, shared by all attention layers, as many as the longest
-    path seen; and one over kernel sizes for each layer (Sec. 3.2)."""
+    """What the history says about operations: a distribution for each position of the path, shared by all attention
+    layers, as many as the longest path seen; and one over kernel sizes for each layer (Sec. 3.2)."""
 
     def __init__(self, history, cfg):
         self.cfg, self.cells = cfg, defaultdict(lambda: ([0.0] * len(OPS), [0] * len(OPS)))
@@ -800,8 +822,9 @@ class OperationPriority:
 
 
 def edit_graph(graph, rng, priority, max_path):
-    """A legal graph one edit away: at a random position of the path an operation is replaced, inserted behind or deleted; the new operation is drawn
-    from that position's distribution, its second operand from what stands before it (D7). Illegal outcomes are drawn again."""
+    """A legal graph one edit away: at a random position of the path an operation is replaced, inserted behind or
+    deleted; the new operation is drawn from that position's distribution, its second operand from what stands before it
+    (D7). Illegal outcomes are drawn again."""
     first = len(INPUTS)
     while True:
         position = rng.randrange(len(graph))
@@ -830,10 +853,11 @@ def edit_graph(graph, rng, priority, max_path):
 
 
 def mutate(parent, rng, priority, cfg):
-    """A child (Alg. 1, lines 6 and 7): one random layer changes its kind, then one random layer is changed inside, guided by the priorities.
+    """A child (Alg. 1, lines 6 and 7): one random layer changes its kind, then one random layer is changed inside,
+    guided by the priorities.
 
-    A layer that becomes an attention takes a random one of the parent's, or a random graph; one that becomes a convolution, and a convolution
-    that is changed inside, draws its kernel from the layer's distribution.
+    A layer that becomes an attention takes a random one of the parent's, or a random graph; one that becomes a
+    convolution, and a convolution that is changed inside, draws its kernel from the layer's distribution.
     """
     child = list(parent)
 
@@ -856,15 +880,17 @@ def mutate(parent, rng, priority, cfg):
 
 
 def round_sizes(cfg):
-    """Candidates in each round: the initial population in rounds of the later size (D11), then the children of the parents."""
+    """Candidates in each round: the initial population in rounds of the later size (D11), then the children of the
+    parents."""
     later = cfg.parents * cfg.children
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(parent's id or None, arch)]: a function of the history, the round's number and the seed alone, so every process
-    proposes the same and a resumed search proposes what it would have. No architecture is proposed twice."""
+    """The candidates of a round, [(parent's id or None, arch)]: a function of the history, the round's number and the
+    seed alone, so every process proposes the same and a resumed search proposes what it would have. No architecture is
+    proposed twice."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
@@ -885,10 +911,11 @@ def propose(history, number, cfg):
 
 
 def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
-    """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds} and its weights as pre-trained.
+    """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds} and its weights as
+    pre-trained.
 
-    number: of the round, which rules the text it sees. path: where the state inside the candidate is kept, so that it can be resumed. tick(n):
-    progress.
+    number: of the round, which rules the text it sees. path: where the state inside the candidate is kept, so that it
+    can be resumed. tick(n): progress.
     """
     from common.distributed import Checkpoint, Ranks
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
@@ -908,7 +935,8 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
 
 
 def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: None):
-    """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model's encoder on each task."""
+    """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model's encoder on each
+    task."""
     scores = {}
     for task in tasks:
         if task.name == "MLM":
@@ -922,7 +950,8 @@ def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: 
 
 
 def search(cfg):
-    """OP-NAS (Algorithm 1). The candidates of a round are shared out over the processes; all else is the same on each of them."""
+    """OP-NAS (Algorithm 1). The candidates of a round are shared out over the processes; all else is the same on each
+    of them."""
     from common.distributed import Checkpoint, barrier, launch, on_main, progress, say
     with launch(cfg.device) as ranks:
         given = read_run(cfg) if cfg.init else None
@@ -957,8 +986,8 @@ def search(cfg):
 
 
 def evaluate_once(path, arch, number, supernet, data, cfg, tick):
-    """evaluate_candidate, with its outcome kept in path.pt (weights) and path.json (the rest, written last), so that a candidate that is done is not
-    done again."""
+    """evaluate_candidate, with its outcome kept in path.pt (weights) and path.json (the rest, written last), so that a
+    candidate that is done is not done again."""
     from common.distributed import save_file, write_atomic
     if not path.with_suffix(".json").exists():
         result, weights = evaluate_candidate(arch, number, supernet, data, cfg, path.with_suffix(".training.pt"), tick)
@@ -1013,9 +1042,11 @@ def show_best(best, ranks):
 
 
 def next_sentence_pairs(segments, tokenizer, generator):
-    """[CLS] A [SEP] B [SEP] with B the continuation (label 0) or, in half of the cases and where there is none, text from elsewhere (label 1).
+    """[CLS] A [SEP] B [SEP] with B the continuation (label 0) or, in half of the cases and where there is none, text
+    from elsewhere (label 1).
 
-    segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,), with T = the segments' width + 3.
+    segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,), with T = the segments'
+    width + 3.
     """
     R, width = segments.first.shape
     other = (torch.rand(R, generator=generator) < 0.5) | (segments.second_length == 0)
@@ -1034,8 +1065,8 @@ def next_sentence_pairs(segments, tokenizer, generator):
 def mask_tokens(ids, tokenizer, rate, generator):
     """BERT's masking: `rate` of the text is to be predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
 
-    ids (B, T). Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). M depends on B and T alone, so that shapes are static;
-    label -100 marks what padding leaves over.
+    ids (B, T). Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). M depends on B and T alone, so
+    that shapes are static; label -100 marks what padding leaves over.
     """
     M = max(1, round(rate * ids.numel()))
     text = ((ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)).flatten().nonzero()[:, 0]
@@ -1067,8 +1098,8 @@ class Data:
 
 
 def open_run(cfg, action, ranks, flags=("corpus", "glue"), tasks=False):
-    """Open the run folder and what the run reads. flags: the data flags that the demo data stands in for; tasks: read the proxy tasks too. Returns
-    (RunFolder, Data)."""
+    """Open the run folder and what the run reads. flags: the data flags that the demo data stands in for; tasks: read
+    the proxy tasks too. Returns (RunFolder, Data)."""
     from common import glue
     from common.distributed import RunFolder
     from common.inputs import fill_in, open_text
@@ -1120,7 +1151,8 @@ def set_rate(optimizer, rate):
 
 
 def language_batch(data, corpus, cfg, position, rows):
-    """Examples position .. position + rows - 1 of a corpus's endless stream, as tensors on the device: the arguments of language_losses."""
+    """Examples position .. position + rows - 1 of a corpus's endless stream, as tensors on the device: the arguments of
+    language_losses."""
     from common.distributed import seed_of
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
@@ -1148,9 +1180,9 @@ def wrap(model, cfg, ranks):
 def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick=lambda done: None, report=None):
     """Masked-language-model and next-sentence pre-training from example number `first` on.
 
-    A batch is cut in --accumulate logical shards (at least one a process), each with a seed of its own, so that the examples and the dropout of a
-    step do not depend on the number of processes. report(step, losses, rate) is called every --log_every steps. Raises Diverged, and Stop after
-    SIGTERM (state saved).
+    A batch is cut in --accumulate logical shards (at least one a process), each with a seed of its own, so that the
+    examples and the dropout of a step do not depend on the number of processes. report(step, losses, rate) is called
+    every --log_every steps. Raises Diverged, and Stop after SIGTERM (state saved).
     """
     from common.distributed import Stop, autocast, seed_everything, shard_range, stopping
     optimizer, start = make_optimizer(model, cfg.weight_decay), 0
@@ -1191,7 +1223,8 @@ def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text, the same examples for every model; shared out over the processes."""
+    """Loss and accuracy of both objectives on held-out text, the same examples for every model; shared out over the
+    processes."""
     from common.distributed import autocast, reduce_mean
     model.eval()
     sums, rows = torch.zeros(5, dtype=torch.float64), max(1, min(32, cfg.batch))
@@ -1209,7 +1242,8 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 
 
 def pretrain(cfg):
-    """Full training of one architecture (App. D.2), from scratch or from a run folder (--init; a search's: AutoBERT-Zero*)."""
+    """Full training of one architecture (App. D.2), from scratch or from a run folder (--init; a search's:
+    AutoBERT-Zero*)."""
     from common.cli import UserError
     from common.distributed import Checkpoint, launch, peak_flops, peak_memory, progress, say, seed_everything
     with launch(cfg.device) as ranks:
@@ -1272,7 +1306,8 @@ SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule 
 
 
 def read_run(cfg):
-    """What --init points at: a run folder of --pretrain or --search. Returns (weights, whether they are a super-net, else their architecture).
+    """What --init points at: a run folder of --pretrain or --search. Returns (weights, whether they are a super-net,
+    else their architecture).
 
     Sets the model's shape, the tokenizer and, unless --arch names another, the architecture in cfg to the folder's.
     """
@@ -1299,8 +1334,8 @@ def read_run(cfg):
 
 
 def start_from(model, source):
-    """Load what read_run returned into a LanguageModel or a Classifier; says what was taken over, made anew and left out. A shape that does not fit
-    is a UserError unless it belongs to a head."""
+    """Load what read_run returned into a LanguageModel or a Classifier; says what was taken over, made anew and left
+    out. A shape that does not fit is a UserError unless it belongs to a head."""
     from common.cli import UserError
     weights, searched, _ = source
     arch, taken, anew = model.encoder.arch, [], []
@@ -1321,11 +1356,13 @@ def start_from(model, source):
     return f"--init: {len(taken)} weights taken over; made anew: {', '.join(anew) or 'none'}; left out: {', '.join(left) or 'none'}"
 
 
-# A fine-tuning problem has name, outputs, steps, batches, loss, evaluate and predict; GlueTask and SquadTask are the two kinds.
+# A fine-tuning problem has name, outputs, steps, batches, loss, evaluate and predict; GlueTask and SquadTask are the
+# two kinds.
 
 
 class HeldOutText:
-    """The proxy task "MLM": the share of masked words of held-out text that a candidate finds, without any fine-tuning (D15)."""
+    """The proxy task "MLM": the share of masked words of held-out text that a candidate finds, without any fine-tuning
+    (D15)."""
     name = "MLM"
 
     def __init__(self, data, ranks):
@@ -1449,8 +1486,8 @@ def infer_batch(model, batch, cfg, device):
 def train_task(model, task, cfg, device, tick=lambda done: None, keep_best=False):
     """Fine-tune on one task (App. D.1, D.2); returns its metrics on dev.
 
-    keep_best: look at dev every --eval_every steps and end with the best weights seen, as App. D.2's evaluation interval implies; otherwise the last
-    weights count. Raises Diverged, and Stop after SIGTERM.
+    keep_best: look at dev every --eval_every steps and end with the best weights seen, as App. D.2's evaluation
+    interval implies; otherwise the last weights count. Raises Diverged, and Stop after SIGTERM.
     """
     from common.distributed import Stop, autocast, seed_everything, stop_requested
     model.to(device)
@@ -1487,7 +1524,8 @@ FROM_MNLI = ("RTE", "STS-B", "MRPC")  # App. D.2: fine-tuned from an MNLI checkp
 
 
 def open_task(name, tokenizer, cfg):
-    """The fine-tuning problem of a name in --finetune, with every split that is there. UserError where it is unknown."""
+    """The fine-tuning problem of a name in --finetune, with every split that is there. UserError where it is unknown.
+    """
     from common import glue
     if name in ("squad1", "squad2"):
         return SquadTask(name, tokenizer, cfg)
@@ -1512,7 +1550,8 @@ LEARNING_RATES, WEIGHT_DECAYS = (1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.
 
 
 def finetune_jobs(names, cfg):
-    """[(task, run, settings of its own)]: --runs seeds, and with --grid each learning rate and weight decay of App. D.2."""
+    """[(task, run, settings of its own)]: --runs seeds, and with --grid each learning rate and weight decay of App.
+    D.2."""
     jobs = []
     for name in names:
         own = {"squad1": dict(finetune_batch=32), "squad2": dict(finetune_batch=48, finetune_epochs=2)}.get(name, {}) if cfg.preset != "demo" else {}
@@ -1522,7 +1561,8 @@ def finetune_jobs(names, cfg):
 
 
 def finetune(cfg, text):
-    """Fine-tune on GLUE and SQuAD (App. D.2). The jobs are shared out over the processes; a job that is done is not done again."""
+    """Fine-tune on GLUE and SQuAD (App. D.2). The jobs are shared out over the processes; a job that is done is not
+    done again."""
     from common.distributed import barrier, launch, on_main, progress
     with launch(cfg.device) as ranks:
         names, source = task_names(text), read_run(cfg) if cfg.init else None
@@ -1584,8 +1624,8 @@ def best_job(folder, name):
 
 
 def summarise(folder, names):
-    """{tasks: {task: median, mean, sd, n, setting, metrics of the median run}, averages}; the setting with the best median stands for a task. The
-    predictions of each median run are copied to folder/submission."""
+    """{tasks: {task: median, mean, sd, n, setting, metrics of the median run}, averages}; the setting with the best
+    median stands for a task. The predictions of each median run are copied to folder/submission."""
     from common import glue
     tasks = {}
     for name in names:
@@ -1618,7 +1658,8 @@ def show_scores(result, ranks):
 
 
 def count_flops(arch, cfg, T):
-    """FLOPs of one forward of T tokens, 2 a multiply-add, matrix products and convolutions only: {"layers", "vocabulary_head"}."""
+    """FLOPs of one forward of T tokens, 2 a multiply-add, matrix products and convolutions only: {"layers",
+    "vocabulary_head"}."""
     H, E, total = cfg.hidden, cfg.embedding or cfg.hidden, 0
     sizes = {"n": T, "d": H // cfg.heads}
     for layer in arch:
@@ -1637,8 +1678,8 @@ def count_flops(arch, cfg, T):
 
 
 def count_parameters(arch, cfg):
-    """Unique parameters by part, from the model built without memory, and the paper's "#Params of Att" (Tables 3, 5): the projections that make a
-    layer's inputs, with biases, without W_O."""
+    """Unique parameters by part, from the model built without memory, and the paper's "#Params of Att" (Tables 3, 5):
+    the projections that make a layer's inputs, with biases, without W_O."""
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
     parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
@@ -1656,7 +1697,8 @@ PUBLISHED_COUNTS = {  # (name, hidden): parameters, parameters of attention, FLO
 
 
 def describe(cfg):
-    """Print one JSON object: parameters, FLOPs, the published figures beside them, and with --measure latency and memory (Table 7)."""
+    """Print one JSON object: parameters, FLOPs, the published figures beside them, and with --measure latency and
+    memory (Table 7)."""
     arch = read_arch(cfg)
     parts, attention = count_parameters(arch, cfg)
     flops = count_flops(arch, cfg, 128)
@@ -1673,7 +1715,8 @@ def describe(cfg):
 
 @torch.no_grad()
 def measure(arch, cfg, rounds=5):
-    """Seconds and peak memory of a forward of --measure_batch sequences, beside BERT of the same shape, in turns (Table 7: batches of 128)."""
+    """Seconds and peak memory of a forward of --measure_batch sequences, beside BERT of the same shape, in turns (Table
+    7: batches of 128)."""
     from common.distributed import autocast, pick_device
     device, seconds = pick_device(cfg.device), {"this": [], "bert": []}
     models = {"this": Encoder(arch, cfg).to(device).eval(), "bert": Encoder(named_arch("bert", cfg.layers), cfg).to(device).eval()}
@@ -1717,8 +1760,8 @@ def run_folders(cfg, flag="folders"):
 def uniformity(states, lengths):
     """Figure 5's two measures, a value a layer, averaged over the sequences; padding is left out.
 
-    states: [(B, T, H)] of every layer; lengths (B,). Residual: ||X - 1 x^T|| / ||X||, Frobenius norms, x the mean token (0: all tokens alike).
-    Cosine: mean over pairs of different tokens.
+    states: [(B, T, H)] of every layer; lengths (B,). Residual: ||X - 1 x^T|| / ||X||, Frobenius norms, x the mean token
+    (0: all tokens alike). Cosine: mean over pairs of different tokens.
     """
     mask = (torch.arange(states[0].shape[1], device=lengths.device) < lengths[:, None])[..., None]  # (B, T, 1)
     count, residuals, cosines = lengths[:, None].float(), [], []
@@ -1733,7 +1776,8 @@ def uniformity(states, lengths):
 
 @torch.no_grad()
 def analyze_uniformity(cfg):
-    """Figure 5: how alike the tokens' representations become, layer by layer, on --samples examples of the first of --tasks."""
+    """Figure 5: how alike the tokens' representations become, layer by layer, on --samples examples of the first of
+    --tasks."""
     from common import glue
     from common.distributed import Ranks, pick_device
     from common.inputs import fill_in
@@ -1770,8 +1814,8 @@ def analyze_uniformity(cfg):
 
 
 def analyze_fidelity(cfg):
-    """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone; Kendall's tau, by task, between the score in
-    the search and the score alone. Continues where it stopped."""
+    """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone; Kendall's
+    tau, by task, between the score in the search and the score alone. Continues where it stopped."""
     from common import metrics
     from common.distributed import Ranks, RunFolder, pick_device, progress, read_jsonl, seed_everything, write_atomic
     from common.inputs import fill_in, open_text
@@ -1813,7 +1857,8 @@ def analyze_fidelity(cfg):
 
 
 def analyze_search(cfg):
-    """Figure 6: the best score so far by number of evaluated candidates, mean and spread over the seeds of each strategy among --folders."""
+    """Figure 6: the best score so far by number of evaluated candidates, mean and spread over the seeds of each
+    strategy among --folders."""
     from common.distributed import read_jsonl
     from common.report import write_report
     curves = defaultdict(list)
@@ -1843,7 +1888,8 @@ def analyze_search(cfg):
 
 
 def analyze_operations(cfg):
-    """What the UCB of a search has learned: the probability of each operation by position, and of each kernel size by layer."""
+    """What the UCB of a search has learned: the probability of each operation by position, and of each kernel size by
+    layer."""
     from common.distributed import read_jsonl
     from common.report import write_report
     folder = run_folders(cfg)[0]

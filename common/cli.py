@@ -21,7 +21,8 @@ class UserError(Exception):
 
 
 def field_comments(config_class):
-    """{field name: its trailing comment} of a dataclass, read from the source; empty where the source is not at hand."""
+    """{field name: its trailing comment} of a dataclass, read from the source; empty where the source is not at hand.
+    """
     try:
         source = inspect.getsource(config_class)
     except OSError:
@@ -30,7 +31,8 @@ def field_comments(config_class):
 
 
 def add_field(parser, field, help_text):
-    """One dataclass field as one flag. bool fields are switches and must default to False; tuple[X, ...] takes several values."""
+    """One dataclass field as one flag. bool fields are switches and must default to False; tuple[X, ...] takes several
+    values."""
     kind = field.type if not isinstance(field.type, str) else eval_type(field.type)
     optional = isinstance(kind, types.UnionType)
     if optional:  # `float | None`: None means "not given"
@@ -60,10 +62,10 @@ class Parser(argparse.ArgumentParser):
 def parse(config_class, presets, actions, description, argv=None):
     """Parse a paper file's command line.
 
-    config_class: dataclass with a field `preset`; presets: {preset: {field: value, ACTION: {field: value, ...}}}, the inner ones for that action
-    alone; actions: {name: (help, metavar or None)}, the metavar for an action that takes a value (`--finetune TASKS`).
-    Returns (action, its value or True, config); (None, None, config) where no action was given, after printing the help.
-    Errors exit with status 2 and one line.
+    config_class: dataclass with a field `preset`; presets: {preset: {field: value, ACTION: {field: value, ...}}}, the
+    inner ones for that action alone; actions: {name: (help, metavar or None)}, the metavar for an action that takes a
+    value (`--finetune TASKS`). Returns (action, its value or True, config); (None, None, config) where no action was
+    given, after printing the help. Errors exit with status 2 and one line.
     """
     parser = Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one a call").add_mutually_exclusive_group()
@@ -92,7 +94,8 @@ def parse(config_class, presets, actions, description, argv=None):
 
 
 def run(main):
-    """Call main() as a program: a UserError or a full disk ends in one line on stderr and exit status 2, Ctrl-C in exit status 130."""
+    """Call main() as a program: a UserError or a full disk ends in one line on stderr and exit status 2, Ctrl-C in exit
+    status 130."""
     name = sys.argv[0].rsplit("/", 1)[-1]
     try:
         sys.exit(main())

@@ -51,7 +51,8 @@ class Ranks:
 
 @contextlib.contextmanager
 def launch(device="auto"):
-    """Join the process group that torchrun describes (none: a single process) and yield Ranks; SIGTERM is turned into a request to stop."""
+    """Join the process group that torchrun describes (none: a single process) and yield Ranks; SIGTERM is turned into a
+    request to stop."""
     rank, size, local = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
     ranks = Ranks(rank, size, pick_device(device, local))
     signal.signal(signal.SIGTERM, _note_sigterm)
@@ -66,7 +67,8 @@ def launch(device="auto"):
 
 
 def pick_device(name, local_rank=0):
-    """torch.device of "auto" (CUDA where there is one), "cpu", "cuda" (this process's own) or "cuda:1"; UserError where it is not there."""
+    """torch.device of "auto" (CUDA where there is one), "cpu", "cuda" (this process's own) or "cuda:1"; UserError where
+    it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -85,7 +87,8 @@ def pick_device(name, local_rank=0):
 
 
 def pick_dtype(name, device):
-    """torch.dtype of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100 times slower in bfloat16)."""
+    """torch.dtype of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100 times
+    slower in bfloat16)."""
     if name not in ("auto", "float32", "bfloat16"):
         raise UserError(f"--dtype {name}: choose auto, float32 or bfloat16")
     if name == "auto":
@@ -99,7 +102,8 @@ def autocast(dtype, device):
 
 
 def on_main(ranks, function, *args, **kwargs):
-    """function(*args) on rank 0 alone; every rank gets its (small) result, or raises its UserError, so that no rank waits for a dead one."""
+    """function(*args) on rank 0 alone; every rank gets its (small) result, or raises its UserError, so that no rank
+    waits for a dead one."""
     outcome = None
     if ranks.main:
         try:
@@ -142,7 +146,8 @@ def reduce_mean(ranks, *values):
 
 
 def shard_range(ranks, shards):
-    """The logical shards of this rank: a contiguous block of range(shards), so that sums in the order of the shards can be built in parts."""
+    """The logical shards of this rank: a contiguous block of range(shards), so that sums in the order of the shards can
+    be built in parts."""
     if shards % ranks.size:
         raise UserError(f"{shards} shards cannot be shared out evenly to {ranks.size} processes; make one a multiple of the other (--accumulate)")
     share = shards // ranks.size
@@ -152,9 +157,9 @@ def shard_range(ranks, shards):
 class ShardSum:
     """Sum of the shards' tensors in one fixed order, bit for bit the same on 1, 2, 4, ... processes.
 
-    The order is a binary tree over the shards: ((s0 + s1) + (s2 + s3)) + .... A rank adds its block of the tree with add() (at most
-    log2(block) buffers are alive), total() joins the blocks across ranks, each pair of partners exchanging its partial sums. Blocks that are no
-    power of two are added in rank order instead.
+    The order is a binary tree over the shards: ((s0 + s1) + (s2 + s3)) + .... A rank adds its block of the tree with
+    add() (at most log2(block) buffers are alive), total() joins the blocks across ranks, each pair of partners
+    exchanging its partial sums. Blocks that are no power of two are added in rank order instead.
     """
 
     def __init__(self, ranks):
@@ -198,14 +203,16 @@ def seed_of(*key):
 
 
 def seed_everything(*key):
-    """Seed torch (all devices) and random from key; one call before each micro-batch makes dropout a function of the step."""
+    """Seed torch (all devices) and random from key; one call before each micro-batch makes dropout a function of the
+    step."""
     seed = seed_of(*key)
     torch.manual_seed(seed)
     random.seed(seed)
 
 
 def peak_flops(device, dtype="auto", seconds=0.5):
-    """Matrix-product FLOP/s that this device reaches (best of several): the measured roof against which runs are judged."""
+    """Matrix-product FLOP/s that this device reaches (best of several): the measured roof against which runs are
+    judged."""
     size = 8192 if device.type == "cuda" else 1024
     left = torch.randn(size, size, device=device, dtype=pick_dtype(dtype, device))
     best, began = float("inf"), time.perf_counter()
@@ -270,9 +277,11 @@ def read_jsonl(path):
 
 
 class RunFolder:
-    """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0; a folder made with other settings is refused.
+    """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0; a folder made with other settings is
+    refused.
 
-    settings: every knob; compared with the folder's, but for NOT_COMPARED. restart: begin anew, everything in the folder that a run writes goes.
+    settings: every knob; compared with the folder's, but for NOT_COMPARED. restart: begin anew, everything in the
+    folder that a run writes goes.
     """
 
     def __init__(self, out, settings, action, ranks, restart=False, extra=None):
@@ -370,7 +379,8 @@ def save_file(path, state):
 
 
 def load_file(path, device="cpu"):
-    """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. UserError where it cannot be read."""
+    """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. UserError where it cannot be
+    read."""
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
@@ -382,8 +392,8 @@ def load_file(path, device="cpu"):
 class Checkpoint:
     """Saves and restores named objects that have state_dict / load_state_dict, plus small values.
 
-    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last save, {} where there is none. A torn or missing
-    newest file falls back to the one before it.
+    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last save, {} where there is
+    none. A torn or missing newest file falls back to the one before it.
     """
 
     def __init__(self, path, ranks, **owned):

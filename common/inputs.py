@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def fill_in(cfg, ranks, *names):
-    """Point the data flags `names` that were left out at the demo data, which is made on first use. Returns what config.json says about it."""
+    """Point the data flags `names` that were left out at the demo data, which is made on first use. Returns what
+    config.json says about it."""
     missing = [name for name in names if not getattr(cfg, name)]
     if not missing:
         return {}
@@ -37,8 +38,9 @@ class Text:
 def open_text(cfg, ranks, folder, held_out=0.05):
     """cfg.corpus, cfg.tokenizer and cfg.vocab_size as Text.
 
-    A corpus that `data/prepare.py corpus` made (one folder with meta.json) is used as it is, with the tokenizer beside it. Otherwise the tokenizer
-    is trained (unless --tokenizer gives one) and the token files are made under folder/corpus, once. Sets cfg.vocab_size to the tokenizer's.
+    A corpus that `data/prepare.py corpus` made (one folder with meta.json) is used as it is, with the tokenizer beside
+    it. Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made under
+    folder/corpus, once. Sets cfg.vocab_size to the tokenizer's.
     """
     prepared = len(cfg.corpus) == 1 and (Path(cfg.corpus[0]) / "meta.json").exists()
     target = Path(cfg.corpus[0]) if prepared else Path(folder) / "corpus"
@@ -51,7 +53,8 @@ def open_text(cfg, ranks, folder, held_out=0.05):
 
 
 def make_text(cfg, target, ranks):
-    """Train or copy the tokenizer into the folder target, and make the token files there, unless both are there already."""
+    """Train or copy the tokenizer into the folder target, and make the token files there, unless both are there
+    already."""
     if (target / "meta.json").exists():
         return
     for path in cfg.corpus:
