@@ -105,6 +105,7 @@ class Config:
     latency_threads: int = 1  # CPU threads there
     latency_batch: int = 1  # sequences at a time there
     latency_length: int = 128  # tokens a sequence there
+    latency_clock: str = "wall"  # wall | cpu (the process's own seconds: for one thread on a busy machine)
     latency_runs: int = 9  # timed runs of a measurement, after two that warm up; the fastest and the slowest quarter are left out
     latency_rounds: int = 2  # times that each architecture is measured; the lower value counts
     latency_archs: int = 400  # architectures to measure for the predictor
@@ -549,13 +550,13 @@ def time_model(arch, cfg):
     for value in encoder.parameters():
         value.uniform_(-0.05, 0.05)
     ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
-    times = []
+    times, clock = [], time.process_time if cfg.latency_clock == "cpu" else time.perf_counter
     for _ in range(cfg.latency_runs + 2):
-        began = time.perf_counter()
+        began = clock()
         encoder.pool(encoder(ids, torch.zeros_like(ids)))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(1000 * (time.perf_counter() - began))
+        times.append(1000 * (clock() - began))
     times, cut = sorted(times[2:]), cfg.latency_runs // 4
     return sum(times[cut:len(times) - cut]) / (len(times) - 2 * cut)
 
@@ -1247,14 +1248,15 @@ def checked_space(cfg, variant="ebl"):
         raise UserError(str(error)) from None
 
 
-def checked_arch(text, default=None):
-    """The Arch of --arch: its text form, or a best.json; UserError where it is none."""
+def checked_arch(text, needed=True):
+    """The Arch of --arch: its text form, or a best.json. None where there is no text and none is needed; UserError where it is no architecture."""
     from common.cli import UserError
-    if not text and default is None:
+    if not text and not needed:
+        return None
+    if not text:
         raise UserError("give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json")
     try:
-        is_file = text.endswith(".json")
-        return parse_arch(json.loads(Path(text).read_text())["arch"] if is_file else text) if text else default
+        return parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text)
     except (ValueError, KeyError) as error:
         raise UserError(f"--arch {text}: {error}") from None
 
@@ -1274,7 +1276,7 @@ def latency_setting(cfg):
     from common.distributed import environment
     device = torch.device(cfg.latency_device)
     return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch, "length": cfg.latency_length,
-            "hardware": environment(device)["hardware"]}
+            "clock": cfg.latency_clock, "hardware": environment(device)["hardware"]}
 
 
 def read_measurements(cfg, folder):
@@ -1304,7 +1306,7 @@ def measure_latency(cfg, folder, space):
             found.setdefault(arch, []).append(time_model(arch, cfg))
             file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")
             file.flush()
-    return {arch: found[arch] for arch in archs}
+    return {arch: found[arch] for arch in sorted(archs, key=str)}  # one order, so that what is learnt does not depend on the file's
 
 
 def report_predictors(measured, cfg, folder):
@@ -1327,13 +1329,11 @@ def report_predictors(measured, cfg, folder):
                  [[str(arch), real, *guesses] for arch, real, *guesses in list(zip(unseen, target, *predictions.values()))[:20]])
 
 
-def learn_latency(cfg, run, folder=None):
-    """Measure, learn, report. Returns (predict, limit in ms, reference in ms); UserError where nothing meets the limit."""
+def learn_latency(cfg, run):
+    """Measure, learn, report. Returns (predict, limit in ms); UserError where nothing meets the limit."""
     from common.cli import UserError
     from common.distributed import load_file, on_main, save_file
-    space, folder = checked_space(cfg), folder or run.folder
-    if cfg.predictor not in ("linear", "mlp"):
-        raise UserError(f"--predictor {cfg.predictor}: choose linear or mlp")
+    space, folder = checked_space(cfg), run.folder
 
     def learn():
         measured = measure_latency(cfg, folder, space)
@@ -1351,7 +1351,7 @@ def learn_latency(cfg, run, folder=None):
     if fastest > limit:
         raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest(space)}, reaches "
                         f"{saved['reference'] / fastest:.1f} x {cfg.reference} here")
-    return predict, limit, saved["reference"]
+    return predict, limit
 
 
 def evolve(superplm, predict, limit, data, cfg, run, folder):
@@ -1359,8 +1359,6 @@ def evolve(superplm, predict, limit, data, cfg, run, folder):
     out over the processes; all else is the same on each of them."""
     from common.cli import UserError
     from common.distributed import say, write_atomic
-    if cfg.strategy not in ("evolution", "random", "fast"):
-        raise UserError(f"--strategy {cfg.strategy}: choose evolution, random or fast")
     history = []
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
         proposals = propose(history, number, cfg, predict, limit)
@@ -1423,7 +1421,7 @@ def search(cfg, action="search"):
         if run.finished:
             return say(ranks, f"{run.folder}: this search is finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
         if action in ("search", "latency", "evolve"):  # first, so that a limit that nothing meets costs no training
-            predict, limit, _ = learn_latency(cfg, run)
+            predict, limit = learn_latency(cfg, run)
         if action == "latency":
             return None
         if cfg.init and action != "superplm":
@@ -1462,7 +1460,7 @@ def further_train(cfg):
         run, data = open_run(cfg, "further_train", ranks)
         if run.finished:
             return say(ranks, f"{run.folder}: this training is finished (--restart begins anew)")
-        model = start_model(checked_arch(cfg.arch, None if not cfg.init else False) or None, cfg, data, ranks)
+        model = start_model(checked_arch(cfg.arch, needed=not cfg.init), cfg, data, ranks)
         curve = pretrain(model, lambda step, shard: [None], data, cfg, run, run.folder / "model", cfg.further_steps, 0.0 if cfg.init else cfg.warmup)
         run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
         say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
@@ -1483,7 +1481,7 @@ def finetune(cfg, tasks):
         raise UserError("--finetune needs weights: give a run folder or a Hugging Face folder with --init")
     with launch(cfg.device) as ranks:
         run, data = open_run(cfg, "finetune", ranks, tasks=tasks)
-        model = start_model(checked_arch(cfg.arch, False) or None, cfg, data, ranks)
+        model = start_model(checked_arch(cfg.arch, needed=False), cfg, data, ranks)
         jobs = [(task, seed) for task in data.tasks for seed in range(cfg.runs)]
         results = share_out([f"{task.name}-{seed}" for task, seed in jobs], run.folder / "scores", run,
                             lambda index: judge(model, dataclasses.replace(data, tasks=[jobs[index][0]]), cfg, jobs[index][1]))
@@ -1517,7 +1515,7 @@ def export(cfg, folder):
     if Path(folder).exists() and any(Path(folder).iterdir()):
         raise UserError(f"{folder}: not empty; choose another folder")
     with launch(cfg.device) as ranks:
-        model = start_model(checked_arch(cfg.arch, False) or None, cfg, None, ranks)
+        model = start_model(checked_arch(cfg.arch, needed=False), cfg, None, ranks)
         tokenizer, arch = load_tokenizer(cfg.tokenizer or read_folder(cfg.init)[0]), model.encoder.arch
         if hasattr(model, "fit"):
             del model.fit  # belongs to the training, not to the model; then the folder holds the encoder alone
@@ -1533,7 +1531,7 @@ def export(cfg, folder):
 
 def describe(cfg):
     """One JSON object: parameters, FLOPs, measured and (where there are measurements) predicted latency, and the search space."""
-    arch, reference, space = checked_arch(cfg.arch, super_arch(cfg)), checked_arch(cfg.reference), checked_space(cfg)
+    arch, reference, space = checked_arch(cfg.arch, needed=False) or super_arch(cfg), checked_arch(cfg.reference), checked_space(cfg)
     parts, times = parameters(arch, cfg.vocab_size), time_together([reference, arch], cfg, rounds=3)
     result = {"arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
               "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, 2 for each multiply-add",
@@ -1611,7 +1609,7 @@ def analyze_pareto(cfg, run, data):
     space, chosen = checked_space(cfg), []
     for speedup in cfg.speedups:
         inner = dataclasses.replace(cfg, speedup=speedup)
-        predict, limit, _ = learn_latency(inner, run)
+        predict, limit = learn_latency(inner, run)
         folder = run.folder / f"{speedup}x"
         history = evolve(superplm, predict, limit, data, inner, run, folder)
         chosen.append(("searched", speedup, confirm(history, dataclasses.replace(inner, winners=1), run, folder)[0]["arch"]))
@@ -1722,6 +1720,10 @@ ACTIONS = {
 }
 
 
+CHOICES = {"setting": ("mlm", "distill"), "variant": tuple(VARIANTS), "latency_clock": ("wall", "cpu"), "predictor": ("linear", "mlp"),
+           "strategy": ("evolution", "random", "fast")}
+
+
 def shrink(cfg):
     """--dry_run: two real steps of every phase."""
     cfg.steps = cfg.further_steps = 2
@@ -1742,8 +1744,9 @@ def main(argv=None):
     cfg.out = cfg.out or f"runs/autotinybert-{shared}{'-' + value if action == 'analyze' else ''}-{cfg.preset}"
     if cfg.dry_run:
         shrink(cfg)
-    if cfg.variant not in VARIANTS and value != "ranking":
-        raise UserError(f"--variant {cfg.variant}: choose from {', '.join(VARIANTS)}")
+    for name, choices in CHOICES.items():
+        if getattr(cfg, name) not in choices and (name, value) != ("variant", "ranking"):
+            raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(choices)}")
     if cfg.arch:
         cfg.arch = str(checked_arch(cfg.arch))
     try:
