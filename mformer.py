@@ -15,8 +15,8 @@ Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 
 Differs: D1  Linear attention leaves padding out of both sums and takes the true length for its cosine; the released one takes the padded length, so a
              sentence's output depends on its batch. Causal and cross linear attention take a fixed length (--length): with the true one a prefix's
              output would depend on what follows.
-         D2  "Softmax" of Tables 1 and 2 has relative positions on the keys, clipped at 8 (text) or 14 (images), in self-attention. Cross-attention, where
-             a distance means nothing, has none. "plain" (none anywhere) belongs to the vanilla rows and to no search.
+         D2  "Softmax" of Tables 1 and 2 has relative positions on the keys, clipped at 8 (text) or 14 (images), in self-attention. Cross-attention,
+             where a distance means nothing, has none. "plain" (none anywhere) belongs to the vanilla rows and to no search.
          D3  Queries, keys and values have a weight each and every slice takes leading rows and columns; the released code takes thirds of one matrix,
              so that a row changes its meaning with the sampled width.
          D4  197 tokens an image (196 patches and one for the class), not the 256 of Sec. 4.1.3, which contradict its 14 x 14.
@@ -138,24 +138,27 @@ class Config:
 
 
 TINY_IMAGE = dict(image=32, patch=4, head_dim=16, magnitude=0.0, jitter=0.0, erase=0.0)
-TINY_TEXT = dict(layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4), decoder_layers=(1, 2), decoder_hidden=(64, 96), decoder_ffn=(96, 128, 192),
-                 decoder_heads=(2, 4), cross_heads=(2, 4), connect=(1, 2), qkv=64, relative=8, length=64, schedule="inverse_sqrt", keep=5)
+TINY_TEXT = dict(layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4),
+                 decoder_layers=(1, 2), decoder_hidden=(64, 96), decoder_ffn=(96, 128, 192), decoder_heads=(2, 4),
+                 cross_heads=(2, 4), connect=(1, 2), qkv=64, relative=8, length=64, schedule="inverse_sqrt", keep=5)
 QUICK = dict(latency_runs=10, generations=10, finalists=5)
 PRESETS = {  # by task; a sub-dictionary holds for one action
     "demo": {
-        "cifar10": {**TINY_IMAGE, **QUICK, "layers": (2, 3), "hidden": (48, 64), "ffn": (64, 96, 128), "heads": (2, 3, 4), "crop_area": 0.7, "accumulate": 2,
-                    "lr": 2e-3, "warmup": 50, "steps": 800, "save_every": 50, "runs": 1,
+        "cifar10": {**TINY_IMAGE, **QUICK, "layers": (2, 3), "hidden": (48, 64), "ffn": (64, 96, 128), "heads": (2, 3, 4),
+                    "crop_area": 0.7, "accumulate": 2, "lr": 2e-3, "warmup": 50, "steps": 800, "save_every": 50, "runs": 1,
                     "search": dict(steps=400, save_every=100, held_out=500, samples=80)},
-        "wmt14": {**TINY_TEXT, **QUICK, "vocab_size": 2000, "batch": 2000, "accumulate": 2, "lr": 4e-3, "warmup": 100, "weight_decay": 0.1, "steps": 900,
-                  "save_every": 50, "runs": 1, "search": dict(steps=500, save_every=100, held_out=200, samples=80)}},
+        "wmt14": {**TINY_TEXT, **QUICK, "vocab_size": 2000, "batch": 2000, "accumulate": 2, "lr": 4e-3, "warmup": 100,
+                  "weight_decay": 0.1, "steps": 900, "save_every": 50, "runs": 1,
+                  "search": dict(steps=500, save_every=100, held_out=200, samples=80)}},
     "small": {
-        "cifar10": {**TINY_IMAGE, **QUICK, "layers": (4, 5, 6), "hidden": (64, 96, 128), "ffn": (96, 128, 192, 224, 256), "heads": (4, 6, 8), "crop_area": 0.5,
-                    "batch": 128, "lr": 2e-3, "warmup": 100, "steps": 1500, "save_every": 50,
+        "cifar10": {**TINY_IMAGE, **QUICK, "layers": (4, 5, 6), "hidden": (64, 96, 128), "ffn": (96, 128, 192, 224, 256),
+                    "heads": (4, 6, 8), "crop_area": 0.5, "batch": 128, "lr": 2e-3, "warmup": 100, "steps": 1500, "save_every": 50,
                     "search": dict(steps=1500, save_every=100, held_out=1000, samples=150)},
-        "wmt14": {**TINY_TEXT, **QUICK, "layers": (3,), "hidden": (96, 128), "ffn": (128, 256, 384, 512), "heads": (2, 4, 8), "decoder_layers": (1, 2, 3),
-                  "decoder_hidden": (96, 128), "decoder_ffn": (128, 256, 384, 512), "decoder_heads": (2, 4, 8), "cross_heads": (2, 4, 8), "connect": (1, 2, 3),
-                  "qkv": 128, "vocab_size": 4000, "batch": 2500, "lr": 4e-3, "warmup": 200, "weight_decay": 0.1, "dropout": 0.1, "steps": 1500,
-                  "save_every": 50, "search": dict(steps=1500, save_every=100, held_out=500, samples=150)}},
+        "wmt14": {**TINY_TEXT, **QUICK, "layers": (3,), "hidden": (96, 128), "ffn": (128, 256, 384, 512), "heads": (2, 4, 8),
+                  "decoder_layers": (1, 2, 3), "decoder_hidden": (96, 128), "decoder_ffn": (128, 256, 384, 512), "decoder_heads": (2, 4, 8),
+                  "cross_heads": (2, 4, 8), "connect": (1, 2, 3), "qkv": 128, "vocab_size": 4000, "batch": 2500, "lr": 4e-3, "warmup": 200,
+                  "weight_decay": 0.1, "dropout": 0.1, "steps": 1500, "save_every": 50,
+                  "search": dict(steps=1500, save_every=100, held_out=500, samples=150)}},
     "base": {
         "cifar10": {"search": dict(held_out=5000)},
         "wmt14": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024, relative=8, dropout=0.1, batch=35200,
@@ -178,8 +181,9 @@ class Feature(NamedTuple):
 FEATURES = {  # in an order in which depths come before what they rule
     "layers": Feature("Enc Layer Num", None), "hidden": Feature("Enc Emb Dim", None), "ffn": Feature("Enc FFN Dim", "layers"),
     "heads": Feature("Enc Head Num", "layers"), "types": Feature("Enc Attn Type", "layers"),
-    "decoder_layers": Feature("Dec Layer Num", None), "decoder_hidden": Feature("Dec Emb Dim", None), "decoder_ffn": Feature("Dec FFN Dim", "decoder_layers"),
-    "decoder_heads": Feature("Dec Head Num", "decoder_layers"), "decoder_types": Feature("Dec Attn Type", "decoder_layers"),
+    "decoder_layers": Feature("Dec Layer Num", None), "decoder_hidden": Feature("Dec Emb Dim", None),
+    "decoder_ffn": Feature("Dec FFN Dim", "decoder_layers"), "decoder_heads": Feature("Dec Head Num", "decoder_layers"),
+    "decoder_types": Feature("Dec Attn Type", "decoder_layers"),
     "cross_heads": Feature("En-De Head Num", "decoder_layers"), "connect": Feature("En-De Connect", "decoder_layers"),
     "cross_types": Feature("En-De Attn Type", "decoder_layers"),
 }
@@ -276,7 +280,8 @@ def why_illegal(arch, cfg):
             return f"{name} has {len(value)} values for {getattr(arch, depth)} {depth}"
         if name.endswith("types") and not set(values) <= set(KINDS):
             return f"{name}: there are the types {', '.join(KINDS)}"
-        if not name.endswith("types") and (not all(isinstance(each, int) for each in values) or min(values, default=1) < (not name.startswith("decoder"))):
+        least = 0 if name.startswith("decoder") else 1
+        if not name.endswith("types") and not all(isinstance(each, int) and each >= least for each in values):
             return f"{name}: {value} must be whole numbers from 1"
         if name.endswith("heads") and cfg.qkv and any(cfg.qkv % each for each in values):
             return f"{name}: {value} do not all divide --qkv {cfg.qkv}"
@@ -328,8 +333,8 @@ VANILLA = Arch(6, 512, (2048,) * 6, (8,) * 6, ("plain",) * 6)
 PUBLISHED = {  # Tables 3, 4 and 5
     "cifar10": {
         "mformer": M_IMAGE, "mformer-linear": retype(M_IMAGE, "linear"), "mformer-softmax": retype(M_IMAGE, "softmax"),
-        "cosformer*": C_IMAGE, "cosformer*-softmax": retype(C_IMAGE, "softmax"), "transformer*": T_IMAGE, "transformer*-linear": retype(T_IMAGE, "linear"),
-        "transformer": VANILLA, "cosformer": retype(VANILLA, "linear")},
+        "cosformer*": C_IMAGE, "cosformer*-softmax": retype(C_IMAGE, "softmax"), "transformer*": T_IMAGE,
+        "transformer*-linear": retype(T_IMAGE, "linear"), "transformer": VANILLA, "cosformer": retype(VANILLA, "linear")},
     "wmt14": {  # lists made to Table 3's averages; its "Enc Layer Num 3" is a misprint for 6
         "transformer*": text_arch((3, 4, 4, 4, 4, 4), (8,) * 6, (4, 4, 3), (16, 16, 8), (16, 16, 8)),
         "cosformer*": text_arch((3, 3, 3, 3, 4, 4), (8,) * 6, (4, 4), (16, 4), (8, 4), ALL, "linear"),
@@ -389,7 +394,7 @@ def linear_read(q, state):
 
 
 def linear_attention(q, k, v, lengths=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), lengths (B,) real tokens or None. -> the same"""
+    """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), lengths (B,) or None. -> the same"""
     positions = torch.arange(q.shape[2], device=q.device)
     longest = q.shape[2] if lengths is None else lengths
     mask = None if lengths is None else positions < lengths[:, None]
@@ -411,7 +416,7 @@ def causal_linear_attention(q, k, v, longest, chunk=64):
 
 
 def relative_scores(q, table, keys, first=0):
-    """q_i . r_(j - i) for all i, j, distances clipped at the table's ends. q (B, N, T, D) at positions from `first`, table (2R + 1, D). -> (B, N, T, S)"""
+    """q_i . r_(j - i), distances clipped at the table's ends. q (B, N, T, D) at positions from `first`, table (2R + 1, D). -> (B, N, T, S)"""
     reach = len(table) // 2
     places = torch.arange(keys, device=q.device) - first - torch.arange(q.shape[2], device=q.device)[:, None]  # (T, S)
     return (q @ table.to(q.dtype).T).gather(-1, (places.clamp(-reach, reach) + reach).expand(*q.shape[:2], -1, -1))
@@ -461,7 +466,7 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """One attention of a layer: self-attention (forward), causal self-attention (causal), or cross-attention (remember, read). (B, T, H) -> (B, T, H).
+    """One attention of a layer: self-attention (forward), causal (causal), or cross-attention (remember, read). (B, T, H) -> (B, T, H).
 
     heads: all numbers of heads it has to serve. keys: width of what it attends to; has_table: with relative positions.
     """
@@ -508,7 +513,7 @@ class Attention(nn.Module):
         return self.join(softmax_attention(q, k, v, self.table(form), visible, first), x.shape[-1])
 
     def remember(self, memory, mask, copies, form, longest):
-        """What cross-attention keeps of the encoder's output, `copies` layers one after the other in memory (B, copies * S, H), as a tuple of tensors."""
+        """What cross-attention keeps of the encoder's output, `copies` layers one after the other in memory (B, copies * S, H): tensors."""
         k, v = self.project(self.key_value, memory, form, 2)
         if form.kind == "linear":
             positions = torch.arange(memory.shape[1] // copies, device=memory.device).repeat(copies)
@@ -648,7 +653,7 @@ class Translator(nn.Module):
         return [layer.remember(states, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
-        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences, else a list of dicts, and target is the token at position `first`."""
+        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else a list of dicts, target the token at position `first`."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
         for number, layer in enumerate(self.decoder_layers[:arch.decoder_layers]):
@@ -705,7 +710,7 @@ def beam_search(model, source, lengths, bos, eos, barred=(), arch=None, beam=4, 
 # The paper's way of counting, and the honest one.
 
 def paper_parameters(arch, cfg):
-    """Parameters as the paper's tables count them: CIFAR-10 as its released code sums them up, translation by the rule that gives its three numbers."""
+    """Parameters as the paper's tables count them: CIFAR-10 as its code sums them up, translation by the rule that gives its three numbers."""
     if cfg.task == "wmt14":  # the encoder whole, the decoder by the input projections of its two attentions
         E = Q = arch.hidden
         encoder = sum(4 * E * Q + 3 * Q + E + 2 * E * width + width + E + 4 * E for width in arch.ffn)
@@ -819,8 +824,8 @@ def feature_columns(space):
 
 
 def describe_archs(archs, space):
-    """What a ranker sees, (A, columns): each feature as a share of its largest choice; one a layer as its mean and its layers, filled up with the mean,
-    so that a width says nothing about the depth: importance could not tell the two apart."""
+    """What a ranker sees, (A, columns): each feature as a share of its largest choice; one a layer as its mean and its layers, filled up with the
+    mean, so that a width says nothing about the depth: importance could not tell the two apart."""
     rows = []
     for arch in archs:
         row = []
@@ -839,8 +844,8 @@ def describe_archs(archs, space):
 class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small network (D6).
 
-    Fitted to 80% of the (architecture, value) rows; 10% choose when to stop, 10% are never fitted to and give `tau` and `pairs`. Low values come first:
-    score() orders architectures as their values would.
+    Fitted to 80% of the (architecture, value) rows; 10% choose when to stop, 10% are never fitted to and give `tau` and `pairs`. Low values come
+    first: score() orders architectures as their values would.
     """
 
     def __init__(self, space, archs, values, seed=0, steps=400):
@@ -904,8 +909,8 @@ class Ranker:
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, search space pruning: features outside the `keep` most important ones of any of these importances are frozen at their commonest value
-    among the better tenth of the sampled architectures (D7). The result is a smaller space."""
+    """Sec. 3.1.2, search space pruning: features outside the `keep` most important ones of any of these importances are frozen at their commonest
+    value among the better tenth of the sampled architectures (D7). The result is a smaller space."""
     if not keep:
         return space
     free = {name for importance in importances for name in list(importance)[:keep]}
@@ -924,14 +929,14 @@ def quantile(values, share):
 
 
 def latency_window(scores, latencies, cfg):
-    """(lowest, highest) latency score that the search allows: without the fastest and the slowest architectures (D8), and none beyond --latency_limit.
+    """(lowest, highest) latency score that the search allows: without the fastest and the slowest architectures (D8), none beyond --latency_limit.
     ValueError where nothing is left."""
     low, high = cfg.drop_architectures, 1 - cfg.drop_architectures
     if cfg.latency_limit:
         share = sum(each <= cfg.latency_limit for each in latencies) / len(latencies)
         if share <= low:
-            raise ValueError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} sampled architectures takes {min(latencies):.3f} ms and "
-                             f"--drop_architectures starts at {quantile(latencies, low):.3f} ms; raise the limit above that")
+            raise ValueError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} sampled architectures takes "
+                             f"{min(latencies):.3f} ms and --drop_architectures starts at {quantile(latencies, low):.3f} ms; raise the limit")
         high = min(high, share)
     return quantile(scores, low), quantile(scores, high)
 
@@ -1015,7 +1020,7 @@ def collect_samples(supernet, task, space, cfg, ranks, run):
     history = broadcast(ranks, [line for line in read_jsonl(run.folder / "history.jsonl") if line["round"] == "sample"] if ranks.main else None)
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}")) for number in range(2 * cfg.samples)))[:cfg.samples]
     if len(archs) < 20:
-        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets cannot teach a ranker; it takes at least 20 (and a space that has them)")
+        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets cannot teach a ranker; it takes 20, and a space that has them")
     bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
     while len(history) < len(archs):
         history += measure_archs(archs[len(history):len(history) + block], len(history), "sample", supernet, task, cfg, ranks)
@@ -1131,7 +1136,7 @@ def plain_images(images, cfg):
 
 
 def augment(images, cfg):
-    """Images for training: crop, flip, turn, shear and shift in one resampling; then colours; then an erased box. (B, 3, 32, 32) uint8 -> (B, 3, I, I)"""
+    """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased box. (B, 3, 32, 32) uint8 -> (B, 3, I, I)"""
     B, device = len(images), images.device
 
     def draw(low, high):
@@ -1343,7 +1348,7 @@ def seeded(cfg, build):
 
 
 def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
-    """Gradients of the mean loss of one update, summed over the logical shards in their order: the same on any number of processes. Returns the loss."""
+    """Gradients of the mean loss of one update, summed over the logical shards in order: the same on any number of processes. Returns the loss."""
     from common.distributed import ShardSum, autocast, seed_everything, shard_range
     total = ShardSum(ranks)
     for shard in shard_range(ranks, cfg.accumulate):
@@ -1526,16 +1531,18 @@ def chosen_arch(cfg, ranks):
         raise UserError(f"--arch {text}: {error}") from None
 
 
-def open_run(cfg, action, ranks, **extra):
-    """Open the run folder and the data. Returns (common.distributed.RunFolder, task)."""
+def open_run(cfg, action, ranks, with_data=True, **extra):
+    """Open the run folder and the data. Returns (common.distributed.RunFolder, task); the task's class where no data is wanted."""
     from common.cli import UserError
     from common.distributed import RunFolder
     from common.inputs import fill_in
-    settings = dataclasses.asdict(cfg)
+    settings, kind = dataclasses.asdict(cfg), ImageTask if cfg.task == "cifar10" else TextTask
+    if not with_data:
+        return RunFolder(cfg.out, settings, action, ranks, cfg.restart, extra), kind
     demo = fill_in(cfg, ranks, *(("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")))
     run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, {**demo, **extra})
     try:
-        return run, (ImageTask if cfg.task == "cifar10" else TextTask)(cfg, ranks, run.folder)
+        return run, kind(cfg, ranks, run.folder)
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -1690,7 +1697,7 @@ def analyze_shape(cfg, ranks, run, task):
 
 
 def analyze_pareto(cfg, ranks, run, task):
-    """Figure 1: score against FLOPs; a row is on the front if none beats it in both. Rows come from --compare: folders of --evaluate or --analyze types."""
+    """Figure 1: score against FLOPs; a row is on the front if none beats it in both. --compare: folders of --evaluate or --analyze types."""
     from common.cli import UserError
     rows = []
     for folder in cfg.compare:
@@ -1708,26 +1715,29 @@ def analyze_pareto(cfg, ranks, run, task):
 
 
 def attention_cost(kind, tokens, device, runs=3):
-    """(forward seconds, backward seconds, growth of the process's peak in MB, MB kept for the backward pass) of one attention, 8 heads of 64, batch 1,
-    least of several runs; in this process."""
-    from common.distributed import peak_memory
-    device, heads, dim = torch.device(device), 8, 64
+    """What one attention costs, 8 heads of 64, batch 1: {forward_ms, backward_ms: least of several runs; kept_mb: what stays for the backward pass;
+    peak_mb: all that was allocated at once, where the device counts it}."""
+    heads, dim, best, kept = 8, 64, [float("inf")] * 2, {}
     q, k, v = (torch.randn(1, heads, tokens, dim, device=device, requires_grad=True) for _ in range(3))
-    table = torch.randn(29, dim, device=device, requires_grad=True)
-    lengths = torch.tensor([tokens], device=device)
+    table, lengths = torch.randn(29, dim, device=device, requires_grad=True), torch.tensor([tokens], device=device)
     attend = {"plain softmax": lambda: softmax_attention(q, k, v), "relative softmax": lambda: softmax_attention(q, k, v, table),
               "linear": lambda: linear_attention(q, k, v, lengths), "causal linear": lambda: causal_linear_attention(q, k, v, tokens)}[kind]
-    before, best, kept = peak_memory(device), [float("inf")] * 2, {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.update({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()}) or x, lambda x: x):
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         attend()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     for _ in range(runs):
         began = now(device)
         out = attend()
         middle = now(device)
         out.sum().backward()
         best = [min(best[0], middle - began), min(best[1], now(device) - middle)]
-        del out
-    return *best, peak_memory(device) - before, sum(kept.values()) / 1e6
+    peak = {"peak_mb": torch.cuda.max_memory_allocated(device) / 1e6} if device.type == "cuda" else {}
+    return {"forward_ms": 1000 * best[0], "backward_ms": 1000 * best[1], "kept_mb": sum(kept.values()) / 1e6, **peak}
 
 
 def now(device):
@@ -1738,22 +1748,18 @@ def now(device):
 
 
 def analyze_length(cfg, ranks, run, task):
-    """Time and memory of the attention types by sequence length, each measured in a fresh process so that peaks do not mix."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    rows, threads = [], torch.get_num_threads()
+    """Time and memory of the attention types by sequence length, forward and backward."""
+    rows = []
     for tokens in (256, 512, 1024, 2048, 4096, 8192):
         for kind in ("plain softmax", "relative softmax", "linear", "causal linear"):
-            if kind == "relative softmax" and tokens > 4096:
-                continue  # its scores would fill more than 8 GB
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
-                forward, backward, peak, kept = pool.submit(attention_cost, kind, tokens, str(ranks.device)).result()
-            rows.append({"type": kind, "tokens": tokens, "forward_ms": 1000 * forward, "backward_ms": 1000 * backward, "peak_mb": peak, "kept_mb": kept})
+            if kind != "relative softmax" or tokens <= 4096:  # its scores would fill more than 8 GB
+                rows.append({"type": kind, "tokens": tokens, **attention_cost(kind, tokens, ranks.device)})
+                run.log(phase="length", **rows[-1])
     return rows + length_summary(rows)
 
 
 def length_summary(rows):
-    """For each type the power of the length with which time and kept memory grow from 1,024 tokens on, and from where on linear attention is faster."""
+    """For each type the power of the length with which time and kept memory grow from 1,024 tokens on, and where linear gets faster than it."""
     summary, kinds = [], list(dict.fromkeys(row["type"] for row in rows))
     costs = {kind: {row["tokens"]: (row["forward_ms"] + row["backward_ms"], row["kept_mb"]) for row in rows if row["type"] == kind} for kind in kinds}
     for kind, cost in costs.items():
@@ -1790,7 +1796,8 @@ def plot_rows(rows, name, path):
         score = next((key for key in ("bleu", "accuracy", "pair_accuracy_lost", "tau") if key in rows[0]), None)
         for row in (row for row in rows if score in row):
             label = row.get("name") or f"{row.get('feature', row.get('ranker'))} ({row.get('regarding', row.get('sub-nets'))})"
-            axes.scatter(row.get("flops", row.get("rank", row.get("sub-nets", 0))), row[score], s=row.get("parameters", 4e6) / 4e4, label=label, alpha=0.6)
+            place = row.get("flops", row.get("rank", row.get("sub-nets", 0)))
+            axes.scatter(place, row[score], s=row.get("parameters", 4e6) / 4e4, label=label, alpha=0.6)
         axes.set(xlabel="FLOPs" if "flops" in rows[0] else "rank or sub-nets", ylabel=score)
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120, bbox_inches="tight")
@@ -1806,7 +1813,7 @@ def analyze(cfg, name):
     with launch(cfg.device) as ranks:
         if cfg.init and name in ("importance", "ranker"):
             load_model(cfg.init, cfg)
-        run, task = open_run(cfg, f"analyze {name}", ranks)
+        run, task = open_run(cfg, f"analyze {name}", ranks, name in ("ranker", "types", "decoder"))
         rows = run.finished or ANALYSES[name](cfg, ranks, run, task)
         run.finish(rows)
         if ranks.main:
@@ -1846,7 +1853,7 @@ def describe(cfg):
     print(json.dumps({
         "parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
         "flops_counting": "2 x multiply-adds of every matrix product that the model does for one image, or for 30 source and 30 target tokens; in "
-                          "`published`: `paper` counts as its tables do, `honest` adds the products of linear attention that its profiler did not see",
+                          "`published`: `paper` counts as its tables do, `honest` adds the products of linear attention it left out",
         "space": {"architectures": float(space_size(space)), **space}, "arch": json.loads(arch_json(arch)), "published": published}))
 
 

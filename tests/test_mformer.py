@@ -19,7 +19,8 @@ from conftest import ROOT
 IMAGES = mf.Config(layers=(2, 3), hidden=(24, 32), ffn=(32, 48), heads=(2, 3), head_dim=8, image=32, patch=8, relative=4, held_out=32, batch=16,
                    magnitude=2.0, jitter=0.1, crop_area=0.5, steps=6, save_every=2, warmup=2)
 TEXT = mf.Config(task="wmt14", layers=(3,), hidden=(24, 32), ffn=(32, 48), heads=(2, 4), decoder_layers=(1, 2), decoder_hidden=(24, 32),
-                 decoder_ffn=(32, 48), decoder_heads=(2, 4), cross_heads=(2, 4), qkv=32, relative=3, length=40, vocab_size=50, schedule="inverse_sqrt")
+                 decoder_ffn=(32, 48), decoder_heads=(2, 4), cross_heads=(2, 4), qkv=32, relative=3, length=40, vocab_size=50,
+                 schedule="inverse_sqrt")
 
 
 def quadratic(q, k, v, positions_q, positions_k, longest, mask=None):
@@ -131,7 +132,8 @@ def test_flops_are_those_that_torch_counts(cfg):
 
 
 def test_totals_of_table_4():
-    for name, total_heads, total_ffn, layers, width in (("mformer", 76, 14784, 12, 384), ("cosformer*", 75, 17024, 12, 448), ("transformer*", 96, 18592, 14, 384)):
+    for name, total_heads, total_ffn, layers, width in (
+            ("mformer", 76, 14784, 12, 384), ("cosformer*", 75, 17024, 12, 448), ("transformer*", 96, 18592, 14, 384)):
         arch = mf.PUBLISHED["cifar10"][name]
         assert (sum(arch.heads), sum(arch.ffn), arch.layers, arch.hidden) == (total_heads, total_ffn, layers, width)
     types = mf.PUBLISHED["cifar10"]["mformer"].types
@@ -139,7 +141,8 @@ def test_totals_of_table_4():
 
 
 @pytest.mark.parametrize("name, parameters, encoder, decoder, encoder_heads, decoder_heads, cross", [
-    ("transformer*", 92_376_064, 3925, 3755, 8, 13, 13), ("cosformer*", 79_783_936, 3413, 4096, 8, 10, 6), ("mformer", 75_587_584, 3072, 3584, 10.67, 16, 4)])
+    ("transformer*", 92_376_064, 3925, 3755, 8, 13, 13), ("cosformer*", 79_783_936, 3413, 4096, 8, 10, 6),
+    ("mformer", 75_587_584, 3072, 3584, 10.67, 16, 4)])
 def test_translation_rows_of_table_3(name, parameters, encoder, decoder, encoder_heads, decoder_heads, cross):
     cfg, arch = mf.paper_geometry(TEXT), mf.PUBLISHED["wmt14"][name]
     assert mf.paper_parameters(arch, cfg) == parameters and mf.why_illegal(arch, cfg) is None
@@ -272,7 +275,8 @@ def test_ranker_orders_unseen_architectures_and_knows_what_matters():
 def test_pruning_shrinks_what_the_evolution_may_change():
     space, rng = mf.space_of(IMAGES), random.Random(0)
     archs = [mf.sample_arch(space, rng) for _ in range(200)]
-    importances = [{"layers": 0.3, "types": 0.2, "ffn": 0.1, "hidden": 0.0, "heads": 0.0}, {"hidden": 0.2, "layers": 0.1, "ffn": 0, "heads": 0, "types": 0}]
+    importances = [{"layers": 0.3, "types": 0.2, "ffn": 0.1, "hidden": 0.0, "heads": 0.0},
+                   {"hidden": 0.2, "layers": 0.1, "ffn": 0, "heads": 0, "types": 0}]
     pruned = mf.prune(space, importances, archs, toy_losses(archs), keep=2)
     assert {name for name in pruned if len(pruned[name]) > 1} == {"layers", "types", "hidden"}
     assert mf.space_size(pruned) == 2 * (2 ** 2 + 2 ** 3) < mf.space_size(space)
@@ -373,10 +377,12 @@ def test_beams_in_a_batch_equal_one_by_one():
 
 def test_schedules_of_section_6():
     cfg = mf.Config()
-    assert mf.learning_rate(0, cfg) == 1e-6 and mf.learning_rate(976, cfg) == pytest.approx(1e-3) and mf.learning_rate(140000, cfg) == pytest.approx(1e-6)
+    assert mf.learning_rate(0, cfg) == 1e-6 and mf.learning_rate(976, cfg) == pytest.approx(1e-3)
+    assert mf.learning_rate(140000, cfg) == pytest.approx(1e-6)
     assert mf.learning_rate((140000 + 976) // 2, cfg) == pytest.approx((1e-3 + 1e-6) / 2)
     cfg = mf.paper_geometry(TEXT)
-    assert mf.learning_rate(0, cfg) == 1e-7 and mf.learning_rate(4000, cfg) == pytest.approx(7e-4) and mf.learning_rate(16000, cfg) == pytest.approx(3.5e-4)
+    assert mf.learning_rate(0, cfg) == 1e-7 and mf.learning_rate(4000, cfg) == pytest.approx(7e-4)
+    assert mf.learning_rate(16000, cfg) == pytest.approx(3.5e-4)
     assert (cfg.steps, cfg.label_smoothing, cfg.weight_decay, cfg.relative) == (200000, 0.1, 0.1, 8)
 
 
@@ -543,7 +549,7 @@ def test_one_and_two_processes_give_the_same_search(kind, tmp_path, pictures, se
     run = ["--search", *flags(dataclasses.replace(cfg, steps=3), data)]
     torch.set_num_threads(1)
     mf.main([*run, "--out", str(tmp_path / "one")])
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", str(ROOT / "mformer.py")]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "mformer.py")]
     result = subprocess.run([*launch, *run, "--out", str(tmp_path / "two")], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     one, two = history(tmp_path / "one"), history(tmp_path / "two")
@@ -586,7 +592,8 @@ def test_describe_is_one_json_object(capsys):
 @pytest.mark.parametrize("arguments, message", [
     (["--search", "--space", "both"], "--space both: choose from mixed, linear, softmax"),
     (["--train", "--arch", "nothing"], "'nothing' is no architecture"),
-    (["--train", "--arch", '{"layers": 2, "hidden": 32, "ffn": [32], "heads": [2, 2], "types": ["linear", "linear"]}'], "ffn has 1 values for 2 layers"),
+    (["--train", "--arch", '{"layers": 2, "hidden": 32, "ffn": [32], "heads": [2, 2], "types": ["linear", "linear"]}'],
+     "ffn has 1 values for 2 layers"),
     (["--evaluate"], "--init is missing"), (["--analyze", "nothing"], "choose from importance, types"),
     (["--search", "--task", "wmt14", "--connect", "4", "--layers", "3"], "there are only 3 encoder layers"),
     (["--search", "--cifar10", "nowhere"], "there is no data_batch"), (["--analyze", "importance"], "no history.jsonl"),
