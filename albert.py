@@ -25,6 +25,7 @@ Differs: D1  SOP: a run of text without a sentence boundary is split in two at a
          D11 Segments are whole sentences where two fit, so that a cut one does not give the order away; the official code cuts at random ends.
          D12 xlarge has the 32 heads of Sec. 3.1 (H / 64); the released one has 16, which its config.json says.
 """
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -79,6 +80,7 @@ class Config:
     activation: str = "gelu_new"  # gelu_new (tanh form, ALBERT's) | gelu (erf) | relu
     mapping: bool = False  # keep the mapping E to H even where E = H, as Hugging Face does
     positions: int = 512  # longest input
+    init_std: float = 0.02  # deviation of new weights
     dropout: float = 0.1  # hidden and attention dropout of --pretrain: 0.1, xxlarge 0 (v1); 0 everywhere (v2)
     dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
     classifier_dropout: float = 0.1  # before a task's head, Table 14
@@ -113,8 +115,8 @@ class Config:
 
 
 PRESETS = {
-    "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, dropout=0.0, length=64,
-                 steps=1500, batch=32, lr=1e-2, lr_batch=0, warmup=0.1, save_every=250, eval_every=500, dev_rows=512,
+    "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, init_std=0.06, dropout=0.0, length=64,
+                 steps=1500, batch=32, lr=5e-3, lr_batch=0, warmup=0.1, save_every=250, eval_every=500, dev_rows=512,
                  finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3, finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0,
                  evaluations=4, train_rows=2000),
     "base": dict(),
@@ -153,12 +155,14 @@ def gelu_new(x):
 ACTIVATIONS = {"gelu_new": gelu_new, "gelu": F.gelu, "relu": F.relu}
 
 
-def init_weights(module):
-    """Truncated normal, deviation 0.02, cut at twice that; biases 0 (official code)."""
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
+def init_weights(root, std):
+    """Truncated normal, cut at twice its deviation, 0.02; biases 0 (official code). That suits H of 768 and more: signals through a map shrink by about
+    std sqrt(H), so a model of H = 96 starts with a deviation of 0.06, or it takes long to notice its input."""
+    for module in root.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 class Attention(nn.Module):
@@ -213,7 +217,7 @@ class Encoder(nn.Module):
             self.mapping = nn.Linear(cfg.embedding, cfg.hidden)  # E x H, Sec. 3.1
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(cfg.groups if cfg.share in ("all", "attention") else cfg.layers))
         self.ffns = nn.ModuleList(FeedForward(cfg) for _ in range(cfg.groups if cfg.share in ("all", "ffn") else cfg.layers))
-        self.apply(init_weights)
+        init_weights(self, cfg.init_std)
 
     def layer(self, number, x, mask):
         """Layer `number`, from 0: which blocks it runs is all there is to cross-layer sharing."""
@@ -247,7 +251,7 @@ class MaskedHead(nn.Module):
         self.norm = nn.LayerNorm(cfg.embedding, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))
         self.activation = ACTIVATIONS[cfg.activation]
-        self.apply(init_weights)
+        init_weights(self, cfg.init_std)
 
     def forward(self, x, words):
         return F.linear(self.norm(self.activation(self.transform(x))), words, self.bias)
@@ -264,8 +268,8 @@ class LanguageModel(nn.Module):
         self.mlm = MaskedHead(cfg)
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
         self.order = nn.Linear(cfg.hidden, 2)
-        self.pooler.apply(init_weights)
-        self.order.apply(init_weights)
+        init_weights(self.pooler, cfg.init_std)
+        init_weights(self.order, cfg.init_std)
 
     def forward(self, ids, segments, lengths, positions):
         """positions (B, M): where words are to be predicted. Returns MLM logits (B, M, V) and order logits (B, 2)."""
@@ -285,8 +289,8 @@ class Classifier(nn.Module):
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
         self.dropout = nn.Dropout(cfg.classifier_dropout)
         self.head = nn.Linear(cfg.hidden, outputs)
-        self.pooler.apply(init_weights)
-        self.head.apply(init_weights)
+        init_weights(self.pooler, cfg.init_std)
+        init_weights(self.head, cfg.init_std)
 
     def forward(self, ids, segments, lengths):
         return self.head(self.dropout(torch.tanh(self.pooler(self.encoder(ids, segments, lengths)[:, 0]))))
@@ -321,7 +325,7 @@ class SpanModel(nn.Module):
         super().__init__()
         self.encoder = Encoder(cfg)
         self.span = nn.Linear(cfg.hidden, 2)
-        self.span.apply(init_weights)
+        init_weights(self.span, cfg.init_std)
 
     def forward(self, ids, segments, lengths):
         return self.span(self.encoder(ids, segments, lengths)).unbind(-1)  # (B, T, 2) -> 2 x (B, T)
@@ -350,7 +354,7 @@ class AnswerModel(nn.Module):
             "null_mix": nn.Linear(2 * cfg.hidden, cfg.hidden),
             "null": nn.Linear(cfg.hidden, 1, bias=False)})
         self.dropout = nn.Dropout(cfg.classifier_dropout)
-        self.answer.apply(init_weights)
+        init_weights(self.answer, cfg.init_std)
 
     def read(self, batch):
         """Token states (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where there is none."""
@@ -671,6 +675,11 @@ def warmup_updates(share, steps):
     return round(share * steps) if share < 1 else int(share)
 
 
+def peak_rate(cfg):
+    """The peak learning rate of --pretrain: lr for lr_batch sequences, with the square root of the batch (You et al. 2019)."""
+    return cfg.lr * math.sqrt(cfg.batch / cfg.lr_batch) if cfg.lr_batch else cfg.lr
+
+
 def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     """Training examples position .. position + rows - 1 of the endless stream, as tensors on the device."""
     from common.distributed import seed_of
@@ -691,8 +700,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
     from common.distributed import Stop, autocast, peak_memory, progress, seed_everything, shard_range, stopping
     shards = shard_range(ranks, max(cfg.accumulate, ranks.size))  # logical parts of a batch, those of this process
     rows, parallel = cfg.batch // (len(shards) * ranks.size), distribute(model, cfg, ranks)
-    peak = cfg.lr * math.sqrt(cfg.batch / cfg.lr_batch) if cfg.lr_batch else cfg.lr
-    warmup, log_every = warmup_updates(cfg.warmup, cfg.steps), max(1, min(100, cfg.steps // 20))
+    peak, warmup, log_every = peak_rate(cfg), warmup_updates(cfg.warmup, cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums, began = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(2, device=ranks.device), time.perf_counter()
     first_logged = start
     for step in range(start, cfg.steps):
@@ -705,12 +713,12 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
             seed_everything(cfg.seed, "pretrain", step, shard)
             position = step * cfg.batch + shard * rows
             *inputs, labels, order = language_batch(text.train, text.tokenizer, cfg, cfg.objective, position, rows, ranks.device)
-            parallel.require_backward_grad_sync = shard == shards[-1]  # DistributedDataParallel's no_sync()
-            with autocast(cfg.dtype, ranks.device):
-                logits, order_logits = parallel(*inputs)
-            losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()), mean_loss(order_logits, order)])
-            (losses.sum() / len(shards)).backward()
-            sums += losses.detach() / len(shards)
+            with contextlib.nullcontext() if ranks.size == 1 or shard == shards[-1] else parallel.no_sync():  # processes meet once an update
+                with autocast(cfg.dtype, ranks.device):
+                    logits, order_logits = parallel(*inputs)
+                losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()), mean_loss(order_logits, order)]) / len(shards)
+                losses.sum().backward()
+            sums += losses.detach()
         nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)  # D6
         optimizer.step()
         optimizer.zero_grad()
@@ -1027,11 +1035,13 @@ def encode_examples(name, examples, split, tokenizer, length):
 
 
 def first_rows(name, examples, rows):
-    """The first rows of a training set, whole if rows is 0."""
-    if not rows or family(name) != "glue":
-        return examples[:rows] if rows else examples
-    second = examples.second and examples.second[:rows]
-    return dataclasses.replace(examples, first=examples.first[:rows], second=second, labels=examples.labels[:rows])
+    """The first rows of a split, whole if rows is 0."""
+    if not rows:
+        return examples
+    if family(name) != "glue":
+        return examples[:rows]
+    cut = {field: getattr(examples, field) for field in ("first", "second", "labels")}
+    return dataclasses.replace(examples, **{field: None if value is None else value[:rows] for field, value in cut.items()})
 
 
 def make_model(name, cfg):
@@ -1130,7 +1140,7 @@ class Job:
 def open_job(name, cfg, tokenizer):
     """Read and encode a task."""
     examples = load_examples(cfg, name)
-    examples["train"] = first_rows(name, examples["train"], cfg.train_rows)
+    examples = {split: first_rows(name, rows, cfg.train_rows if split == "train" else 64 * cfg.dry_run) for split, rows in examples.items()}
     length = recipe_of(name, 1, cfg).length
     features = {split: encode_examples(name, rows, split, tokenizer, length) for split, rows in examples.items()}
     return Job(name, examples, features, recipe_of(name, len(features["train"]), cfg))

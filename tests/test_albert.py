@@ -343,6 +343,9 @@ def test_lamb_is_its_numpy_transcription(bias_correction, adapt):
 def test_schedule_is_the_official_one():
     lr = [1.76e-3 * albert.schedule(step, 125000, 3125) for step in (0, 3124, 3125, 62500, 125000)]
     assert lr == pytest.approx([0, 0.0017594, 0.0017160, 0.00088, 0], abs=5e-8)
+    rates = [albert.peak_rate(albert.Config(batch=batch)) for batch in (64, 256, 512, 1024, 4096)]
+    assert rates == pytest.approx([2.2e-4, 4.4e-4, 6.22e-4, 8.8e-4, 1.76e-3], rel=1e-3)
+    assert albert.peak_rate(albert.Config(batch=64, lr_batch=0)) == 1.76e-3
     assert albert.warmup_updates(0.1, 50) == 5 and albert.warmup_updates(3125.0, 50) == 3125
 
 
@@ -470,6 +473,32 @@ def test_nsp_and_no_objective():
     assert (labels == -100).all() and (ids[:400] == torch.tensor([2, 10, 11, 12, 3, 20, 21, 3, 0])).all()
 
 
+@pytest.mark.parametrize("objective, least, most", [("sop", 0.95, 1.0), ("shuffled", 0.3, 0.7)])
+def test_order_is_learnt_from_true_labels_and_not_from_shuffled_ones(objective, least, most):
+    """Segments whose words tell which comes first: the whole way from segments over masking to the order head."""
+    torch.manual_seed(0)
+    cfg = tiny(vocab_size=1000, layers=2, length=15, init_std=0.15)
+    model, generator = albert.LanguageModel(cfg), torch.Generator().manual_seed(0)
+    optimizer = albert.Lamb(model.parameters(), 0.005, bias_correction=True)
+
+    def batch(objective, rows):
+        six = torch.full((rows,), 6)
+        texts = [torch.randint(low, low + 40, (rows, 12), generator=generator) for low in (100, 200, 300)]
+        segments = FakeSegments(texts[0], six, texts[1], six, texts[2], six)
+        ids, kinds, lengths, order = albert.sentence_pairs(segments, FakeTokenizer, objective, generator)
+        ids, positions, _ = albert.mask_tokens(ids, kinds, FakeTokenizer, cfg, generator)
+        return (ids, kinds, lengths, positions), order
+
+    for _ in range(120):
+        inputs, order = batch(objective, 32)
+        albert.mean_loss(model(*inputs)[1], order).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    inputs, order = batch("sop", 256)
+    with torch.no_grad():
+        assert least <= (model(*inputs)[1].argmax(1) == order).float().mean().item() <= most
+
+
 # --- training ------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
@@ -528,9 +557,9 @@ def test_kill_and_resume_equals_an_uninterrupted_run(corpus, tmp_path, monkeypat
 
 def test_accumulated_parts_give_the_same_update_as_processes(corpus, tmp_path):
     """One process with two parts a batch, and two processes: the same weights to rounding."""
-    one = pretrain(corpus, tmp_path / "one", "--accumulate", "2")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29617", ROOT / "albert.py", "--pretrain", *SMALL,
-               "--corpus", corpus, "--out", tmp_path / "two", "--accumulate", "2"]
+    one = pretrain(corpus, tmp_path / "one", "--accumulate", "2", "--recompute")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", ROOT / "albert.py", "--pretrain", *SMALL,
+               "--corpus", corpus, "--out", tmp_path / "two", "--accumulate", "2", "--recompute"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     two = torch.load(tmp_path / "two" / "model.pt", weights_only=True)["weights"]
