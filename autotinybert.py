@@ -617,7 +617,8 @@ class Predictor:
             if (weights >= 0).all():
                 break
             kept &= weights > weights.min()
-        self.weights = {"weights": weights / scale}
+        exact = [float(f"{weight:.9g}") for weight in (weights / scale).tolist()]  # the last bits of a fit vary with where its arrays lie in memory
+        self.weights = {"weights": torch.tensor(exact, dtype=torch.float64)}
         return self
 
     def _train(self, terms, target, steps):
@@ -1366,7 +1367,8 @@ def evolve(superplm, predict, limit, data, cfg, run, folder):
         results = share_out(names, folder / "candidates", run,
                             lambda index: judge(extract(superplm, proposals[index][1]), data, cfg))  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals, results):
-            history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch), "predicted_ms": predict([arch])[0], **result})
+            history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
+                            "predicted_ms": round(predict([arch])[0], 6), **result})
         if run.ranks.main:
             write_atomic(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
         best = max(history, key=lambda line: line["score"], default=None)
