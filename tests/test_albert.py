@@ -558,7 +558,7 @@ def test_kill_and_resume_equals_an_uninterrupted_run(corpus, tmp_path, monkeypat
 def test_accumulated_parts_give_the_same_update_as_processes(corpus, tmp_path):
     """One process with two parts a batch, and two processes: the same weights to rounding."""
     one = pretrain(corpus, tmp_path / "one", "--accumulate", "2", "--recompute")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", ROOT / "albert.py", "--pretrain", *SMALL,
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", ROOT / "albert.py", "--pretrain", *SMALL,
                "--corpus", corpus, "--out", tmp_path / "two", "--accumulate", "2", "--recompute"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
