@@ -8,7 +8,7 @@ Run:     torchrun autobert_zero.py --search                                  sea
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE     the paper's search
          torchrun --nproc_per_node=8 autobert_zero.py --pretrain --preset base --arch runs/x/best.json --corpus TEXTS
          python autobert_zero.py --finetune CoLA,MRPC --init runs/y --glue GLUE
-Map:     Table 1 -> OPS, infer          Sec. 3.1 -> sample_graph, sample_arch   Fig. 7 -> PUBLISHED      Eq. 1, 2 -> AttentionMixer, FeedForward
+Map:     Table 1 -> OPS, infer          Sec. 3.1 -> sample_graph, sample_arch   Fig. 7 -> PUBLISHED      Eq. 1, 2 -> AttentionMixer
          Alg. 1 -> search               Eq. 3 -> ucb                            Sec. 3.2 -> propose, SuperNet
 Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) of the AAAI print has a pole.
          D2  `scale` always divides by sqrt(d_h): attention graphs run per head, d_x of Table 1 is the head's width.
@@ -24,7 +24,11 @@ Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) o
          D12 A diverged candidate scores 0 (each task's score is cut off at 0, its chance level or below) and is never a parent.
          D13 SentencePiece vocabulary unless a BERT vocab.txt is given with --tokenizer; the paper has WordPiece.
          D14 Named architectures at other depths than 12: see named_arch.
-         D15 --tasks takes MLM beside GLUE tasks: held-out masked-word accuracy. The demo uses it, since minutes of training leave GLUE at chance.
+         D15 --tasks takes MLM beside GLUE tasks: held-out masked-word accuracy. The demo uses it, since minutes of training
+             leave most GLUE tasks at chance.
+         D16 The random inter-layer mutation happens in half of the children, so that a child can differ in one attention.
+         D17 15% of a batch's text is masked, not of each sequence, for static shapes; segments may begin in mid-sentence.
+         D18 A convolution's kernel begins with deviation 1 (0 would make all heads average their window alike).
 """
 import ast
 import contextlib
@@ -120,7 +124,8 @@ class Config:
     measure: bool = False  # --describe: time a forward on this device too
     measure_batch: int = 128  # sequences of that forward, Table 7
     folders: tuple[str, ...] = ()  # --analyze: the run folders to look at
-    samples: int = 1280  # --analyze: sentences (uniformity) or architectures (fidelity)
+    samples: int = 0  # --analyze: sentences (uniformity; 0: 1280) or architectures (fidelity; 0: 6, as Figure 8)
+    given = frozenset()  # not a setting: the flags that were given on the command line
 
 
 DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64, lr=2e-3, warmup=0.1,
@@ -128,7 +133,7 @@ DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, d
 PRESETS = {
     "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2, children=2),
              "pretrain": dict(steps=3000, log_every=100, eval_every=500, save_every=500),
-             "finetune": dict(squad_length=128, runs=3), "analyze": dict(steps=1000, train_rows=1000, samples=6)},
+             "finetune": dict(squad_length=128, runs=3), "analyze": dict(steps=1000, train_rows=800)},
     "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, epochs=40), "finetune": dict(runs=3)},
     "base": {"pretrain": dict(lr=1e-4, warmup=0.01, epochs=40)},
     "large": {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096, "pretrain": dict(lr=1e-4, warmup=0.02, batch=80, epochs=40)},
@@ -319,9 +324,10 @@ def parse_formula(text):
     except (SyntaxError, ValueError):
         raise ValueError(f"{text!r} is not a formula") from None
     for binding in bindings:
-        if not isinstance(binding, ast.Assign) or not isinstance(binding.targets[0], ast.Name) or binding.targets[0].id in INPUTS:
+        target = binding.targets[0] if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
+        if not isinstance(target, ast.Name) or target.id in INPUTS:
             raise ValueError(f"{ast.unparse(binding)!r}: only names other than Q, K, V, P can be bound before the formula")
-        names[binding.targets[0].id] = read(binding.value)
+        names[target.id] = read(binding.value)
     if not isinstance(output, ast.Expr):
         raise ValueError(f"{text!r} ends without a formula")
     result = read(output.value)
@@ -753,7 +759,11 @@ class SuperNet:
     def start_from(self, given):
         """Take over what read_run returned: another search's super-net, or one trained network where its architecture
         has weights."""
+        from common.cli import UserError
         weights, searched, arch = given
+        size = weights["encoder.words.weight"].shape
+        if size != self.weights["encoder.words.weight"].shape:
+            raise UserError(f"--init: its vocabulary and width {tuple(size)} differ from this run's; use its tokenizer")
         if searched:
             self.load_state_dict(weights)
         else:
@@ -822,19 +832,23 @@ class OperationPriority:
 
 
 def edit_graph(graph, rng, priority, max_path):
-    """A legal graph one edit away: at a random position of the path an operation is replaced, inserted behind or
-    deleted; the new operation is drawn from that position's distribution, its second operand from what stands before it
-    (D7). Illegal outcomes are drawn again."""
+    """A legal graph one edit away, None where none was found: at a random position of the path an operation is
+    replaced, inserted behind or deleted; the new operation is drawn from that position's distribution, its second
+    operand from what stands before it (D7). Illegal outcomes are drawn again; where a position's distribution is so
+    peaked that nothing legal comes up, all operations get the same chance."""
     first = len(INPUTS)
-    while True:
+    for attempt in range(400):
         position = rng.randrange(len(graph))
-        op = rng.choices(OPS, priority.operation_probabilities(position))[0]
+        weights = priority.operation_probabilities(position) if attempt < 200 else [1] * len(OPS)
+        op = rng.choices(OPS, weights)[0]
         kind = rng.choice(("replace", "insert", "delete"))
         nodes = [list(node) for node in graph]
-        if kind == "delete":  # readers of the deleted operation read one of its operands instead; its place stays, unused
+        if kind == "delete":  # readers of the deleted operation read one of its operands; canonical() drops it
             by = rng.choice(nodes[position][1:])
-            child = [(name, *[by if operand == first + position else operand for operand in operands]) for name, *operands in nodes]
-            child = child if position < len(graph) - 1 else child[:by - first + 1] if by >= first else []
+            child = [[name, *[by if operand == first + position else operand for operand in operands]]
+                     for name, *operands in nodes]
+            if position == len(graph) - 1:  # the output itself is deleted: its operand is the output now
+                child = child[:max(by - first + 1, 0)]
         else:
             operands = list(nodes[position][1:]) if kind == "replace" else [first + position]
             second = rng.randrange(first + position)
@@ -845,37 +859,38 @@ def edit_graph(graph, rng, priority, max_path):
             if kind == "replace":
                 child = nodes[:position] + [[op, *operands]] + nodes[position + 1:]
             else:  # what came behind moves up by one and reads the new operation in place of the old
-                behind = [[name, *[operand + (operand >= first + position) for operand in rest]] for name, *rest in nodes[position + 1:]]
+                behind = [[name, *[operand + (operand >= first + position) for operand in rest]]
+                          for name, *rest in nodes[position + 1:]]
                 child = nodes[:position + 1] + [[op, *operands]] + behind
         child = canonical(tuple(map(tuple, child))) if child and infer_graph(child) else None
         if child and child != graph and not why_illegal(child, max_path):
             return child
+    return None
 
 
 def mutate(parent, rng, priority, cfg):
-    """A child (Alg. 1, lines 6 and 7): one random layer changes its kind, then one random layer is changed inside,
-    guided by the priorities.
+    """A child (Alg. 1, lines 6 and 7): in half of the cases one random layer changes its kind (D16), then one random
+    layer is changed inside, guided by the priorities.
 
     A layer that becomes an attention takes a random one of the parent's, or a random graph; one that becomes a
-    convolution, and a convolution that is changed inside, draws its kernel from the layer's distribution.
+    convolution takes a random kernel. A convolution that is changed inside draws its kernel from the layer's
+    distribution.
     """
     child = list(parent)
-
-    def draw_kernel(layer):
-        return rng.choices(KERNELS, priority.kernel_probabilities(layer))[0]
-
     if rng.random() < 0.5:  # inter-layer: random mutation, as in plain evolution
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
-        if isinstance(child[layer], int):
-            child[layer] = rng.choice(attentions) if attentions and rng.random() < 0.5 else sample_graph(rng, cfg.max_path)
+        if not isinstance(child[layer], int):
+            child[layer] = rng.choice(KERNELS)
+        elif attentions and rng.random() < 0.5:
+            child[layer] = rng.choice(attentions)
         else:
-            child[layer] = draw_kernel(layer)
+            child[layer] = sample_graph(rng, cfg.max_path)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
-        child[layer] = draw_kernel(layer)
+        child[layer] = rng.choices(KERNELS, priority.kernel_probabilities(layer))[0]
     else:
-        child[layer] = edit_graph(child[layer], rng, priority, cfg.max_path)
+        child[layer] = edit_graph(child[layer], rng, priority, cfg.max_path) or sample_graph(rng, cfg.max_path)
     return tuple(child)
 
 
@@ -937,11 +952,13 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
 def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: None):
     """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model's encoder on each
     task."""
+    from common.distributed import seed_everything
     scores = {}
     for task in tasks:
         if task.name == "MLM":
             scores["MLM"] = task.accuracy(model, cfg)
             continue
+        seed_everything(cfg.seed, "head", task.name)  # the same head whether or not the candidate was resumed
         classifier = Classifier(arch, cfg, task.outputs, shared)
         classifier.encoder.load_state_dict(model.encoder.state_dict())
         classifier.pooler.load_state_dict(model.pooler.state_dict())
@@ -952,7 +969,7 @@ def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: 
 def search(cfg):
     """OP-NAS (Algorithm 1). The candidates of a round are shared out over the processes; all else is the same on each
     of them."""
-    from common.distributed import Checkpoint, barrier, launch, on_main, progress, say
+    from common.distributed import Checkpoint, Stop, barrier, launch, on_main, progress, say, stopping
     with launch(cfg.device) as ranks:
         given = read_run(cfg) if cfg.init else None
         run, data = open_run(cfg, "search", ranks, tasks=True)
@@ -964,24 +981,25 @@ def search(cfg):
             supernet.start_from(given)
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        on_main(ranks, lambda: folder.mkdir(exist_ok=True))
+        on_main(ranks, record_history, run, history)
         work = cfg.steps + sum(task.steps(cfg) for task in data.tasks)
         bar = progress(ranks, sum(sizes) * work, "search", start=len(history) * work)
         while len(history) < sum(sizes):
             number = next(number for number in range(len(sizes)) if sum(sizes[:number + 1]) > len(history))
             proposals, first = propose(history, number, cfg), len(history)  # Alg. 1, lines 4 to 7
-            for index in range(ranks.rank, len(proposals), ranks.size):
-                describe_progress(bar, number, len(sizes), first + index, sum(sizes), history)
-                evaluate_once(folder / str(first + index), proposals[index][1], number, supernet, data, cfg,
-                              lambda done: bar.update(done * ranks.size))  # Alg. 1, lines 8 and 9
-            barrier(ranks)
+            with contextlib.suppress(Stop):  # a rank that is told to stop meets the others below
+                for index in range(ranks.rank, len(proposals), ranks.size):
+                    describe_progress(bar, number, len(sizes), first + index, sum(sizes), history)
+                    evaluate_once(folder / str(first + index), proposals[index][1], number, supernet, data, cfg,
+                                  lambda done: bar.update(done * ranks.size))  # Alg. 1, lines 8 and 9
+            if stopping(ranks):
+                raise Stop
             history += finish_round(folder, proposals, number, first, supernet, cfg)  # Alg. 1, line 11
             checkpoint.save(history=history)
-            on_main(ranks, record_round, run, folder, history, first)
+            barrier(ranks)  # every rank has read the candidates' files
+            on_main(ranks, record_round, run, history, first)
         bar.close()
-        best = max(history, key=lambda line: line["score"])
-        result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
-        on_main(ranks, record_best, run, result)
+        result = on_main(ranks, record_best, run, history)
         show_best(result, ranks)
 
 
@@ -993,6 +1011,8 @@ def evaluate_once(path, arch, number, supernet, data, cfg, tick):
         result, weights = evaluate_candidate(arch, number, supernet, data, cfg, path.with_suffix(".training.pt"), tick)
         save_file(path.with_suffix(".pt"), weights)
         write_atomic(path.with_suffix(".json"), json.dumps(result))
+        for left in path.parent.glob(f"{path.name}.training.pt*"):  # model and optimizer, twice
+            left.unlink()
 
 
 def finish_round(folder, proposals, number, first, supernet, cfg):
@@ -1006,22 +1026,38 @@ def finish_round(folder, proposals, number, first, supernet, cfg):
             for index, ((parent, arch), result) in enumerate(zip(proposals, results))]
 
 
-def record_round(run, folder, history, first):
-    """Write history.jsonl after the checkpoint holds the round, then drop the candidates' files."""
+def record_history(run, history):
+    """Write history.jsonl as the checkpoint has it and drop the files of candidates that it holds."""
     from common.distributed import write_atomic
+    folder = run.folder / "candidates"
+    folder.mkdir(exist_ok=True)
     write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
     for path in folder.iterdir():
-        path.unlink()
+        if int(path.name.split(".")[0]) < len(history):
+            path.unlink()
+
+
+def record_round(run, history, first):
+    """After a round, when the checkpoint holds it: history.jsonl and a line of the log."""
+    record_history(run, history)
     scores = [line["score"] for line in history]
-    run.log(phase="search", round=history[-1]["round"], candidates=len(history), best=max(scores), mean=statistics.mean(scores[first:]))
+    run.log(phase="search", round=history[-1]["round"], candidates=len(history), best=max(scores),
+            mean=statistics.mean(scores[first:]))
 
 
-def record_best(run, result):
-    """Write best.json and the picture of the architecture, and mark the run as finished."""
+def record_best(run, history):
+    """Write best.json and the picture of the architecture, and mark the run as finished. Returns best.json's object;
+    UserError where every candidate diverged."""
+    from common.cli import UserError
     from common.distributed import write_atomic
+    best = max((line for line in history if not line["diverged"]), key=lambda line: line["score"], default=None)
+    if best is None:
+        raise UserError(f"{run.folder}: every candidate diverged; lower --lr, then --restart")
+    result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
     write_atomic(run.folder / "best.json", json.dumps(result, indent=2))
     write_atomic(run.folder / "best.mmd", mermaid(parse_arch(result["arch"])))
     run.finish(result)
+    return result
 
 
 def describe_progress(bar, number, rounds, candidate, candidates, history):
@@ -1180,10 +1216,12 @@ def wrap(model, cfg, ranks):
 def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick=lambda done: None, report=None):
     """Masked-language-model and next-sentence pre-training from example number `first` on.
 
-    A batch is cut in --accumulate logical shards (at least one a process), each with a seed of its own, so that the
-    examples and the dropout of a step do not depend on the number of processes. report(step, losses, rate) is called
-    every --log_every steps. Raises Diverged, and Stop after SIGTERM (state saved).
+    A batch is cut in --accumulate logical shards (at least one a process), each with a seed of its own: with the same
+    number of shards, examples, masks and dropout of a step do not depend on the number of processes. report(step,
+    losses, rate) is called every --log_every and --eval_every steps. Raises Diverged, and Stop after SIGTERM (state
+    saved).
     """
+    from common.cli import UserError
     from common.distributed import Stop, autocast, seed_everything, shard_range, stopping
     optimizer, start = make_optimizer(model, cfg.weight_decay), 0
     if checkpoint:
@@ -1191,6 +1229,8 @@ def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick
         start = checkpoint.restore().get("step", 0)
         tick(start)
     network, shards = wrap(model, cfg, ranks), max(cfg.accumulate, ranks.size)
+    if cfg.batch % shards:
+        raise UserError(f"--batch {cfg.batch}: must be a multiple of the {shards} shards it is cut in (--accumulate)")
     mine, rows = shard_range(ranks, shards), cfg.batch // shards
     model.train()
     for step in range(start, cfg.steps):
@@ -1209,10 +1249,10 @@ def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick
         optimizer.zero_grad()
         tick(1)
         done = step + 1
-        look = done % CHECK_EVERY == 0 or done in (cfg.steps, start + 1)
+        look = done % CHECK_EVERY == 0 or done == cfg.steps
         if look and not math.isfinite(norm):  # once it is not, the weights are lost, and it stays so
             raise Diverged(f"gradient norm {norm} at or before step {done}")
-        if report and (done % cfg.log_every == 0 or done == cfg.steps):
+        if report and (done % cfg.log_every == 0 or done % cfg.eval_every == 0 or done == cfg.steps):
             report(done, losses, rate)
         stop = (look or ranks.size == 1) and stopping(ranks)
         if checkpoint and (stop or done % cfg.save_every == 0 or done == cfg.steps):
@@ -1248,16 +1288,16 @@ def pretrain(cfg):
     from common.distributed import Checkpoint, launch, peak_flops, peak_memory, progress, say, seed_everything
     with launch(cfg.device) as ranks:
         start_at = read_run(cfg) if cfg.init else None
+        arch = settle_arch(cfg)
         run, data = open_run(cfg, "pretrain", ranks, ("corpus",))
         if run.finished:
             return say(ranks, f"{run.folder}: this run is finished: {run.finished} (--restart begins anew)")
-        arch = read_arch(cfg)
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
         if start_at:
             say(ranks, start_from(model, start_at))
         model.to(ranks.device)
-        if cfg.epochs:
+        if cfg.epochs and "steps" not in cfg.given:
             cfg.steps = math.ceil(cfg.epochs * data.train.slots(cfg.length - 3) / cfg.batch)
         bar, roof = progress(ranks, cfg.steps, "pretrain"), peak_flops(ranks.device, cfg.dtype)
         cost, clock = 3 * sum(count_flops(arch, cfg, cfg.length).values()) / cfg.length, [time.perf_counter(), 0]
@@ -1284,18 +1324,28 @@ def pretrain(cfg):
         say(ranks, "held-out text:", ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
 
 
+def settle_arch(cfg):
+    """read_arch, with the architecture itself instead of its name or file put in cfg: what a run folder remembers."""
+    arch = read_arch(cfg)
+    cfg.arch, cfg.variant = arch_text(arch), ""
+    return arch
+
+
 def read_arch(cfg):
     """The architecture that --arch, --variant and --layers name; UserError where it is none."""
     from common.cli import UserError
     try:
         if cfg.arch.endswith(".json"):
-            arch = parse_arch(json.loads(Path(cfg.arch).read_text(encoding="utf-8"))["arch"])
+            best = json.loads(Path(cfg.arch).read_text(encoding="utf-8"))
+            if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
+                raise ValueError('the file holds no object with an "arch"')
+            arch = parse_arch(best["arch"])
         else:
             arch = named_arch(cfg.arch, cfg.layers) if cfg.arch in NAMED else parse_arch(cfg.arch)
         arch = ablate(arch, cfg.variant and f"-{cfg.variant}")
         if len(arch) == 12 and cfg.layers == 24:  # App. D.2: large repeats each pair right after itself
             arch = tuple(layer for pair in range(0, 12, 2) for layer in arch[pair:pair + 2] * 2)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:  # a file that is no JSON too
         raise UserError(f"--arch {cfg.arch}: {error}; names are {', '.join(NAMED)}") from None
     if len(arch) != cfg.layers:
         raise UserError(f"--arch {cfg.arch}: has {len(arch)} layers where --layers says {cfg.layers}; set --layers {len(arch)}")
@@ -1305,31 +1355,43 @@ def read_arch(cfg):
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule the shapes of the weights
 
 
+def read_settings(folder, *actions):
+    """The settings in a run folder of one of these actions; UserError where it is none."""
+    from common.cli import UserError
+    path = Path(folder) / "config.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{path}: cannot be read; name the run folder of a --{' or --'.join(actions)}") from None
+    action = record.get("action") if isinstance(record, dict) else None
+    if action not in actions:
+        raise UserError(f"{folder}: no run folder of --{' or --'.join(actions)}"
+                        + (f" but one of --{action}" if action else "") + "; name another")
+    return {**record["settings"], "action": action}
+
+
 def read_run(cfg):
     """What --init points at: a run folder of --pretrain or --search. Returns (weights, whether they are a super-net,
     else their architecture).
 
-    Sets the model's shape, the tokenizer and, unless --arch names another, the architecture in cfg to the folder's.
+    Sets the model's shape, the tokenizer and, where --arch names none, the architecture in cfg to the folder's. A flag
+    that says otherwise is a UserError.
     """
     from common.cli import UserError
-    from common.distributed import load_file
-    folder = Path(cfg.init)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no run folder (config.json is missing); --init takes the --out of a --search or --pretrain")
-    record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if record["action"] not in ("search", "pretrain"):
-        raise UserError(f"{folder}: holds a run of --{record['action']}; --init takes one of --search or --pretrain")
-    settings, searched = record["settings"], record["action"] == "search"
-    state = load_file(folder / "checkpoint.pt")["owned"]
-    for name in SHAPE:
+    from common.distributed import load_newest
+    folder, settings = Path(cfg.init), read_settings(cfg.init, "search", "pretrain")
+    searched = settings["action"] == "search"
+    for name in (*SHAPE, *(() if searched else ("arch", "variant"))):
+        if name in cfg.given and getattr(cfg, name) != settings[name]:
+            raise UserError(f"--{name} {getattr(cfg, name)}: --init {folder} has {settings[name]}; leave --{name} out")
         setattr(cfg, name, settings[name])
-    cfg.tokenizer = cfg.tokenizer or str(folder / "corpus") if (folder / "corpus").exists() else settings["tokenizer"] or settings["corpus"][0]
-    if searched and cfg.arch == Config.arch:
+    corpus = folder / "corpus" if (folder / "corpus").exists() else settings["tokenizer"] or settings["corpus"][0]
+    cfg.tokenizer = cfg.tokenizer or str(corpus)
+    if searched and "arch" not in cfg.given:
         if not (folder / "best.json").exists():
             raise UserError(f"{folder}: this search is not finished; finish it, or name an architecture with --arch")
         cfg.arch = str(folder / "best.json")
-    elif not searched:
-        cfg.arch, cfg.variant = settings["arch"], settings["variant"]
+    state = load_newest(folder / "checkpoint.pt")["owned"]
     return state["supernet" if searched else "model"], searched, None if searched else read_arch(cfg)
 
 
@@ -1348,8 +1410,9 @@ def start_from(model, source):
         given = take(weights[there], rows, columns)
         if name.endswith("conv.kernel") and searched and value.shape[1] < max(KERNELS):
             given = given @ weights[f"{there.removesuffix('kernel')}transform.{value.shape[1]}"]  # the adapted kernel, Sec. 3.2
-        if given.shape != value.shape and not name.startswith("head"):
-            raise UserError(f"--init: {name} is {tuple(given.shape)} there and {tuple(value.shape)} here; use the same sizes")
+        if given.shape != value.shape:
+            raise UserError(f"--init: {name} is {tuple(given.shape)} there and {tuple(value.shape)} here; use the same "
+                            "sizes and the same tokenizer")
         value.copy_(given)
         taken.append(there)
     left = sorted(set(weights) - set(taken)) if not searched else []
@@ -1399,11 +1462,7 @@ class GlueTask:
     def evaluate(self, model, cfg, device):
         """The official metrics on dev, as shares; "main" is the one that counts."""
         from common import glue
-        result = glue.score(self.task, self.logits(model, "dev", cfg, device), self.features["dev"].labels)
-        if "dev_mismatched" in self.features:
-            logits = self.logits(model, "dev_mismatched", cfg, device)
-            result["mismatched"] = glue.score(self.task, logits, self.features["dev_mismatched"].labels)["main"]
-        return result
+        return glue.score(self.task, self.logits(model, "dev", cfg, device), self.features["dev"].labels)
 
     def logits(self, model, split, cfg, device):
         """(n, classes) in the order of the file, as a numpy array."""
@@ -1414,11 +1473,15 @@ class GlueTask:
         return logits.numpy()
 
     def predict(self, model, cfg, device, folder):
-        """Write the submission files of the test splits that are there."""
+        """Write the submission files of the test splits that are there. Returns MNLI's mismatched score, if any."""
         from common import glue
         for split in self.features:
             if split.startswith("test"):
                 glue.write_submission(folder, self.task, self.logits(model, split, cfg, device), split)
+        if "dev_mismatched" not in self.features:
+            return {}
+        logits = self.logits(model, "dev_mismatched", cfg, device)
+        return {"mismatched": glue.score(self.task, logits, self.features["dev_mismatched"].labels)["main"]}
 
 
 class SquadTask:
@@ -1472,6 +1535,7 @@ class SquadTask:
         texts = {name: "" if found.null_odds.get(name, 0) > limit else text for name, text in found.texts.items()}
         write_atomic(Path(folder) / "predictions.json", json.dumps(texts, indent=1))
         write_atomic(Path(folder) / "null_odds.json", json.dumps(found.null_odds, indent=1))
+        return {}
 
 
 @torch.no_grad()
@@ -1539,10 +1603,13 @@ def open_task(name, tokenizer, cfg):
 def task_names(text):
     """["CoLA", "squad1", ...] of "CoLA,squad1" or "glue"; MNLI first, since others start from it."""
     from common import glue
+    from common.cli import UserError
     parts = text.replace(",", " ").split()
     squads = [part.lower() for part in parts if part.lower() in ("squad1", "squad2")]
     rest = ",".join(part for part in parts if part.lower() not in ("squad1", "squad2"))
     names = [task.name for task in glue.parse_tasks(rest)] if rest else []
+    if not names + squads:
+        raise UserError("--finetune: name at least one task, glue, squad1 or squad2")
     return sorted(names, key=lambda name: name != "MNLI") + squads
 
 
@@ -1554,7 +1621,8 @@ def finetune_jobs(names, cfg):
     D.2."""
     jobs = []
     for name in names:
-        own = {"squad1": dict(finetune_batch=32), "squad2": dict(finetune_batch=48, finetune_epochs=2)}.get(name, {}) if cfg.preset != "demo" else {}
+        paper = {"squad1": dict(finetune_batch=32), "squad2": dict(finetune_batch=48, finetune_epochs=2)}.get(name, {})
+        own = {key: value for key, value in paper.items() if cfg.preset != "demo" and key not in cfg.given}
         points = [dict(finetune_lr=lr, weight_decay=decay) for lr in LEARNING_RATES for decay in WEIGHT_DECAYS] if cfg.grid else [{}]
         jobs += [(name, number, {**own, **point, "seed": cfg.seed + number}) for point in points for number in range(cfg.runs)]
     return jobs
@@ -1566,12 +1634,13 @@ def finetune(cfg, text):
     from common.distributed import barrier, launch, on_main, progress
     with launch(cfg.device) as ranks:
         names, source = task_names(text), read_run(cfg) if cfg.init else None
+        arch = settle_arch(cfg)
         squads, cfg.tasks = [name for name in names if name.startswith("squad")], text
         flags = [flag for flag, read in (("corpus", not cfg.tokenizer), ("glue", len(squads) < len(names)), ("squad", squads)) if read]
         run, data = open_run(cfg, "finetune", ranks, flags)
         if run.finished:
             return show_scores(run.finished, ranks)
-        arch, jobs, folder = read_arch(cfg), finetune_jobs(names, cfg), run.folder / "jobs"
+        jobs, folder = finetune_jobs(names, cfg), run.folder / "jobs"
         on_main(ranks, lambda: folder.mkdir(exist_ok=True))
         opened, bar = functools.cache(lambda name: open_task(name, data.tokenizer, cfg)), progress(ranks, len(jobs), "fine-tuning")
         for stage in ([job for job in jobs if job[0] == "MNLI"], [job for job in jobs if job[0] != "MNLI"]):
@@ -1583,7 +1652,7 @@ def finetune(cfg, text):
                 bar.update(ranks.size)
             barrier(ranks)
         bar.close()
-        result = on_main(ranks, summarise, run.folder, names)
+        result = on_main(ranks, summarise, run.folder, names, cfg.preset == "small")
         run.finish(result)
         show_scores(result, ranks)
 
@@ -1603,7 +1672,7 @@ def finetune_one(task, number, cfg, arch, source, device, path):
     folder.mkdir(exist_ok=True)
     try:
         metrics = train_task(model, task, cfg, device, keep_best=True)
-        task.predict(model, cfg, device, folder)
+        metrics.update(task.predict(model, cfg, device, folder))
     except Diverged as error:
         metrics = {"main": 0.0, "diverged": str(error)}
     if task.name == "MNLI":
@@ -1623,7 +1692,7 @@ def best_job(folder, name):
     return max(read_jobs(folder, name), key=lambda job: job["metrics"]["main"], default=None)
 
 
-def summarise(folder, names):
+def summarise(folder, names, small):
     """{tasks: {task: median, mean, sd, n, setting, metrics of the median run}, averages}; the setting with the best
     median stands for a task. The predictions of each median run are copied to folder/submission."""
     from common import glue
@@ -1639,6 +1708,8 @@ def summarise(folder, names):
                        "n": len(scores), "lr": middle["lr"], "weight_decay": middle["weight_decay"], "metrics": middle["metrics"], "start": middle["start"]}
         shutil.copytree(folder / "jobs" / middle["job"], folder / "submission", dirs_exist_ok=True)
     scores = {name: entry["metrics"] for name, entry in tasks.items() if not name.startswith("squad")}
+    for name in {"MRPC", "QQP"} & scores.keys() if small else ():  # Sec. 4.2, footnote 2
+        scores[name] = {**scores[name], "main": scores[name]["accuracy"]}
     if "mismatched" in scores.get("MNLI", {}):
         scores["MNLI-mm"] = {"main": scores["MNLI"]["mismatched"]}
     return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
@@ -1690,19 +1761,25 @@ def count_parameters(arch, cfg):
     return parts, inputs * (cfg.hidden ** 2 + cfg.hidden)
 
 
-PUBLISHED_COUNTS = {  # (name, hidden): parameters, parameters of attention, FLOPs at 128 tokens; Tables 2, 3, 4, 5
-    ("bert", 768): ("110M", "21.3M", 2.9e10), ("autobert-zero", 768): ("104M", "15.4M", 2.3e10), ("autobert-zero-att", 768): (None, "16.5M", None),
-    ("autobert-zero-conv", 768): (None, "15.4M", None), ("autobert-zero", 1024): ("318M", None, 6.8e10), ("autobert-zero", 256): ("13M", None, 2.9e9),
+PUBLISHED_COUNTS = {  # (name, layers, hidden): parameters, those of the attention, FLOPs of 128 tokens; Tables 2 to 5
+    ("bert", 12, 768): ("110M", "21.3M", 2.9e10),
+    ("autobert-zero", 12, 768): ("104M", "15.4M", 2.3e10),
+    ("autobert-zero-att", 12, 768): (None, "16.5M", None),
+    ("autobert-zero-conv", 12, 768): (None, "15.4M", None),
+    ("autobert-zero", 24, 1024): ("318M", None, 6.8e10),
+    ("autobert-zero", 12, 256): ("13M", None, 2.9e9),
 }
 
 
 def describe(cfg):
     """Print one JSON object: parameters, FLOPs, the published figures beside them, and with --measure latency and
     memory (Table 7)."""
+    if cfg.init:
+        read_run(cfg)
     arch = read_arch(cfg)
     parts, attention = count_parameters(arch, cfg)
     flops = count_flops(arch, cfg, 128)
-    published = PUBLISHED_COUNTS.get((cfg.arch + (cfg.variant and f"-{cfg.variant}"), cfg.hidden))
+    published = PUBLISHED_COUNTS.get((cfg.arch + (cfg.variant and f"-{cfg.variant}"), cfg.layers, cfg.hidden))
     report = {"arch": arch_text(arch), "parameters": sum(parts.values()), "parts": parts, "attention_parameters": attention,
               "flops": flops["layers"], "flops_with_vocabulary_head": sum(flops.values()),
               "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; embeddings are look-ups"}
@@ -1739,22 +1816,16 @@ def measure(arch, cfg, rounds=5):
 def analyze(cfg, name):
     """One of ANALYSES; each writes a table, its numbers and a picture into --out."""
     from common.cli import UserError
+    from common.distributed import launch
     if name not in ANALYSES:
         raise UserError(f"--analyze {name}: there is no such analysis; choose from {', '.join(ANALYSES)}")
-    cfg.out = cfg.out.replace("analyze", name)
-    ANALYSES[name](cfg)
-
-
-def run_folders(cfg, flag="folders"):
-    """The run folders of --folders, or of --init; UserError where there is none."""
-    from common.cli import UserError
     folders = cfg.folders or ((cfg.init,) if cfg.init else ())
     if not folders:
         raise UserError("which runs? name them with --folders DIR...")
-    for folder in folders:
-        if not (Path(folder) / "config.json").is_file():
-            raise UserError(f"{folder}: no run folder (config.json is missing)")
-    return [Path(folder) for folder in folders]
+    with launch(cfg.device) as ranks:
+        if ranks.size > 1:
+            raise UserError("--analyze runs in one process; start it with python")
+        ANALYSES[name](cfg, [Path(folder) for folder in folders], ranks)
 
 
 def uniformity(states, lengths):
@@ -1775,33 +1846,23 @@ def uniformity(states, lengths):
 
 
 @torch.no_grad()
-def analyze_uniformity(cfg):
+def analyze_uniformity(cfg, folders, ranks):
     """Figure 5: how alike the tokens' representations become, layer by layer, on --samples examples of the first of
-    --tasks."""
+    --tasks (STS-B)."""
     from common import glue
-    from common.distributed import Ranks, pick_device
+    from common.cli import UserError
     from common.inputs import fill_in
     from common.report import write_report
-    from common.tokenization import load_tokenizer
-    ranks, columns, curves = Ranks(0, 1, pick_device(cfg.device)), ["layer"], []
     fill_in(cfg, ranks, "glue")
-    task = glue.parse_tasks(cfg.tasks)[0]
-    for folder in run_folders(cfg):
-        own = dataclasses.replace(cfg, init=str(folder), tokenizer="", arch=Config.arch)
-        source = read_run(own)
-        tokenizer = load_tokenizer(own.tokenizer)
-        own.vocab_size = tokenizer.vocab_size
-        model = Classifier(read_arch(own), own, task.classes)
-        start_from(model, source)
-        encoder, sums = model.encoder.to(ranks.device).eval(), []
-        features = glue.encode(glue.load(cfg.glue, task, "train").head(cfg.samples), tokenizer, cfg.length)
-        for batch in glue.batches(features, 64):
-            batch = {key: value.to(ranks.device) for key, value in batch.items()}
-            sums.append([len(batch["ids"]), *uniformity(encoder(batch["ids"], batch["segments"], batch["lengths"], every_layer=True), batch["lengths"])])
-        total = sum(rows for rows, _, _ in sums)
-        for kind, place in (("residual", 1), ("cosine", 2)):
-            columns.append(f"{kind} {folder.name}")
-            curves.append([sum(row[0] * row[place][layer] for row in sums) / total for layer in range(own.layers + 1)])
+    task = glue.parse_tasks(cfg.tasks if "tasks" in cfg.given else "STS-B")[0]
+    examples = glue.load(cfg.glue, task, "train").head(cfg.samples or 1280)
+    columns, curves = ["layer"], []
+    for folder in folders:
+        residuals, cosines = measure_uniformity(cfg, folder, task, examples, ranks.device)
+        columns += [f"residual {folder.name}", f"cosine {folder.name}"]
+        curves += [residuals, cosines]
+    if len({len(curve) for curve in curves}) > 1:
+        raise UserError("--folders: the runs have different numbers of layers; compare equal ones")
     rows = [[layer, *values] for layer, values in enumerate(zip(*curves))]
 
     def draw(axes):
@@ -1810,43 +1871,57 @@ def analyze_uniformity(cfg):
         axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine", title=f"Token uniformity on {task.name}")
         axes.legend(frameon=False, fontsize=8)
 
-    write_report(cfg.out, "uniformity", columns, rows, {"samples": len(features), "task": task.name}, draw)
+    write_report(cfg.out, "uniformity", columns, rows, {"samples": len(examples), "task": task.name}, draw)
 
 
-def analyze_fidelity(cfg):
+def measure_uniformity(cfg, folder, task, examples, device):
+    """The two curves of one run, averaged over the examples."""
+    from common import glue
+    from common.tokenization import load_tokenizer
+    own = dataclasses.replace(cfg, init=str(folder), tokenizer="")
+    source, tokenizer = read_run(own), load_tokenizer(own.tokenizer)
+    own.vocab_size = tokenizer.vocab_size
+    model = Classifier(read_arch(own), own, task.classes)
+    start_from(model, source)
+    encoder, features = model.encoder.to(device).eval(), glue.encode(examples, tokenizer, cfg.length)
+    totals = torch.zeros(2, own.layers + 1)
+    for batch in glue.batches(features, 64):
+        ids, kinds, lengths = (batch[key].to(device) for key in ("ids", "segments", "lengths"))
+        totals += len(ids) * torch.tensor(uniformity(encoder(ids, kinds, lengths, every_layer=True), lengths))
+    return (totals / len(features)).tolist()
+
+
+def analyze_fidelity(cfg, folders, ranks):
     """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone; Kendall's
     tau, by task, between the score in the search and the score alone. Continues where it stopped."""
     from common import metrics
-    from common.distributed import Ranks, RunFolder, pick_device, progress, read_jsonl, seed_everything, write_atomic
+    from common.distributed import RunFolder, progress, read_jsonl
     from common.inputs import fill_in, open_text
     from common.report import write_report
-    folder = run_folders(cfg)[0]
-    cfg.init = str(folder)
-    read_run(cfg)
-    ranks, settings = Ranks(0, 1, pick_device(cfg.device)), dataclasses.asdict(cfg)
+    settings = read_settings(folders[0], "search")
+    for name in (*SHAPE, "tasks", "length", "init_std", "dropout"):  # as the candidates were
+        setattr(cfg, name, settings[name])
+    cfg.init = str(folders[0])
+    cfg.tokenizer = cfg.tokenizer or str(folders[0] / "corpus")
+    settings = dataclasses.asdict(cfg)
     run = RunFolder(cfg.out, settings, "analyze", ranks, cfg.restart, fill_in(cfg, ranks, "corpus", "glue"))
     text = open_text(cfg, ranks, run.folder)
     data = Data(text.tokenizer, text.train, text.dev, [], ranks.device, run.folder)
-    tasks = data.tasks = proxy_tasks(cfg, data)
-    history = sorted((line for line in read_jsonl(folder / "history.jsonl") if not line["diverged"]), key=lambda line: line["score"])
-    count = min(cfg.samples, len(history))
-    chosen, rows = [history[index * (len(history) - 1) // max(count - 1, 1)] for index in range(count)], []
-    bar = progress(ranks, count, "stand-alone training")
-    for line in chosen:
-        path = run.folder / f"alone-{line['id']}.json"
-        if not path.exists():
-            arch = parse_arch(line["arch"])
-            seed_everything(cfg.seed, "model")
-            model = LanguageModel(arch, cfg).to(ranks.device)
-            train_language_model(model, data, cfg, ranks)
-            write_atomic(path, json.dumps(score_tasks(model, arch, tasks, cfg, ranks.device, shared=False)))
-        scores = json.loads(path.read_text())
-        rows.append([line["id"], line["score"], sum(scores.values()) / len(scores), *[value for task in tasks for value in (line["scores"][task.name], scores[task.name])]])
+    data.tasks = proxy_tasks(cfg, data)
+    history = sorted((line for line in read_jsonl(folders[0] / "history.jsonl") if not line["diverged"]),
+                     key=lambda line: line["score"])
+    count = min(cfg.samples or 6, len(history))
+    bar, rows, names = progress(ranks, count, "stand-alone training"), [], [task.name for task in data.tasks]
+    for index in range(count):
+        line = history[index * (len(history) - 1) // max(count - 1, 1)]
+        scores = train_alone(parse_arch(line["arch"]), data, cfg, ranks, run.folder / f"alone-{line['id']}.json")
+        both = [value for name in names for value in (line["scores"][name], scores[name])]
+        rows.append([line["id"], line["score"], sum(scores.values()) / len(scores), *both])
         bar.update(1)
     bar.close()
-    names = ["mean"] + [task.name for task in tasks]
-    columns = ["id"] + [f"{name} {where}" for name in names for where in ("in search", "alone")]
-    taus = {name: metrics.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows]) for place, name in enumerate(names)}
+    columns = ["id"] + [f"{name} {where}" for name in ["mean", *names] for where in ("in search", "alone")]
+    taus = {name: metrics.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows])
+            for place, name in enumerate(["mean", *names])}
 
     def draw(axes):
         axes.scatter([row[1] for row in rows], [row[2] for row in rows])
@@ -1856,16 +1931,34 @@ def analyze_fidelity(cfg):
     print("Kendall's tau:", ", ".join(f"{name} {value:.3f}" for name, value in taus.items()))
 
 
-def analyze_search(cfg):
+def train_alone(arch, data, cfg, ranks, path):
+    """{task: score} of an architecture trained from scratch, kept in a file; 0 for each where it diverged (D12)."""
+    from common.distributed import seed_everything, write_atomic
+    if not path.exists():
+        seed_everything(cfg.seed, "model")
+        model = LanguageModel(arch, cfg).to(ranks.device)
+        try:
+            train_language_model(model, data, cfg, ranks)
+            scores = score_tasks(model, arch, data.tasks, cfg, ranks.device, shared=False)
+        except Diverged:
+            scores = {task.name: 0.0 for task in data.tasks}
+        write_atomic(path, json.dumps(scores))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def analyze_search(cfg, folders, ranks):
     """Figure 6: the best score so far by number of evaluated candidates, mean and spread over the seeds of each
     strategy among --folders."""
+    from common.cli import UserError
     from common.distributed import read_jsonl
     from common.report import write_report
     curves = defaultdict(list)
-    for folder in run_folders(cfg):
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]
+    for folder in folders:
+        settings = read_settings(folder, "search")
         name = settings["strategy"] + (", no weight sharing" if settings["no_weight_sharing"] else "")
         scores = [line["score"] for line in read_jsonl(folder / "history.jsonl")]
+        if not scores:
+            raise UserError(f"{folder}: no candidate is evaluated yet")
         curves[name].append([max(scores[:index + 1]) for index in range(len(scores))])
     shortest = min(len(curve) for group in curves.values() for curve in group)
     marks = sorted({shortest, *[mark for mark in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100, 200, 400, 800) if mark < shortest]})
@@ -1887,15 +1980,14 @@ def analyze_search(cfg):
     write_report(cfg.out, "search", ["strategy", "runs", *[f"after {mark}" for mark in marks]], rows, {"curves": summary}, draw)
 
 
-def analyze_operations(cfg):
+def analyze_operations(cfg, folders, ranks):
     """What the UCB of a search has learned: the probability of each operation by position, and of each kernel size by
     layer."""
     from common.distributed import read_jsonl
     from common.report import write_report
-    folder = run_folders(cfg)[0]
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]
-    own = Config(**{**settings, "strategy": "op-nas"})
-    priority = OperationPriority(read_jsonl(folder / "history.jsonl"), own)
+    settings = read_settings(folders[0], "search")
+    own = dataclasses.replace(cfg, layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"], strategy="op-nas")
+    priority = OperationPriority(read_jsonl(folders[0] / "history.jsonl"), own)
     positions = [priority.operation_probabilities(position) for position in range(len(priority.cells))]
     kernels = [priority.kernel_probabilities(layer) for layer in range(own.layers)]
 
@@ -1924,34 +2016,48 @@ ACTIONS = {
 
 
 def shrink(cfg):
-    """--dry_run: two real steps of every phase."""
-    cfg.steps, cfg.epochs, cfg.finetune_epochs, cfg.train_rows, cfg.runs = 2, 0, 1, 2 * cfg.finetune_batch, 1
+    """--dry_run: two real steps of every phase, in a folder of their own that is made anew each time."""
+    cfg.steps, cfg.epochs, cfg.finetune_epochs, cfg.train_rows, cfg.runs, cfg.grid = 2, 0, 1, 2 * cfg.finetune_batch, 1, False
     cfg.population, cfg.rounds, cfg.parents, cfg.children, cfg.samples = 2, 1, 1, 2, 2
     cfg.log_every = cfg.eval_every = 1
-    cfg.out += "-dry"
+    cfg.out, cfg.restart, cfg.given = cfg.out + "-dry", True, cfg.given | {"finetune_epochs"}
+
+
+AT_LEAST = {  # setting: smallest value
+    **dict.fromkeys(("layers", "hidden", "heads", "ffn", "vocab_size", "batch", "save_every", "log_every", "eval_every", "finetune_epochs",
+                     "finetune_batch", "population", "parents", "children", "runs", "accumulate", "measure_batch"), 1),
+    **dict.fromkeys(("rounds", "train_rows", "epochs", "samples", "embedding", "steps", "alpha", "weight_decay", "warmup", "finetune_warmup",
+                     "dropout", "seed"), 0),
+    "max_path": 2, "length": 8, "squad_length": 32}
+ABOVE_ZERO = ("lr", "finetune_lr", "clip", "mask_rate", "init_std", "ucb_unit")
+AT_MOST = {"length": 512, "squad_length": 512, "warmup": 1, "finetune_warmup": 1, "mask_rate": 0.9, "dropout": 0.9}
 
 
 def check(cfg):
     """Refuse settings that cannot work, in one line."""
     from common.cli import UserError
-    for name in ("layers", "hidden", "heads", "ffn", "vocab_size", "batch", "save_every", "log_every", "eval_every", "finetune_epochs", "finetune_batch",
-                 "population", "parents", "children", "max_path", "runs", "samples", "accumulate"):
-        if getattr(cfg, name) < 1:
-            raise UserError(f"--{name} {getattr(cfg, name)}: must be at least 1")
+    for name, value in vars(cfg).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"--{name} {value}: must be a finite number")
+        if name in AT_LEAST and value < AT_LEAST[name]:
+            raise UserError(f"--{name} {value}: must be at least {AT_LEAST[name]}")
+        if name in AT_MOST and value > AT_MOST[name]:
+            raise UserError(f"--{name} {value}: must be at most {AT_MOST[name]}")
+        if name in ABOVE_ZERO and value <= 0:
+            raise UserError(f"--{name} {value}: must be above 0")
+    for name, choices in (("strategy", ("op-nas", "evolution", "random")), ("variant", ("", "att", "conv"))):
+        if getattr(cfg, name) not in choices:
+            raise UserError(f"--{name} {getattr(cfg, name)}: choose {' or '.join(filter(None, choices))}")
     if cfg.hidden % cfg.heads:
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
-    if not 8 <= cfg.length <= 512:
-        raise UserError(f"--length {cfg.length}: must be from 8 to 512")
-    if cfg.strategy not in ("op-nas", "evolution", "random"):
-        raise UserError(f"--strategy {cfg.strategy}: choose op-nas, evolution or random")
-    if cfg.variant not in ("", "att", "conv"):
-        raise UserError(f"--variant {cfg.variant}: choose att or conv")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
     if cfg.steps < 1 and not cfg.epochs:
         raise UserError("--steps 0: give --steps or --epochs")
-    if not 0 < cfg.mask_rate < 1 or not 0 <= cfg.dropout < 1 or not 0 <= cfg.warmup <= 1 or not 0 <= cfg.finetune_warmup <= 1:
-        raise UserError("--mask_rate, --dropout and the warm-ups are shares: above 0 (dropout, warm-ups: from 0) and below 1")
+    if {"steps", "epochs"} <= cfg.given:
+        raise UserError("--steps and --epochs: give one of them")
+    if cfg.init and cfg.out and Path(cfg.init).resolve() == Path(cfg.out).resolve():
+        raise UserError(f"--out {cfg.out}: is --init too; choose another")
 
 
 def main(argv=None):
@@ -1962,7 +2068,7 @@ def main(argv=None):
     if action is None:
         return 0
     check(cfg)
-    cfg.out = cfg.out or f"runs/autobert_zero-{action}-{cfg.preset}"
+    cfg.out = cfg.out or f"runs/autobert_zero-{action}-{f'{value}-' if action == 'analyze' else ''}{cfg.preset}"
     if cfg.dry_run:
         shrink(cfg)
     actions = {"search": search, "pretrain": pretrain, "describe": describe}

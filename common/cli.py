@@ -64,7 +64,7 @@ def parse(config_class, presets, actions, description, argv=None):
 
     config_class: dataclass with a field `preset`; presets: {preset: {field: value, ACTION: {field: value, ...}}}, the
     inner ones for that action alone; actions: {name: (help, metavar or None)}, the metavar for an action that takes a
-    value (`--finetune TASKS`). Returns (action, its value or True, config); (None, None, config) where no action was
+    value (`--finetune TASKS`). The config's attribute `given` names the flags that were given. Returns (action, its value or True, config); (None, None, config) where no action was
     given, after printing the help. Errors exit with status 2 and one line.
     """
     parser = Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,6 +85,7 @@ def parse(config_class, presets, actions, description, argv=None):
     for name in actions:
         defaults.pop(name, None)
     config = config_class(**{**defaults, **given, "preset": preset})
+    config.given = frozenset(given)
     for name, setting in vars(config).items():
         if isinstance(setting, list):
             setattr(config, name, tuple(setting))

@@ -289,8 +289,8 @@ class RunFolder:
         on_main(ranks, self._open, dict(settings), action, restart, extra or {})
 
     def _open(self, settings, action, restart, extra):
-        if restart and (self.folder / "config.json").exists():
-            shutil.rmtree(self.folder)
+        if restart:
+            self._clear(action)
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "config.json"
         settings = json.loads(json.dumps(settings))  # tuples become lists, as they come back from the file
@@ -304,9 +304,20 @@ class RunFolder:
                       "processes": self.ranks.size, **extra}
             write_atomic(config, json.dumps(record, indent=2))
 
+    def _clear(self, action):
+        """Begin anew: delete the folder if it is a run of this action, and nothing else."""
+        try:
+            old = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        if isinstance(old, dict) and "settings" in old and old.get("action") == action:
+            shutil.rmtree(self.folder)
+
     def _compare(self, old, settings, action):
+        if not isinstance(old, dict) or "settings" not in old:
+            raise UserError(f"{self.folder}: its config.json is none of a run; choose another --out")
         if old["action"] != action:
-            raise UserError(f"{self.folder}: holds a run of --{old['action']}; choose another --out, or --restart to begin anew")
+            raise UserError(f"{self.folder}: holds a run of --{old['action']}; choose another --out")
         names = [f"{name} ({old['settings'].get(name)} there, {value} here)" for name, value in settings.items()
                  if name not in NOT_COMPARED and old["settings"].get(name) != value]
         if names:
@@ -386,7 +397,19 @@ def load_file(path, device="cpu"):
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except Exception as error:  # torch raises many kinds for a torn or foreign file
-        raise UserError(f"{path}: no readable checkpoint ({type(error).__name__}: {str(error).splitlines()[0][:100]})") from None
+        raise UserError(f"{path}: no readable checkpoint ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]})") from None
+
+
+def load_newest(path):
+    """load_file of a checkpoint, or of the one before it where the newest is missing or torn."""
+    path = Path(path)
+    previous = path.with_name(path.name + ".previous")
+    try:
+        return load_file(path)
+    except UserError:
+        if not previous.exists():
+            raise
+        return load_file(previous)
 
 
 class Checkpoint:

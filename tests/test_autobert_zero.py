@@ -80,6 +80,17 @@ def test_mutation_reaches_neighbours_of_every_length():
     assert all(len(abz.edit_graph(start, rng, priority, 5)) <= 5 for _ in range(50))
 
 
+def test_mutation_ends_where_the_distribution_leaves_nothing_legal():
+    """A peaked history: at the first position transpose has all the probability, and Q + K has no legal edit with it."""
+    history = [line(0, abz.parse_arch("Q + K | conv3"), 0.5), line(1, abz.parse_arch("conv3 | softmax(scale(Q @ K.T)) @ V"), 0.9)]
+    cfg = dataclasses.replace(TINY, parents=2, children=10, population=1, rounds=1)
+    priority = abz.OperationPriority(history, cfg)
+    assert max(priority.operation_probabilities(0)) > 0.99
+    children = [abz.edit_graph(abz.parse_formula("Q + K"), random.Random(seed), priority, 12) for seed in range(20)]
+    assert all(child and not abz.why_illegal(child, 12) for child in children)
+    assert len({arch for _, arch in abz.propose(history, 1, cfg)}) == 20
+
+
 def test_text_form_round_trip():
     for graph in random_graphs(1000):
         assert abz.parse_formula(abz.formula(graph)) == graph
@@ -97,7 +108,7 @@ def test_text_form_shares_sub_expressions():
     assert abz.parse_formula("Q @ K.T @ V") != abz.parse_formula("K @ Q.T @ V")
 
 
-@pytest.mark.parametrize("text", ["Q", "Q +", "Q @ K", "softmax(Q)", "Q @ K.T", "eval(Q)", "Q * K", "X + Q", "conv4", "__import__('os')", "", "Q = K; Q + K"])
+@pytest.mark.parametrize("text", ["Q", "Q +", "Q @ K", "softmax(Q)", "Q @ K.T", "eval(Q)", "a = b = Q; a + K", "Q * K", "X + Q", "conv4", "__import__('os')", "", "Q = K; Q + K"])
 def test_illegal_text_is_refused(text):
     with pytest.raises(ValueError, match="layer 1"):
         abz.parse_arch(text)

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,6 +101,50 @@ def test_killed_anywhere_the_search_continues_to_the_same_history(searched, file
     assert history(out) == history(searched[0])
 
 
+def test_a_torn_checkpoint_and_a_lost_line_do_no_harm(searched, files, tmp_path):
+    """The newest checkpoint is empty: the one before it is taken. history.jsonl lost its end: it is written again."""
+    out = tmp_path / "run"
+    shutil.copytree(searched[0], out)
+    (out / "done.json").unlink()
+    (out / "checkpoint.pt").write_bytes(b"")
+    (out / "history.jsonl").write_text("")
+    result = run(command(files, ["--search"], out, *BUDGET))
+    assert result.returncode == 0 and "checkpoint before it" in result.stderr, result.stderr
+    assert history(out) == history(searched[0])
+
+
+def test_restart_deletes_runs_of_its_own_kind_only(files, tmp_path):
+    foreign = tmp_path / "model"
+    foreign.mkdir()
+    (foreign / "config.json").write_text('{"model_type": "bert"}')
+    (foreign / "model.safetensors").write_text("weights")
+    result = run(command(files, ["--search"], foreign, *BUDGET, "--restart"))
+    assert result.returncode == 2 and (foreign / "model.safetensors").exists() and "Traceback" not in result.stderr
+
+
+def test_a_search_in_which_all_diverge_says_so(files, tmp_path):
+    result = run(command(files, ["--search"], tmp_path / "run", *BUDGET, "--lr", "1e30"))
+    assert result.returncode == 2 and "every candidate diverged" in result.stderr
+    assert all(line["diverged"] and line["score"] == 0 for line in history(tmp_path / "run"))
+
+
+def test_heads_do_not_depend_on_what_was_drawn_before(monkeypatch):
+    """A candidate killed while it is fine-tuned must resume with the heads that it would have had."""
+    import torch
+
+    import autobert_zero as abz
+    heads, cfg = [], abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8)
+
+    class Task:
+        name, outputs = "CoLA", 2
+    monkeypatch.setattr(abz, "train_task", lambda model, *rest: heads.append(model.head.weight.clone()) or {"main": 0.5})
+    model = abz.LanguageModel((3,), cfg, shared=True)
+    for _ in range(2):
+        torch.rand(7)
+        abz.score_tasks(model, (3,), [Task], cfg, torch.device("cpu"))
+    assert torch.equal(*heads)
+
+
 def test_two_processes_write_the_same_history(searched, files, tmp_path):
     result = run(command(files, ["--search"], tmp_path / "run", *BUDGET, processes=2))
     assert result.returncode == 0, result.stderr
@@ -171,6 +216,7 @@ def test_pretraining_starts_from_a_search(searched, files, tmp_path):
 @pytest.mark.parametrize("more, words", [
     (["--corpus", "nowhere"], "nowhere"), (["--glue", "nowhere"], "CoLA"), (["--heads", "3"], "--heads"), (["--strategy", "best"], "--strategy"),
     (["--vocab_size", "100000"], "pieces"), (["--preset", "giant"], "--preset"), (["--stepz", "3"], "--stepz"), (["--device", "cuda:9"], "cuda"),
+    (["--max_path", "1"], "--max_path"), (["--lr", "-1"], "--lr"), (["--alpha", "inf"], "--alpha"), (["--rounds", "-1"], "--rounds"),
     (["--tasks", "COLA,XYZ"], "XYZ"), (["--length", "4"], "--length"), (["--batch", "9", "--accumulate", "2"], "--accumulate")])
 def test_mistakes_end_in_one_line(files, tmp_path, more, words):
     result = run(command(files, ["--search"], tmp_path / "run", *BUDGET, *more))
