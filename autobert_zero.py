@@ -1,33 +1,46 @@
-"""AutoBERT-Zero: Evolving BERT Backbone from Scratch (Gao, Xu, Shi, Ren, Yu, Liang, Jiang, Li; AAAI 2022, arXiv:2107.07445v3).
+"""AutoBERT-Zero: Evolving BERT Backbone from Scratch (Gao, Xu, Shi, Ren, Yu, Liang, Jiang, Li; AAAI 2022,
+arXiv:2107.07445v3).
 
-A language model's backbone is searched from primitive operations. Every layer is either a lightweight convolution or an attention of its own,
-and an attention is any graph of ten operations over two to four projections of its input. An evolution whose mutations follow what the
-operations have scored so far (OP-NAS) proposes candidates, and a super-net that remembers trained weights (BIWS) makes each one cheap to judge.
+A language model's backbone is searched from primitive operations. Every layer is either a lightweight convolution or an
+attention of its own, and an attention is any graph of ten operations over two to four projections of its input. An
+evolution whose mutations follow what the operations have scored so far (OP-NAS) proposes candidates, and a super-net
+that remembers trained weights (BIWS) makes each one cheap to judge.
 
-Run:     torchrun autobert_zero.py --search                                  search on demo data, minutes on two CPU cores
-         torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE     the paper's search
+Run:     torchrun autobert_zero.py --search                            search on demo data, minutes on two CPU cores
+         torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
          torchrun --nproc_per_node=8 autobert_zero.py --pretrain --preset base --arch runs/x/best.json --corpus TEXTS
          python autobert_zero.py --finetune CoLA,MRPC --init runs/y --glue GLUE
-Map:     Table 1 -> OPS, infer          Sec. 3.1 -> sample_graph, sample_arch   Fig. 7 -> PUBLISHED      Eq. 1, 2 -> AttentionMixer
-         Alg. 1 -> search               Eq. 3 -> ucb                            Sec. 3.2 -> propose, SuperNet
+Map:     Table 1 -> OPS, infer          Sec. 3.1 -> sample_graph, sample_arch   Fig. 7 -> PUBLISHED
+         Alg. 1 -> search               Sec. 3.2 -> propose, SuperNet           Eq. 1, 2 -> AttentionMixer
+         Eq. 3 -> ucb
 Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) of the AAAI print has a pole.
          D2  `scale` always divides by sqrt(d_h): attention graphs run per head, d_x of Table 1 is the head's width.
          D3  No scalar nodes: Table 1's operations reach everything in Figure 7 with matrices alone.
-         D4  cosine and euclidean are pairwise over the rows of their operands (n x d, m x d -> n x m), the reading under which they can score.
-         D5  Padding: a softmax over tokens leaves padding out, a contraction over tokens lets nothing of it in. The paper does not say.
+         D4  cosine and euclidean are pairwise over the rows of their operands (n x d, m x d -> n x m), the reading
+             under which they can score.
+         D5  Padding: a softmax over tokens leaves padding out, a contraction over tokens lets nothing of it in. The
+             paper does not say.
          D6  V alone under layers 10 and 12 of the published network (Figure 7 draws an `add` with one operand there).
-         D7  Intra-layer mutation is one edit (replace, insert or delete an operation); the paper gives no operator. See edit_graph.
-         D8  An operation never tried has the mean score of its position and the bonus of one trial: Eq. 3 is infinite there, its softmax undefined.
-         D9  Scores enter Eq. 3 in percent (--ucb_unit 100), the unit of the paper's tables; alpha 0.01 in the unit 0..1 leaves softmax(u) uniform.
-         D10 When several candidates of one round trained the same weight, the super-net takes the best-scoring candidate's. See SuperNet.write_back.
-         D11 The initial population is evaluated in rounds of the later size, so that the super-net learns from its start.
-         D12 A diverged candidate scores 0 (each task's score is cut off at 0, its chance level or below) and is never a parent.
+         D7  Intra-layer mutation is one edit (replace, insert or delete an operation); the paper gives no operator. See
+             edit_graph.
+         D8  An operation never tried has the mean score of its position and the bonus of one trial: Eq. 3 is infinite
+             there, its softmax undefined.
+         D9  Scores enter Eq. 3 in percent (--ucb_unit 100), the unit of the paper's tables; alpha 0.01 in the unit 0..1
+             leaves softmax(u) uniform.
+         D10 When several candidates of one round trained the same weight, the super-net takes the best-scoring
+             candidate's. See SuperNet.write_back.
+         D11 The initial population is evaluated in rounds of the later size, so that the super-net learns from its
+             start.
+         D12 A diverged candidate scores 0 (each task's score is cut off at 0, its chance level or below) and is never a
+             parent.
          D13 SentencePiece vocabulary unless a BERT vocab.txt is given with --tokenizer; the paper has WordPiece.
          D14 Named architectures at other depths than 12: see named_arch.
-         D15 --tasks takes MLM beside GLUE tasks: held-out masked-word accuracy. The demo uses it, since minutes of training
-             leave most GLUE tasks at chance.
-         D16 The random inter-layer mutation happens in half of the children, so that a child can differ in one attention.
-         D17 15% of a batch's text is masked, not of each sequence, for static shapes; segments may begin in mid-sentence.
+         D15 --tasks takes MLM beside GLUE tasks: held-out masked-word accuracy. The demo uses it, since minutes of
+             training leave most GLUE tasks at chance.
+         D16 The random inter-layer mutation happens in half of the children, so that a child can differ in one
+             attention.
+         D17 15% of a batch's text is masked, not of each sequence, for static shapes; segments may begin in
+             mid-sentence.
          D18 A convolution's kernel begins with deviation 1 (0 would make all heads average their window alike).
 """
 import ast
@@ -128,15 +141,18 @@ class Config:
     given = frozenset()  # not a setting: the flags that were given on the command line
 
 
-DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64, lr=2e-3, warmup=0.1,
-            finetune_lr=1e-3, finetune_warmup=0.1, finetune_epochs=2, tasks="MLM,CoLA", measure_batch=32)
+DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64,
+            lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_warmup=0.1, finetune_epochs=2, tasks="MLM,CoLA",
+            measure_batch=32)
 PRESETS = {
     "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2, children=2),
              "pretrain": dict(steps=3000, log_every=100, eval_every=500, save_every=500),
              "finetune": dict(squad_length=128, runs=3), "analyze": dict(steps=1000, train_rows=800)},
-    "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, epochs=40), "finetune": dict(runs=3)},
+    "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, epochs=40),
+              "finetune": dict(runs=3)},
     "base": {"pretrain": dict(lr=1e-4, warmup=0.01, epochs=40)},
-    "large": {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096, "pretrain": dict(lr=1e-4, warmup=0.02, batch=80, epochs=40)},
+    "large": {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096,
+              "pretrain": dict(lr=1e-4, warmup=0.02, batch=80, epochs=40)},
 }
 
 # --- search space --------------------------------------------------------------------------------
@@ -184,7 +200,8 @@ def canonical(graph):
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
-        keys.append(op + hashlib.blake2b("|".join([op] + (sorted(parts) if op == "add" else parts)).encode(), digest_size=12).hexdigest())
+        keys.append(op + hashlib.blake2b("|".join([op] + (sorted(parts) if op == "add" else parts)).encode(),
+                                         digest_size=12).hexdigest())
     order, place = [], {key: index for index, key in enumerate(INPUTS)}
 
     def visit(operand):
@@ -230,7 +247,8 @@ def grow(rng, length):
             op = rng.choice(OPS)
             pool = [sorted(loose) if rng.random() < 0.5 else list(shapes) for _ in range(1 if op in UNARY else 2)]
             operands = [rng.choice(each) for each in pool]
-            shape, loose_then = infer(op, *(shapes[operand] for operand in operands)), len(loose.difference(operands)) + 1
+            shape, loose_then = (infer(op, *(shapes[operand] for operand in operands)),
+                                 len(loose.difference(operands)) + 1)
             if shape and loose_then - 1 <= left and (left or shape == "nd"):
                 break
         else:
@@ -260,7 +278,8 @@ def sample_arch(rng, layers, max_path):
 # The text form: layers joined by " | "; a convolution is conv65; an attention is a formula, a sub-expression used twice
 # gets a name first: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
-FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid": "logsigmoid", "softsign": "softsign", "cosine": "cos", "euclidean": "dist"}
+FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid": "logsigmoid", "softsign": "softsign",
+             "cosine": "cos", "euclidean": "dist"}
 
 
 def formula(graph):
@@ -271,7 +290,8 @@ def formula(graph):
             uses[operand] += 1
         if len(operands) == 2 and operands[0] == operands[1]:
             uses[operands[0]] += 1
-    texts, lines, names = [(name, 3) for name in INPUTS], [], iter("abcdefghijklmnorstuvwxyz")  # (text, how tightly it binds)
+    # texts: (text, how tightly it binds)
+    texts, lines, names = [(name, 3) for name in INPUTS], [], iter("abcdefghijklmnorstuvwxyz")
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
         parts = [texts[operand] for operand in operands]
         if op == "transpose":
@@ -317,7 +337,8 @@ def parse_formula(text):
             op = next((op for op, name in FUNCTIONS.items() if name == tree.func.id), None)
             if op and len(tree.args) == (1 if op in UNARY else 2) and not tree.keywords:
                 return node(op, *map(read, tree.args))
-        raise ValueError(f"{ast.unparse(tree)!r} is not a formula over Q, K, V, P with +, @, .T and {', '.join(FUNCTIONS.values())}")
+        raise ValueError(f"{ast.unparse(tree)!r} is not a formula over Q, K, V, P with +, @, .T and "
+                         f"{', '.join(FUNCTIONS.values())}")
 
     try:
         *bindings, output = [statement for part in text.split(";") for statement in ast.parse(part.strip()).body]
@@ -326,7 +347,8 @@ def parse_formula(text):
     for binding in bindings:
         target = binding.targets[0] if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
         if not isinstance(target, ast.Name) or target.id in INPUTS:
-            raise ValueError(f"{ast.unparse(binding)!r}: only names other than Q, K, V, P can be bound before the formula")
+            raise ValueError(f"{ast.unparse(binding)!r}: only names other than Q, K, V, P can be bound before the "
+                             "formula")
         names[target.id] = read(binding.value)
     if not isinstance(output, ast.Expr):
         raise ValueError(f"{text!r} ends without a formula")
@@ -395,10 +417,12 @@ def ablate(arch, kind):
         return arch
     result, indices = [], range(len(arch))
     for index, layer in enumerate(arch):
-        nearby = sorted(indices, key=lambda other: ((other - index) * (1 if keep is tuple else -1) < 0, abs(other - index)))
+        nearby = sorted(indices, key=lambda other: ((other - index) * (1 if keep is tuple else -1) < 0,
+                                                    abs(other - index)))
         chosen = next((arch[other] for other in nearby if isinstance(arch[other], keep)), None)
         if chosen is None:
-            raise ValueError(f"the architecture has no {'attention' if keep is tuple else 'convolution'} layer to build {kind} from")
+            raise ValueError(f"the architecture has no {'attention' if keep is tuple else 'convolution'} layer to "
+                             f"build {kind} from")
         result.append(chosen)
     return tuple(result)
 
@@ -499,7 +523,8 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
             if op == "scale":
                 values[index] = values[operands[0]] / math.sqrt(next(iter(inputs.values())).shape[-1])  # D2
             else:
-                values[index] = run_op(op, [values[each] for each in operands], [shapes[each] for each in operands], mask, dropout)
+                values[index] = run_op(op, [values[each] for each in operands], [shapes[each] for each in operands],
+                                       mask, dropout)
     if not found:
         return values[len(INPUTS) + len(graph) - 1]
     query, key, value = values[found[0]], values[found[1]].transpose(-1, -2), values[found[2]]
@@ -514,12 +539,13 @@ class AttentionMixer(nn.Module):
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
         self.graph, self.heads, self.dropout, self.reads = graph, heads, dropout, used_inputs(graph)
-        self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P stacked, those that the graph reads
+        self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P stacked, those that are read
         self.output = nn.Linear(hidden, hidden)  # W_O
 
     def forward(self, x, mask):
         B, T, H = x.shape
-        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads).permute(2, 0, 3, 1, 4)  # (I, B, N, T, D)
+        # (I, B, N, T, D)
+        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads).permute(2, 0, 3, 1, 4)
         mixed = run_graph(self.graph, dict(zip(self.reads, stacked)), mask, self.dropout if self.training else 0.0)
         return self.output(mixed.transpose(1, 2).reshape(B, T, H))  # (B, N, T, D) -> (B, T, H)
 
@@ -787,7 +813,8 @@ def ucb(totals, counts, alpha):
     N = sum(counts)
     mean = sum(totals) / max(N, 1)
     bonus = math.sqrt(2 * math.log(max(N, 1)))
-    return [(total / count if count else mean) + alpha * bonus / math.sqrt(max(count, 1)) for total, count in zip(totals, counts)]
+    return [(total / count if count else mean) + alpha * bonus / math.sqrt(max(count, 1))
+            for total, count in zip(totals, counts)]
 
 
 def softmax(scores):
@@ -915,7 +942,8 @@ def propose(history, number, cfg):
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.children % len(parents)] if parents else None
         for _ in range(100):  # a parent whose whole neighbourhood is known gives way to a random architecture
-            arch = mutate(parse_arch(parent["arch"]), rng, priority, cfg) if parent else sample_arch(rng, cfg.layers, cfg.max_path)
+            arch = (mutate(parse_arch(parent["arch"]), rng, priority, cfg) if parent
+                    else sample_arch(rng, cfg.layers, cfg.max_path))
             if arch_text(arch) not in seen:
                 break
         else:
@@ -1019,7 +1047,8 @@ def finish_round(folder, proposals, number, first, supernet, cfg):
     """The history's lines of a round whose candidates are all done; writes their weights back into the super-net."""
     from common.distributed import load_file
     results = [json.loads((folder / f"{first + index}.json").read_text()) for index in range(len(proposals))]
-    ranking = sorted((index for index, result in enumerate(results) if not result["diverged"]), key=lambda index: -results[index]["score"])
+    ranking = sorted((index for index, result in enumerate(results) if not result["diverged"]),
+                     key=lambda index: -results[index]["score"])
     if not cfg.no_weight_sharing:  # one candidate's weights are in memory at a time
         supernet.write_back((proposals[index][1], load_file(folder / f"{first + index}.pt")) for index in ranking)
     return [{"id": first + index, "round": number, "parent": parent, "arch": arch_text(arch), **result}
@@ -1072,7 +1101,8 @@ def show_best(best, ranks):
     scores = ", ".join(f"{name} {score:.4f}" for name, score in best["scores"].items())
     say(ranks, f"best of {best['candidates']} candidates: number {best['id']}, score {best['score']:.4f} ({scores})")
     for number, layer in enumerate(parse_arch(best["arch"]), 1):
-        say(ranks, f"  {number:2d}  convolution  kernel {layer}" if isinstance(layer, int) else f"  {number:2d}  attention    {formula(layer)}")
+        say(ranks, f"  {number:2d}  convolution  kernel {layer}" if isinstance(layer, int)
+            else f"  {number:2d}  attention    {formula(layer)}")
 
 # --- objective -----------------------------------------------------------------------------------
 
@@ -1090,7 +1120,7 @@ def next_sentence_pairs(segments, tokenizer, generator):
     a, b = segments.first_length[:, None], torch.where(other, segments.other_length, segments.second_length)[:, None]
     special = torch.tensor([[tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id]]).expand(R, -1)
     pieces, place = torch.cat([segments.first, second, special], 1), torch.arange(width + 3)  # (R, 2 width + 3)
-    source = torch.where(place <= a, place - 1, place + width - 2 - a)  # (R, T): which of the pieces stands at each place
+    source = torch.where(place <= a, place - 1, place + width - 2 - a)  # (R, T): which piece stands at each place
     source[:, 0] = 2 * width
     source.scatter_(1, torch.cat([a + 1, a + b + 2], 1), 2 * width + 1)
     after = place > a + b + 2
@@ -1109,7 +1139,8 @@ def mask_tokens(ids, tokenizer, rate, generator):
     chosen = text[torch.randperm(len(text), generator=generator)[:max(1, round(rate * len(text)))]]
     labels, kind = ids.flatten()[chosen], torch.rand(len(chosen), generator=generator)
     random_piece = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
-    changed = ids.flatten().index_put((chosen,), torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, labels)))
+    changed = ids.flatten().index_put((chosen,), torch.where(kind < 0.8, tokenizer.mask_id,
+                                                             torch.where(kind < 0.9, random_piece, labels)))
     left = (0, M - len(chosen))
     return changed.view_as(ids), F.pad(chosen, left), F.pad(labels, left, value=-100)
 
@@ -1195,7 +1226,8 @@ def language_batch(data, corpus, cfg, position, rows):
     ids, kinds, lengths, next_labels = next_sentence_pairs(segments, data.tokenizer, generator)
     ids, positions, labels = mask_tokens(ids, data.tokenizer, cfg.mask_rate, generator)
     batch = (ids, kinds, lengths, positions, labels, next_labels)
-    return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True) for tensor in batch]
+    return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
+            for tensor in batch]
 
 
 def language_losses(model, ids, kinds, lengths, positions, labels, next_labels):
@@ -1210,7 +1242,8 @@ def wrap(model, cfg, ranks):
     network = torch.compile(model) if cfg.compile else model
     if ranks.size == 1:
         return network
-    return nn.parallel.DistributedDataParallel(network, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
+    return nn.parallel.DistributedDataParallel(
+        network, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick=lambda done: None, report=None):
@@ -1274,7 +1307,8 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
         with autocast(cfg.dtype, data.device):
             losses, (logits, next_logits) = language_losses(model, *batch)
         right = (logits.argmax(-1) == labels).sum() / (labels >= 0).sum()
-        sums += torch.tensor([*losses, right, (next_logits.argmax(-1) == next_labels).float().mean(), 1.0], dtype=torch.float64)
+        sums += torch.tensor([*losses, right, (next_logits.argmax(-1) == next_labels).float().mean(), 1.0],
+                             dtype=torch.float64)
     model.train()
     names = ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
     means = reduce_mean(ranks, *sums.tolist())
@@ -1306,8 +1340,9 @@ def pretrain(cfg):
             now, before = time.perf_counter(), clock[:]
             clock[:] = now, step
             speed = (step - before[1]) * cfg.batch * cfg.length / (now - before[0]) if before[1] else None
-            record = {"step": step, "mlm": losses[0].item(), "nsp": losses[1].item(), "lr": rate, "tokens_per_second": speed,
-                      "share_of_peak": speed and speed * cost / (roof * ranks.size), "memory_mb": peak_memory(ranks.device)}
+            record = {"step": step, "mlm": losses[0].item(), "nsp": losses[1].item(), "lr": rate,
+                      "tokens_per_second": speed, "share_of_peak": speed and speed * cost / (roof * ranks.size),
+                      "memory_mb": peak_memory(ranks.device)}
             if step % cfg.eval_every == 0:
                 record["held_out"] = evaluate_language_model(model, data, cfg, ranks)
             bar.set_postfix(mlm=f"{record['mlm']:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
@@ -1317,7 +1352,8 @@ def pretrain(cfg):
         try:
             train_language_model(model, data, cfg, ranks, checkpoint, tick=bar.update, report=report)
         except Diverged as error:
-            raise UserError(f"{run.folder}: the training diverged ({error}); lower --lr or raise --warmup, and --restart") from None
+            raise UserError(f"{run.folder}: the training diverged ({error}); lower --lr or raise --warmup, and "
+                            "--restart") from None
         result = evaluate_language_model(model, data, cfg, ranks, batches=64)
         bar.close()
         run.finish(result)
@@ -1348,7 +1384,8 @@ def read_arch(cfg):
     except ValueError as error:  # a file that is no JSON too
         raise UserError(f"--arch {cfg.arch}: {error}; names are {', '.join(NAMED)}") from None
     if len(arch) != cfg.layers:
-        raise UserError(f"--arch {cfg.arch}: has {len(arch)} layers where --layers says {cfg.layers}; set --layers {len(arch)}")
+        raise UserError(f"--arch {cfg.arch}: has {len(arch)} layers where --layers says {cfg.layers}; set --layers "
+                        f"{len(arch)}")
     return arch
 
 
@@ -1409,14 +1446,16 @@ def start_from(model, source):
             continue
         given = take(weights[there], rows, columns)
         if name.endswith("conv.kernel") and searched and value.shape[1] < max(KERNELS):
-            given = given @ weights[f"{there.removesuffix('kernel')}transform.{value.shape[1]}"]  # the adapted kernel, Sec. 3.2
+            # the adapted kernel, Sec. 3.2
+            given = given @ weights[f"{there.removesuffix('kernel')}transform.{value.shape[1]}"]
         if given.shape != value.shape:
             raise UserError(f"--init: {name} is {tuple(given.shape)} there and {tuple(value.shape)} here; use the same "
                             "sizes and the same tokenizer")
         value.copy_(given)
         taken.append(there)
     left = sorted(set(weights) - set(taken)) if not searched else []
-    return f"--init: {len(taken)} weights taken over; made anew: {', '.join(anew) or 'none'}; left out: {', '.join(left) or 'none'}"
+    return (f"--init: {len(taken)} weights taken over; made anew: {', '.join(anew) or 'none'}; "
+            f"left out: {', '.join(left) or 'none'}")
 
 
 # A fine-tuning problem has name, outputs, steps, batches, loss, evaluate and predict; GlueTask and SquadTask are the
@@ -1444,7 +1483,8 @@ class GlueTask:
     def __init__(self, task, tokenizer, cfg, splits=("train", "dev")):
         from common import glue
         self.task, self.name, self.outputs, self.span = task, task.name, task.classes, False
-        examples = {split: glue.load(cfg.glue, task, split).head(cfg.train_rows if split == "train" else 0) for split in splits}
+        examples = {split: glue.load(cfg.glue, task, split).head(cfg.train_rows if split == "train" else 0)
+                    for split in splits}
         self.features = {split: glue.encode(examples[split], tokenizer, cfg.length) for split in splits}
 
     def steps(self, cfg):
@@ -1457,7 +1497,8 @@ class GlueTask:
 
     def loss(self, logits, batch):
         """Cross-entropy of logits (B, classes), or squared error where the task is a regression."""
-        return F.mse_loss(logits[:, 0], batch["labels"]) if self.task.regression else F.cross_entropy(logits, batch["labels"])
+        return (F.mse_loss(logits[:, 0], batch["labels"]) if self.task.regression
+                else F.cross_entropy(logits, batch["labels"]))
 
     def evaluate(self, model, cfg, device):
         """The official metrics on dev, as shares; "main" is the one that counts."""
@@ -1494,7 +1535,8 @@ class SquadTask:
         self.questions = {split: squad.load(Path(cfg.squad) / f"{split}-{version}.json") for split in ("train", "dev")}
         if cfg.train_rows:
             self.questions["train"] = self.questions["train"][:cfg.train_rows]
-        self.features = {split: squad.features(questions, tokenizer, cfg.squad_length, cfg.squad_length // 3, training=split == "train")
+        self.features = {split: squad.features(questions, tokenizer, cfg.squad_length, cfg.squad_length // 3,
+                                               training=split == "train")
                          for split, questions in self.questions.items()}
 
     def steps(self, cfg):
@@ -1596,7 +1638,8 @@ def open_task(name, tokenizer, cfg):
     task, folder = glue.parse_tasks(name)[0], Path(cfg.glue) / glue.parse_tasks(name)[0].name
     two = ("_matched", "_mismatched") if task.name == "MNLI" else ("",)
     splits = ["train", "dev"] + ["dev_mismatched"] * (len(two) == 2)
-    splits += [split for split, ending in zip(("test", "test_mismatched"), two) if (folder / f"test{ending}.tsv").exists()]
+    splits += [split for split, ending in zip(("test", "test_mismatched"), two)
+               if (folder / f"test{ending}.tsv").exists()]
     return GlueTask(task, tokenizer, cfg, splits)
 
 
@@ -1623,8 +1666,10 @@ def finetune_jobs(names, cfg):
     for name in names:
         paper = {"squad1": dict(finetune_batch=32), "squad2": dict(finetune_batch=48, finetune_epochs=2)}.get(name, {})
         own = {key: value for key, value in paper.items() if cfg.preset != "demo" and key not in cfg.given}
-        points = [dict(finetune_lr=lr, weight_decay=decay) for lr in LEARNING_RATES for decay in WEIGHT_DECAYS] if cfg.grid else [{}]
-        jobs += [(name, number, {**own, **point, "seed": cfg.seed + number}) for point in points for number in range(cfg.runs)]
+        points = ([dict(finetune_lr=lr, weight_decay=decay) for lr in LEARNING_RATES for decay in WEIGHT_DECAYS]
+                  if cfg.grid else [{}])
+        jobs += [(name, number, {**own, **point, "seed": cfg.seed + number})
+                 for point in points for number in range(cfg.runs)]
     return jobs
 
 
@@ -1636,16 +1681,19 @@ def finetune(cfg, text):
         names, source = task_names(text), read_run(cfg) if cfg.init else None
         arch = settle_arch(cfg)
         squads, cfg.tasks = [name for name in names if name.startswith("squad")], text
-        flags = [flag for flag, read in (("corpus", not cfg.tokenizer), ("glue", len(squads) < len(names)), ("squad", squads)) if read]
+        flags = [flag for flag, read in (("corpus", not cfg.tokenizer), ("glue", len(squads) < len(names)),
+                                         ("squad", squads)) if read]
         run, data = open_run(cfg, "finetune", ranks, flags)
         if run.finished:
             return show_scores(run.finished, ranks)
         jobs, folder = finetune_jobs(names, cfg), run.folder / "jobs"
         on_main(ranks, lambda: folder.mkdir(exist_ok=True))
-        opened, bar = functools.cache(lambda name: open_task(name, data.tokenizer, cfg)), progress(ranks, len(jobs), "fine-tuning")
+        opened, bar = (functools.cache(lambda name: open_task(name, data.tokenizer, cfg)),
+                       progress(ranks, len(jobs), "fine-tuning"))
         for stage in ([job for job in jobs if job[0] == "MNLI"], [job for job in jobs if job[0] != "MNLI"]):
             for name, number, own in stage[ranks.rank::ranks.size]:
-                path = folder / f"{name}-{number}-{own.get('finetune_lr', cfg.finetune_lr)}-{own.get('weight_decay', cfg.weight_decay)}.json"
+                path = folder / (f"{name}-{number}-{own.get('finetune_lr', cfg.finetune_lr)}-"
+                                 f"{own.get('weight_decay', cfg.weight_decay)}.json")
                 if not path.exists():
                     bar.set_description(f"fine-tuning {name}, run {number + 1}")
                     finetune_one(opened(name), number, dataclasses.replace(cfg, **own), arch, source, data.device, path)
@@ -1665,7 +1713,8 @@ def finetune_one(task, number, cfg, arch, source, device, path):
     model = SpanReader(arch, cfg) if task.span else Classifier(arch, cfg, task.outputs)
     if task.name in FROM_MNLI and mnli:
         weights = load_file(path.parent / f"{mnli['job']}.pt")
-        note = f"from {mnli['job']}; " + start_from(model, ({name: value for name, value in weights.items() if not name.startswith("head")}, False, arch))
+        note = f"from {mnli['job']}; " + start_from(
+            model, ({name: value for name, value in weights.items() if not name.startswith("head")}, False, arch))
     elif source:
         note = start_from(model, source)
     folder = path.with_suffix("")
@@ -1676,9 +1725,11 @@ def finetune_one(task, number, cfg, arch, source, device, path):
     except Diverged as error:
         metrics = {"main": 0.0, "diverged": str(error)}
     if task.name == "MNLI":
-        save_file(path.with_name(f"{folder.name}.pt"), {name: value.cpu() for name, value in model.state_dict().items()})
-    write_atomic(path, json.dumps({"job": folder.name, "task": task.name, "run": number, "lr": cfg.finetune_lr, "weight_decay": cfg.weight_decay,
-                                   "metrics": metrics, "start": note, "seconds": round(time.perf_counter() - began, 2)}, indent=1))
+        save_file(path.with_name(f"{folder.name}.pt"),
+                  {name: value.cpu() for name, value in model.state_dict().items()})
+    write_atomic(path, json.dumps({"job": folder.name, "task": task.name, "run": number, "lr": cfg.finetune_lr,
+                                   "weight_decay": cfg.weight_decay, "metrics": metrics, "start": note,
+                                   "seconds": round(time.perf_counter() - began, 2)}, indent=1))
 
 
 def read_jobs(folder, name):
@@ -1704,8 +1755,10 @@ def summarise(folder, names, small):
         runs = max(settings.values(), key=lambda jobs: statistics.median(job["metrics"]["main"] for job in jobs))
         runs.sort(key=lambda job: job["metrics"]["main"])
         scores, middle = [job["metrics"]["main"] for job in runs], runs[len(runs) // 2]
-        tasks[name] = {"median": statistics.median(scores), "mean": statistics.mean(scores), "sd": statistics.stdev(scores) if len(scores) > 1 else 0.0,
-                       "n": len(scores), "lr": middle["lr"], "weight_decay": middle["weight_decay"], "metrics": middle["metrics"], "start": middle["start"]}
+        tasks[name] = {"median": statistics.median(scores), "mean": statistics.mean(scores),
+                       "sd": statistics.stdev(scores) if len(scores) > 1 else 0.0,
+                       "n": len(scores), "lr": middle["lr"], "weight_decay": middle["weight_decay"],
+                       "metrics": middle["metrics"], "start": middle["start"]}
         shutil.copytree(folder / "jobs" / middle["job"], folder / "submission", dirs_exist_ok=True)
     scores = {name: entry["metrics"] for name, entry in tasks.items() if not name.startswith("squad")}
     for name in {"MRPC", "QQP"} & scores.keys() if small else ():  # Sec. 4.2, footnote 2
@@ -1719,8 +1772,10 @@ def show_scores(result, ranks):
     """Print a line a task and the two averages, named apart."""
     from common.distributed import say
     for name, entry in result["tasks"].items():
-        others = ", ".join(f"{key} {value:.4g}" for key, value in entry["metrics"].items() if isinstance(value, float) and key != "main")
-        say(ranks, f"{name:8s} median {entry['median']:.4f}  mean {entry['mean']:.4f}  sd {entry['sd']:.4f}  n {entry['n']}  ({others})")
+        others = ", ".join(f"{key} {value:.4g}" for key, value in entry["metrics"].items()
+                           if isinstance(value, float) and key != "main")
+        say(ranks, f"{name:8s} median {entry['median']:.4f}  mean {entry['mean']:.4f}  sd {entry['sd']:.4f}  "
+                   f"n {entry['n']}  ({others})")
     for name, value in result["averages"].items():
         say(ranks, f"{name}: {value}")
 
@@ -1755,7 +1810,8 @@ def count_parameters(arch, cfg):
         model = LanguageModel(arch, cfg)
     parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
     for name, value in model.named_parameters():
-        part = "layers" if ".layers." in name else "embeddings" if name.startswith("encoder") else "pooler" if name.startswith("pooler") else "heads"
+        part = ("layers" if ".layers." in name else "embeddings" if name.startswith("encoder")
+                else "pooler" if name.startswith("pooler") else "heads")
         parts[part] += value.numel()
     inputs = sum(2 if isinstance(layer, int) else len(used_inputs(layer)) for layer in arch)
     return parts, inputs * (cfg.hidden ** 2 + cfg.hidden)
@@ -1780,9 +1836,11 @@ def describe(cfg):
     parts, attention = count_parameters(arch, cfg)
     flops = count_flops(arch, cfg, 128)
     published = PUBLISHED_COUNTS.get((cfg.arch + (cfg.variant and f"-{cfg.variant}"), cfg.layers, cfg.hidden))
-    report = {"arch": arch_text(arch), "parameters": sum(parts.values()), "parts": parts, "attention_parameters": attention,
-              "flops": flops["layers"], "flops_with_vocabulary_head": sum(flops.values()),
-              "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; embeddings are look-ups"}
+    report = {"arch": arch_text(arch), "parameters": sum(parts.values()), "parts": parts,
+              "attention_parameters": attention, "flops": flops["layers"],
+              "flops_with_vocabulary_head": sum(flops.values()),
+              "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
+                                "embeddings are look-ups"}
     if published:
         report["published"] = dict(zip(("parameters", "attention_parameters", "flops"), published))
     if cfg.measure:
@@ -1796,7 +1854,8 @@ def measure(arch, cfg, rounds=5):
     7: batches of 128)."""
     from common.distributed import autocast, pick_device
     device, seconds = pick_device(cfg.device), {"this": [], "bert": []}
-    models = {"this": Encoder(arch, cfg).to(device).eval(), "bert": Encoder(named_arch("bert", cfg.layers), cfg).to(device).eval()}
+    models = {"this": Encoder(arch, cfg).to(device).eval(),
+              "bert": Encoder(named_arch("bert", cfg.layers), cfg).to(device).eval()}
     ids = torch.randint(cfg.vocab_size, (cfg.measure_batch, cfg.length), device=device)
     kinds, lengths, memory = torch.zeros_like(ids), torch.full((cfg.measure_batch,), cfg.length, device=device), {}
     for number in range(rounds + 1):  # the first round warms up
@@ -1810,7 +1869,8 @@ def measure(arch, cfg, rounds=5):
             memory[name] = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     return {"batch": cfg.measure_batch, "length": cfg.length, "seconds": middle["this"], "bert_seconds": middle["bert"],
-            "bert_over_this": middle["bert"] / middle["this"], "peak_memory_mb": memory["this"], "bert_peak_memory_mb": memory["bert"]}
+            "bert_over_this": middle["bert"] / middle["this"], "peak_memory_mb": memory["this"],
+            "bert_peak_memory_mb": memory["bert"]}
 
 
 def analyze(cfg, name):
@@ -1867,8 +1927,10 @@ def analyze_uniformity(cfg, folders, ranks):
 
     def draw(axes):
         for name, curve in zip(columns[1:], curves):
-            axes.plot(range(len(curve)), curve, marker="o", linestyle="-" if name.startswith("residual") else "--", label=name)
-        axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine", title=f"Token uniformity on {task.name}")
+            axes.plot(range(len(curve)), curve, marker="o", linestyle="-" if name.startswith("residual") else "--",
+                      label=name)
+        axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine",
+                 title=f"Token uniformity on {task.name}")
         axes.legend(frameon=False, fontsize=8)
 
     write_report(cfg.out, "uniformity", columns, rows, {"samples": len(examples), "task": task.name}, draw)
@@ -1961,11 +2023,13 @@ def analyze_search(cfg, folders, ranks):
             raise UserError(f"{folder}: no candidate is evaluated yet")
         curves[name].append([max(scores[:index + 1]) for index in range(len(scores))])
     shortest = min(len(curve) for group in curves.values() for curve in group)
-    marks = sorted({shortest, *[mark for mark in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100, 200, 400, 800) if mark < shortest]})
+    marks = sorted({shortest, *[mark for mark in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100, 200, 400, 800)
+                                if mark < shortest]})
     rows, summary = [], {}
     for name, group in curves.items():
         means = [statistics.mean(curve[index] for curve in group) for index in range(shortest)]
-        spreads = [statistics.stdev(curve[index] for curve in group) if len(group) > 1 else 0.0 for index in range(shortest)]
+        spreads = [statistics.stdev(curve[index] for curve in group) if len(group) > 1 else 0.0
+                   for index in range(shortest)]
         summary[name] = {"mean": means, "sd": spreads, "runs": len(group)}
         rows.append([name, len(group), *[f"{means[mark - 1]:.4f} ± {spreads[mark - 1]:.4f}" for mark in marks]])
 
@@ -1974,10 +2038,12 @@ def analyze_search(cfg, folders, ranks):
             line, = axes.plot(range(1, shortest + 1), group["mean"], label=f"{name} (n {group['runs']})")
             low, high = ([mean + sign * sd for mean, sd in zip(group["mean"], group["sd"])] for sign in (-1, 1))
             axes.fill_between(range(1, shortest + 1), low, high, alpha=0.15, color=line.get_color())
-        axes.set(xlabel="evaluated candidates", ylabel="best score so far", title="Search (mean and standard deviation)")
+        axes.set(xlabel="evaluated candidates", ylabel="best score so far",
+                 title="Search (mean and standard deviation)")
         axes.legend(frameon=False)
 
-    write_report(cfg.out, "search", ["strategy", "runs", *[f"after {mark}" for mark in marks]], rows, {"curves": summary}, draw)
+    write_report(cfg.out, "search", ["strategy", "runs", *[f"after {mark}" for mark in marks]], rows,
+                 {"curves": summary}, draw)
 
 
 def analyze_operations(cfg, folders, ranks):
@@ -1986,7 +2052,8 @@ def analyze_operations(cfg, folders, ranks):
     from common.distributed import read_jsonl
     from common.report import write_report
     settings = read_settings(folders[0], "search")
-    own = dataclasses.replace(cfg, layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"], strategy="op-nas")
+    own = dataclasses.replace(cfg, layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"],
+                              strategy="op-nas")
     priority = OperationPriority(read_jsonl(folders[0] / "history.jsonl"), own)
     positions = [priority.operation_probabilities(position) for position in range(len(priority.cells))]
     kernels = [priority.kernel_probabilities(layer) for layer in range(own.layers)]
@@ -1997,11 +2064,13 @@ def analyze_operations(cfg, folders, ranks):
         axes.set(ylabel="position of the path", title="Probability of each operation")
         axes.figure.colorbar(image)
 
-    write_report(cfg.out, "operations", ["position", *OPS], [[index, *row] for index, row in enumerate(positions)], {}, draw)
+    write_report(cfg.out, "operations", ["position", *OPS], [[index, *row] for index, row in enumerate(positions)],
+                 {}, draw)
     write_report(cfg.out, "kernels", ["layer", *KERNELS], [[index + 1, *row] for index, row in enumerate(kernels)])
 
 
-ANALYSES = {"uniformity": analyze_uniformity, "fidelity": analyze_fidelity, "search": analyze_search, "operations": analyze_operations}
+ANALYSES = {"uniformity": analyze_uniformity, "fidelity": analyze_fidelity, "search": analyze_search,
+            "operations": analyze_operations}
 
 # --- command line --------------------------------------------------------------------------------
 
@@ -2017,17 +2086,19 @@ ACTIONS = {
 
 def shrink(cfg):
     """--dry_run: two real steps of every phase, in a folder of their own that is made anew each time."""
-    cfg.steps, cfg.epochs, cfg.finetune_epochs, cfg.train_rows, cfg.runs, cfg.grid = 2, 0, 1, 2 * cfg.finetune_batch, 1, False
+    cfg.steps, cfg.epochs, cfg.finetune_epochs, cfg.train_rows, cfg.runs, cfg.grid = (
+        2, 0, 1, 2 * cfg.finetune_batch, 1, False)
     cfg.population, cfg.rounds, cfg.parents, cfg.children, cfg.samples = 2, 1, 1, 2, 2
     cfg.log_every = cfg.eval_every = 1
     cfg.out, cfg.restart, cfg.given = cfg.out + "-dry", True, cfg.given | {"finetune_epochs"}
 
 
 AT_LEAST = {  # setting: smallest value
-    **dict.fromkeys(("layers", "hidden", "heads", "ffn", "vocab_size", "batch", "save_every", "log_every", "eval_every", "finetune_epochs",
-                     "finetune_batch", "population", "parents", "children", "runs", "accumulate", "measure_batch"), 1),
-    **dict.fromkeys(("rounds", "train_rows", "epochs", "samples", "embedding", "steps", "alpha", "weight_decay", "warmup", "finetune_warmup",
-                     "dropout", "seed"), 0),
+    **dict.fromkeys(("layers", "hidden", "heads", "ffn", "vocab_size", "batch", "save_every", "log_every", "eval_every",
+                     "finetune_epochs", "finetune_batch", "population", "parents", "children", "runs", "accumulate",
+                     "measure_batch"), 1),
+    **dict.fromkeys(("rounds", "train_rows", "epochs", "samples", "embedding", "steps", "alpha", "weight_decay",
+                     "warmup", "finetune_warmup", "dropout", "seed"), 0),
     "max_path": 2, "length": 8, "squad_length": 32}
 ABOVE_ZERO = ("lr", "finetune_lr", "clip", "mask_rate", "init_std", "ucb_unit")
 AT_MOST = {"length": 512, "squad_length": 512, "warmup": 1, "finetune_warmup": 1, "mask_rate": 0.9, "dropout": 0.9}
