@@ -1,28 +1,41 @@
 """AutoTinyBERT: Automatic Hyper-parameter Optimization for Efficient Pre-trained Language Models
 (Yin, Chen, Shang, Jiang, Chen, Liu; ACL 2021, arXiv:2107.13686v1).
 
-How deep and how wide should a BERT be that has to answer within so many milliseconds? One big model, the SuperPLM, is trained so that every smaller
-one cut out of it works at once (one-shot learning, Alg. 1). An evolution (Alg. 2) then looks for the best shape below the limit, and the weights of
-the winners, taken from the SuperPLM, are trained further.
+How deep and how wide should a BERT be that has to answer within so many milliseconds? One big model, the SuperPLM, is
+trained so that every smaller one cut out of it works at once (one-shot learning, Alg. 1). An evolution (Alg. 2) then
+looks for the best shape below the limit, and the weights of the winners, taken from the SuperPLM, are trained further.
 
-Run:     torchrun autotinybert.py --search --speedup 7.2          text to a tiny model on demo data, minutes on two CPU cores
-         torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2 --corpus TEXTS --glue GLUE --squad SQUAD
-         torchrun --nproc_per_node=16 autotinybert.py --search --preset base --setting distill --teacher ELECTRA --speedup 4.6 --corpus TEXTS ...
+Run:     torchrun autotinybert.py --search --speedup 7.2         text to a tiny model on demo data, minutes on two cores
+         torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
+                  --corpus TEXTS --glue GLUE --squad SQUAD
+         torchrun --nproc_per_node=16 autotinybert.py --search --preset base --setting distill --teacher ELECTRA
+                  --speedup 4.6 --corpus TEXTS ...
          python autotinybert.py --finetune SQuAD,MNLI,RTE --init runs/x --glue GLUE --squad SQUAD
          python autotinybert.py --export DIR --arch 5-564-1054-8-512 --init runs/x
-Map:     Table B.1 -> search_space      Eq. 1, 2, 3 -> Layer      Sec. 3.4, Figure 3 -> Cut, extract     Alg. 1 -> sub_models, pretrain
-         Lat(.), Sec. 3.5 -> Predictor, time_model      Alg. 2 -> propose, evolve     Sec. 4.4 -> fast_candidates     Table D.1 -> FINE_TUNING
+Map:     Table B.1 -> search_space               Eq. 1, 2, 3 -> Layer
+         Sec. 3.4, Figure 3 -> Cut, extract      Alg. 1 -> sub_models, pretrain
+         Lat(.), Sec. 3.5 -> Predictor, time_model
+         Alg. 2 -> propose, evolve               Sec. 4.4 -> fast_candidates      Table D.1 -> FINE_TUNING
 Differs: D1  The feed-forward activation is BERT's GELU; Eq. 3 prints the ReLU of the generic Transformer.
-         D2  Mut() of Alg. 2 is not given. Here each of the four variables moves with chance 1/2, by up to a tenth of its range. See mutate.
-         D3  Alg. 2 can draw an architecture twice or one that is too slow; here all are new and within the limit, and a draw is repeated.
-         D4  The limit is checked by predicting before, and by measuring after the evolution; only what measures within it is trained further.
-         D5  The latency predictor learns from hundreds of measurements instead of 10k, and --predictor linear is a least-squares fit.
-         D6  Entries that no sub-model of an update used get no update of any kind (the paper does not say). See SlicedAdamW.
-         D7  Pairwise accuracy is over unordered pairs, ties count half; Eq. 5 divides by the ordered ones and could never reach 1.
-         D8  Pre-training rows are [CLS] A [SEP] B [SEP] with B the continuation of A, so that fine-tuning on pairs meets a trained segment embedding.
+         D2  Mut() of Alg. 2 is not given. Here each of the four variables moves with chance 1/2, by up to a tenth of
+             its range. See mutate.
+         D3  Alg. 2 can draw an architecture twice or one that is too slow; here all are new and within the limit, and
+             a draw is repeated.
+         D4  The limit is checked by predicting before, and by measuring after the evolution; only what measures within
+             it is trained further.
+         D5  The latency predictor learns from hundreds of measurements instead of 10k, and --predictor linear is a
+             least-squares fit.
+         D6  Entries that no sub-model of an update used get no update of any kind (the paper does not say). See
+             SlicedAdamW.
+         D7  Pairwise accuracy is over unordered pairs, ties count half; Eq. 5 divides by the ordered ones and could
+             never reach 1.
+         D8  Pre-training rows are [CLS] A [SEP] B [SEP] with B the continuation of A, so that fine-tuning on pairs
+             meets a trained segment embedding.
          D9  Distillation leaves padding out of both means, and its input is not masked.
-         D10 SentencePiece vocabulary unless --tokenizer, --teacher or --init bring a vocab.txt; the paper has WordPiece.
-         D11 Of the rule's candidates at one depth (Sec. 4.4) the one is tested that is predicted slowest within the limit.
+         D10 SentencePiece vocabulary unless --tokenizer, --teacher or --init bring a vocab.txt; the paper has
+             WordPiece.
+         D11 Of the rule's candidates at one depth (Sec. 4.4) the one is tested that is predicted slowest within the
+             limit.
 """
 import contextlib
 import copy
@@ -39,7 +52,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# B batch, T tokens, H hidden (d^m), Q query/key/value width, N heads, D head width, V vocabulary, I masked positions, W teacher's hidden width
+# B batch, T tokens, H hidden (d^m), Q query/key/value width, N heads, D head width, V vocabulary, I masked positions,
+# W teacher's hidden width
 
 # --- configuration -------------------------------------------------------------------------------
 
@@ -56,12 +70,12 @@ class Config:
     compile: bool = False  # torch.compile the further training; the SuperPLM changes its shape with every step
     accumulate: int = 16  # N of Alg. 1: sub-batches with sub-models of their own, shared out over the processes
     dry_run: bool = False  # two real steps of every phase, on tiny budgets
-    init: str = ""  # start from these weights: a run folder or a Hugging Face folder; in --search and --evolve they are the SuperPLM
+    init: str = ""  # start from these weights: run or Hugging Face folder; in --search and --evolve, the SuperPLM
     # data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
     glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
-    tokenizer: str = ""  # spiece.model or vocab.txt; default: the teacher's or --init's, else one is trained on the corpus
+    tokenizer: str = ""  # spiece.model or vocab.txt; default: the teacher's or --init's, else trained on the corpus
     vocab_size: int = 30522  # pieces of the vocabulary
     tasks: str = "SQuAD,MNLI"  # proxy tasks of the search, Sec. 3.5
     train_rows: int = 0  # use only so many training rows of each task; 0: all
@@ -76,8 +90,8 @@ class Config:
     width_step: int = 4  # between choices of d^m and of d^f, Table B.1
     dropout: float = 0.1  # hidden and attention dropout
     setting: str = "mlm"  # mlm (pre-training, heads of full width) | distill (all heads, each narrower); Table B.1
-    teacher: str = ""  # BERT or ELECTRA folder in Hugging Face layout, or a run folder: the teacher of --setting distill
-    variant: str = "ebl"  # ablations of Table 3: hat | ils | sme | ebl (the paper's); --analyze ranking takes several, ebl,sme*3 for 3 x steps
+    teacher: str = ""  # teacher of --setting distill: BERT or ELECTRA folder in Hugging Face layout, or a run folder
+    variant: str = "ebl"  # Table 3: hat | ils | sme | ebl (the paper's); --analyze ranking: several; sme*3: 3 x steps
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models on each sub-batch
     length: int = 128  # tokens a sequence, special ones included
@@ -106,11 +120,11 @@ class Config:
     latency_batch: int = 1  # sequences at a time there
     latency_length: int = 128  # tokens a sequence there
     latency_clock: str = "wall"  # wall | cpu (the process's own seconds: for one thread on a busy machine)
-    latency_runs: int = 9  # timed runs of a measurement, after two that warm up; the fastest and the slowest quarter are left out
+    latency_runs: int = 9  # timed runs of a measurement, after two to warm up; fastest and slowest quarter are left out
     latency_rounds: int = 2  # times that each architecture is measured; the lower value counts
     latency_archs: int = 400  # architectures to measure for the predictor
     latency_data: str = ""  # file of measurements, kept and added to; default: latency.jsonl in the run folder
-    predictor: str = "linear"  # mlp (the paper's feed-forward network) | linear (least squares of FLOP terms); both are reported
+    predictor: str = "linear"  # mlp (the paper's network) | linear (least squares of FLOP terms); both are reported
     # search
     strategy: str = "evolution"  # evolution (Alg. 2) | random | fast (Sec. 4.4)
     population: int = 25  # S of Alg. 2
@@ -123,11 +137,15 @@ class Config:
 PHASES = ("search", "superplm", "latency", "evolve")  # share one run folder
 DEMO_SEARCH = dict(steps=300, further_steps=120, train_rows=640, population=6, generations=3, latency_archs=120)
 PRESETS = {
-    "demo": {"vocab_size": 4000, "layers": 4, "hidden": 128, "heads": 4, "ffn": 512, "min_hidden": 32, "min_qkv": 32, "dropout": 0.0, "accumulate": 2,
-             "length": 64, "squad_length": 96, "batch": 32, "lr": 2e-3, "steps": 300, "further_steps": 300, "save_every": 100, "tasks": "SQuAD,MNLI",
-             "finetune_epochs": 2, "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "12-256-1024-8-256", "speedups": (7.2, 15.0),
+    "demo": {"vocab_size": 4000, "layers": 4, "hidden": 128, "heads": 4, "ffn": 512, "min_hidden": 32,
+             "min_qkv": 32, "dropout": 0.0, "accumulate": 2,
+             "length": 64, "squad_length": 96, "batch": 32, "lr": 2e-3, "steps": 300, "further_steps": 300,
+             "save_every": 100, "tasks": "SQuAD,MNLI",
+             "finetune_epochs": 2, "finetune_lr": 1e-3, "finetune_batch": 32,
+             "reference": "12-256-1024-8-256", "speedups": (7.2, 15.0),
              **{phase: DEMO_SEARCH for phase in PHASES},
-             "analyze": dict(steps=150, further_steps=100, train_rows=640, population=4, generations=2, latency_archs=60)},
+             "analyze": dict(steps=150, further_steps=100, train_rows=640, population=4, generations=2,
+                             latency_archs=60)},
     "base": dict(),
 }
 
@@ -136,8 +154,8 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Arch:
-    """An architecture, printed as in Table 4: 5-564-1054-8-512. In the HAT baseline of Table 3 the last three are tuples, one number a layer, and
-    print as 2-564-1054/800-8/4-512/512."""
+    """An architecture, printed as in Table 4: 5-564-1054-8-512. In the HAT baseline of Table 3 the last three are
+    tuples, one number a layer, and print as 2-564-1054/800-8/4-512/512."""
     layers: int  # l^t
     hidden: int  # d^m|o
     ffn: object  # d^f
@@ -149,12 +167,14 @@ class Arch:
         return tuple(value[layer] if isinstance(value, tuple) else value for value in (self.ffn, self.heads, self.qkv))
 
     def __str__(self):
-        widths = ["/".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in (self.ffn, self.heads, self.qkv)]
+        widths = ["/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                  for value in (self.ffn, self.heads, self.qkv)]
         return "-".join([str(self.layers), str(self.hidden), *widths])
 
 
 def parse_arch(text):
-    """The Arch of a text such as 5-564-1054-8-512; ValueError says what is wrong. Any sizes that the heads divide are taken."""
+    """The Arch of a text such as 5-564-1054-8-512; ValueError says what is wrong. Any sizes that the heads divide are
+    taken."""
     parts = text.strip().split("-")
     if len(parts) != 5 or not all(re.fullmatch(r"[1-9]\d*(/[1-9]\d*)*", part) for part in parts):
         raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512")
@@ -165,21 +185,28 @@ def parse_arch(text):
     for layer in range(arch.layers):
         ffn, heads, qkv = arch.shape(layer)
         if qkv % heads:
-            raise ValueError(f"{text!r}: {heads} heads do not divide the query/key/value width {qkv}; use a multiple of {heads}")
+            raise ValueError(f"{text!r}: {heads} heads do not divide the query/key/value width {qkv}; "
+                             f"use a multiple of {heads}")
     return arch
 
 
 TABLE_4 = {  # name: (architecture, published speed-up over BERT-base)
     "BERT-S1": ("4-512-2048-8-512", 7.1), "BERT-S2": ("4-320-1280-5-320", 14.8), "BERT-S3": ("4-256-1024-4-256", 20.1),
-    "BERT-S4": ("4-192-768-3-192", 28.4), "AutoTinyBERT-S1": ("5-564-1054-8-512", 7.2), "AutoTinyBERT-S2": ("4-396-624-6-384", 15.7),
+    "BERT-S4": ("4-192-768-3-192", 28.4), "AutoTinyBERT-S1": ("5-564-1054-8-512", 7.2),
+    "AutoTinyBERT-S2": ("4-396-624-6-384", 15.7),
     "AutoTinyBERT-S3": ("4-432-384-4-256", 20.2), "AutoTinyBERT-S4": ("3-320-608-4-256", 27.2),
-    "BERT-KD-S1": ("4-512-2048-12-516", 4.9), "BERT-KD-S2": ("4-312-1200-12-312", 9.8), "BERT-KD-S3": ("4-264-1056-12-264", 11.7),
-    "BERT-KD-S4": ("4-192-768-12-192", 17.0), "AutoTinyBERT-KD-S1": ("5-564-1024-12-528", 4.6), "AutoTinyBERT-KD-S2": ("5-324-600-12-324", 9.0),
+    "BERT-KD-S1": ("4-512-2048-12-516", 4.9), "BERT-KD-S2": ("4-312-1200-12-312", 9.8),
+    "BERT-KD-S3": ("4-264-1056-12-264", 11.7),
+    "BERT-KD-S4": ("4-192-768-12-192", 17.0), "AutoTinyBERT-KD-S1": ("5-564-1024-12-528", 4.6),
+    "AutoTinyBERT-KD-S2": ("5-324-600-12-324", 9.0),
     "AutoTinyBERT-KD-S3": ("5-280-512-12-276", 10.7), "AutoTinyBERT-KD-S4": ("4-256-480-12-192", 17.0),
 }
-TABLE_F1 = {"BERT-S5": ("4-384-1536-6-384", 9.3), "AutoTinyBERT-S5": ("5-450-636-6-384", 10.8), "AutoTinyBERT-Fast-S5": ("5-432-720-6-384", 10.3)}
-PF = {"PF-4L512": ("4-512-2048-8-512", 7.1), "PF-2L768": ("2-768-3072-12-768", 7.0), "PF-2L512": ("2-512-2048-8-512", 12.8),
-      "PF-6L256": ("6-256-1024-4-256", 13.3), "PF-6L128": ("6-128-512-2-128", 28.2)}  # Table 1; Turc et al. keep heads of 64
+TABLE_F1 = {"BERT-S5": ("4-384-1536-6-384", 9.3), "AutoTinyBERT-S5": ("5-450-636-6-384", 10.8),
+            "AutoTinyBERT-Fast-S5": ("5-432-720-6-384", 10.3)}
+# Table 1; Turc et al. keep heads of 64
+PF = {"PF-4L512": ("4-512-2048-8-512", 7.1), "PF-2L768": ("2-768-3072-12-768", 7.0),
+      "PF-2L512": ("2-512-2048-8-512", 12.8),
+      "PF-6L256": ("6-256-1024-4-256", 13.3), "PF-6L128": ("6-128-512-2-128", 28.2)}
 VARIANTS = {  # Table 3: (identical layers, sub-matrix extraction, effective batch-wise training)
     "hat": (False, False, False), "ils": (True, False, False), "sme": (True, True, False), "ebl": (True, True, True)}
 
@@ -190,10 +217,11 @@ def super_arch(cfg):
 
 
 def search_space(cfg, variant="ebl"):
-    """Table B.1: {variable: its choices}, the one definition that sampling, mutation, the rule of Section 4.4 and counting read.
+    """Table B.1: {variable: its choices}, the one definition that sampling, mutation, the rule of Section 4.4 and
+    counting read.
 
-    "attention" pairs the number of heads with d^q|k|v: whole heads in pre-training, all heads with less of each in distillation, and without SME
-    (Table 3) every number of heads that divides the full width.
+    "attention" pairs the number of heads with d^q|k|v: whole heads in pre-training, all heads with less of each in
+    distillation, and without SME (Table 3) every number of heads that divides the full width.
     """
     if variant not in VARIANTS:
         raise ValueError(f"{variant!r} is no variant; choose from {', '.join(VARIANTS)}")
@@ -236,19 +264,20 @@ def sample_arch(space, rng, identical=True):
 
 
 def flops(arch, tokens=128):
-    """Floating-point operations of the encoder and the pooler for one sequence: matrix products, 2 for each multiply-add."""
+    """Floating-point operations of the encoder and the pooler for one sequence: matrix products, 2 a multiply-add."""
     count = arch.hidden ** 2
     for ffn, _, qkv in map(arch.shape, range(arch.layers)):
         count += tokens * (4 * arch.hidden * qkv + 2 * arch.hidden * ffn) + 2 * tokens * tokens * qkv
     return 2 * count
 
 # --- model ---------------------------------------------------------------------------------------
-# The same modules are the SuperPLM and every stand-alone model. forward(..., arch) runs the sub-model `arch`, of which nothing is stored; without
-# arch the whole model runs, plainly.
+# The same modules are the SuperPLM and every stand-alone model. forward(..., arch) runs the sub-model `arch`, of which
+# nothing is stored; without arch the whole model runs, plainly.
 
 AXES = {  # module: what its weight's axes, (out, in), are widths of; a bias has the first
     "words": ("", "hidden"), "positions": ("", "hidden"), "segments": ("", "hidden"), "norm": ("hidden",),
-    "query": ("qkv", "hidden"), "key": ("qkv", "hidden"), "value": ("qkv", "hidden"), "output": ("hidden", "qkv"), "attention_norm": ("hidden",),
+    "query": ("qkv", "hidden"), "key": ("qkv", "hidden"), "value": ("qkv", "hidden"), "output": ("hidden", "qkv"),
+    "attention_norm": ("hidden",),
     "expand": ("ffn", "hidden"), "shrink": ("hidden", "ffn"), "ffn_norm": ("hidden",), "pooler": ("hidden", "hidden"),
     "transform": ("hidden", "hidden"), "transform_norm": ("hidden",), "fit": ("", "hidden"),
 }
@@ -257,8 +286,9 @@ AXES = {  # module: what its weight's axes, (out, in), are widths of; a bias has
 class Cut:
     """What one layer of sub-model `arch` uses of the weights of `top`: the leading part of every axis (Sec. 3.4).
 
-    Attention, Figure 3: of the top's heads the first `heads`, of each of them the leading part. With heads of full width this is extraction (b), with
-    all heads extraction (c). A sub-model with the full d^q|k|v uses every row, in however many heads (no SME: HAT, Table 3).
+    Attention, Figure 3: of the top's heads the first `heads`, of each of them the leading part. With heads of full
+    width this is extraction (b), with all heads extraction (c). A sub-model with the full d^q|k|v uses every row, in
+    however many heads (no SME: HAT, Table 3).
     """
 
     def __init__(self, arch, top, layer=0):
@@ -272,11 +302,13 @@ class Cut:
         return sum((self.widths[axis] for axis in axes), ())
 
     def __call__(self, tensor, axes, view=False):
-        """The part of a weight of `top`. view: heads stay an axis of their own, so that what is written arrives in the tensor."""
+        """The part of a weight of `top`. view: heads stay an axis of their own, so that what is written arrives in the
+        tensor."""
         for place in reversed(range(len(axes))):
             width = self.widths[axes[place]]
             if axes[place] == "qkv":
-                tensor = tensor.unflatten(place, (self.top_heads, -1)).narrow(place, 0, width[0]).narrow(place + 1, 0, width[1])
+                tensor = (tensor.unflatten(place, (self.top_heads, -1))
+                          .narrow(place, 0, width[0]).narrow(place + 1, 0, width[1]))
                 tensor = tensor if view else tensor.flatten(place, place + 1)
             elif width:
                 tensor = tensor.narrow(place, 0, width[0])
@@ -293,7 +325,8 @@ def why_outside(arch, top):
         if ffn > top_ffn:
             return f"ffn {ffn} of {arch} is more than the {top_ffn} of {top}"
         if qkv != top_qkv and (heads > top_heads or qkv // heads > top_qkv // top_heads):
-            return f"{heads} heads of {qkv // heads} of {arch} are not within the {top_heads} heads of {top_qkv // top_heads} of {top}"
+            return (f"{heads} heads of {qkv // heads} of {arch} are not within "
+                    f"the {top_heads} heads of {top_qkv // top_heads} of {top}")
     return None
 
 
@@ -302,7 +335,8 @@ def apply(module, name, x, cut):
     if cut is None:
         return module(x)
     weight, bias = cut(module.weight, AXES[name]), cut(module.bias, AXES[name][:1])
-    return F.layer_norm(x, bias.shape, weight, bias, module.eps) if isinstance(module, nn.LayerNorm) else F.linear(x, weight, bias)
+    return (F.layer_norm(x, bias.shape, weight, bias, module.eps) if isinstance(module, nn.LayerNorm)
+            else F.linear(x, weight, bias))
 
 
 class Layer(nn.Module):
@@ -319,13 +353,15 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, mask, cut=None, with_scores=False):
-        """mask: (B, 1, 1, T) True at real tokens, None where all are. with_scores: also the raw attention scores (B, N, T, T)."""
+        """mask: (B, 1, 1, T) True at real tokens, None where all are. with_scores: also the raw attention scores
+        (B, N, T, T)."""
 
         def run(name, x):
             return apply(getattr(self, name), name, x, cut)
 
         heads = cut.heads if cut else self.heads
-        query, key, value = (run(name, x).unflatten(-1, (heads, -1)).transpose(1, 2) for name in ("query", "key", "value"))  # (B, N, T, D)
+        query, key, value = (run(name, x).unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, N, T, D)
+                             for name in ("query", "key", "value"))
         rate = self.rate if self.training else 0.0
         scores = None
         if with_scores:
@@ -334,7 +370,8 @@ class Layer(nn.Module):
             mixed = F.dropout(weights, rate) @ value  # Eq. 1
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, mask, rate)  # Eq. 1
-        x = run("attention_norm", x + self.dropout(run("output", mixed.transpose(1, 2).flatten(2))))  # Eq. 2; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
+        # Eq. 2; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
+        x = run("attention_norm", x + self.dropout(run("output", mixed.transpose(1, 2).flatten(2))))
         x = run("ffn_norm", x + self.dropout(run("shrink", F.gelu(run("expand", x)))))  # Eq. 3, D1
         return (x, scores) if with_scores else x
 
@@ -348,7 +385,8 @@ class Encoder(nn.Module):
     def __init__(self, arch, vocab_size, dropout=0.0, positions=512, embedding=None):
         super().__init__()
         self.arch, E = arch, embedding or arch.hidden
-        self.words, self.positions, self.segments = nn.Embedding(vocab_size, E), nn.Embedding(positions, E), nn.Embedding(2, E)
+        self.words, self.positions, self.segments = (
+            nn.Embedding(vocab_size, E), nn.Embedding(positions, E), nn.Embedding(2, E))
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.project = nn.Linear(E, arch.hidden) if E != arch.hidden else None
         self.dropout = nn.Dropout(dropout)
@@ -357,9 +395,11 @@ class Encoder(nn.Module):
         self.apply(init_weights)
 
     def forward(self, ids, segments, lengths=None, arch=None, with_scores=False):
-        """lengths: real tokens of each row; None: all are. with_scores: (states, the last layer's raw attention scores (B, N, T, T))."""
+        """lengths: real tokens of each row; None: all are. with_scores: (states, the last layer's raw attention scores
+        (B, N, T, T))."""
         T = ids.shape[1]
-        cuts = [None] * len(self.layers) if arch is None else [Cut(arch, self.arch, layer) for layer in range(arch.layers)]  # the first l^t layers
+        cuts = ([None] * len(self.layers) if arch is None
+                else [Cut(arch, self.arch, layer) for layer in range(arch.layers)])  # the first l^t layers
         places = torch.arange(T, device=ids.device)
         mask = None if lengths is None else (places < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
         x = sum(F.embedding(at, table.weight if arch is None else cuts[0](table.weight, AXES["words"]))
@@ -384,7 +424,8 @@ def init_weights(module):
 
 
 class LanguageModel(nn.Module):
-    """Encoder with the masked-language-model head, or with the projection to a teacher's width (fit = W > 0) for distillation."""
+    """Encoder with the masked-language-model head, or with the projection to a teacher's width (fit = W > 0) for
+    distillation."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, fit=0, positions=512):
         super().__init__()
@@ -408,13 +449,15 @@ class LanguageModel(nn.Module):
         return F.linear(x, words if cut is None else cut(words, AXES["words"]), self.decoder_bias)  # (B, I, V)
 
     def student(self, ids, segments, lengths, arch=None):
-        """What distillation compares: the last layer's states at the teacher's width (B, T, W), and its raw attention scores (B, N, T, T)."""
+        """What distillation compares: the last layer's states at the teacher's width (B, T, W), and its raw attention
+        scores (B, N, T, T)."""
         x, scores = self.encoder(ids, segments, lengths, arch, with_scores=True)
         return apply(self.fit, "fit", x, None if arch is None else Cut(arch, self.encoder.arch)), scores
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head: logits (B, outputs) of the pooled state, or (B, T, 2), start and end of an answer, where spans."""
+    """Encoder with a linear head: logits (B, outputs) of the pooled state, or (B, T, 2), start and end of an answer,
+    where spans."""
 
     def __init__(self, encoder, outputs, spans=False):
         super().__init__()
@@ -428,7 +471,7 @@ class TaskModel(nn.Module):
 
 
 def parameters(arch, vocab_size):
-    """{part: parameters} of a stand-alone encoder; built on the meta device, so nothing is counted twice or by formula."""
+    """{part: parameters} of a stand-alone encoder, built on the meta device: nothing is counted twice or by formula."""
     with torch.device("meta"):
         encoder = Encoder(arch, vocab_size)
     counts = {"embeddings": 0, "layers": 0, "pooler": 0}
@@ -440,8 +483,9 @@ def parameters(arch, vocab_size):
 
 
 def sub_models(cfg, variant, step, shard):
-    """Alg. 1, line 7: the sub-models that sub-batch `shard` of update `step` trains, M others on every sub-batch. A function of its arguments, so the
-    result does not depend on which process does what. Without EBL one sub-model is trained on the whole batch."""
+    """Alg. 1, line 7: the sub-models that sub-batch `shard` of update `step` trains, M others on every sub-batch. A
+    function of its arguments, so the result does not depend on which process does what. Without EBL one sub-model is
+    trained on the whole batch."""
     identical, _, batch_wise = VARIANTS[variant]
     rng = random.Random(f"{cfg.seed} sub-models {step} {shard if batch_wise else 0}")
     space = search_space(cfg, variant)
@@ -456,7 +500,8 @@ def axes_of(name):
 
 
 def cut_state(model, arch):
-    """{name: the part that sub-model `arch` uses} of a LanguageModel's weights, and nothing for the layers that it leaves out."""
+    """{name: the part that sub-model `arch` uses} of a LanguageModel's weights, and nothing for the layers that it
+    leaves out."""
     state = {}
     for name, value in model.state_dict().items():
         axes, layer = axes_of(name)
@@ -466,20 +511,22 @@ def cut_state(model, arch):
 
 
 def extract(model, arch):
-    """The stand-alone LanguageModel of a sub-model, with its own copy of the weights; ValueError where `arch` is not within the model."""
+    """The stand-alone LanguageModel of a sub-model, with its own copy of the weights; ValueError where `arch` is not
+    within the model."""
     encoder = model.encoder
     reason = why_outside(arch, encoder.arch)
     if reason:
         raise ValueError(reason)
     fit = model.fit.out_features if hasattr(model, "fit") else 0
-    sub = LanguageModel(arch, encoder.words.num_embeddings, encoder.dropout.p, fit, encoder.positions.num_embeddings).to(encoder.words.weight.device)
+    sub = LanguageModel(arch, encoder.words.num_embeddings, encoder.dropout.p, fit,
+                        encoder.positions.num_embeddings).to(encoder.words.weight.device)
     sub.load_state_dict(cut_state(model, arch))
     return sub
 
 
 def mark_used(model, archs, used):
-    """Set to 1 the entries that any of `archs` uses (None: all of the model). used: {name: tensor of zeros like the parameter}. Of parts that lie
-    inside one another only the outer ones are written."""
+    """Set to 1 the entries that any of `archs` uses (None: all of the model). used: {name: tensor of zeros like the
+    parameter}. Of parts that lie inside one another only the outer ones are written."""
     for name, target in used.items():
         axes, layer = axes_of(name)
         if "pooler" in name:  # no part of pre-training (no NSP)
@@ -495,18 +542,19 @@ def mark_used(model, archs, used):
 
 
 class SlicedAdamW:
-    """AdamW in which an entry that no sub-model of the update used is left alone (D6): its weight with its decay, both its moments, and the count of
-    its updates, which rules its own bias correction.
+    """AdamW in which an entry that no sub-model of the update used is left alone (D6): its weight with its decay, both
+    its moments, and the count of its updates, which rules its own bias correction.
 
-    All parameters of the model become views of one flat tensor, and their gradients views of another (`grads`), so that a sub-batch's gradients are
-    one tensor to sum, and an update a handful of operations.
+    All parameters of the model become views of one flat tensor, and their gradients views of another (`grads`), so that
+    a sub-batch's gradients are one tensor to sum, and an update a handful of operations.
     """
 
     def __init__(self, model, weight_decay, betas=(0.9, 0.999), eps=1e-6):
         named = list(model.named_parameters())
         self.weight_decay, self.betas, self.eps = weight_decay, betas, eps
         self.values = torch.cat([value.detach().reshape(-1) for _, value in named])
-        self.grads, self.first, self.second, self.count, self.decayed, self.used = (torch.zeros_like(self.values) for _ in range(6))
+        self.grads, self.first, self.second, self.count, self.decayed, self.used = (
+            torch.zeros_like(self.values) for _ in range(6))
         self.used_views, start = {}, 0
         for name, value in named:
             span = slice(start, start + value.numel())
@@ -517,7 +565,8 @@ class SlicedAdamW:
 
     @torch.no_grad()
     def step(self, gradient, used, lr, clip):
-        """One update with the flat mean gradient; used: flat, 1 where an entry takes part. Returns the gradient's norm before clipping, a tensor."""
+        """One update with the flat mean gradient; used: flat, 1 where an entry takes part. Returns the gradient's norm
+        before clipping, a tensor."""
         norm = gradient.norm()
         gradient = gradient * (clip / (norm + 1e-6)).clamp(max=1.0)
         beta1, beta2 = self.betas
@@ -541,8 +590,8 @@ class SlicedAdamW:
 
 @torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of one forward pass of encoder and pooler as a stand-alone model: the mean of the middle half of the timed runs, after two that
-    warm up. The weights are random, and the vocabulary is small: neither changes the time."""
+    """Milliseconds of one forward pass of encoder and pooler as a stand-alone model: the mean of the middle half of the
+    timed runs, after two that warm up. Weights are random, and the vocabulary is small: neither changes the time."""
     device = torch.device(cfg.latency_device)
     with torch.device("meta"):
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
@@ -573,15 +622,16 @@ def target_threads(cfg):
 
 
 def time_together(archs, cfg, rounds=5):
-    """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the machine meets all alike."""
+    """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the
+    machine meets all alike."""
     with target_threads(cfg):
         times = [[time_model(arch, cfg) for arch in archs] for _ in range(rounds)]
     return {arch: sorted(column)[rounds // 2] for arch, column in zip(archs, zip(*times))}
 
 
 def latency_terms(kind, archs, tokens, top):
-    """(n, terms) what a predictor sees of each architecture. linear: the costs that a Transformer's time is made of; flops: their matrix products;
-    mlp: the variables as shares of the largest architecture `top`, as in HAT."""
+    """(n, terms) what a predictor sees of each architecture. linear: the costs that a Transformer's time is made of;
+    flops: their matrix products; mlp: the variables as shares of the largest architecture `top`, as in HAT."""
     rows = []
     for arch in archs:
         l, d, f, h, q = arch.layers, arch.hidden, arch.ffn, arch.heads, arch.qkv
@@ -589,20 +639,24 @@ def latency_terms(kind, archs, tokens, top):
             rows.append([l / top.layers, d / top.hidden, f / top.ffn, h / top.heads, q / top.qkv])
         elif kind == "flops":
             rows.append([flops(arch, tokens)])
-        else:  # projections, attention, feed-forward; softmax, LayerNorm, GELU and copies; one call of each layer; once: embeddings, pooler, start
-            rows.append([l * d * q, l * tokens * q, l * d * f, l * h * tokens, l * d, l * f, l * q, l, d, d * d / tokens, 1])
+        else:  # projections, attention, feed-forward; softmax, LayerNorm, GELU and copies; one call of each layer;
+            # once: embeddings, pooler, start
+            rows.append([l * d * q, l * tokens * q, l * d * f, l * h * tokens, l * d, l * f, l * q, l, d,
+                         d * d / tokens, 1])
     return torch.tensor(rows, dtype=torch.float64)
 
 
 class Predictor:
-    """Lat(.) of Eq. 4: milliseconds of architectures, learnt from measurements. kind: mlp, linear, or flops (time proportional to FLOPs)."""
+    """Lat(.) of Eq. 4: milliseconds of architectures, learnt from measurements. kind: mlp, linear, or flops (time
+    proportional to FLOPs)."""
 
     def __init__(self, kind, top, tokens):
         self.kind, self.top, self.tokens, self.weights = kind, top, tokens, {}
 
     def fit(self, archs, milliseconds, steps=600):
         """Learn from measured architectures; relative errors count."""
-        terms, target = latency_terms(self.kind, archs, self.tokens, self.top), torch.tensor(milliseconds, dtype=torch.float64)
+        terms, target = (latency_terms(self.kind, archs, self.tokens, self.top),
+                         torch.tensor(milliseconds, dtype=torch.float64))
         if self.kind == "mlp":
             self._train(terms.float(), target.float(), steps)
             return self
@@ -610,23 +664,26 @@ class Predictor:
         rows = terms / scale / target[:, None]  # rows @ weights = 1 is an exact prediction
         while True:  # no cost is negative: terms that come out so are left out, and the others are fitted again
             chosen = rows[:, kept]
-            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # keeps terms that say nearly the same from growing against each other
+            # keeps terms that say nearly the same from growing against each other
+            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))
             goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()
             weights = torch.zeros(len(kept), dtype=torch.double)
             weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
             if (weights >= 0).all():
                 break
             kept &= weights > weights.min()
-        exact = [float(f"{weight:.9g}") for weight in (weights / scale).tolist()]  # the last bits of a fit vary with where its arrays lie in memory
+        # the last bits of a fit vary with where its arrays lie in memory
+        exact = [float(f"{weight:.9g}") for weight in (weights / scale).tolist()]
         self.weights = {"weights": torch.tensor(exact, dtype=torch.float64)}
         return self
 
     def _train(self, terms, target, steps):
-        """The paper's feed-forward network, for the logarithm of the time: three hidden layers of 400, as HAT has them."""
+        """The paper's feed-forward network, for the logarithm of the time: three hidden layers of 400, as in HAT."""
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(0)
             widths = [terms.shape[1], 400, 400, 400, 1]
-            net = nn.Sequential(*itertools.chain(*((nn.Linear(a, b), nn.ReLU()) for a, b in zip(widths, widths[1:]))))[:-1]
+            net = nn.Sequential(*itertools.chain(*((nn.Linear(a, b), nn.ReLU())
+                                                   for a, b in zip(widths, widths[1:]))))[:-1]
             optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
             for step in range(steps):
                 optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
@@ -654,14 +711,16 @@ def smallest(space):
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2 (D2): each variable moves with chance 1/2, at least one does, to a choice at most a tenth of its range away."""
+    """Mut() of Alg. 2 (D2): each variable moves with chance 1/2, at least one does, to a choice at most a tenth of its
+    range away."""
     genes = genes_of(arch)
     moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
     for name in moving:
         choices = space[name]
         place = min(range(len(choices)), key=lambda index: distance(choices[index], genes[name]))
         reach = max(1, len(choices) // 10)
-        near = [index for index in range(place - reach, place + reach + 1) if 0 <= index < len(choices) and index != place]
+        near = [index for index in range(place - reach, place + reach + 1)
+                if 0 <= index < len(choices) and index != place]
         genes[name] = choices[rng.choice(near)] if near else choices[place]
     return make_arch(genes)
 
@@ -672,7 +731,8 @@ def distance(one, other):
 
 
 def sample_within(space, rng, allowed):
-    """A random architecture for which allowed(arch); where 300 are not, one is made smaller, variable by variable, until it is."""
+    """A random architecture for which allowed(arch); where 300 are not, one is made smaller, variable by variable,
+    until it is."""
     for _ in range(300):
         arch = sample_arch(space, rng)
         if allowed(arch):
@@ -686,11 +746,12 @@ def sample_within(space, rng, allowed):
 
 
 def fast_candidates(space, predict, limit):
-    """Section 4.4: architectures by the rule 1.6 d^m <= d^f <= 1.9 d^m, 0.7 d^m <= d^q|k|v <= d^m, one for each depth: the one predicted slowest of
-    those within the limit (D11)."""
+    """Section 4.4: architectures by the rule 1.6 d^m <= d^f <= 1.9 d^m, 0.7 d^m <= d^q|k|v <= d^m, one for each depth:
+    the one predicted slowest of those within the limit (D11)."""
     found = []
     for layers in space["layers"]:
-        archs = [Arch(layers, hidden, ffn, heads, qkv) for hidden in space["hidden"] for heads, qkv in space["attention"]
+        archs = [Arch(layers, hidden, ffn, heads, qkv)
+                 for hidden in space["hidden"] for heads, qkv in space["attention"]
                  if 0.7 * hidden <= qkv <= hidden for ffn in space["ffn"] if 1.6 * hidden <= ffn <= 1.9 * hidden]
         times = predict(archs) if archs else []
         within = [(time, index) for index, time in enumerate(times) if time <= limit]
@@ -705,9 +766,9 @@ def roulette(lines, rng):
 
 
 def propose(history, number, cfg, predict, limit):
-    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)], a function of the history, the seed and the predictor alone, so that a
-    resumed search and every process propose the same. All are new and predicted within the limit (D3); a generation is smaller than S only where the
-    limit leaves no more."""
+    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)], a function of the history, the seed and
+    the predictor alone, so that a resumed search and every process propose the same. All are new and predicted within
+    the limit (D3); a generation is smaller than S only where the limit leaves no more."""
     rng, space = random.Random(f"{cfg.seed} generation {number}"), search_space(cfg)
     if cfg.strategy == "fast":
         return [(None, arch) for arch in fast_candidates(space, predict, limit)] if number == 0 else []
@@ -723,7 +784,8 @@ def propose(history, number, cfg, predict, limit):
             proposals.append((parent, arch))
 
     tries = 0
-    while len(proposals) < cfg.population and tries < 20 + 20 * len(proposals):  # Alg. 2, line 5; the tries end where nothing new is left
+    # Alg. 2, line 5; the tries end where nothing new is left
+    while len(proposals) < cfg.population and tries < 20 + 20 * len(proposals):
         tries += 1
         if not last or cfg.strategy == "random":  # Alg. 2, line 2
             append(None, sample_within(space, rng, allowed))
@@ -740,7 +802,8 @@ def bert_rule(space, predict, limit):
     """The conventional rule d^q|k|v = d^m, d^f = 4 d^m at each depth: the widest within the limit."""
     found = []
     for layers in space["layers"]:
-        archs = [Arch(layers, qkv, 4 * qkv, heads, qkv) for heads, qkv in space["attention"] if 4 * qkv <= max(space["ffn"])]
+        archs = [Arch(layers, qkv, 4 * qkv, heads, qkv) for heads, qkv in space["attention"]
+                 if 4 * qkv <= max(space["ffn"])]
         within = [arch for arch, time in zip(archs, predict(archs)) if time <= limit] if archs else []
         found += within[-1:]
     return found
@@ -765,38 +828,42 @@ def join_sentences(segments, tokenizer):
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking: `rate` of each row's text is to be predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
+    """BERT's masking: `rate` of each row's text is predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
 
-    ids (B, T). Returns the changed ids, positions (B, I) and labels (B, I); I is the same for all batches of one width, -100 marks what a row
-    shorter than T leaves over.
+    ids (B, T). Returns the changed ids, positions (B, I) and labels (B, I); I is the same for all batches of one width,
+    -100 marks what a row shorter than T leaves over.
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
     most = max(1, round(rate * T))
-    chance, positions = torch.where(text, torch.rand(B, T, generator=generator), 2.0).topk(most, dim=1, largest=False)  # (B, I)
+    chance, positions = torch.where(  # (B, I)
+        text, torch.rand(B, T, generator=generator), 2.0).topk(most, dim=1, largest=False)
     wanted = (rate * text.sum(1, keepdim=True)).round().clamp(1, most)
     chosen = (torch.arange(most) < wanted) & (chance < 1)  # (B, I)
     originals = ids.gather(1, positions)
     kind = torch.rand(B, most, generator=generator)
     random_piece = torch.randint(tokenizer.vocab_size, (B, most), generator=generator)
     changed = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, originals))
-    return ids.scatter(1, positions, torch.where(chosen, changed, originals)), positions, originals.masked_fill(~chosen, -100)
+    return (ids.scatter(1, positions, torch.where(chosen, changed, originals)), positions,
+            originals.masked_fill(~chosen, -100))
 
 
 def masked_loss(model, batch, arch=None):
-    """Cross-entropy of the sub-model `arch` at the masked positions. batch: ids, segments, lengths, positions, labels."""
+    """Cross-entropy of sub-model `arch` at the masked positions. batch: ids, segments, lengths, positions, labels."""
     ids, segments, lengths, positions, labels = batch
     logits = model(ids, segments, lengths, positions, arch)  # (B, I, V)
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
 def distillation_loss(student, teacher, lengths):
-    """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of the raw attention scores (B, N, T, T) and of the
-    states (B, T, W), equally weighted. Pairs and places that are padding are no part of the means (D9)."""
+    """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of the raw attention
+    scores (B, N, T, T) and of the states (B, T, W), equally weighted. Pairs and places that are padding are no part of
+    the means (D9)."""
     real = torch.arange(student[0].shape[1], device=lengths.device) < lengths[:, None]  # (B, T)
     pairs = (real[:, None, :, None] & real[:, None, None, :]).expand_as(student[1])  # (B, N, T, T)
     states, scores = ((mine.float() - theirs.float()).square() for mine, theirs in zip(student, teacher))
-    return torch.where(pairs, scores, 0).sum() / pairs.sum() + torch.where(real[..., None], states, 0).sum() / (real.sum() * states.shape[-1])
+    return (torch.where(pairs, scores, 0).sum() / pairs.sum()
+            + torch.where(real[..., None], states, 0).sum() / (real.sum() * states.shape[-1]))
 
 # --- training ------------------------------------------------------------------------------------
 
@@ -823,7 +890,8 @@ def schedule(step, steps, warmup):
 
 
 def text_batch(corpus, data, cfg, position, rows):
-    """Training examples position .. position + rows - 1 of the endless stream, on the device; masked unless there is a teacher (D9)."""
+    """Training examples position .. position + rows - 1 of the endless stream, on the device; masked unless there is a
+    teacher (D9)."""
     from common.distributed import seed_of
     ids, kinds, lengths = join_sentences(corpus.segments(position, rows, cfg.length - 3, cfg.seed), data.tokenizer)
     batch = [ids, kinds, lengths]
@@ -835,7 +903,7 @@ def text_batch(corpus, data, cfg, position, rows):
 
 
 def make_objective(data, cfg, batch):
-    """loss(model, arch) on a batch. What the teacher says is asked once, without gradients, and serves every sub-model."""
+    """loss(model, arch) on a batch. The teacher is asked once, without gradients, and serves every sub-model."""
     from common.distributed import autocast
     if data.teacher:
         with torch.no_grad(), autocast(cfg.dtype, data.device):
@@ -843,7 +911,8 @@ def make_objective(data, cfg, batch):
 
     def loss(model, arch):
         with autocast(cfg.dtype, data.device):
-            return distillation_loss(model.student(*batch, arch), target, batch[2]) if data.teacher else masked_loss(model, batch, arch)
+            return (distillation_loss(model.student(*batch, arch), target, batch[2]) if data.teacher
+                    else masked_loss(model, batch, arch))
 
     return loss
 
@@ -853,18 +922,21 @@ def held_out_loss(model, data, cfg, arch=None, rows=256):
     """The training objective on held-out text."""
     model.eval()
     size = min(rows, cfg.batch)
-    losses = [make_objective(data, cfg, text_batch(data.dev, data, cfg, start, size))(model, arch).item() for start in range(0, rows, size)]
+    losses = [make_objective(data, cfg, text_batch(data.dev, data, cfg, start, size))(model, arch).item()
+              for start in range(0, rows, size)]
     model.train()
     return sum(losses) / len(losses)
 
 
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
-    """Alg. 1. Train the model in place, or load what an earlier call left in `folder`, and return [(step, held-out loss of each probe)].
+    """Alg. 1. Train the model in place, or load what an earlier call left in `folder`, and return [(step, held-out loss
+    of each probe)].
 
-    draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is, which makes this an ordinary training. probes: sub-models whose
-    held-out loss is followed. Raises Diverged, and Stop after SIGTERM (state saved).
+    draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is, which makes this an ordinary
+    training. probes: sub-models whose held-out loss is followed. Raises Diverged, and Stop after SIGTERM (state saved).
     """
-    from common.distributed import Checkpoint, ShardSum, Stop, peak_memory, progress, reduce_mean, seed_everything, shard_range, stopping
+    from common.distributed import (Checkpoint, ShardSum, Stop, peak_memory, progress, reduce_mean, seed_everything,
+                                    shard_range, stopping)
     ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
     if (folder / "curve.json").exists():
         model.load_state_dict(load_model(folder, cfg)[0].state_dict())
@@ -923,13 +995,18 @@ def finish_training(model, data, run, folder, curve):
     barrier(run.ranks)
 
 
-# Weights on disk are in Hugging Face layout, SuperPLMs, stand-alone models and exports alike, so one reader serves --init and --teacher.
+# Weights on disk are in Hugging Face layout, SuperPLMs, stand-alone models and exports alike, so one reader serves
+# --init and --teacher.
 
-HF_LAYER = {"query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value", "output": "attention.output.dense",
-            "attention_norm": "attention.output.LayerNorm", "expand": "intermediate.dense", "shrink": "output.dense", "ffn_norm": "output.LayerNorm"}
-HF_OTHER = {"encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
+HF_LAYER = {"query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
+            "output": "attention.output.dense",
+            "attention_norm": "attention.output.LayerNorm", "expand": "intermediate.dense", "shrink": "output.dense",
+            "ffn_norm": "output.LayerNorm"}
+HF_OTHER = {"encoder.words": "bert.embeddings.word_embeddings",
+            "encoder.positions": "bert.embeddings.position_embeddings",
             "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
-            "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "transform": "cls.predictions.transform.dense",
+            "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense",
+            "transform": "cls.predictions.transform.dense",
             "transform_norm": "cls.predictions.transform.LayerNorm", "fit": "fit"}
 
 
@@ -945,16 +1022,19 @@ def hf_name(name):
 
 
 def read_folder(path, names=("model", "superplm")):
-    """(folder, its config.json, {Hugging Face name: tensor}) of a Hugging Face folder, or of the first of `names` in a run folder."""
+    """(folder, its config.json, {Hugging Face name: tensor}) of a Hugging Face folder, or of the first of `names` in a
+    run folder."""
     from common.cli import UserError
     from common.weights import read_weights
     folder = next((Path(path) / name for name in names if (Path(path) / name / "config.json").exists()), Path(path))
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise UserError(f"{folder}: no readable config.json; give a run folder with a finished model, or a Hugging Face folder") from None
+        raise UserError(f"{folder}: no readable config.json; give a run folder with a finished model, or a "
+                        "Hugging Face folder") from None
     if config.get("model_type") not in ("bert", "electra"):
-        raise UserError(f"{folder / 'config.json'}: model_type is {config.get('model_type')!r}; only bert and electra can be read here")
+        raise UserError(f"{folder / 'config.json'}: model_type is {config.get('model_type')!r}; "
+                        "only bert and electra can be read here")
     if config.get("hidden_act", "gelu") != "gelu":
         raise UserError(f"{folder / 'config.json'}: hidden_act is {config['hidden_act']!r}; only gelu can be read here")
     weights = {}
@@ -966,12 +1046,14 @@ def read_folder(path, names=("model", "superplm")):
 
 def arch_of(config):
     """The Arch that a config.json describes."""
-    return Arch(config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"], config["num_attention_heads"],
+    return Arch(config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"],
+                config["num_attention_heads"],
                 config.get("qkv_size", config["hidden_size"]))
 
 
 def take_over(module, weights, place, prefix=""):
-    """Copy weights under Hugging Face names into a LanguageModel (an Encoder with prefix "encoder."); returns a line that says what was done."""
+    """Copy weights under Hugging Face names into a LanguageModel (an Encoder with prefix "encoder."); returns a line
+    that says what was done."""
     from common.cli import UserError
     state, anew = module.state_dict(), []
     for name, value in state.items():
@@ -981,7 +1063,8 @@ def take_over(module, weights, place, prefix=""):
             if "layers" in name or "words" in name:
                 raise UserError(f"{place}: {hf_name(prefix + name)} is missing; this is no whole BERT")
         elif found.shape != value.shape:
-            raise UserError(f"{place}: {hf_name(prefix + name)} is {tuple(found.shape)}, but config.json asks for {tuple(value.shape)}")
+            raise UserError(f"{place}: {hf_name(prefix + name)} is {tuple(found.shape)}, "
+                            f"but config.json asks for {tuple(value.shape)}")
         else:
             value.copy_(found)
     left = set(weights) - {hf_name(prefix + name) for name in state}
@@ -990,11 +1073,13 @@ def take_over(module, weights, place, prefix=""):
 
 
 def load_model(path, cfg, names=("model", "superplm")):
-    """(LanguageModel, note) from a Hugging Face or run folder, in its own architecture; note says what was taken over."""
+    """(LanguageModel, note) from a Hugging Face or run folder, in its own architecture; note: what was taken over."""
     folder, config, weights = read_folder(path, names)
     fit = weights["fit.weight"].shape[0] if "fit.weight" in weights else 0
-    words, places = weights.get("bert.embeddings.word_embeddings.weight"), weights.get("bert.embeddings.position_embeddings.weight")
-    vocab, positions = (len(words), len(places)) if words is not None and places is not None else (config["vocab_size"], 512)
+    words, places = (weights.get("bert.embeddings.word_embeddings.weight"),
+                     weights.get("bert.embeddings.position_embeddings.weight"))
+    vocab, positions = ((len(words), len(places)) if words is not None and places is not None
+                        else (config["vocab_size"], 512))
     model = LanguageModel(arch_of(config), vocab, cfg.dropout, fit, positions)
     return model, take_over(model, weights, folder)
 
@@ -1005,17 +1090,20 @@ def load_teacher(cfg, ranks):
     from common.distributed import say
     if cfg.setting != "distill":
         if cfg.teacher:
-            raise UserError(f"--teacher {cfg.teacher}: --setting {cfg.setting} drops heads, and a teacher is followed head by head; "
-                            "use --setting distill, which keeps all heads and narrows each")
+            raise UserError(f"--teacher {cfg.teacher}: --setting {cfg.setting} drops heads, and a teacher is "
+                            "followed head by head; use --setting distill, which keeps all heads and narrows each")
         return None
     if not cfg.teacher:
-        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT or ELECTRA folder or a run folder")
+        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT or ELECTRA "
+                        "folder or a run folder")
     folder, config, weights = read_folder(cfg.teacher)
     arch, heads = arch_of(config), parse_arch(cfg.arch).heads if cfg.arch else cfg.heads
     if arch.heads != heads:
-        raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; attention is compared head by head, so use --setting "
+        raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; "
+                        "attention is compared head by head, so use --setting "
                         f"distill, which keeps all heads, with --heads {arch.heads} (and a --hidden that it divides)")
-    vocab, positions = len(weights["bert.embeddings.word_embeddings.weight"]), len(weights["bert.embeddings.position_embeddings.weight"])
+    vocab, positions = (len(weights["bert.embeddings.word_embeddings.weight"]),
+                        len(weights["bert.embeddings.position_embeddings.weight"]))
     teacher = Encoder(arch, vocab, 0.0, positions, config.get("embedding_size"))
     say(ranks, "teacher", take_over(teacher, weights, folder, "encoder."))
     return teacher.to(ranks.device).eval().requires_grad_(False)
@@ -1039,7 +1127,8 @@ def start_model(arch, cfg, data, ranks, names=("model", "superplm")):
         model, note = load_model(cfg.init, cfg, names[::-1])  # a run folder's SuperPLM holds what its model does not
     say(ranks, note)
     if data and model.encoder.words.num_embeddings != data.tokenizer.vocab_size:
-        raise UserError(f"{cfg.init}: {model.encoder.words.num_embeddings} pieces in the model, {data.tokenizer.vocab_size} in "
+        raise UserError(f"{cfg.init}: {model.encoder.words.num_embeddings} pieces in the model, "
+                        f"{data.tokenizer.vocab_size} in "
                         f"{data.tokenizer.path}; give the model's own vocabulary with --tokenizer")
     if data and data.teacher and not hasattr(model, "fit"):
         model.fit = nn.Linear(model.encoder.arch.hidden, data.teacher.arch.hidden)
@@ -1058,15 +1147,20 @@ def save_model(folder, model, tokenizer):
     from common.weights import write_weights
     arch, encoder = model.encoder.arch, model.encoder
     Path(folder).mkdir(parents=True, exist_ok=True)
-    write_weights(Path(folder) / "model.safetensors", {hf_name(name): value for name, value in model.state_dict().items()})
+    write_weights(Path(folder) / "model.safetensors",
+                  {hf_name(name): value for name, value in model.state_dict().items()})
     name = tokenizer.save(folder).name
     kind = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[name]
     write_atomic(Path(folder) / "tokenizer_config.json",
                  json.dumps({"tokenizer_class": kind, "do_lower_case": tokenizer.lower, "model_max_length": 512}))
-    config = {"model_type": "bert", "architectures": ["BertModel" if hasattr(model, "fit") else "BertForMaskedLM"], "num_hidden_layers": arch.layers,
-              "hidden_size": arch.hidden, "intermediate_size": arch.ffn, "num_attention_heads": arch.heads, "qkv_size": arch.qkv,
-              "hidden_act": "gelu", "hidden_dropout_prob": encoder.dropout.p, "attention_probs_dropout_prob": encoder.dropout.p,
-              "layer_norm_eps": 1e-12, "initializer_range": 0.02, "max_position_embeddings": encoder.positions.num_embeddings, "type_vocab_size": 2,
+    config = {"model_type": "bert",
+              "architectures": ["BertModel" if hasattr(model, "fit") else "BertForMaskedLM"],
+              "num_hidden_layers": arch.layers, "hidden_size": arch.hidden, "intermediate_size": arch.ffn,
+              "num_attention_heads": arch.heads, "qkv_size": arch.qkv,
+              "hidden_act": "gelu", "hidden_dropout_prob": encoder.dropout.p,
+              "attention_probs_dropout_prob": encoder.dropout.p,
+              "layer_norm_eps": 1e-12, "initializer_range": 0.02,
+              "max_position_embeddings": encoder.positions.num_embeddings, "type_vocab_size": 2,
               "vocab_size": encoder.words.num_embeddings, "pad_token_id": tokenizer.pad_id}
     write_atomic(Path(folder) / "config.json", json.dumps(config, indent=2))
 
@@ -1074,8 +1168,9 @@ def save_model(folder, model, tokenizer):
 # Fine-tuning.
 
 FINE_TUNING = {  # Table D.1: task: (batch, learning rate, epochs)
-    "SQuAD": (16, 3e-5, 4), "SST-2": (32, 2e-5, 4), "MNLI": (32, 3e-5, 4), "MRPC": (32, 2e-5, 10), "CoLA": (32, 1e-5, 10), "QNLI": (32, 2e-5, 10),
-    "QQP": (32, 2e-5, 5), "STS-B": (32, 3e-5, 10), "RTE": (32, 2e-5, 10)}
+    "SQuAD": (16, 3e-5, 4), "SST-2": (32, 2e-5, 4), "MNLI": (32, 3e-5, 4), "MRPC": (32, 2e-5, 10),
+    "CoLA": (32, 1e-5, 10), "QNLI": (32, 2e-5, 10), "QQP": (32, 2e-5, 5), "STS-B": (32, 3e-5, 10),
+    "RTE": (32, 2e-5, 10)}
 
 
 @dataclasses.dataclass
@@ -1100,12 +1195,14 @@ class Task:
     def loss(self, logits, batch):
         """Fine-tuning loss of a batch on the logits' device."""
         if not self.kind:
-            return sum(F.cross_entropy(logits[..., side], batch[name].to(logits.device)) for side, name in enumerate(("start", "end"))) / 2
+            return sum(F.cross_entropy(logits[..., side], batch[name].to(logits.device))
+                       for side, name in enumerate(("start", "end"))) / 2
         labels = batch["labels"].to(logits.device)
         return F.mse_loss(logits[:, 0], labels) if self.kind.regression else F.cross_entropy(logits, labels)
 
     def score(self, logits, split="dev"):
-        """The number of Table 1 as a share: F1 for SQuAD, Matthews for CoLA, the mean of both correlations for STS-B, accuracy for the rest."""
+        """The number of Table 1 as a share: F1 for SQuAD, Matthews for CoLA, the mean of both correlations for STS-B,
+        accuracy for the rest."""
         from common import glue, squad
         features = self.features[split]
         if not self.kind:
@@ -1114,7 +1211,8 @@ class Task:
             answers = squad.extract(features, logits[..., 0], logits[..., 1])
             return squad.evaluate(features.questions, answers.texts)["f1"] / 100
         values = glue.score(self.kind, logits.numpy(), features.labels)
-        return (values["pearson"] + values["spearman"]) / 2 if self.kind.regression else values.get("matthews", values.get("accuracy"))
+        return ((values["pearson"] + values["spearman"]) / 2 if self.kind.regression
+                else values.get("matthews", values.get("accuracy")))
 
 
 def parse_task_names(text):
@@ -1135,23 +1233,30 @@ def load_task(name, cfg, tokenizer):
     if name == "SQuAD":
         questions = {split: squad.load(Path(cfg.squad) / f"{split}-v1.1.json") for split in ("train", "dev")}
         questions["train"] = questions["train"][:rows]
-        windows = {split: squad.features(part, tokenizer, cfg.squad_length, training=split == "train") for split, part in questions.items()}
+        windows = {split: squad.features(part, tokenizer, cfg.squad_length, training=split == "train")
+                   for split, part in questions.items()}
         return Task(name, None, windows, *recipe)
     examples = {split: glue.load(cfg.glue, name, split) for split in ("train", "dev")}
     train = examples["train"]
-    examples["train"] = dataclasses.replace(train, first=train.first[:rows], second=train.second and train.second[:rows], labels=train.labels[:rows])
-    return Task(name, glue.TASKS[name], {split: glue.encode(part, tokenizer, cfg.length) for split, part in examples.items()}, *recipe)
+    examples["train"] = dataclasses.replace(train, first=train.first[:rows],
+                                            second=train.second and train.second[:rows],
+                                            labels=train.labels[:rows])
+    return Task(name, glue.TASKS[name],
+                {split: glue.encode(part, tokenizer, cfg.length) for split, part in examples.items()}, *recipe)
 
 
 def fine_tune(encoder, task, cfg, device, seed):
     """Fine-tune a copy of the encoder on a task. Returns the TaskModel; raises Diverged, and Stop after SIGTERM."""
     from common.distributed import Stop, autocast, seed_everything, stop_requested
     seed_everything(seed, "head", task.name)
-    model = TaskModel(copy.deepcopy(encoder), task.kind.classes if task.kind else 2, spans=not task.kind).to(device).train()
-    groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed], "weight_decay": cfg.weight_decay * decayed}
+    model = TaskModel(copy.deepcopy(encoder), task.kind.classes if task.kind else 2,
+                      spans=not task.kind).to(device).train()
+    groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
+               "weight_decay": cfg.weight_decay * decayed}
               for decayed in (True, False)]
     optimizer, steps = torch.optim.AdamW(groups, lr=task.lr, eps=1e-6, fused=True), task.steps()
-    batches = (batch for epoch in range(task.epochs) for batch in task.module.batches(task.features["train"], task.batch, seed=seed, epoch=epoch))
+    batches = (batch for epoch in range(task.epochs)
+               for batch in task.module.batches(task.features["train"], task.batch, seed=seed, epoch=epoch))
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = task.lr * schedule(step, steps, cfg.finetune_warmup)
@@ -1184,12 +1289,14 @@ def predict_task(model, task, cfg, device, split="dev"):
         if task.kind:
             logits[batch["index"]] = output
         else:
-            logits[batch["index"], :output.shape[1]] = output[:, :shape[1]]  # the batch's width, rounded up, may pass the longest window
+            # the batch's width, rounded up, may pass the longest window
+            logits[batch["index"], :output.shape[1]] = output[:, :shape[1]]
     return logits
 
 
 def judge(model, data, cfg, seed=0):
-    """What a trained LanguageModel is worth: fine-tuned on each task, scored on its dev part. Returns {score, scores, diverged, seconds}."""
+    """What a trained LanguageModel is worth: fine-tuned on each task, scored on its dev part. Returns {score, scores,
+    diverged, seconds}."""
     began, result = time.perf_counter(), {"score": 0.0, "scores": {}, "diverged": False}
     try:
         for task in data.tasks:
@@ -1202,8 +1309,8 @@ def judge(model, data, cfg, seed=0):
 
 
 def share_out(names, folder, run, work):
-    """[work(0), work(1), ...] for len(names) jobs, shared out over the processes. Each JSON result is kept as folder/NAME.json, and what is there is
-    not done again."""
+    """[work(0), work(1), ...] for len(names) jobs, shared out over the processes. Each JSON result is kept as
+    folder/NAME.json, and what is there is not done again."""
     from common.distributed import barrier, write_atomic
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(run.ranks.rank, len(names), run.ranks.size):
@@ -1223,7 +1330,8 @@ def open_run(cfg, action, ranks, text=True, tasks=""):
     from common.inputs import fill_in, open_text
     settings, names = dataclasses.asdict(cfg), parse_task_names(tasks) if tasks else []
     if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} sub-batches; make it a multiple")
+        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} sub-batches; "
+                        "make it a multiple")
     needed = ["corpus"] * text + ["squad"] * ("SQuAD" in names) + ["glue"] * bool(set(names) - {"SQuAD"})
     run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, fill_in(cfg, ranks, *needed))
     if not text:
@@ -1231,11 +1339,14 @@ def open_run(cfg, action, ranks, text=True, tasks=""):
     for source in filter(None, (cfg.init, cfg.teacher)):
         folder = read_folder(source)[0]
         if not cfg.tokenizer:
-            cfg.tokenizer = next((str(folder / name) for name in ("vocab.txt", "spiece.model") if (folder / name).exists()), "")
+            cfg.tokenizer = next((str(folder / name) for name in ("vocab.txt", "spiece.model")
+                                  if (folder / name).exists()), "")
     teacher, opened = load_teacher(cfg, ranks), open_text(cfg, ranks, run.folder)
     if teacher and teacher.words.num_embeddings != opened.tokenizer.vocab_size:
-        raise UserError(f"{cfg.teacher}: {teacher.words.num_embeddings} pieces in the teacher, {opened.tokenizer.vocab_size} in "
-                        f"{opened.tokenizer.path}; teacher and student must share a vocabulary: give the teacher's with --tokenizer")
+        raise UserError(f"{cfg.teacher}: {teacher.words.num_embeddings} pieces in the teacher, "
+                        f"{opened.tokenizer.vocab_size} in {opened.tokenizer.path}; "
+                        "teacher and student must share a vocabulary: "
+                        "give the teacher's with --tokenizer")
     loaded = [load_task(name, cfg, opened.tokenizer) for name in names]
     return run, Data(opened.tokenizer, opened.train, opened.dev, loaded, teacher, ranks.device)
 
@@ -1250,7 +1361,8 @@ def checked_space(cfg, variant="ebl"):
 
 
 def checked_arch(text, needed=True):
-    """The Arch of --arch: its text form, or a best.json. None where there is no text and none is needed; UserError where it is no architecture."""
+    """The Arch of --arch: its text form, or a best.json. None where there is no text and none is needed; UserError
+    where it is no architecture."""
     from common.cli import UserError
     if not text and not needed:
         return None
@@ -1268,7 +1380,8 @@ def train_superplm(variant, steps, data, cfg, run, folder):
     model = start_model(arch, cfg, data, run.ranks) if cfg.init else make_model(arch, cfg, data)
     least = (space["attention"] if VARIANTS[variant][1] else space["attention"][-1:])[0]
     probes = (arch, make_arch({**{name: choices[0] for name, choices in space.items()}, "attention": least}))
-    pretrain(model, lambda step, shard: sub_models(cfg, variant, step, shard), data, cfg, run, folder, steps, cfg.warmup, probes)
+    pretrain(model, lambda step, shard: sub_models(cfg, variant, step, shard), data, cfg, run, folder, steps,
+             cfg.warmup, probes)
     return model
 
 
@@ -1276,8 +1389,8 @@ def latency_setting(cfg):
     """What a measurement holds for; measurements of other settings are left alone."""
     from common.distributed import environment
     device = torch.device(cfg.latency_device)
-    return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch, "length": cfg.latency_length,
-            "clock": cfg.latency_clock, "hardware": environment(device)["hardware"]}
+    return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
+            "length": cfg.latency_length, "clock": cfg.latency_clock, "hardware": environment(device)["hardware"]}
 
 
 def read_measurements(cfg, folder):
@@ -1291,8 +1404,8 @@ def read_measurements(cfg, folder):
 
 
 def measure_latency(cfg, folder, space):
-    """Measure the reference, the smallest and --latency_archs random architectures of the whole space, --latency_rounds times each, one round after
-    the other; what the file holds already counts. Returns {Arch: [milliseconds]}."""
+    """Measure the reference, the smallest and --latency_archs random architectures of the whole space, --latency_rounds
+    times each, one round after the other; what the file holds already counts. Returns {Arch: [milliseconds]}."""
     from tqdm import tqdm
     rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
     archs = dict.fromkeys([checked_arch(cfg.reference), smallest(space)])
@@ -1307,27 +1420,34 @@ def measure_latency(cfg, folder, space):
             found.setdefault(arch, []).append(time_model(arch, cfg))
             file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")
             file.flush()
-    return {arch: found[arch] for arch in sorted(archs, key=str)}  # one order, so that what is learnt does not depend on the file's
+    # one order, so that what is learnt does not depend on the file's
+    return {arch: found[arch] for arch in sorted(archs, key=str)}
 
 
 def report_predictors(measured, cfg, folder):
-    """Fit each kind of predictor on four fifths of the architectures and report its error on the rest: tables on the screen and in the folder."""
+    """Fit each kind of predictor on four fifths of the architectures and report its error on the rest: tables on the
+    screen and in the folder."""
     from common.metrics import kendall
     from common.report import write_report
     archs = [arch for arch in measured if str(arch) != cfg.reference]
     unseen, seen = archs[::5], [arch for index, arch in enumerate(archs) if index % 5]
     target, rows, predictions = [min(measured[arch]) for arch in unseen], [], {}
     for kind in ("linear", "mlp", "flops"):
-        predictor = Predictor(kind, super_arch(cfg), cfg.latency_length).fit(seen, [min(measured[arch]) for arch in seen])
+        predictor = Predictor(kind, super_arch(cfg), cfg.latency_length).fit(
+            seen, [min(measured[arch]) for arch in seen])
         predictions[kind] = predictor(unseen)
         errors = [abs(guess / real - 1) for guess, real in zip(predictions[kind], target)]
-        rows.append([kind, len(seen), len(unseen), 100 * sum(errors) / len(errors), 100 * max(errors), kendall(predictions[kind], target)])
+        rows.append([kind, len(seen), len(unseen), 100 * sum(errors) / len(errors), 100 * max(errors),
+                     kendall(predictions[kind], target)])
     twice = [times[:2] for times in (measured[arch] for arch in archs) if len(times) > 1]
     noise = [200 * abs(a - b) / (a + b) for a, b in twice] or [0.0]
-    rows.append(["one measurement against another", "", len(twice), sum(noise) / len(noise), max(noise), kendall(*zip(*twice)) if twice else 0.0])
-    write_report(folder, "predictor", ["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"], rows)
+    rows.append(["one measurement against another", "", len(twice), sum(noise) / len(noise), max(noise),
+                 kendall(*zip(*twice)) if twice else 0.0])
+    write_report(folder, "predictor",
+                 ["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"], rows)
     write_report(folder, "predicted", ["unseen architecture", "measured ms", *(f"{kind} ms" for kind in predictions)],
-                 [[str(arch), real, *guesses] for arch, real, *guesses in list(zip(unseen, target, *predictions.values()))[:20]])
+                 [[str(arch), real, *guesses]
+                  for arch, real, *guesses in list(zip(unseen, target, *predictions.values()))[:20]])
 
 
 def learn_latency(cfg, run):
@@ -1340,8 +1460,10 @@ def learn_latency(cfg, run):
         measured = measure_latency(cfg, folder, space)
         report_predictors(measured, cfg, folder)
         archs = [arch for arch in measured if why_outside(arch, super_arch(cfg)) is None]
-        predictor = Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length).fit(archs, [min(measured[arch]) for arch in archs])
-        save_file(folder / "predictor.pt", {"weights": predictor.weights, "reference": min(measured[checked_arch(cfg.reference)]),
+        predictor = Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length).fit(
+            archs, [min(measured[arch]) for arch in archs])
+        save_file(folder / "predictor.pt", {"weights": predictor.weights,
+                                            "reference": min(measured[checked_arch(cfg.reference)]),
                                             "smallest": min(measured[smallest(space)])})
 
     if not (folder / "predictor.pt").exists():
@@ -1350,14 +1472,15 @@ def learn_latency(cfg, run):
     predict.weights = saved["weights"]
     limit, fastest = saved["reference"] / cfg.speedup, max(saved["smallest"], *predict([smallest(space)]))
     if fastest > limit:
-        raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest(space)}, reaches "
+        raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; "
+                        f"the fastest, {smallest(space)}, reaches "
                         f"{saved['reference'] / fastest:.1f} x {cfg.reference} here")
     return predict, limit
 
 
 def evolve(superplm, predict, limit, data, cfg, run, folder):
-    """Alg. 2, or one of the other strategies: the history, one dictionary for each evaluated architecture. The candidates of a generation are shared
-    out over the processes; all else is the same on each of them."""
+    """Alg. 2, or one of the other strategies: the history, one dictionary for each evaluated architecture. The
+    candidates of a generation are shared out over the processes; all else is the same on each of them."""
     from common.cli import UserError
     from common.distributed import say, write_atomic
     history = []
@@ -1373,33 +1496,38 @@ def evolve(superplm, predict, limit, data, cfg, run, folder):
             write_atomic(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
         best = max(history, key=lambda line: line["score"], default=None)
         if best is None:
-            raise UserError(f"--strategy {cfg.strategy}: it has no candidate within {limit:.2f} ms; use --strategy evolution, or a lower --speedup")
+            raise UserError(f"--strategy {cfg.strategy}: it has no candidate within {limit:.2f} ms; "
+                            "use --strategy evolution, or a lower --speedup")
         run.log(phase="evolve", generation=number, candidates=len(history), best=best["score"], arch=best["arch"])
-        say(run.ranks, f"generation {number + 1}: {len(history)} architectures, best {best['arch']} with {best['score']:.4f}")
+        say(run.ranks, f"generation {number + 1}: {len(history)} architectures, "
+                       f"best {best['arch']} with {best['score']:.4f}")
     return history
 
 
 def confirm(history, cfg, run, folder):
-    """The best architectures that meet the limit when they are measured beside the reference (D4): [{arch, score, milliseconds, speedup}], at most
-    --winners. UserError where none does."""
+    """The best architectures that meet the limit when they are measured beside the reference (D4): [{arch, score,
+    milliseconds, speedup}], at most --winners. UserError where none does."""
     from common.cli import UserError
     from common.distributed import on_main, say, write_atomic
     path, reference = folder / "finalists.json", checked_arch(cfg.reference)
 
     def measure():
-        ranked, found = sorted((line for line in history if not line["diverged"]), key=lambda line: (-line["score"], line["id"])), []
+        ranked, found = sorted((line for line in history if not line["diverged"]),
+                               key=lambda line: (-line["score"], line["id"])), []
         while ranked and len(found) < cfg.winners:
             tried, ranked = ranked[:cfg.winners], ranked[cfg.winners:]
             times = time_together([reference, *(parse_arch(line["arch"]) for line in tried)], cfg)
             for line in tried:
                 took = times[parse_arch(line["arch"])]
                 speedup = times[reference] / took
-                say(run.ranks, f"{line['arch']}: {took:.2f} ms, {speedup:.2f} x, {'within' if speedup >= cfg.speedup else 'NOT within'} the limit")
+                say(run.ranks, f"{line['arch']}: {took:.2f} ms, {speedup:.2f} x, "
+                               f"{'within' if speedup >= cfg.speedup else 'NOT within'} the limit")
                 if speedup >= cfg.speedup:
-                    found.append({"arch": line["arch"], "one_shot": line["score"], "milliseconds": took, "speedup": speedup})
+                    found.append({"arch": line["arch"], "one_shot": line["score"],
+                                  "milliseconds": took, "speedup": speedup})
         if not found:
-            raise UserError(f"--speedup {cfg.speedup}: none of {len(history)} candidates that were predicted to meet it does when measured; "
-                            "the same command measures again, best on an idle machine")
+            raise UserError(f"--speedup {cfg.speedup}: none of {len(history)} candidates that were predicted to "
+                            "meet it does when measured; the same command measures again, best on an idle machine")
         write_atomic(path, json.dumps(found[:cfg.winners], indent=2))
 
     if not path.exists():
@@ -1408,20 +1536,25 @@ def confirm(history, cfg, run, folder):
 
 
 def train_further(superplm, arch, data, cfg, run, folder):
-    """Extract an architecture from the SuperPLM (None: fresh weights) and train it as one model (Sec. 3.6). Returns (model, curve)."""
+    """Extract an architecture from the SuperPLM (None: fresh weights) and train it as one model (Sec. 3.6). Returns
+    (model, curve)."""
     model = extract(superplm, arch) if superplm else make_model(arch, cfg, data)
-    curve = pretrain(model, lambda step, shard: [None], data, cfg, run, folder, cfg.further_steps, 0.0 if superplm else cfg.warmup)
+    curve = pretrain(model, lambda step, shard: [None], data, cfg, run, folder, cfg.further_steps,
+                     0.0 if superplm else cfg.warmup)
     return model, curve
 
 
 def search(cfg, action="search"):
-    """Text to an extracted, further-trained tiny model within the limit: SuperPLM, latency predictor, evolution, further training of the winners."""
+    """Text to an extracted, further-trained tiny model within the limit: SuperPLM, latency predictor, evolution,
+    further training of the winners."""
     from common.cli import UserError
     from common.distributed import barrier, launch, on_main, say, write_atomic
     with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, "search", ranks, action != "latency", cfg.tasks if action in ("search", "evolve") else "")
+        run, data = open_run(cfg, "search", ranks, action != "latency",
+                             cfg.tasks if action in ("search", "evolve") else "")
         if run.finished:
-            return say(ranks, f"{run.folder}: this search is finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
+            return say(ranks, f"{run.folder}: this search is finished (--restart begins anew)\n"
+                              f"{json.dumps(run.finished, indent=2)}")
         if action in ("search", "latency", "evolve"):  # first, so that a limit that nothing meets costs no training
             predict, limit = learn_latency(cfg, run)
         if action == "latency":
@@ -1429,7 +1562,8 @@ def search(cfg, action="search"):
         if cfg.init and action != "superplm":
             superplm = start_model(None, cfg, data, ranks, ("superplm", "model")).to(data.device)
             if superplm.encoder.arch != super_arch(cfg):
-                raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but --layers, --hidden, --ffn and --heads say {super_arch(cfg)}")
+                raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but "
+                                f"--layers, --hidden, --ffn and --heads say {super_arch(cfg)}")
         elif action == "evolve" and not (run.folder / "superplm" / "curve.json").exists():
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm first, or give one with --init")
         else:
@@ -1442,16 +1576,21 @@ def search(cfg, action="search"):
         if action == "evolve":
             on_main(ranks, write_atomic, run.folder / "best.json", json.dumps({**finalists[0], **cost}, indent=2))
             return None
-        models = [train_further(superplm, parse_arch(line["arch"]), data, cfg, run, run.folder / "further" / line["arch"])[0] for line in finalists]
-        results = share_out([line["arch"] for line in finalists], run.folder / "finals", run, lambda index: judge(models[index], data, cfg))
+        models = [train_further(superplm, parse_arch(line["arch"]), data, cfg, run,
+                                run.folder / "further" / line["arch"])[0]
+                  for line in finalists]
+        results = share_out([line["arch"] for line in finalists], run.folder / "finals", run,
+                            lambda index: judge(models[index], data, cfg))
         winner = max(range(len(finalists)), key=lambda index: results[index]["score"])
-        result = {**finalists[winner], **results[winner], **cost, "parameters": sum(parameters(models[winner].encoder.arch, cfg.vocab_size).values())}
+        result = {**finalists[winner], **results[winner], **cost,
+                  "parameters": sum(parameters(models[winner].encoder.arch, cfg.vocab_size).values())}
         on_main(ranks, save_model, run.folder / "model", models[winner], data.tokenizer)
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         barrier(ranks)
         run.finish(result)
         say(ranks, f"{result['arch']}: score {result['score']:.4f} ({result['one_shot']:.4f} before further training), "
-                   f"{result['milliseconds']:.2f} ms, {result['speedup']:.2f} x {cfg.reference}, {result['parameters']:,} parameters: "
+                   f"{result['milliseconds']:.2f} ms, {result['speedup']:.2f} x {cfg.reference}, "
+                   f"{result['parameters']:,} parameters: "
                    f"{run.folder / 'model'}")
 
 
@@ -1463,7 +1602,8 @@ def further_train(cfg):
         if run.finished:
             return say(ranks, f"{run.folder}: this training is finished (--restart begins anew)")
         model = start_model(checked_arch(cfg.arch, needed=not cfg.init), cfg, data, ranks)
-        curve = pretrain(model, lambda step, shard: [None], data, cfg, run, run.folder / "model", cfg.further_steps, 0.0 if cfg.init else cfg.warmup)
+        curve = pretrain(model, lambda step, shard: [None], data, cfg, run, run.folder / "model", cfg.further_steps,
+                         0.0 if cfg.init else cfg.warmup)
         run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
         say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
 
@@ -1475,7 +1615,8 @@ def mean_and_deviation(values):
 
 
 def finetune(cfg, tasks):
-    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds; dev scores as in Table 1."""
+    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds; dev scores as in
+    Table 1."""
     from common.cli import UserError
     from common.distributed import launch, say
     from common.report import table
@@ -1486,25 +1627,32 @@ def finetune(cfg, tasks):
         model = start_model(checked_arch(cfg.arch, needed=False), cfg, data, ranks)
         jobs = [(task, seed) for task in data.tasks for seed in range(cfg.runs)]
         results = share_out([f"{task.name}-{seed}" for task, seed in jobs], run.folder / "scores", run,
-                            lambda index: judge(model, dataclasses.replace(data, tasks=[jobs[index][0]]), cfg, jobs[index][1]))
-        scores = {task.name: [result["score"] for (each, _), result in zip(jobs, results) if each is task] for task in data.tasks}
+                            lambda index: judge(model, dataclasses.replace(data, tasks=[jobs[index][0]]), cfg,
+                                                jobs[index][1]))
+        scores = {task.name: [result["score"] for (each, _), result in zip(jobs, results) if each is task]
+                  for task in data.tasks}
         means = {name: sum(values) / len(values) for name, values in scores.items()}
-        counted = {"Score": [value for name, value in means.items() if name in FINE_TUNING and name != "SQuAD"],  # Table 1
+        counted = {"Score": [value for name, value in means.items()  # Table 1
+                             if name in FINE_TUNING and name != "SQuAD"],
                    "Avg.": [value for name, value in means.items() if name in FINE_TUNING]}
-        rows = [[name, *(100 * value for value in mean_and_deviation(values)), len(values)] for name, values in scores.items()]
-        rows += [[f"{name} of {len(values)}", 100 * sum(values) / len(values), "", ""] for name, values in counted.items() if values]
+        rows = [[name, *(100 * value for value in mean_and_deviation(values)), len(values)]
+                for name, values in scores.items()]
+        rows += [[f"{name} of {len(values)}", 100 * sum(values) / len(values), "", ""]
+                 for name, values in counted.items() if values]
         say(ranks, table(["task", "dev score %", "deviation", "runs"], rows))
         run.finish({"arch": str(model.encoder.arch), "scores": scores, "mean": means})
 
 
-CHANGE = '''
-The query/key/value width (`qkv_size`, {qkv}) of this model is not its hidden width ({hidden}), which plain `transformers` takes for granted.
-Either load the folder with `autotinybert.py` (`--init`), or change two lines of `transformers/models/bert/modeling_bert.py` (Figure B.1):
-
-- `BertSelfAttention.__init__`: `self.attention_head_size = getattr(config, "qkv_size", config.hidden_size) // config.num_attention_heads`
-  (and leave out the check above it that the hidden size is a multiple of the number of heads)
-- `BertSelfOutput.__init__`: `self.dense = nn.Linear(getattr(config, "qkv_size", config.hidden_size), config.hidden_size)`
-'''
+CHANGE = (
+    "\nThe query/key/value width (`qkv_size`, {qkv}) of this model is not its hidden width ({hidden}), which plain "
+    "`transformers` takes for granted.\n"
+    "Either load the folder with `autotinybert.py` (`--init`), or change two lines of "
+    "`transformers/models/bert/modeling_bert.py` (Figure B.1):\n\n"
+    '- `BertSelfAttention.__init__`: `self.attention_head_size = getattr(config, "qkv_size", config.hidden_size) '
+    "// config.num_attention_heads`\n"
+    "  (and leave out the check above it that the hidden size is a multiple of the number of heads)\n"
+    '- `BertSelfOutput.__init__`: `self.dense = nn.Linear(getattr(config, "qkv_size", config.hidden_size), '
+    "config.hidden_size)`\n")
 
 
 def export(cfg, folder):
@@ -1522,27 +1670,36 @@ def export(cfg, folder):
         if hasattr(model, "fit"):
             del model.fit  # belongs to the training, not to the model; then the folder holds the encoder alone
         plain = arch.qkv == arch.hidden
-        use = "`BertModel.from_pretrained` of plain `transformers` loads this folder.\n" if plain else CHANGE.format(qkv=arch.qkv, hidden=arch.hidden)
+        use = ("`BertModel.from_pretrained` of plain `transformers` loads this folder.\n" if plain
+               else CHANGE.format(qkv=arch.qkv, hidden=arch.hidden))
         count = sum(parameters(arch, tokenizer.vocab_size).values())
         if ranks.main:
             save_model(folder, model, tokenizer)
-            write_atomic(Path(folder) / "README.md", f"# AutoTinyBERT {arch}\n\nlayers-hidden-ffn-heads-qkv {arch}, {count:,} parameters (encoder "
-                                                     f"and pooler), trained with `autotinybert.py`.\n{use}")
-        say(ranks, f"{folder}: {arch}, {count:,} parameters" + ("" if plain else "; its README says how transformers loads it"))
+            write_atomic(Path(folder) / "README.md",
+                         f"# AutoTinyBERT {arch}\n\nlayers-hidden-ffn-heads-qkv {arch}, {count:,} parameters "
+                         f"(encoder and pooler), trained with `autotinybert.py`.\n{use}")
+        say(ranks, f"{folder}: {arch}, {count:,} parameters"
+            + ("" if plain else "; its README says how transformers loads it"))
 
 
 def describe(cfg):
-    """One JSON object: parameters, FLOPs, measured and (where there are measurements) predicted latency, and the search space."""
-    arch, reference, space = checked_arch(cfg.arch, needed=False) or super_arch(cfg), checked_arch(cfg.reference), checked_space(cfg)
+    """One JSON object: parameters, FLOPs, measured and (where there are measurements) predicted latency, and the search
+    space."""
+    arch, reference, space = (checked_arch(cfg.arch, needed=False) or super_arch(cfg), checked_arch(cfg.reference),
+                              checked_space(cfg))
     parts, times = parameters(arch, cfg.vocab_size), time_together([reference, arch], cfg, rounds=3)
-    result = {"arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
-              "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, 2 for each multiply-add",
-              "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference], "speedup": times[reference] / times[arch],
+    result = {"arch": str(arch), "parameters": sum(parts.values()), "parts": parts,
+              "flops": flops(arch, cfg.latency_length),
+              "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, "
+                                "2 for each multiply-add",
+              "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
+              "speedup": times[reference] / times[arch],
               "latency": latency_setting(cfg), "space": {"setting": cfg.setting, "architectures": space_size(space)}}
     measured = read_measurements(cfg, Path(cfg.init or "."))
     inside = [each for each in measured if why_outside(each, super_arch(cfg)) is None]
     if len(inside) >= 20 and why_outside(arch, super_arch(cfg)) is None:
-        predictor = Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length).fit(inside, [min(measured[each]) for each in inside])
+        predictor = Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length).fit(
+            inside, [min(measured[each]) for each in inside])
         result["predicted_ms"] = predictor([arch])[0]
     print(json.dumps(result, indent=2))
 
@@ -1551,11 +1708,13 @@ def describe(cfg):
 
 
 def ranking_archs(cfg):
-    """The architectures of Sec. 4.3: four depths x four widths of BERT's rule, 2L128D to 8L768D where the SuperPLM is the paper's."""
+    """The architectures of Sec. 4.3: four depths x four widths of BERT's rule, 2L128D to 8L768D where the SuperPLM is
+    the paper's."""
     heads = sorted({max(1, round(cfg.heads * share)) for share in (1 / 6, 1 / 3, 2 / 3, 1)})
     layers = sorted({max(1, round(cfg.layers * share)) for share in (1 / 4, 1 / 2, 3 / 4, 1)})
     head = cfg.hidden // cfg.heads
-    return [Arch(depth, head * count, min(4 * head * count, cfg.ffn), count, head * count) for depth in layers for count in heads]
+    return [Arch(depth, head * count, min(4 * head * count, cfg.ffn), count, head * count)
+            for depth in layers for count in heads]
 
 
 def analyze_ranking(cfg, run, data):
@@ -1569,10 +1728,12 @@ def analyze_ranking(cfg, run, data):
 
     def scores_of(label, model_of):
         """{task: [score of each architecture]}, means over the runs."""
-        results = share_out([f"{arch}-{seed}" for arch in archs for seed in range(cfg.runs)], folder / "scores" / label, run,
+        results = share_out([f"{arch}-{seed}" for arch in archs for seed in range(cfg.runs)],
+                            folder / "scores" / label, run,
                             lambda index: judge(model_of(archs[index // cfg.runs]), data, cfg, index % cfg.runs))
         by_arch = [results[start:start + cfg.runs] for start in range(0, len(results), cfg.runs)]
-        return {task.name: [sum(result["scores"].get(task.name, 0.0) for result in part) / cfg.runs for part in by_arch] for task in data.tasks}
+        return {task.name: [sum(result["scores"].get(task.name, 0.0) for result in part) / cfg.runs for part in by_arch]
+                for task in data.tasks}
 
     alone = {arch: train_further(None, arch, data, cfg, run, folder / "standalone" / str(arch))[0] for arch in archs}
     table = {"stand-alone": scores_of("standalone", alone.__getitem__)}
@@ -1580,15 +1741,18 @@ def analyze_ranking(cfg, run, data):
         label = f"{name}x{times}" if times else name
         superplm = train_superplm(name, cfg.steps * int(times or 1), data, cfg, run, folder / "superplm" / label)
         whole = not VARIANTS[name][1]  # without SME an architecture has its heads, and the full width of q, k and v
-        table[label] = scores_of(label, lambda arch: extract(superplm, dataclasses.replace(arch, qkv=cfg.hidden) if whole else arch))
+        table[label] = scores_of(label, lambda arch: extract(
+            superplm, dataclasses.replace(arch, qkv=cfg.hidden) if whole else arch))
     for by_task in table.values():
         by_task["mean"] = [sum(column) / len(column) for column in zip(*by_task.values())]
     rows = [[label, len(archs)] for label in table]
     for row, by_task in zip(rows, table.values()):
         for task, values in by_task.items():
             truth = table["stand-alone"][task]
-            row += [100 * sum(values) / len(values), 100 * pairwise_accuracy(values, truth), kendall(values, truth)]  # D7
-    columns = ["training", "archs", *(f"{task} {what}" for task in table["stand-alone"] for what in ("score", "pairwise %", "tau"))]
+            row += [100 * sum(values) / len(values), 100 * pairwise_accuracy(values, truth),  # D7
+                    kendall(values, truth)]
+    columns = ["training", "archs",
+               *(f"{task} {what}" for task in table["stand-alone"] for what in ("score", "pairwise %", "tau"))]
 
     def draw(axes):
         for label, by_task in table.items():
@@ -1601,12 +1765,14 @@ def analyze_ranking(cfg, run, data):
 
 
 def analyze_pareto(cfg, run, data):
-    """Figure 1: score against measured speed-up of searched, BERT-rule and random architectures, each trained further from the SuperPLM alike."""
+    """Figure 1: score against measured speed-up of searched, BERT-rule and random architectures, each trained further
+    from the SuperPLM alike."""
     from common.cli import UserError
     from common.distributed import on_main
     from common.report import write_report
     if not cfg.init:
-        raise UserError("--analyze pareto needs a SuperPLM: give the run folder of a --search or --superplm with --init")
+        raise UserError("--analyze pareto needs a SuperPLM: "
+                        "give the run folder of a --search or --superplm with --init")
     superplm = start_model(super_arch(cfg), cfg, data, run.ranks, ("superplm", "model")).to(data.device)
     space, chosen = checked_space(cfg), []
     for speedup in cfg.speedups:
@@ -1614,15 +1780,20 @@ def analyze_pareto(cfg, run, data):
         predict, limit = learn_latency(inner, run)
         folder = run.folder / f"{speedup}x"
         history = evolve(superplm, predict, limit, data, inner, run, folder)
-        chosen.append(("searched", speedup, confirm(history, dataclasses.replace(inner, winners=1), run, folder)[0]["arch"]))
+        chosen.append(("searched", speedup,
+                       confirm(history, dataclasses.replace(inner, winners=1), run, folder)[0]["arch"]))
         by_rule = sorted(bert_rule(space, predict, limit), key=lambda arch: -predict([arch])[0])
         chosen += [("BERT rule", speedup, str(arch)) for arch in by_rule[:2]]
         rng = random.Random(f"{cfg.seed} random {speedup}")
-        near = [sample_within(space, rng, lambda arch: 0.9 * limit < predict([arch])[0] <= limit or arch == smallest(space)) for _ in range(2)]
+        near = [sample_within(space, rng, lambda arch: (0.9 * limit < predict([arch])[0] <= limit
+                                                        or arch == smallest(space)))
+                for _ in range(2)]
         chosen += [("random", speedup, str(arch)) for arch in near]
     archs = list(dict.fromkeys(arch for _, _, arch in chosen))
-    models = {arch: train_further(superplm, parse_arch(arch), data, cfg, run, run.folder / "further" / arch)[0] for arch in archs}
-    results = share_out([f"{arch}-{seed}" for arch in archs for seed in range(cfg.runs)], run.folder / "finals", run,
+    models = {arch: train_further(superplm, parse_arch(arch), data, cfg, run, run.folder / "further" / arch)[0]
+              for arch in archs}
+    results = share_out([f"{arch}-{seed}" for arch in archs for seed in range(cfg.runs)],
+                        run.folder / "finals", run,
                         lambda index: judge(models[archs[index // cfg.runs]], data, cfg, index % cfg.runs))
     reference = checked_arch(cfg.reference)
     times = on_main(run.ranks, time_together, [reference, *map(parse_arch, archs)], cfg)
@@ -1630,11 +1801,13 @@ def analyze_pareto(cfg, run, data):
     for kind, speedup, arch in chosen:
         scores = [results[archs.index(arch) * cfg.runs + seed]["score"] for seed in range(cfg.runs)]
         took = times[parse_arch(arch)]
-        rows.append([kind, float(speedup), arch, took, times[reference] / took, *(100 * value for value in mean_and_deviation(scores)), cfg.runs])
+        rows.append([kind, float(speedup), arch, took, times[reference] / took,
+                     *(100 * value for value in mean_and_deviation(scores)), cfg.runs])
 
     def draw(axes):
         for kind in ("searched", "BERT rule", "random"):
-            axes.scatter([row[4] for row in rows if row[0] == kind], [row[5] for row in rows if row[0] == kind], label=kind)
+            axes.scatter([row[4] for row in rows if row[0] == kind],
+                         [row[5] for row in rows if row[0] == kind], label=kind)
         axes.set(xlabel=f"speed-up over {cfg.reference}", ylabel="score %", title="Figure 1")
         axes.legend()
 
@@ -1644,11 +1817,13 @@ def analyze_pareto(cfg, run, data):
 
 
 def analyze_convergence(cfg, run, data):
-    """Figure 5: held-out loss of one architecture trained from the SuperPLM's weights and from scratch; where the former reaches the latter's end."""
+    """Figure 5: held-out loss of one architecture trained from the SuperPLM's weights and from scratch; where the
+    former reaches the latter's end."""
     from common.cli import UserError
     from common.report import write_report
     if not cfg.init:
-        raise UserError("--analyze convergence needs a SuperPLM: give the run folder of a --search or --superplm with --init")
+        raise UserError("--analyze convergence needs a SuperPLM: "
+                        "give the run folder of a --search or --superplm with --init")
     arch = checked_arch(cfg.arch)
     superplm = start_model(super_arch(cfg), cfg, data, run.ranks, ("superplm", "model"))
     reason = why_outside(arch, superplm.encoder.arch)
@@ -1666,8 +1841,10 @@ def analyze_convergence(cfg, run, data):
         axes.legend()
 
     if run.ranks.main:
-        write_report(run.folder, "convergence", ["step", "from the SuperPLM", "from scratch"], rows, {"arch": str(arch), "reached": reached}, draw)
-        share = f"{reached} from the SuperPLM, {100 * (1 - reached / cfg.further_steps):.0f}% saved" if reached else "more from the SuperPLM"
+        write_report(run.folder, "convergence", ["step", "from the SuperPLM", "from scratch"], rows,
+                     {"arch": str(arch), "reached": reached}, draw)
+        share = (f"{reached} from the SuperPLM, {100 * (1 - reached / cfg.further_steps):.0f}% saved" if reached
+                 else "more from the SuperPLM")
         print(f"{arch}: the loss that {cfg.further_steps} steps from scratch reach takes {share}")
 
 
@@ -1686,11 +1863,14 @@ def analyze_latency(cfg, run, data):
     plain = [name for name in published if "KD" not in name]
     pair = [speedups[name] for name in plain], [published[name][1] for name in plain]
     numbers = {"rows": len(plain), "spearman": spearman(*pair), "kendall": kendall(*pair), **latency_setting(cfg)}
-    write_report(run.folder, "speedups", ["model", "architecture", "ms", "speed-up", "published", "difference %"], rows, numbers)
-    print(f"{len(plain)} pre-training rows: Spearman's correlation {numbers['spearman']:.3f}, Kendall's {numbers['kendall']:.3f}")
+    write_report(run.folder, "speedups",
+                 ["model", "architecture", "ms", "speed-up", "published", "difference %"], rows, numbers)
+    print(f"{len(plain)} pre-training rows: Spearman's correlation {numbers['spearman']:.3f}, "
+          f"Kendall's {numbers['kendall']:.3f}")
 
 
-ANALYSES = {"ranking": analyze_ranking, "pareto": analyze_pareto, "convergence": analyze_convergence, "latency": analyze_latency}
+ANALYSES = {"ranking": analyze_ranking, "pareto": analyze_pareto, "convergence": analyze_convergence,
+            "latency": analyze_latency}
 
 
 def analyze(cfg, name):
@@ -1700,7 +1880,8 @@ def analyze(cfg, name):
     if name not in ANALYSES:
         raise UserError(f"--analyze {name}: choose from {', '.join(ANALYSES)}")
     with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, f"analyze {name}", ranks, name != "latency", cfg.tasks if name in ("ranking", "pareto") else "")
+        run, data = open_run(cfg, f"analyze {name}", ranks, name != "latency",
+                             cfg.tasks if name in ("ranking", "pareto") else "")
         if run.finished:
             return say(ranks, f"{run.folder}: this analysis is finished (--restart begins anew)")
         ANALYSES[name](cfg, run, data)
@@ -1722,14 +1903,16 @@ ACTIONS = {
 }
 
 
-CHOICES = {"setting": ("mlm", "distill"), "variant": tuple(VARIANTS), "latency_clock": ("wall", "cpu"), "predictor": ("linear", "mlp"),
+CHOICES = {"setting": ("mlm", "distill"), "variant": tuple(VARIANTS), "latency_clock": ("wall", "cpu"),
+           "predictor": ("linear", "mlp"),
            "strategy": ("evolution", "random", "fast")}
 
 
 def shrink(cfg):
     """--dry_run: two real steps of every phase."""
     cfg.steps = cfg.further_steps = 2
-    cfg.population, cfg.generations, cfg.winners, cfg.runs, cfg.latency_archs, cfg.latency_runs, cfg.latency_rounds = 2, 2, 1, 1, 20, 3, 1
+    (cfg.population, cfg.generations, cfg.winners, cfg.runs,
+     cfg.latency_archs, cfg.latency_runs, cfg.latency_rounds) = 2, 2, 1, 1, 20, 3, 1
     cfg.finetune_epochs, cfg.finetune_batch = 1, cfg.finetune_batch or 16
     cfg.train_rows, cfg.speedups = 2 * cfg.finetune_batch, cfg.speedups[:1]
     cfg.out += "-dry"
