@@ -1,28 +1,38 @@
-"""ALBERT: A Lite BERT for Self-supervised Learning of Language Representations (Lan, Chen, Goodman, Gimpel, Sharma, Soricut; ICLR 2020,
-arXiv:1909.11942).
+"""ALBERT: A Lite BERT for Self-supervised Learning of Language Representations (Lan, Chen, Goodman, Gimpel, Sharma,
+Soricut; ICLR 2020, arXiv:1909.11942).
 
-BERT with far fewer parameters: words are embedded in E dimensions and mapped to H, and all layers share one set of weights. Next-sentence
-prediction gives way to sentence-order prediction: are two consecutive segments in their order or swapped? The model can then be made wide.
+BERT with far fewer parameters: words are embedded in E dimensions and mapped to H, and all layers share one set of
+weights. Next-sentence prediction gives way to sentence-order prediction: are two consecutive segments in their order or
+swapped? The model can then be made wide.
 
 Run:     python albert.py --pretrain                                          on demo data, minutes on two CPU cores
          python albert.py --finetune CoLA,SQuAD2.0,RACE --init runs/albert-pretrain-demo
-         torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's pre-training
-         python albert.py --finetune paper --init albert-base-v2/ --preset base --glue GLUE --squad SQUAD --race RACE --runs 5
-Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)      Table 1 -> PRESETS     Sec. 4.1 -> mask_tokens, Lamb, pretrain
-         Table 5 -> evaluate_language_model     Table 14 -> TABLE14, finetune     Figure 1 -> compare_layers     Tables 1, 3, 4 -> PUBLISHED
-Differs: D1  SOP: a run of text without a sentence boundary is split in two at a word, one of a single piece has no label. The paper
-             does not say; the official code pairs it with text from another document and calls that "swapped".
-         D2  N-grams of words stay inside one segment (official code: they run across [SEP]); a nearly spent budget shortens them (as there).
-         D3  15% of the tokens are predicted; the paper gives no number, the official code 20 a sequence (--max_predictions 20).
-         D4  The intrinsic evaluation reads held-out documents of the corpus; the paper's is made of SQuAD's and RACE's dev text.
-         D5  MLM accuracy is measured on pairs in their order for every objective, so that the same tokens are scored. With --objective
-             none the pooler and the order head stay as initialised: their accuracies are chance.
-         D6  The gradient is clipped once, averaged over the batch; the official code clips each replica's and adds them up.
-         D7  Fine-tuning shuffles whole epochs and puts rows of like length together; the official code shuffles a buffer of 100 rows.
+         torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
+         python albert.py --finetune paper --init albert-base-v2/ --preset base --glue G --squad S --race R --runs 5
+Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
+         Table 1 -> PRESETS     Tables 1, 3, 4 -> PUBLISHED     Table 5 -> evaluate_language_model
+         Table 14 -> TABLE14, finetune     Figure 1 -> compare_layers
+Differs: D1  SOP: a run of text without a sentence boundary is split in two at a word, one of a single piece has no
+             label. The paper does not say; the official code pairs it with text from another document and calls that
+             "swapped".
+         D2  N-grams of words stay inside one segment (official code: they run across [SEP]); a nearly spent budget
+             shortens them (as there).
+         D3  15% of the tokens are predicted; the paper gives no number, the official code 20 a sequence
+             (--max_predictions 20).
+         D4  The intrinsic evaluation reads held-out documents of the corpus; the paper's is made of SQuAD's and RACE's
+             dev text.
+         D5  MLM accuracy is measured on pairs in their order for every objective, so that the same tokens are scored.
+             With --objective none the pooler and the order head stay as initialised: their accuracies are chance.
+         D6  The gradient is clipped once, averaged over the batch; the official code clips each replica's and adds
+             them up.
+         D7  Fine-tuning shuffles whole epochs and puts rows of like length together; the official code shuffles a
+             buffer of 100 rows.
          D8  Early stopping looks at the dev set at --evaluations evenly spaced steps; the official code at every 100th.
-         D9  Where E = H there is no mapping from E to H (as in the official code; Hugging Face has one, an exported folder an identity).
+         D9  Where E = H there is no mapping from E to H (as in the official code; Hugging Face has one, an exported
+             folder an identity).
          D10 The leaderboard's special treatment of WNLI and QNLI is not built.
-         D11 Segments are whole sentences where two fit, so that a cut one does not give the order away; the official code cuts at random ends.
+         D11 Segments are whole sentences where two fit, so that a cut one does not give the order away; the official
+             code cuts at random ends.
          D12 xlarge has the 32 heads of Sec. 3.1 (H / 64); the released one has 16, which its config.json says.
 """
 import contextlib
@@ -50,7 +60,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 @dataclasses.dataclass
 class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
-    preset: str = "demo"  # demo (minutes on two cores) | base | large | xlarge | xxlarge | bert-base | bert-large (Table 1)
+    preset: str = "demo"  # demo (minutes, 2 cores) | base | large | xlarge | xxlarge | bert-base | bert-large (Table 1)
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # begin anew in a run folder that is there
     seed: int = 0  # of everything drawn
@@ -64,7 +74,7 @@ class Config:
     # data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
     glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
-    squad: str = ""  # folder with train-v1.1.json, dev-v1.1.json, train-v2.0.json, dev-v2.0.json; default: the demo questions
+    squad: str = ""  # folder with train- and dev-v1.1.json, train- and dev-v2.0.json; default: the demo questions
     race: str = ""  # folder with train, dev, test / middle, high; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: that of --init, else one trained on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1
@@ -85,7 +95,7 @@ class Config:
     dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
     classifier_dropout: float = 0.1  # before a task's head, Table 14
     # pre-training
-    objective: str = "sop"  # sentence-pair loss beside MLM: sop | nsp | none (Table 5) | shuffled (a control: SOP with random labels)
+    objective: str = "sop"  # sentence-pair loss: sop | nsp | none (Table 5) | shuffled (control: SOP, random labels)
     length: int = 512  # tokens a sequence, special ones included, Sec. 4.1
     steps: int = 125000  # updates, Sec. 4.1
     batch: int = 4096  # sequences an update, Sec. 4.1
@@ -111,14 +121,14 @@ class Config:
     runs: int = 1  # of each task; their median is reported, Sec. 4.2.2
     evaluations: int = 20  # on the dev set in each run; the best counts (early stopping, Sec. 4.2.2)
     mnli_start: bool = False  # RTE, STS-B and MRPC start from the MNLI model of the same command (Sec. 4.9, footnote 4)
-    ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged instead of training (Sec. 4.9)
+    ensemble: tuple[str, ...] = ()  # run folders of --finetune; averages their predictions, trains nothing (Sec. 4.9)
 
 
 PRESETS = {
-    "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, init_std=0.06, dropout=0.0, length=64,
-                 steps=1500, batch=32, lr=5e-3, lr_batch=0, warmup=0.1, save_every=250, eval_every=500, dev_rows=512,
-                 finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3, finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0,
-                 evaluations=4, train_rows=2000),
+    "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, init_std=0.06,
+                 dropout=0.0, length=64, steps=1500, batch=32, lr=5e-3, lr_batch=0, warmup=0.1, save_every=250,
+                 eval_every=500, dev_rows=512, finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3,
+                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, evaluations=4, train_rows=2000),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
@@ -126,7 +136,8 @@ PRESETS = {
     "bert-base": dict(embedding=768, share="none"),
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=1024, share="none"),
 }
-MODEL_FIELDS = ("vocab_size", "layers", "hidden", "heads", "ffn", "embedding", "share", "groups", "activation", "mapping", "positions")
+MODEL_FIELDS = ("vocab_size", "layers", "hidden", "heads", "ffn", "embedding", "share", "groups", "activation",
+                "mapping", "positions")
 
 
 def check_shape(cfg):
@@ -134,7 +145,8 @@ def check_shape(cfg):
     if cfg.hidden % cfg.heads:
         raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
     if cfg.embedding > cfg.hidden:
-        raise ValueError(f"embedding {cfg.embedding} is larger than hidden {cfg.hidden}; ALBERT maps from a smaller E up to H")
+        raise ValueError(f"embedding {cfg.embedding} is larger than hidden {cfg.hidden}; "
+                         "ALBERT maps from a smaller E up to H")
     if cfg.layers < 1 or cfg.groups < 1 or cfg.layers % cfg.groups:
         raise ValueError(f"groups {cfg.groups} do not divide the {cfg.layers} layers evenly")
     if cfg.share not in ("all", "attention", "ffn", "none"):
@@ -156,8 +168,9 @@ ACTIVATIONS = {"gelu_new": gelu_new, "gelu": F.gelu, "relu": F.relu}
 
 
 def init_weights(root, std):
-    """Truncated normal, cut at twice its deviation, 0.02; biases 0 (official code). That suits H of 768 and more: signals through a map shrink by about
-    std sqrt(H), so a model of H = 96 starts with a deviation of 0.06, or it takes long to notice its input."""
+    """Truncated normal, cut at twice its deviation, 0.02; biases 0 (official code). That suits H of 768 and more:
+    signals through a map shrink by about std sqrt(H), so a model of H = 96 starts with a deviation of 0.06, or it takes
+    long to notice its input."""
     for module in root.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -166,7 +179,8 @@ def init_weights(root, std):
 
 
 class Attention(nn.Module):
-    """Multi-head attention, residual, LayerNorm. Query, key and value are matrices of their own: LAMB adapts each. (B, T, H) -> (B, T, H)."""
+    """Multi-head attention, residual, LayerNorm. Query, key and value are matrices of their own: LAMB adapts each.
+    (B, T, H) -> (B, T, H)."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -177,9 +191,11 @@ class Attention(nn.Module):
 
     def forward(self, x, mask):
         B, T, H = x.shape
-        q, k, v = (part(x).view(B, T, self.heads, H // self.heads).transpose(1, 2) for part in (self.query, self.key, self.value))  # (B, N, T, D)
+        q, k, v = (part(x).view(B, T, self.heads, H // self.heads).transpose(1, 2)  # (B, N, T, D)
+                   for part in (self.query, self.key, self.value))
         mixed = F.scaled_dot_product_attention(q, k, v, mask, self.dropout.p if self.training else 0.0)
-        return self.norm(x + self.dropout(self.output(mixed.transpose(1, 2).reshape(B, T, H))))  # (B, N, T, D) -> (B, T, H)
+        # (B, N, T, D) -> (B, T, H)
+        return self.norm(x + self.dropout(self.output(mixed.transpose(1, 2).reshape(B, T, H))))
 
 
 class FeedForward(nn.Module):
@@ -198,10 +214,12 @@ class FeedForward(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), lengths (B,) real tokens or None -> (B, T, H).
+    """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), lengths (B,) real tokens
+    or None -> (B, T, H).
 
-    What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list. Sharing saves memory for
-    weights, gradients and optimizer, and their exchange between processes; it saves no computation: every layer still runs.
+    What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
+    Sharing saves memory for weights, gradients and optimizer, and their exchange between processes; it saves no
+    computation: every layer still runs.
     """
 
     def __init__(self, cfg):
@@ -215,8 +233,10 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
         if cfg.mapping or cfg.embedding != cfg.hidden:  # D9
             self.mapping = nn.Linear(cfg.embedding, cfg.hidden)  # E x H, Sec. 3.1
-        self.attentions = nn.ModuleList(Attention(cfg) for _ in range(cfg.groups if cfg.share in ("all", "attention") else cfg.layers))
-        self.ffns = nn.ModuleList(FeedForward(cfg) for _ in range(cfg.groups if cfg.share in ("all", "ffn") else cfg.layers))
+        self.attentions = nn.ModuleList(
+            Attention(cfg) for _ in range(cfg.groups if cfg.share in ("all", "attention") else cfg.layers))
+        self.ffns = nn.ModuleList(
+            FeedForward(cfg) for _ in range(cfg.groups if cfg.share in ("all", "ffn") else cfg.layers))
         init_weights(self, cfg.init_std)
 
     def layer(self, number, x, mask):
@@ -301,11 +321,13 @@ class Classifier(nn.Module):
 
     def loss(self, batch):
         logits = self.predict(batch).float()
-        return F.mse_loss(logits[:, 0], batch["labels"]) if logits.shape[1] == 1 else F.cross_entropy(logits, batch["labels"])
+        return (F.mse_loss(logits[:, 0], batch["labels"]) if logits.shape[1] == 1
+                else F.cross_entropy(logits, batch["labels"]))
 
 
 class MultipleChoice(Classifier):
-    """One score an option, softmax over the options (App. A.3, RACE). ids, segments (B, C, T), lengths (B, C) -> (B, C)."""
+    """One score an option, softmax over the options (App. A.3, RACE).
+    ids, segments (B, C, T), lengths (B, C) -> (B, C)."""
 
     kind = "choice"
 
@@ -313,7 +335,8 @@ class MultipleChoice(Classifier):
         super().__init__(cfg, 1)
 
     def forward(self, ids, segments, lengths):
-        return super().forward(ids.flatten(0, 1), segments.flatten(0, 1), lengths.flatten()).view(lengths.shape)  # (B * C, 1) -> (B, C)
+        # (B * C, 1) -> (B, C)
+        return super().forward(ids.flatten(0, 1), segments.flatten(0, 1), lengths.flatten()).view(lengths.shape)
 
 
 class SpanModel(nn.Module):
@@ -339,7 +362,8 @@ class SpanModel(nn.Module):
 
 
 class AnswerModel(nn.Module):
-    """SQuAD v2.0, the head of XLNet: the end is scored given the start, and a classifier says whether there is an answer (App. A.3)."""
+    """SQuAD v2.0, the head of XLNet: the end is scored given the start, and a classifier says whether there is an
+    answer (App. A.3)."""
 
     kind = "answer"
 
@@ -365,11 +389,12 @@ class AnswerModel(nn.Module):
         return x, start, self.answer["null"](self.dropout(mixed))[:, 0].float()
 
     def end_logits(self, x, starts, p_mask):
-        """End logits (B, K, T) given the starts (B, K). The map of [token; start], 2H wide, is the sum of a map of the token and one of the start, so
-        the pairs need not be laid out: K times less memory."""
+        """End logits (B, K, T) given the starts (B, K). The map of [token; start], 2H wide, is the sum of a map of the
+        token and one of the start, so the pairs need not be laid out: K times less memory."""
         H, mix = x.shape[-1], self.answer["end_mix"]
         at_start = x.gather(1, starts[..., None].expand(-1, -1, H))  # (B, K, H)
-        mixed = F.linear(x, mix.weight[:, :H])[:, None] + F.linear(at_start, mix.weight[:, H:], mix.bias)[:, :, None]  # (B, K, T, H)
+        mixed = (F.linear(x, mix.weight[:, :H])[:, None]
+                 + F.linear(at_start, mix.weight[:, H:], mix.bias)[:, :, None])  # (B, K, T, H)
         logits = self.answer["end"](self.answer["end_norm"](torch.tanh(mixed)))[..., 0]  # (B, K, T)
         return logits.float().masked_fill(p_mask[:, None], -1e30)
 
@@ -381,7 +406,8 @@ class AnswerModel(nn.Module):
         return spans / 2 + F.binary_cross_entropy_with_logits(null, batch["impossible"]) / 2
 
     def predict(self, batch):
-        """The spans of a beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K), and null scores (B,)."""
+        """The spans of a beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K), and
+        null scores (B,)."""
         x, start, null = self.read(batch)
         K = min(self.beams, start.shape[1])
         start_scores, starts = start.log_softmax(-1).topk(K, dim=1)  # (B, K)
@@ -407,27 +433,33 @@ def parts(cfg):
 
 
 def flops(cfg):
-    """FLOPs of one forward pass over one sequence of `length`, the heads of pre-training included: matrix products, 2 a multiply-add."""
+    """FLOPs of one forward pass over one sequence of `length`, the heads of pre-training included: matrix products,
+    2 a multiply-add."""
     T, H, E, M = cfg.length, cfg.hidden, cfg.embedding, predictions(cfg)
     layer = 2 * T * (4 * H * H + 2 * H * cfg.ffn) + 4 * T * T * H
     mapping = 2 * T * E * H if cfg.mapping or E != H else 0
     return mapping + cfg.layers * layer + 2 * H * H + 4 * H + 2 * M * (H * E + E * cfg.vocab_size)
 
 
-# Hugging Face names of our modules. A layer group there is one attention and one feed-forward block, which are lists of their own here, since Table 4
-# shares one and not the other. Where names match, weights are taken as they are: both sides store a linear map as (outputs, inputs).
+# Hugging Face names of our modules. A layer group there is one attention and one feed-forward block, which are lists of
+# their own here, since Table 4 shares one and not the other. Where names match, weights are taken as they are: both
+# sides store a linear map as (outputs, inputs).
 
-HF_MODULES = {"encoder.words": "albert.embeddings.word_embeddings", "encoder.positions": "albert.embeddings.position_embeddings",
-              "encoder.segments": "albert.embeddings.token_type_embeddings", "encoder.norm": "albert.embeddings.LayerNorm",
-              "encoder.mapping": "albert.encoder.embedding_hidden_mapping_in", "pooler": "albert.pooler", "mlm": "predictions",
-              "mlm.transform": "predictions.dense", "mlm.norm": "predictions.LayerNorm", "order": "sop_classifier.classifier",
-              "head": "classifier", "span": "qa_outputs"}
-HF_BLOCKS = {"attentions.{}.query": "attention.query", "attentions.{}.key": "attention.key", "attentions.{}.value": "attention.value",
-             "attentions.{}.output": "attention.dense", "attentions.{}.norm": "attention.LayerNorm", "ffns.{}.expand": "ffn",
-             "ffns.{}.shrink": "ffn_output", "ffns.{}.norm": "full_layer_layer_norm"}
-HF_HEADS = {"pretraining": "AlbertForPreTraining", "classification": "AlbertForSequenceClassification", "choice": "AlbertForMultipleChoice",
-            "span": "AlbertForQuestionAnswering", "answer": "AlbertModel"}
-HF_IGNORED = re.compile(r"(albert\.)?embeddings\.(position_ids|token_type_ids)|predictions\.decoder\.(weight|bias)")  # buffers, tied weights
+HF_MODULES = {"encoder.words": "albert.embeddings.word_embeddings",
+              "encoder.positions": "albert.embeddings.position_embeddings",
+              "encoder.segments": "albert.embeddings.token_type_embeddings",
+              "encoder.norm": "albert.embeddings.LayerNorm",
+              "encoder.mapping": "albert.encoder.embedding_hidden_mapping_in", "pooler": "albert.pooler",
+              "mlm": "predictions", "mlm.transform": "predictions.dense", "mlm.norm": "predictions.LayerNorm",
+              "order": "sop_classifier.classifier", "head": "classifier", "span": "qa_outputs"}
+HF_BLOCKS = {"attentions.{}.query": "attention.query", "attentions.{}.key": "attention.key",
+             "attentions.{}.value": "attention.value", "attentions.{}.output": "attention.dense",
+             "attentions.{}.norm": "attention.LayerNorm", "ffns.{}.expand": "ffn", "ffns.{}.shrink": "ffn_output",
+             "ffns.{}.norm": "full_layer_layer_norm"}
+HF_HEADS = {"pretraining": "AlbertForPreTraining", "classification": "AlbertForSequenceClassification",
+            "choice": "AlbertForMultipleChoice", "span": "AlbertForQuestionAnswering", "answer": "AlbertModel"}
+HF_IGNORED = re.compile(  # buffers, tied weights
+    r"(albert\.)?embeddings\.(position_ids|token_type_ids)|predictions\.decoder\.(weight|bias)")
 
 
 def hf_modules(groups):
@@ -453,8 +485,9 @@ def from_hf(weights, cfg):
 
 
 def to_hf(weights, cfg):
-    """Our state dict under Hugging Face's names. What is shared in parts is written out as one group a layer, which computes the same; where
-    E = H the mapping is an identity (D9). Parts that Hugging Face's ALBERT lacks (the SQuAD v2.0 head) are left out."""
+    """Our state dict under Hugging Face's names. What is shared in parts is written out as one group a layer, which
+    computes the same; where E = H the mapping is an identity (D9). Parts that Hugging Face's ALBERT lacks (the SQuAD
+    v2.0 head) are left out."""
     groups, result = cfg.groups if cfg.share == "all" else cfg.layers, {}
     for ours, theirs in hf_modules(groups).items():
         block = re.fullmatch(r"(encoder\.(?:attentions|ffns))\.(\d+)(\..*)", ours)
@@ -472,40 +505,48 @@ def to_hf(weights, cfg):
 
 def hf_config(cfg, kind, outputs):
     """config.json for transformers."""
-    return {"architectures": [HF_HEADS[kind]], "model_type": "albert", "vocab_size": cfg.vocab_size, "embedding_size": cfg.embedding,
-            "hidden_size": cfg.hidden, "num_hidden_layers": cfg.layers, "num_attention_heads": cfg.heads, "intermediate_size": cfg.ffn,
-            "num_hidden_groups": cfg.groups if cfg.share == "all" else cfg.layers, "inner_group_num": 1, "hidden_act": cfg.activation,
-            "max_position_embeddings": cfg.positions, "type_vocab_size": 2, "hidden_dropout_prob": cfg.dropout,
-            "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": cfg.classifier_dropout, "layer_norm_eps": 1e-12,
-            "initializer_range": 0.02, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
-            "id2label": {str(i): f"LABEL_{i}" for i in range(outputs)}, "label2id": {f"LABEL_{i}": i for i in range(outputs)}}
+    return {"architectures": [HF_HEADS[kind]], "model_type": "albert", "vocab_size": cfg.vocab_size,
+            "embedding_size": cfg.embedding, "hidden_size": cfg.hidden, "num_hidden_layers": cfg.layers,
+            "num_attention_heads": cfg.heads, "intermediate_size": cfg.ffn,
+            "num_hidden_groups": cfg.groups if cfg.share == "all" else cfg.layers, "inner_group_num": 1,
+            "hidden_act": cfg.activation, "max_position_embeddings": cfg.positions, "type_vocab_size": 2,
+            "hidden_dropout_prob": cfg.dropout, "attention_probs_dropout_prob": cfg.dropout,
+            "classifier_dropout_prob": cfg.classifier_dropout, "layer_norm_eps": 1e-12, "initializer_range": 0.02,
+            "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+            "id2label": {str(i): f"LABEL_{i}" for i in range(outputs)},
+            "label2id": {f"LABEL_{i}": i for i in range(outputs)}}
 
 
 def shape_of_hf(config):
-    """Our model fields of a Hugging Face config.json. ValueError where it describes something this file cannot build."""
+    """Our model fields of a Hugging Face config.json. ValueError where it describes what this file cannot build."""
     if config.get("model_type") != "albert":
         raise ValueError(f"model_type {config.get('model_type')!r} is not albert")
-    needed = ("vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    needed = ("vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+              "intermediate_size")
     missing = [name for name in needed if name not in config]  # Hugging Face would fill these in with xxlarge's
     if missing:
         raise ValueError(f"lacks {', '.join(missing)}")
-    act = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}.get(config.get("hidden_act", "gelu_new"), config.get("hidden_act", "gelu_new"))
+    act = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}.get(
+        config.get("hidden_act", "gelu_new"), config.get("hidden_act", "gelu_new"))
     if act not in ACTIVATIONS or config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
-        raise ValueError(f"hidden_act {act}, inner_group_num {config.get('inner_group_num', 1)}, type_vocab_size {config.get('type_vocab_size', 2)}: "
+        raise ValueError(f"hidden_act {act}, inner_group_num {config.get('inner_group_num', 1)}, "
+                         f"type_vocab_size {config.get('type_vocab_size', 2)}: "
                          f"only {', '.join(ACTIVATIONS)}, 1 and 2 are built")
     values = [config[name] for name in needed]
     V, E, H, L, N, ffn = values
-    return dict(vocab_size=V, embedding=E, hidden=H, layers=L, heads=N, ffn=ffn, share="all", groups=config.get("num_hidden_groups", 1),
-                activation=act, mapping=E == H, positions=config.get("max_position_embeddings", 512))
+    return dict(vocab_size=V, embedding=E, hidden=H, layers=L, heads=N, ffn=ffn, share="all",
+                groups=config.get("num_hidden_groups", 1), activation=act, mapping=E == H,
+                positions=config.get("max_position_embeddings", 512))
 
 # --- objective -----------------------------------------------------------------------------------
-# A training example is a run of text in two segments (common.corpus.Segments). Here it gets its label (which segment came first?), its special
-# pieces and its mask. All of it works on whole batches, and all chance comes from one generator: an example depends on its place in the stream alone.
+# A training example is a run of text in two segments (common.corpus.Segments). Here it gets its label (which segment
+# came first?), its special pieces and its mask. All of it works on whole batches, and all chance comes from one
+# generator: an example depends on its place in the stream alone.
 
 
 def split_lone(segments, starts_word, generator):
-    """(first, a, second, b) of the segments: token ids (R, T) and lengths (R,). A run without a sentence boundary inside is split in two at a
-    random word, anywhere where there is but one word (D1)."""
+    """(first, a, second, b) of the segments: token ids (R, T) and lengths (R,). A run without a sentence boundary
+    inside is split in two at a random word, anywhere where there is but one word (D1)."""
     first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
     place = torch.arange(first.shape[1])
     score = torch.rand(first.shape, generator=generator) + starts_word[first]  # words before the insides of words
@@ -529,8 +570,8 @@ def join(first, a, second, b, tokenizer):
 def sentence_pairs(segments, tokenizer, objective, generator):
     """Two segments as one input, and what is to be told about them (Sec. 3.1, Inter-sentence coherence loss).
 
-    sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order; shuffled: as sop, but the label
-    is drawn apart from the order. -100: no label.
+    sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
+    shuffled: as sop, but the label is drawn apart from the order. -100: no label.
     segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
     """
     first, a, second, b = split_lone(segments, torch.from_numpy(tokenizer.starts_word), generator)
@@ -556,17 +597,20 @@ def ngram_lengths(shape, longest, generator):
 
 
 def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
-    """Which pieces are to be predicted, (B, T) bool: n-grams of whole words at random places until each row's budget (B,) of pieces is spent.
+    """Which pieces are to be predicted, (B, T) bool: n-grams of whole words at random places until each row's budget
+    (B,) of pieces is spent.
 
-    Follows the official code: an n-gram that does not fit the budget is shortened, one that meets a taken word is refused; D2.
+    Follows the official code: an n-gram that does not fit the budget is shortened, one that meets a taken word is
+    refused; D2.
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
-    begins = text & (torch.from_numpy(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T])  # a segment begins with a word
+    # a segment begins with a word
+    begins = text & (torch.from_numpy(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T])
     word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of the word that a piece belongs to
     spare = T + longest  # a column for what is no word
     size = torch.zeros(B, spare + 1, dtype=torch.long).scatter_add_(1, word, text.long())  # (B, words) pieces
-    side = torch.full((B, spare + 1), -1).scatter_(1, torch.where(begins, word, spare), segments)  # segment of each word
+    side = torch.full((B, spare + 1), -1).scatter_(1, torch.where(begins, word, spare), segments)  # each word's segment
     taken, left, reach = torch.zeros(B, spare + 1, dtype=torch.bool), budget.clone(), torch.arange(longest)
     words = begins.sum(1)
     order = torch.rand(B, T, generator=generator).masked_fill(torch.arange(T) >= words[:, None], 2.0).argsort(1)
@@ -574,7 +618,8 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     for turn in range(int(words.max())):
         ngram = order[:, turn, None] + reach  # (B, n) the words that it may cover
         pieces, here = size.gather(1, ngram), side.gather(1, ngram)
-        fits = (reach < drawn[:, turn, None]) & (pieces.cumsum(1) <= left[:, None]) & (here == here[:, :1]) & (here >= 0)
+        fits = ((reach < drawn[:, turn, None]) & (pieces.cumsum(1) <= left[:, None])
+                & (here == here[:, :1]) & (here >= 0))
         fits &= ~(taken.gather(1, ngram) & fits).any(1, keepdim=True)
         taken.scatter_(1, ngram, taken.gather(1, ngram) | fits)
         left -= (pieces * fits).sum(1)
@@ -590,9 +635,11 @@ def predictions(cfg):
 
 
 def mask_tokens(ids, segments, tokenizer, cfg, generator):
-    """N-gram masking (Sec. 4.1); each chosen piece becomes [MASK] in 80%, a random piece in 10% of the cases, and stays in the rest.
+    """N-gram masking (Sec. 4.1); each chosen piece becomes [MASK] in 80%, a random piece in 10% of the cases, and stays
+    in the rest.
 
-    ids, segments (B, T). Returns the changed ids, positions (B, M) and labels (B, M); M is the same for all batches, -100 marks what is unused.
+    ids, segments (B, T). Returns the changed ids, positions (B, M) and labels (B, M); M is the same for all batches,
+    -100 marks what is unused.
     """
     B, M = len(ids), predictions(cfg)
     budget = (cfg.mask_rate * (ids != tokenizer.pad_id).sum(1)).round().long().clamp(1, M)
@@ -602,12 +649,14 @@ def mask_tokens(ids, segments, tokenizer, cfg, generator):
     kind = torch.rand(B, M, generator=generator)
     random_piece = torch.randint(tokenizer.vocab_size, (B, M), generator=generator)
     changed = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, originals))
-    return ids.scatter(1, positions, torch.where(used, changed, originals)), positions, originals.masked_fill(~used, -100)
+    return (ids.scatter(1, positions, torch.where(used, changed, originals)), positions,
+            originals.masked_fill(~used, -100))
 
 
 def mean_loss(logits, labels):
     """Mean cross-entropy over the labels that are not -100; 0 where there is none."""
-    return F.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum") / (labels != -100).sum().clamp(min=1)
+    return (F.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")
+            / (labels != -100).sum().clamp(min=1))
 
 # --- training ------------------------------------------------------------------------------------
 
@@ -619,18 +668,22 @@ class Diverged(Exception):
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al. 2019; Sec. 4.1) as ALBERT's code has it, a step of one tensor w with gradient g being
 
-        m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
+        m = b1 m + (1 - b1) g                 v = b2 v + (1 - b2) g^2
+        u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
-    so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's gradient is the sum over all the
-    layers that use it. There is no bias correction of m and v (bias_correction=True adds it) and no bound on the trust ratio |w| / |u|, which is 1
-    where a norm is 0. Without correction u is up to 6.6 times too long in the first updates: the ratio cancels that for matrices, the warm-up hides
-    it for the rest. Biases and LayerNorms, the tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out
-    everywhere: BERT's AdamW, ALBERT's optimizer of fine-tuning.
+    so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's
+    gradient is the sum over all the layers that use it. There is no bias correction of m and v (bias_correction=True
+    adds it) and no bound on the trust ratio |w| / |u|, which is 1 where a norm is 0. Without correction u is up to 6.6
+    times too long in the first updates: the ratio cancels that for matrices, the warm-up hides it for the rest. Biases
+    and LayerNorms, the tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio
+    out everywhere: BERT's AdamW, ALBERT's optimizer of fine-tuning.
     """
 
-    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=False, adapt=True):
+    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=False,
+                 adapt=True):
         chosen = [value for value in parameters if value.requires_grad]
-        groups = [{"params": [value for value in chosen if value.dim() > 1], "weight_decay": weight_decay, "adapt": adapt},
+        groups = [{"params": [value for value in chosen if value.dim() > 1], "weight_decay": weight_decay,
+                   "adapt": adapt},
                   {"params": [value for value in chosen if value.dim() <= 1], "weight_decay": 0.0, "adapt": False}]
         super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, bias_correction=bias_correction, step=0))
 
@@ -665,8 +718,9 @@ class Lamb(torch.optim.Optimizer):
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak learning rate at an update, from 0 (official code): step / warmup at first, so the first update is 0, then the straight
-    line that goes from 1 at update 0 to 0 at the last. The two do not meet: with 3,125 of 125,000 the rate falls by 2.5% where the warm-up ends."""
+    """Share of the peak learning rate at an update, from 0 (official code): step / warmup at first, so the first update
+    is 0, then the straight line that goes from 1 at update 0 to 0 at the last. The two do not meet: with 3,125 of
+    125,000 the rate falls by 2.5% where the warm-up ends."""
     return step / warmup if step < warmup else 1 - step / steps
 
 
@@ -676,7 +730,8 @@ def warmup_updates(share, steps):
 
 
 def peak_rate(cfg):
-    """The peak learning rate of --pretrain: lr for lr_batch sequences, with the square root of the batch (You et al. 2019)."""
+    """The peak learning rate of --pretrain: lr for lr_batch sequences, with the square root of the batch
+    (You et al. 2019)."""
     return cfg.lr * math.sqrt(cfg.batch / cfg.lr_batch) if cfg.lr_batch else cfg.lr
 
 
@@ -688,20 +743,23 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
     batch = (ids, kinds, lengths, positions, labels, order)
-    return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True) for tensor in batch]
+    return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+            for tensor in batch]
 
 
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, start):
     """Pre-training from update `start` on. Raises Diverged, and Stop after SIGTERM (state saved).
 
-    A batch is cut into --accumulate logical shards, at least one a process, each with its own text, masks and dropout: the same for any number of
-    processes. Nothing in an update waits for the device; losses are read, and looked at for NaN, where they are logged.
+    A batch is cut into --accumulate logical shards, at least one a process, each with its own text, masks and dropout:
+    the same for any number of processes. Nothing in an update waits for the device; losses are read, and looked at for
+    NaN, where they are logged.
     """
     from common.distributed import Stop, autocast, peak_memory, progress, seed_everything, shard_range, stopping
     shards = shard_range(ranks, max(cfg.accumulate, ranks.size))  # logical parts of a batch, those of this process
     rows, parallel = cfg.batch // (len(shards) * ranks.size), distribute(model, cfg, ranks)
     peak, warmup, log_every = peak_rate(cfg), warmup_updates(cfg.warmup, cfg.steps), max(1, min(100, cfg.steps // 20))
-    bar, sums, began = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(2, device=ranks.device), time.perf_counter()
+    bar, sums, began = (progress(ranks, cfg.steps, "pretrain", start), torch.zeros(2, device=ranks.device),
+                        time.perf_counter())
     first_logged = start
     for step in range(start, cfg.steps):
         model.train()
@@ -712,11 +770,14 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
         for shard in shards:
             seed_everything(cfg.seed, "pretrain", step, shard)
             position = step * cfg.batch + shard * rows
-            *inputs, labels, order = language_batch(text.train, text.tokenizer, cfg, cfg.objective, position, rows, ranks.device)
-            with contextlib.nullcontext() if ranks.size == 1 or shard == shards[-1] else parallel.no_sync():  # processes meet once an update
+            *inputs, labels, order = language_batch(text.train, text.tokenizer, cfg, cfg.objective, position, rows,
+                                                    ranks.device)
+            # processes meet once an update
+            with contextlib.nullcontext() if ranks.size == 1 or shard == shards[-1] else parallel.no_sync():
                 with autocast(cfg.dtype, ranks.device):
                     logits, order_logits = parallel(*inputs)
-                losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()), mean_loss(order_logits, order)]) / len(shards)
+                losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
+                                      mean_loss(order_logits, order)]) / len(shards)
                 losses.sum().backward()
             sums += losses.detach()
         nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)  # D6
@@ -729,8 +790,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
             if not math.isfinite(mlm + order_loss):
                 raise Diverged(f"the loss is not finite at update {done}")
             rate = (done - first_logged) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, lr=group["lr"], tokens_per_second=round(rate),
-                    memory_mb=round(peak_memory(ranks.device)))
+            run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, lr=group["lr"],
+                    tokens_per_second=round(rate), memory_mb=round(peak_memory(ranks.device)))
             bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate:.0f}")
             sums.zero_()
             first_logged, began = done, time.perf_counter()
@@ -746,11 +807,13 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
 
 
 def distribute(model, cfg, ranks):
-    """The model as the loop calls it: compiled with --compile, its gradients averaged over the processes where there are several."""
+    """The model as the loop calls it: compiled with --compile, its gradients averaged over the processes where there
+    are several."""
     model = torch.compile(model) if cfg.compile else model
     if ranks.size == 1:
         return model
-    return nn.parallel.DistributedDataParallel(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None)
+    return nn.parallel.DistributedDataParallel(
+        model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None)
 
 
 def set_dropout(model, rate):
@@ -761,19 +824,21 @@ def set_dropout(model, rate):
 
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
-    """Table 5's intrinsic tasks on held-out text: accuracy in percent of masked words, NSP and SOP, whatever the model was trained for. The one
-    two-way head answers both: 0 is "in order" in either."""
+    """Table 5's intrinsic tasks on held-out text: accuracy in percent of masked words, NSP and SOP, whatever the model
+    was trained for. The one two-way head answers both: 0 is "in order" in either."""
     from common.distributed import autocast, gather
     model.eval()
     rows, totals = min(64, cfg.dev_rows), {}
     for objective in ("none", "nsp", "sop"):  # masked words are scored on pairs in their order (D5)
         right = torch.zeros(4, device=ranks.device)  # predicted words, words, predicted labels, labels
         for position in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):
-            *inputs, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, position, rows, ranks.device)
+            *inputs, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, position, rows,
+                                                    ranks.device)
             with autocast(cfg.dtype, ranks.device):
                 logits, order_logits = model(*inputs)
             pairs = ((logits, labels), (order_logits, order))
-            right += torch.stack([number for scores, truth in pairs for number in ((scores.argmax(-1) == truth).sum(), (truth != -100).sum())])
+            right += torch.stack([number for scores, truth in pairs
+                                  for number in ((scores.argmax(-1) == truth).sum(), (truth != -100).sum())])
         totals[objective] = [sum(column) for column in zip(*gather(ranks, right.tolist()))]
     shares = {"mlm": totals["none"][:2], "nsp": totals["nsp"][2:], "sop": totals["sop"][2:]}
     return {name: round(100 * hits / max(total, 1), 3) for name, (hits, total) in shares.items()}
@@ -794,8 +859,8 @@ def open_corpus(cfg, ranks, action="pretrain"):
         fit_vocabulary(text.tokenizer, vocabulary)
         cfg.vocab_size = vocabulary
     if cfg.objective != "none" and np.diff(text.train.documents).max() < 2:
-        raise UserError(f"{cfg.corpus[0]}: no document has two sentences, so there is no order to predict; put one sentence on a line and a blank "
-                        "line between documents, or use --objective none")
+        raise UserError(f"{cfg.corpus[0]}: no document has two sentences, so there is no order to predict; "
+                        "put one sentence on a line and a blank line between documents, or use --objective none")
     return run, text
 
 
@@ -803,7 +868,8 @@ def fit_vocabulary(tokenizer, vocab_size):
     """UserError where a tokenizer has ids that the model has no embedding for."""
     from common.cli import UserError
     if tokenizer.vocab_size > vocab_size:
-        raise UserError(f"{tokenizer.path}: {tokenizer.vocab_size} pieces where the model of --init has {vocab_size}; give the model's own tokenizer")
+        raise UserError(f"{tokenizer.path}: {tokenizer.vocab_size} pieces where the model of --init has {vocab_size}; "
+                        "give the model's own tokenizer")
 
 
 def pretrain(cfg):
@@ -844,18 +910,21 @@ def check_pretraining(cfg, ranks):
     from common.cli import UserError
     shards = max(cfg.accumulate, ranks.size)
     if cfg.batch % shards:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in {shards} equal parts (--accumulate, processes); choose a multiple")
+        raise UserError(f"--batch {cfg.batch} cannot be cut in {shards} equal parts (--accumulate, processes); "
+                        "choose a multiple")
     if not 8 <= cfg.length <= cfg.positions:
         raise UserError(f"--length {cfg.length}: choose 8 to {cfg.positions}, the model's positions (--positions)")
     if cfg.objective not in ("sop", "nsp", "none", "shuffled"):
         raise UserError(f"--objective {cfg.objective}: choose sop, nsp, none or shuffled")
     if not 0 < cfg.mask_rate < 1 or cfg.ngram < 1:
-        raise UserError(f"--mask_rate {cfg.mask_rate}, --ngram {cfg.ngram}: a rate lies between 0 and 1, n-grams have at least one word")
+        raise UserError(f"--mask_rate {cfg.mask_rate}, --ngram {cfg.ngram}: a rate lies between 0 and 1, "
+                        "n-grams have at least one word")
 
 
 def show_intrinsic(result, ranks):
     from common.distributed import say
-    say(ranks, "held-out accuracy in percent: " + ", ".join(f"{name} {result[name]:.1f}" for name in ("mlm", "nsp", "sop")))
+    say(ranks, "held-out accuracy in percent: "
+        + ", ".join(f"{name} {result[name]:.1f}" for name in ("mlm", "nsp", "sop")))
 
 # Models on disk: model.pt (ours) beside the tokenizer's file, or a Hugging Face folder.
 
@@ -864,7 +933,8 @@ def save_model(folder, model, cfg, tokenizer, outputs):
     """Write what --init reads: model.pt and the tokenizer."""
     from common.distributed import save_file
     tokenizer.save(folder)
-    save_file(Path(folder) / "model.pt", {"kind": model.kind, "outputs": outputs, "config": {name: getattr(cfg, name) for name in MODEL_FIELDS},
+    save_file(Path(folder) / "model.pt", {"kind": model.kind, "outputs": outputs,
+                                          "config": {name: getattr(cfg, name) for name in MODEL_FIELDS},
                                           "weights": {name: value.cpu() for name, value in model.state_dict().items()}})
 
 
@@ -877,9 +947,11 @@ def read_shape(path):
         return load_file(folder / "model.pt")["config"]
     tasks = sorted(found.parent.name for found in folder.glob("*/model.pt")) if folder.is_dir() else []
     if tasks:
-        raise UserError(f"{path}: a run of --finetune; name one of its models: {', '.join(f'{path}/{task}' for task in tasks)}")
+        raise UserError(f"{path}: a run of --finetune; name one of its models: "
+                        f"{', '.join(f'{path}/{task}' for task in tasks)}")
     if not (folder / "config.json").is_file():
-        raise UserError(f"{path}: no model is here; --init takes a finished run folder or a Hugging Face folder (config.json and weights)")
+        raise UserError(f"{path}: no model is here; --init takes a finished run folder or a Hugging Face folder "
+                        "(config.json and weights)")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "settings" in config:
@@ -906,8 +978,9 @@ def read_model(path, cfg):
 
 
 def start_from(model, path, cfg, tell):
-    """Copy the weights of --init into a model. The encoder must fit name by name; heads (all but the encoder) are taken over where they fit whole,
-    else made anew. tell: prints one line that says what was taken over, made anew or left out. UserError lists what does not fit."""
+    """Copy the weights of --init into a model. The encoder must fit name by name; heads (all but the encoder) are taken
+    over where they fit whole, else made anew. tell: prints one line that says what was taken over, made anew or left
+    out. UserError lists what does not fit."""
     from common.cli import UserError
     if not path:
         return
@@ -924,20 +997,24 @@ def start_from(model, path, cfg, tell):
         names = [name for name in own if name.split(".")[0] == head]
         if all(name in weights and weights[name].shape == own[name].shape for name in names):
             taken.append(head)
-    model.load_state_dict({name: weights[name] if name.split(".")[0] in taken else value for name, value in own.items()})
+    model.load_state_dict({name: weights[name] if name.split(".")[0] in taken else value
+                           for name, value in own.items()})
     anew = [describe_head(head, weights, own) for head in sorted(heads - set(taken))]
     left = sorted({name.split(".")[0] for name in weights} - heads - {"encoder"})
-    tell(f"{path}: taken over: {', '.join(taken)}; made anew: {', '.join(anew) or 'nothing'}; left out: {', '.join(left) or 'nothing'}")
+    tell(f"{path}: taken over: {', '.join(taken)}; made anew: {', '.join(anew) or 'nothing'}; "
+         f"left out: {', '.join(left) or 'nothing'}")
 
 
 def describe_head(head, weights, own):
     """A head's name, and its outputs there and here where both have one."""
     name = f"{head}.weight"
-    return f"{head} ({len(weights[name])} outputs there, {len(own[name])} here)" if name in weights and name in own else head
+    return (f"{head} ({len(weights[name])} outputs there, {len(own[name])} here)" if name in weights and name in own
+            else head)
 
 
 def adopt(cfg, given):
-    """Take the model's shape from --init. given: names of the flags on the command line, which may not contradict it, --layers aside (Table 11)."""
+    """Take the model's shape from --init. given: names of the flags on the command line, which may not contradict it,
+    --layers aside (Table 11)."""
     from common.cli import UserError
     for name, value in read_shape(cfg.init).items():
         if name in given and getattr(cfg, name) != value and name != "layers":
@@ -962,15 +1039,18 @@ def export(cfg, folder):
         print("left out: the SQuAD v2.0 head, which Hugging Face's ALBERT has not; its encoder is written")
     write_weights(target / "model.safetensors", weights)
     write_atomic(target / "config.json", json.dumps(hf_config(cfg, source["kind"], source["outputs"]), indent=2))
-    write_atomic(target / "tokenizer_config.json", json.dumps({"tokenizer_class": "AlbertTokenizer", "do_lower_case": tokenizer.lower,
-                                                               "keep_accents": False, "model_max_length": cfg.positions}, indent=2))
+    write_atomic(target / "tokenizer_config.json", json.dumps(
+        {"tokenizer_class": "AlbertTokenizer", "do_lower_case": tokenizer.lower, "keep_accents": False,
+         "model_max_length": cfg.positions}, indent=2))
     tokenizer.save(target)
-    print(f"{target}: {HF_HEADS[source['kind']]}, {sum(value.numel() for value in weights.values()):,} numbers in model.safetensors")
+    print(f"{target}: {HF_HEADS[source['kind']]}, {sum(value.numel() for value in weights.values()):,} numbers "
+          "in model.safetensors")
 
 
-# Fine-tuning. A task is a name, a row of TABLE14, a module of common/ that reads its files and makes its batches, and one of four models. Each run of
-# a task trains on one process and looks at the dev set now and then; runs are shared out over the processes, so that "the median of 5 runs" of nine
-# tasks keeps 45 GPUs busy and needs no communication. A run folder holds one folder a task: result.json, model.pt, predictions and submission files.
+# Fine-tuning. A task is a name, a row of TABLE14, a module of common/ that reads its files and makes its batches, and
+# one of four models. Each run of a task trains on one process and looks at the dev set now and then; runs are shared
+# out over the processes, so that "the median of 5 runs" of nine tasks keeps 45 GPUs busy and needs no communication. A
+# run folder holds one folder a task: result.json, model.pt, predictions and submission files.
 
 Recipe = namedtuple("Recipe", "lr batch dropout classifier_dropout steps warmup length")
 TABLE14 = {  # the v2 models take the same, but for RACE: --finetune_lr 1e-5 --finetune_dropout 0 (official README)
@@ -987,9 +1067,11 @@ TABLE14 = {  # the v2 models take the same, but for RACE: --finetune_lr 1e-5 --f
     "SQuAD2.0": Recipe(3e-5, 48, 0.0, 0.1, 8144, 814, 512),
     "RACE": Recipe(2e-5, 32, 0.1, 0.1, 12000, 1000, 512),
 }
-GROUPS = {"glue": tuple(TABLE14)[:9], "squad": ("SQuAD1.1", "SQuAD2.0"), "paper": ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")}
+GROUPS = {"glue": tuple(TABLE14)[:9], "squad": ("SQuAD1.1", "SQuAD2.0"),
+          "paper": ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")}
 MNLI_STARTS = ("RTE", "STS-B", "MRPC")  # Sec. 4.9, footnote 4
-MAIN = {"CoLA": "matthews", "STS-B": "pearson", "SQuAD1.1": "f1", "SQuAD2.0": "f1"}  # what early stopping looks at; accuracy elsewhere
+# what early stopping looks at; accuracy elsewhere
+MAIN = {"CoLA": "matthews", "STS-B": "pearson", "SQuAD1.1": "f1", "SQuAD2.0": "f1"}
 
 
 def parse_tasks(text):
@@ -1041,7 +1123,8 @@ def first_rows(name, examples, rows):
     if family(name) != "glue":
         return examples[:rows]
     cut = {field: getattr(examples, field) for field in ("first", "second", "labels")}
-    return dataclasses.replace(examples, **{field: None if value is None else value[:rows] for field, value in cut.items()})
+    return dataclasses.replace(examples, **{field: None if value is None else value[:rows]
+                                            for field, value in cut.items()})
 
 
 def make_model(name, cfg):
@@ -1064,7 +1147,8 @@ def make_batches(name, *args, **kwargs):
 
 @torch.no_grad()
 def predict(model, name, features, cfg, rows, device):
-    """What a model says about a split: probabilities (n, C), or scores (n, 1) of a regression; SQuAD: {"nbest", "null_odds"}."""
+    """What a model says about a split: probabilities (n, C), or scores (n, 1) of a regression;
+    SQuAD: {"nbest", "null_odds"}."""
     from common import squad
     from common.distributed import autocast
     model.eval()
@@ -1075,8 +1159,10 @@ def predict(model, name, features, cfg, rows, device):
             output = model.predict(batch)
         output = [part.float().cpu() for part in (output if isinstance(output, tuple) else (output,))]
         if found is None:
-            width = int(features.lengths.max()) if name == "SQuAD1.1" else None  # logits of shorter batches are filled up
-            found = [torch.full((len(features), width or part.shape[1]) if part.dim() > 1 else (len(features),), -1e30) for part in output]
+            # logits of shorter batches are filled up
+            width = int(features.lengths.max()) if name == "SQuAD1.1" else None
+            found = [torch.full((len(features), width or part.shape[1]) if part.dim() > 1 else (len(features),), -1e30)
+                     for part in output]
         for place, part in zip(found, output):
             if part.dim() > 1:
                 place[batch["index"].cpu(), :part.shape[1]] = part
@@ -1093,14 +1179,15 @@ def predict(model, name, features, cfg, rows, device):
 
 
 def score(name, examples, predictions):
-    """Metrics in percent of predictions on a labelled split; "main" is the one early stopping looks at. SQuAD v2.0: at the threshold of the
-    no-answer score that is best for this very split, which is among the metrics (official code)."""
+    """Metrics in percent of predictions on a labelled split; "main" is the one early stopping looks at. SQuAD v2.0: at
+    the threshold of the no-answer score that is best for this very split, one of the metrics (official code)."""
     from common import glue, race, squad
     if family(name) == "squad":
         texts = {key: found[0]["text"] for key, found in predictions["nbest"].items()}
         found = squad.evaluate(examples, texts, predictions["null_odds"] if name == "SQuAD2.0" else None)
         if name == "SQuAD2.0":
-            found = {**squad.evaluate(examples, texts, predictions["null_odds"], found["best_f1_thresh"]), "null_threshold": found["best_f1_thresh"]}
+            found = {**squad.evaluate(examples, texts, predictions["null_odds"], found["best_f1_thresh"]),
+                     "null_threshold": found["best_f1_thresh"]}
     elif family(name) == "race":
         found = {key: 100 * value for key, value in race.evaluate(examples, predictions).items()}
     else:
@@ -1109,11 +1196,13 @@ def score(name, examples, predictions):
 
 
 def score_all(name, examples, predictions):
-    """score() of dev, and of the other splits that have labels (MNLI mismatched, RACE test) with the split before each metric's name."""
+    """score() of dev, and of the other splits that have labels (MNLI mismatched, RACE test) with the split before each
+    metric's name."""
     metrics = score(name, examples["dev"], predictions["dev"])
     for split, found in predictions.items():
         if split != "dev" and (family(name) == "race" or examples[split].labels is not None):
-            metrics |= {f"{split} {key}": value for key, value in score(name, examples[split], found).items() if key != "main"}
+            metrics |= {f"{split} {key}": value for key, value in score(name, examples[split], found).items()
+                        if key != "main"}
     return metrics
 
 
@@ -1124,7 +1213,8 @@ def recipe_of(name, rows, cfg):
     steps = max(1, round(cfg.finetune_epochs * math.ceil(rows / batch))) if cfg.finetune_epochs else paper.steps
     steps = 2 if cfg.dry_run else steps
     warmup = cfg.finetune_warmup * steps if cfg.finetune_warmup else paper.warmup * steps / paper.steps
-    return Recipe(cfg.finetune_lr or paper.lr, batch, paper.dropout if cfg.finetune_dropout < 0 else cfg.finetune_dropout, cfg.classifier_dropout,
+    return Recipe(cfg.finetune_lr or paper.lr, batch,
+                  paper.dropout if cfg.finetune_dropout < 0 else cfg.finetune_dropout, cfg.classifier_dropout,
                   steps, round(warmup), min(cfg.finetune_length or paper.length, cfg.positions))
 
 
@@ -1140,7 +1230,8 @@ class Job:
 def open_job(name, cfg, tokenizer):
     """Read and encode a task."""
     examples = load_examples(cfg, name)
-    examples = {split: first_rows(name, rows, cfg.train_rows if split == "train" else 64 * cfg.dry_run) for split, rows in examples.items()}
+    examples = {split: first_rows(name, rows, cfg.train_rows if split == "train" else 64 * cfg.dry_run)
+                for split, rows in examples.items()}
     length = recipe_of(name, 1, cfg).length
     features = {split: encode_examples(name, rows, split, tokenizer, length) for split, rows in examples.items()}
     return Job(name, examples, features, recipe_of(name, len(features["train"]), cfg))
@@ -1175,8 +1266,9 @@ def look_at_dev(model, job, cfg, device, state, path):
 def finetune_once(job, number, init, cfg, folder, device, tell):
     """One run of a task: train, look at the dev set at evenly spaced updates, keep the best model (Sec. 4.2.2).
 
-    Leaves runN.pt, the best model with its predictions, and runN.json with its metrics, which comes last and says that the run is done. The state is
-    saved at each look, after the best model: killed in between, the look is repeated. Raises Stop after SIGTERM (state saved).
+    Leaves runN.pt, the best model with its predictions, and runN.json with its metrics, which comes last and says that
+    the run is done. The state is saved at each look, after the best model: killed in between, the look is repeated.
+    Raises Stop after SIGTERM (state saved).
     """
     from common.distributed import Checkpoint, Ranks, Stop, autocast, seed_everything, seed_of, stop_requested
     if (folder / f"run{number}.json").exists():
@@ -1208,7 +1300,8 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
         state["step"] = step + 1
         if step + 1 in looks:
             if not finite:  # a diverged run ends with the best it had
-                tell(f"{job.name}, run {number + 1}: the loss is not finite before update {step + 1}; the run ends here")
+                tell(f"{job.name}, run {number + 1}: the loss is not finite before update {step + 1}; "
+                     "the run ends here")
                 break
             look_at_dev(model, job, cfg, device, state, folder / f"run{number}.pt")
         if step + 1 in looks or stop_requested():
@@ -1220,7 +1313,8 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
 
 
 def close_run(model, job, number, cfg, folder, device, state, diverged):
-    """Let the best model of a run predict the other splits, and write runN.json. A run that diverged before its first look has the worst score."""
+    """Let the best model of a run predict the other splits, and write runN.json. A run that diverged before its first
+    look has the worst score."""
     from common.distributed import load_file, save_file, write_atomic
     path, metrics, best_step = folder / f"run{number}.pt", {"main": 0.0}, 0
     if path.exists():
@@ -1230,13 +1324,15 @@ def close_run(model, job, number, cfg, folder, device, state, diverged):
                                 for split in job.features if split not in ("train", "dev")}
         metrics, best_step = score_all(job.name, job.examples, best["predictions"]), best["step"]
         save_file(path, {**best, "metrics": metrics})
-    record = {"metrics": metrics, "best_step": best_step, "steps": job.recipe.steps, "diverged": diverged, "curve": state["curve"]}
+    record = {"metrics": metrics, "best_step": best_step, "steps": job.recipe.steps, "diverged": diverged,
+              "curve": state["curve"]}
     write_atomic(folder / f"run{number}.json", json.dumps(record))
     (folder / f"run{number}.pt.previous").unlink(missing_ok=True)
 
 
 def close_task(name, cfg, folder, tokenizer):
-    """Medians over the runs of a task; its best run becomes model.pt, its predictions are written. Returns the task's line of the result."""
+    """Medians over the runs of a task; its best run becomes model.pt, its predictions are written. Returns the task's
+    line of the result."""
     from common.distributed import load_file, save_file
     lines = [json.loads((folder / f"run{number}.json").read_text()) for number in range(cfg.runs)]
     best = max(range(cfg.runs), key=lambda number: lines[number]["metrics"]["main"])
@@ -1251,29 +1347,34 @@ def close_task(name, cfg, folder, tokenizer):
         write_predictions(name, folder, kept["predictions"], kept["metrics"])
         for number in range(cfg.runs):
             (folder / f"run{number}.pt").unlink(missing_ok=True)
-    return {"median": medians, "runs": [line["metrics"]["main"] for line in lines], "diverged": sum(line["diverged"] for line in lines)}
+    return {"median": medians, "runs": [line["metrics"]["main"] for line in lines],
+            "diverged": sum(line["diverged"] for line in lines)}
 
 
 def write_predictions(name, folder, predictions, metrics):
-    """The official files: GLUE's submission of each test split; SQuAD's predictions.json, nbest_predictions.json and null_odds.json, answers above
-    the no-answer threshold withdrawn; RACE's chosen options."""
+    """The official files: GLUE's submission of each test split; SQuAD's predictions.json, nbest_predictions.json and
+    null_odds.json, answers above the no-answer threshold withdrawn; RACE's chosen options."""
     from common import glue
     from common.distributed import write_atomic
     for split, found in predictions.items():
         if family(name) == "glue" and split.startswith("test"):
             glue.write_submission(folder, name, found, split)
         elif family(name) == "race":
-            write_atomic(folder / f"{split}_predictions.txt", "".join("ABCD"[choice] + "\n" for choice in found.argmax(1).tolist()))
+            write_atomic(folder / f"{split}_predictions.txt",
+                         "".join("ABCD"[choice] + "\n" for choice in found.argmax(1).tolist()))
         elif family(name) == "squad":
             limit = metrics.get("null_threshold", math.inf)
-            texts = {key: "" if found["null_odds"][key] > limit else spans[0]["text"] for key, spans in found["nbest"].items()}
-            for file, content in (("predictions", texts), ("nbest_predictions", found["nbest"]), ("null_odds", found["null_odds"])):
+            texts = {key: "" if found["null_odds"][key] > limit else spans[0]["text"]
+                     for key, spans in found["nbest"].items()}
+            for file, content in (("predictions", texts), ("nbest_predictions", found["nbest"]),
+                                  ("null_odds", found["null_odds"])):
                 write_atomic(folder / f"{file}.json", json.dumps(content, indent=1))
             write_atomic(folder / "null_threshold.json", json.dumps(metrics.get("null_threshold")))
 
 
 def paper_average(results):
-    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI matched. None where one is missing."""
+    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI matched. None where
+    one is missing."""
     if not set(GROUPS["paper"]) <= set(results):
         return None
     return statistics.mean((found["f1"] + found["exact"]) / 2 if family(name) == "squad" else found["accuracy"]
@@ -1281,8 +1382,8 @@ def paper_average(results):
 
 
 def average_predictions(name, several):
-    """An ensemble's predictions (Sec. 4.9): probabilities are averaged; SQuAD: the scores of a span over the models that have it among their best,
-    and the scores of "no answer" over all."""
+    """An ensemble's predictions (Sec. 4.9): probabilities are averaged; SQuAD: the scores of a span over the models
+    that have it among their best, and the scores of "no answer" over all."""
     if family(name) != "squad":
         return torch.stack(list(several)).mean(0)
     nbest, odds = {}, {}
@@ -1301,10 +1402,13 @@ def ensemble_task(name, cfg, folder):
     """Average the predictions that the run folders of --ensemble hold for a task, score and write them."""
     from common.cli import UserError
     from common.distributed import load_file
-    members, examples = [load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble], load_examples(cfg, name)
-    sizes = [{split: len(found["nbest"] if isinstance(found, dict) else found) for split, found in member.items()} for member in members]
+    members, examples = ([load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble],
+                         load_examples(cfg, name))
+    sizes = [{split: len(found["nbest"] if isinstance(found, dict) else found) for split, found in member.items()}
+             for member in members]
     if any(each != sizes[0] for each in sizes):
-        raise UserError(f"--ensemble: the predictions on {name} in these folders are for different data; name runs on one data set")
+        raise UserError(f"--ensemble: the predictions on {name} in these folders are for different data; "
+                        "name runs on one data set")
     found = {split: average_predictions(name, [member[split] for member in members]) for split in members[0]}
     metrics = score_all(name, examples, found)
     folder.mkdir(exist_ok=True)
@@ -1313,7 +1417,8 @@ def ensemble_task(name, cfg, folder):
 
 
 def finetune(cfg, text):
-    """Fine-tune tasks, several runs of each, or ensemble what other folders hold. Runs are shared out over the processes."""
+    """Fine-tune tasks, several runs of each, or ensemble what other folders hold. Runs are shared out over the
+    processes."""
     from common.distributed import RunFolder, launch, on_main, say
     from common.inputs import fill_in
     with launch(cfg.device) as ranks:
@@ -1334,7 +1439,8 @@ def finetune(cfg, text):
 
 
 def train_tasks(names, cfg, run, ranks):
-    """All runs of all tasks: first those that start from --init, then those that start from this command's MNLI model. {task: its line}."""
+    """All runs of all tasks: first those that start from --init, then those that start from this command's MNLI model.
+    {task: its line}."""
     from common.cli import UserError
     from common.distributed import barrier, on_main, say
     from common.tokenization import load_tokenizer
@@ -1343,7 +1449,8 @@ def train_tasks(names, cfg, run, ranks):
     if cfg.mnli_start and "MNLI" not in names:
         raise UserError("--mnli_start needs MNLI among the tasks; an earlier MNLI model is given with --init RUN/MNLI")
     if cfg.finetune_length > cfg.positions:
-        raise UserError(f"--finetune_length {cfg.finetune_length}: the model of --init has {cfg.positions} positions; choose that or less")
+        raise UserError(f"--finetune_length {cfg.finetune_length}: the model of --init has {cfg.positions} positions; "
+                        "choose that or less")
     tokenizer, results = load_tokenizer(cfg.tokenizer or cfg.init), {}
     fit_vocabulary(tokenizer, cfg.vocab_size)
     late = [name for name in names if cfg.mnli_start and name in MNLI_STARTS]
@@ -1373,8 +1480,10 @@ def show_tasks(result, ranks):
     """Print the tasks' medians."""
     from common.distributed import say
     for name, line in result["tasks"].items():
-        shown = ", ".join(f"{key} {value:.2f}" for key, value in line["median"].items() if key != "main" and "total" not in key and "best" not in key)
-        say(ranks, f"{name:9} {shown}  ({len(line['runs'])} runs)" if "members" not in line else f"{name:9} {shown}  (ensemble of {line['members']})")
+        shown = ", ".join(f"{key} {value:.2f}" for key, value in line["median"].items()
+                          if key != "main" and "total" not in key and "best" not in key)
+        say(ranks, f"{name:9} {shown}  ({len(line['runs'])} runs)" if "members" not in line
+            else f"{name:9} {shown}  (ensemble of {line['members']})")
     if result["average"] is not None:
         say(ranks, f"Avg       {result['average']:.2f}")
 
@@ -1384,41 +1493,52 @@ def show_tasks(result, ranks):
 BASE, LARGE = dict(PRESETS["base"]), PRESETS["large"]
 PUBLISHED = (  # (table, configuration, settings, parameters that the paper gives in millions)
     ("Table 1", "BERT base", PRESETS["bert-base"], 108), ("Table 1", "BERT large", PRESETS["bert-large"], 334),
-    *(("Table 1", f"ALBERT {name}", PRESETS[name], size) for name, size in (("base", 12), ("large", 18), ("xlarge", 60), ("xxlarge", 235))),
-    *(("Table 3", f"not-shared E={E}", dict(embedding=E, share="none"), size) for E, size in ((64, 87), (128, 89), (256, 93), (768, 108))),
-    *(("Table 3", f"all-shared E={E}", dict(embedding=E), size) for E, size in ((64, 10), (128, 12), (256, 16), (768, 31))),
-    *(("Table 4", f"{name} E={E}", dict(embedding=E, share=share), size) for E, sizes in ((768, (31, 83, 57, 108)), (128, (12, 64, 38, 89)))
-      for name, share, size in zip(("all-shared", "shared-attention", "shared-FFN", "not-shared"), ("all", "attention", "ffn", "none"), sizes)),
+    *(("Table 1", f"ALBERT {name}", PRESETS[name], size)
+      for name, size in (("base", 12), ("large", 18), ("xlarge", 60), ("xxlarge", 235))),
+    *(("Table 3", f"not-shared E={E}", dict(embedding=E, share="none"), size)
+      for E, size in ((64, 87), (128, 89), (256, 93), (768, 108))),
+    *(("Table 3", f"all-shared E={E}", dict(embedding=E), size)
+      for E, size in ((64, 10), (128, 12), (256, 16), (768, 31))),
+    *(("Table 4", f"{name} E={E}", dict(embedding=E, share=share), size)
+      for E, sizes in ((768, (31, 83, 57, 108)), (128, (12, 64, 38, 89)))
+      for name, share, size in zip(("all-shared", "shared-attention", "shared-FFN", "not-shared"),
+                                   ("all", "attention", "ffn", "none"), sizes)),
     ("Table 12", "H=4096, 3 layers", dict(PRESETS["xxlarge"], layers=3), 225),
     ("Table 12", "H=6144, 3 layers", dict(layers=3, hidden=6144, heads=96, ffn=24576), 499),
 )
 
 
 def countings(cfg):
-    """Four ways to count a model's parameters: A without pooler and heads, B with the pooler, C with the pooler and both heads, D like B with the
-    position and segment tables and their LayerNorm H wide, as an older layout had them (arithmetic; no model of ours)."""
+    """Four ways to count a model's parameters: A without pooler and heads, B with the pooler, C with the pooler and
+    both heads, D like B with the position and segment tables and their LayerNorm H wide, as an older layout had them
+    (arithmetic; no model of ours)."""
     found = parts(cfg)
     A = found["embeddings"] + found["mapping"] + found["attention"] + found["ffn"]
     B = A + found["pooler"]
-    return {"A": A, "B": B, "C": B + found["mlm head"] + found["order head"], "D": B + (cfg.positions + 2 + 2) * (cfg.hidden - cfg.embedding)}
+    return {"A": A, "B": B, "C": B + found["mlm head"] + found["order head"],
+            "D": B + (cfg.positions + 2 + 2) * (cfg.hidden - cfg.embedding)}
 
 
 def compare_parameters(cfg):
-    """--analyze parameters: our counts beside the published ones, the countings that agree, or how far off the nearest is."""
+    """--analyze parameters: our counts beside the published ones, the countings that agree,
+    or how far off the nearest is."""
     from common.report import write_report
-    columns = ["table", "configuration", "paper", "A no pooler", "B with pooler", "C with heads", "D wide positions", "agrees"]
+    columns = ["table", "configuration", "paper", "A no pooler", "B with pooler", "C with heads", "D wide positions",
+               "agrees"]
     rows = []
     for table, name, settings, published in PUBLISHED:
         found = countings(Config(**settings))
         agrees = ", ".join(key for key, value in found.items() if round(value / 1e6) == published)
         nearest = min((value / 1e6 - published for value in found.values()), key=abs)
-        rows.append([table, name, f"{published}M", *(f"{value:,}" for value in found.values()), agrees or f"none; nearest: {nearest:+.1f}M"])
+        rows.append([table, name, f"{published}M", *(f"{value:,}" for value in found.values()),
+                     agrees or f"none; nearest: {nearest:+.1f}M"])
     write_report(cfg.out, "parameters", columns, rows)
 
 
 @torch.no_grad()
 def layer_distances(model, batches):
-    """Figure 1: for each layer the mean over all real tokens of the L2 distance and of the angle, in degrees, between its input and its output.
+    """Figure 1: for each layer the mean over all real tokens of the L2 distance and of the angle, in degrees, between
+    its input and its output.
 
     model: an Encoder; batches: of (ids, segments, lengths). Returns [{"layer", "l2", "degrees"}].
     """
@@ -1429,9 +1549,11 @@ def layer_distances(model, batches):
         states = [state[real].double() for state in model(ids, segments, lengths, every_layer=True)]  # (tokens, H)
         for number, (before, after) in enumerate(zip(states, states[1:])):
             cosine = F.cosine_similarity(before, after, dim=-1).clamp(-1, 1)
-            totals[number] += torch.stack([(after - before).norm(dim=-1).sum(), torch.rad2deg(cosine.acos()).sum()]).cpu()
+            totals[number] += torch.stack([(after - before).norm(dim=-1).sum(),
+                                           torch.rad2deg(cosine.acos()).sum()]).cpu()
         tokens += int(real.sum())
-    return [{"layer": number, "l2": l2, "degrees": degrees} for number, (l2, degrees) in enumerate((totals / tokens).tolist(), 1)]
+    return [{"layer": number, "l2": l2, "degrees": degrees}
+            for number, (l2, degrees) in enumerate((totals / tokens).tolist(), 1)]
 
 
 def compare_layers(cfg):
@@ -1456,14 +1578,18 @@ def compare_layers(cfg):
         axes.set(xlabel="layer", ylabel="degrees between input and output", ylim=(0, None))
         axes.legend(frameon=False)
 
-    table = [[lines[0]["layer"], *(line[key] for line in lines for key in ("l2", "degrees"))] for lines in zip(*curves.values())]
-    write_report(cfg.out, "layers", ["layer", *(f"{name} {key}" for name in curves for key in ("L2", "degrees"))], table, draw=draw)
+    table = [[lines[0]["layer"], *(line[key] for line in lines for key in ("l2", "degrees"))]
+             for lines in zip(*curves.values())]
+    write_report(cfg.out, "layers", ["layer", *(f"{name} {key}" for name in curves for key in ("L2", "degrees"))],
+                 table, draw=draw)
 
 
 def compare_speed(cfg, turns=8):
-    """--analyze speed: training throughput of this model and of BERT of the same shape at batch / accumulate sequences (Table 2).
+    """--analyze speed: training throughput of this model and of BERT of the same shape at batch / accumulate sequences
+    (Table 2).
 
-    The two take turns, so that a machine that slows down slows both. One process: what ALBERT saves in communication does not show.
+    The two take turns, so that a machine that slows down slows both. One process: what ALBERT saves in communication
+    does not show.
     """
     from common.distributed import autocast, pick_device
     from common.report import write_report
@@ -1471,8 +1597,10 @@ def compare_speed(cfg, turns=8):
     shapes = {"ALBERT": cfg, "BERT": dataclasses.replace(cfg, share="none", groups=1, embedding=cfg.hidden)}
     models = {name: LanguageModel(shape).to(device).train() for name, shape in shapes.items()}
     optimizers = {name: Lamb(model.parameters(), 1e-4) for name, model in models.items()}
-    ids, lengths = torch.randint(5, cfg.vocab_size, (rows, cfg.length), device=device), torch.full((rows,), cfg.length, device=device)
-    positions, order = torch.arange(M, device=device).expand(rows, M), torch.zeros(rows, dtype=torch.long, device=device)
+    ids, lengths = (torch.randint(5, cfg.vocab_size, (rows, cfg.length), device=device),
+                    torch.full((rows,), cfg.length, device=device))
+    positions, order = (torch.arange(M, device=device).expand(rows, M),
+                        torch.zeros(rows, dtype=torch.long, device=device))
     seconds = {name: [] for name in models}
     for name in list(models) * (1 + turns):  # the first turn warms up
         began = time.perf_counter()
@@ -1485,9 +1613,11 @@ def compare_speed(cfg, turns=8):
         next(models[name].parameters()).sum().item()  # wait for the device
         seconds[name].append(time.perf_counter() - began)
     rates = {name: rows * cfg.length / statistics.median(times[1:]) for name, times in seconds.items()}
-    table = [[name, f"{count(models[name]):,}", round(rate), round(3 * flops(shapes[name]) / cfg.length * rate / 1e9, 1), rate / rates["BERT"]]
+    table = [[name, f"{count(models[name]):,}", round(rate),
+              round(3 * flops(shapes[name]) / cfg.length * rate / 1e9, 1), rate / rates["BERT"]]
              for name, rate in rates.items()]
-    write_report(cfg.out, "speed", ["model", "parameters", "tokens/s", "GFLOP/s", "to BERT"], table, {"seconds": seconds})
+    write_report(cfg.out, "speed", ["model", "parameters", "tokens/s", "GFLOP/s", "to BERT"], table,
+                 {"seconds": seconds})
 
 
 def analyze(cfg, name):
@@ -1503,16 +1633,19 @@ def analyze(cfg, name):
 def describe(cfg):
     """One JSON object about the model."""
     found = parts(cfg)
-    print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg), "flops": flops(cfg),
-                      "flops_counting": f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "
-                                        f"({predictions(cfg)} predictions), 2 a multiply-add"}, indent=2))
+    print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
+                      "flops": flops(cfg),
+                      "flops_counting": f"one forward pass over {cfg.length} tokens: matrix products of encoder, "
+                                        f"pooler and both heads ({predictions(cfg)} predictions), 2 a multiply-add"},
+                     indent=2))
 
 # --- command line --------------------------------------------------------------------------------
 
 
 ACTIONS = {
     "pretrain": ("pre-train with masked words and sentence order (Sec. 3, 4.1)", None),
-    "finetune": ("fine-tune the model of --init: tasks such as CoLA,SQuAD2.0,RACE, or glue, squad, paper (the five of Table 2)", "TASKS"),
+    "finetune": ("fine-tune the model of --init: tasks such as CoLA,SQuAD2.0,RACE, or glue, squad, paper "
+                 "(the five of Table 2)", "TASKS"),
     "export": ("write the model of --init as a Hugging Face folder", "DIR"),
     "analyze": ("layers (Figure 1) | parameters (Tables 1, 3, 4) | speed (Table 2)", "NAME"),
     "describe": ("print the model's parameters and FLOPs as JSON", None),
@@ -1544,8 +1677,9 @@ def main(argv=None):
     if cfg.dry_run:
         shrink(cfg)
     try:
-        {"pretrain": lambda: pretrain(cfg), "finetune": lambda: finetune(cfg, value), "export": lambda: export(cfg, value),
-         "analyze": lambda: analyze(cfg, value), "describe": lambda: describe(cfg)}[action]()
+        {"pretrain": lambda: pretrain(cfg), "finetune": lambda: finetune(cfg, value),
+         "export": lambda: export(cfg, value), "analyze": lambda: analyze(cfg, value),
+         "describe": lambda: describe(cfg)}[action]()
     except Stop:
         print("stopped; the same command continues")
     return 0
