@@ -1,35 +1,47 @@
-"""mFormer: Neural Architecture Search on Efficient Transformers and Beyond (Liu, Li, Lu, Qin, Sun, Xu, Zhong; arXiv:2207.13955v1).
+"""mFormer: Neural Architecture Search on Efficient Transformers and Beyond (Liu, Li, Lu, Qin, Sun, Xu, Zhong;
+arXiv:2207.13955v1).
 
-Linear attention (cosFormer) costs O(N) and softmax attention scores better. mFormer lets a search decide, layer by layer, which of the two stands
-where, together with widths, heads, depth and which encoder layers the decoder sees. The search is RankNAS: a super-net holds every architecture,
-two rankers trained on pairs of its sub-nets order architectures by loss and by latency, unimportant features are pruned from the space, and an
-evolution walks through what is left.
+Linear attention (cosFormer) costs O(N) and softmax attention scores better. mFormer lets a search decide, layer by
+layer, which of the two stands where, together with widths, heads, depth and which encoder layers the decoder sees. The
+search is RankNAS: a super-net holds every architecture, two rankers trained on pairs of its sub-nets order
+architectures by loss and by latency, unimportant features are pruned from the space, and an evolution walks through
+what is left.
 
-Run:     python mformer.py --search                                              search on demo pictures, minutes on two CPU cores
-         python mformer.py --train --arch runs/mformer-search-cifar10-demo/best.json          the winner from scratch; then --evaluate --init
-         torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --accumulate 8 --train_text wmt16/train ...   the paper's search
+Run:     python mformer.py --search                           search on demo pictures, minutes on two CPU cores
+         python mformer.py --train --arch runs/mformer-search-cifar10-demo/best.json
+                                                              the winner from scratch; then --evaluate --init
+         torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --accumulate 8
+                  --train_text wmt16/train ...                the paper's search
          python mformer.py --evaluate --init runs/mformer-train-wmt14-demo --task wmt14 --translate sentences.en
-Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 2 -> FEATURES, space_of    Table 3, 4 -> PUBLISHED
-         Sec. 3.1.2 -> Ranker, prune, evolve    Sec. 3.2.2 -> search    Sec. 4.1.4 -> beam_search, average    Sec. 6 -> PRESETS, learning_rate
-         Table 5 -> retype, --analyze types    Sec. 7 -> Ranker.importance    Sec. 8 -> --analyze decoder    Fig. 1, 5, 6 -> --analyze pareto, shape
-Differs: D1  Linear attention leaves padding out of both sums and takes the true length for its cosine; the released one takes the padded length, so a
-             sentence's output depends on its batch. Causal and cross linear attention take a fixed length (--length): with the true one a prefix's
-             output would depend on what follows.
-         D2  "Softmax" of Tables 1 and 2 has relative positions on the keys, clipped at 8 (text) or 14 (images), in self-attention. Cross-attention,
-             where a distance means nothing, has none. "plain" (none anywhere) belongs to the vanilla rows and to no search.
-         D3  Queries, keys and values have a weight each and every slice takes leading rows and columns; the released code takes thirds of one matrix,
-             so that a row changes its meaning with the sampled width.
-         D4  197 tokens an image (196 patches and one for the class), not the 256 of Sec. 4.1.3, which contradict its 14 x 14.
-         D5  The search's losses are measured on examples carved out of the training set, for both tasks; test sets are read by --evaluate and the
-             tables of --analyze only. The released CIFAR-10 search reads the test split.
-         D6  The ranker is a small network g with P(a before b) = sigmoid(g(a) - g(b)), a binary classifier over pairs that is always transitive; the
-             released code regresses with boosted trees. Importance is what a feature's shuffling costs in pair accuracy.
-         D7  Pruning freezes a feature at its commonest value among the better tenth of the sampled sub-nets; what the paper does with the rest of the
-             features is not said. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which prunes nothing), translation 5 (Sec. 7.1).
-         D8  "Discarding the fastest and slowest 10% models" has two readings: --drop_architectures does what the sentence says, --trim_timings
-             what the released code does (10% of one architecture's timings at either end). Both are on.
-         D9  The evolution's ten best are measured (loss, latency) and the best measured loss wins; --finalists 1 trusts the ranker.
-         D10 Cosine floor, warm-up and betas as Sec. 6 lists them; AdamW's weight decay spares biases and norms. Dropout is not listed: 0.1 for text.
+Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 2 -> FEATURES, space_of
+         Table 3, 4 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve    Sec. 3.2.2 -> search
+         Sec. 4.1.4 -> beam_search, average    Sec. 6 -> PRESETS, learning_rate    Table 5 -> retype, --analyze types
+         Sec. 7 -> Ranker.importance    Sec. 8 -> --analyze decoder    Fig. 1, 5, 6 -> --analyze pareto, shape
+Differs: D1  Linear attention leaves padding out of both sums and takes the true length for its cosine; the released one
+             takes the padded length, so a sentence's output depends on its batch. Causal and cross linear attention
+             take a fixed length (--length): with the true one a prefix's output would depend on what follows.
+         D2  "Softmax" of Tables 1 and 2 has relative positions on the keys, clipped at 8 (text) or 14 (images), in
+             self-attention. Cross-attention, where a distance means nothing, has none. "plain" (none anywhere) belongs
+             to the vanilla rows and to no search.
+         D3  Queries, keys and values have a weight each and every slice takes leading rows and columns; the released
+             code takes thirds of one matrix, so that a row changes its meaning with the sampled width.
+         D4  197 tokens an image (196 patches and one for the class), not the 256 of Sec. 4.1.3, which contradict its
+             14 x 14.
+         D5  The search's losses are measured on examples carved out of the training set, for both tasks; test sets are
+             read by --evaluate and the tables of --analyze only. The released CIFAR-10 search reads the test split.
+         D6  The ranker is a small network g with P(a before b) = sigmoid(g(a) - g(b)), a binary classifier over pairs
+             that is always transitive; the released code regresses with boosted trees. Importance is what a feature's
+             shuffling costs in pair accuracy.
+         D7  Pruning freezes a feature at its commonest value among the better tenth of the sampled sub-nets; what the
+             paper does with the rest of the features is not said. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which
+             prunes nothing), translation 5 (Sec. 7.1).
+         D8  "Discarding the fastest and slowest 10% models" has two readings: --drop_architectures does what the
+             sentence says, --trim_timings what the released code does (10% of one architecture's timings at either
+             end). Both are on.
+         D9  The evolution's ten best are measured (loss, latency) and the best measured loss wins; --finalists 1 trusts
+             the ranker.
+         D10 Cosine floor, warm-up and betas as Sec. 6 lists them; AdamW's weight decay spares biases and norms. Dropout
+             is not listed: 0.1 for text.
          D11 RankNAS trains its super-net with HAT's scaled dropout; here dropout does not depend on the sampled width.
 """
 import collections
@@ -63,10 +75,10 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: str = "auto"  # auto (bfloat16 autocast on GPUs that have it) | float32 | bfloat16
     compile: bool = False  # torch.compile the model of --train (a super-net changes its shape with every update)
-    accumulate: int = 1  # logical shards of an update, shared out over the processes; results do not depend on the number of processes
+    accumulate: int = 1  # logical shards of an update, shared out over processes; results do not depend on their number
     dry_run: bool = False  # two real steps of every phase, on tiny budgets
     init: str = ""  # run folder to start from: weights, or the search that an analysis looks at
-    arch: str = ""  # a name (mformer, cosformer*, transformer*, ...), JSON, or a best.json; default: what the search of this preset found
+    arch: str = ""  # a name (mformer, cosformer*, ...), JSON, or a best.json; default: what the search of this preset found
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo pictures
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
@@ -92,7 +104,7 @@ class Config:
     cross_heads: tuple[int, ...] = (4, 8, 16)  # En-De Head Num
     connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: last encoder layers that a decoder layer sees
     head_dim: int = 64  # a head's width where --qkv is 0
-    qkv: int = 0  # fixed width of queries, keys and values, which heads only re-partition (translation); 0: heads x head_dim
+    qkv: int = 0  # width of queries, keys, values, which heads only re-partition (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6
     image: int = 224  # width of the images, in pixels
     patch: int = 16  # width of a patch
@@ -114,7 +126,7 @@ class Config:
     magnitude: float = 9.0  # RandAugment strength of 10: turns, shears, shifts; 0: none
     jitter: float = 0.4  # random brightness, contrast, colour
     erase: float = 0.25  # chance that a random box is erased
-    stability: float = 0.0  # stop the super-net when Kendall's tau of its sub-nets' losses between two looks is above this (0.9); 0: off
+    stability: float = 0.0  # stop when Kendall's tau of sub-nets' losses between two looks is above this (0.9); 0: off
     look_every: int = 5000  # updates between these looks
     look_nets: int = 100  # sub-nets looked at
     # search
@@ -122,7 +134,7 @@ class Config:
     latency: str = "measure"  # measure (on this device) | flops (a stand-in that repeats exactly)
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones
     trim_timings: float = 0.1  # share of an architecture's timings cut at either end (D8)
-    drop_architectures: float = 0.1  # share of the fastest and of the slowest architectures that the search discards (D8)
+    drop_architectures: float = 0.1  # share of the fastest and the slowest architectures that the search discards (D8)
     latency_limit: float = 0.0  # slowest architecture allowed, in milliseconds; 0: no limit
     keep: int = 3  # most important features, by loss and by latency, that stay free (D7); 0: no pruning
     generations: int = 30  # of the evolution
@@ -144,31 +156,37 @@ TINY_TEXT = dict(layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4),
 QUICK = dict(latency_runs=10, generations=10, finalists=5)
 PRESETS = {  # by task; a sub-dictionary holds for one action
     "demo": {
-        "cifar10": {**TINY_IMAGE, **QUICK, "layers": (2, 3), "hidden": (48, 64), "ffn": (64, 96, 128), "heads": (2, 3, 4),
-                    "crop_area": 0.7, "accumulate": 2, "lr": 2e-3, "warmup": 50, "steps": 800, "save_every": 50, "runs": 1,
+        "cifar10": {**TINY_IMAGE, **QUICK, "layers": (2, 3), "hidden": (48, 64), "ffn": (64, 96, 128),
+                    "heads": (2, 3, 4), "crop_area": 0.7, "accumulate": 2, "lr": 2e-3, "warmup": 50, "steps": 800,
+                    "save_every": 50, "runs": 1,
                     "search": dict(steps=400, save_every=100, held_out=500, samples=80)},
         "wmt14": {**TINY_TEXT, **QUICK, "vocab_size": 2000, "batch": 2000, "accumulate": 2, "lr": 4e-3, "warmup": 100,
                   "weight_decay": 0.1, "steps": 900, "save_every": 50, "runs": 1,
                   "search": dict(steps=500, save_every=100, held_out=200, samples=80)}},
     "small": {
-        "cifar10": {**TINY_IMAGE, **QUICK, "layers": (4, 5, 6), "hidden": (64, 96, 128), "ffn": (96, 128, 192, 224, 256),
-                    "heads": (4, 6, 8), "crop_area": 0.5, "batch": 128, "lr": 2e-3, "warmup": 100, "steps": 1500, "save_every": 50,
+        "cifar10": {**TINY_IMAGE, **QUICK, "layers": (4, 5, 6), "hidden": (64, 96, 128),
+                    "ffn": (96, 128, 192, 224, 256), "heads": (4, 6, 8), "crop_area": 0.5, "batch": 128,
+                    "lr": 2e-3, "warmup": 100, "steps": 1500, "save_every": 50,
                     "search": dict(steps=1500, save_every=100, held_out=1000, samples=150)},
-        "wmt14": {**TINY_TEXT, **QUICK, "layers": (3,), "hidden": (96, 128), "ffn": (128, 256, 384, 512), "heads": (2, 4, 8),
-                  "decoder_layers": (1, 2, 3), "decoder_hidden": (96, 128), "decoder_ffn": (128, 256, 384, 512), "decoder_heads": (2, 4, 8),
-                  "cross_heads": (2, 4, 8), "connect": (1, 2, 3), "qkv": 128, "vocab_size": 4000, "batch": 2500, "lr": 4e-3, "warmup": 200,
-                  "weight_decay": 0.1, "dropout": 0.1, "steps": 1500, "save_every": 50,
+        "wmt14": {**TINY_TEXT, **QUICK, "layers": (3,), "hidden": (96, 128), "ffn": (128, 256, 384, 512),
+                  "heads": (2, 4, 8), "decoder_layers": (1, 2, 3), "decoder_hidden": (96, 128),
+                  "decoder_ffn": (128, 256, 384, 512), "decoder_heads": (2, 4, 8),
+                  "cross_heads": (2, 4, 8), "connect": (1, 2, 3), "qkv": 128, "vocab_size": 4000, "batch": 2500,
+                  "lr": 4e-3, "warmup": 200, "weight_decay": 0.1, "dropout": 0.1, "steps": 1500, "save_every": 50,
                   "search": dict(steps=1500, save_every=100, held_out=500, samples=150)}},
     "base": {
         "cifar10": {"search": dict(held_out=5000)},
-        "wmt14": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024, relative=8, dropout=0.1, batch=35200,
-                      accumulate=8, lr=7e-4, lr_start=1e-7, warmup=4000, schedule="inverse_sqrt", weight_decay=0.1, steps=200000, keep=5,  # Sec. 6.1
+        "wmt14": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
+                      relative=8, dropout=0.1, batch=35200,
+                      accumulate=8, lr=7e-4, lr_start=1e-7, warmup=4000, schedule="inverse_sqrt", weight_decay=0.1,
+                      steps=200000, keep=5,  # Sec. 6.1
                       search=dict(steps=40000, held_out=3000))},
 }
 
 # --- search space --------------------------------------------------------------------------------
-# An architecture has one value for each depth and embedding width, and one value a layer for everything else. A space is a table {feature: choices};
-# sampling, mutation, crossover, pruning, the features of the rankers and the size of the space all read it.
+# An architecture has one value for each depth and embedding width, and one value a layer for everything else. A space
+# is a table {feature: choices}; sampling, mutation, crossover, pruning, the features of the rankers and the size of the
+# space all read it.
 
 KINDS = ("softmax", "linear", "plain")  # softmax has relative positions, plain has not (D2)
 
@@ -179,7 +197,8 @@ class Feature(NamedTuple):
 
 
 FEATURES = {  # in an order in which depths come before what they rule
-    "layers": Feature("Enc Layer Num", None), "hidden": Feature("Enc Emb Dim", None), "ffn": Feature("Enc FFN Dim", "layers"),
+    "layers": Feature("Enc Layer Num", None), "hidden": Feature("Enc Emb Dim", None),
+    "ffn": Feature("Enc FFN Dim", "layers"),
     "heads": Feature("Enc Head Num", "layers"), "types": Feature("Enc Attn Type", "layers"),
     "decoder_layers": Feature("Dec Layer Num", None), "decoder_hidden": Feature("Dec Emb Dim", None),
     "decoder_ffn": Feature("Dec FFN Dim", "decoder_layers"), "decoder_heads": Feature("Dec Head Num", "decoder_layers"),
@@ -208,7 +227,8 @@ class Arch:
 
 
 def space_of(cfg):
-    """The search space of a configuration: {feature: choices}. Only the encoder's types are searched in a mixed space (Sec. 4.1.2)."""
+    """The search space of a configuration: {feature: choices}. Only the encoder's types are searched in a mixed space
+    (Sec. 4.1.2)."""
     types = {"mixed": ("softmax", "linear"), "linear": ("linear",), "softmax": ("softmax",)}[cfg.space]
     decoder = ("linear",) if cfg.space == "linear" and not cfg.decoder_softmax else ("softmax",)  # Sec. 3.2.2
     given = {"types": types, "decoder_types": decoder, "cross_types": decoder}
@@ -230,12 +250,14 @@ def build_arch(space, value, per_layer):
     genes = {}
     for name, choices in space.items():
         depth = FEATURES[name].depth
-        genes[name] = tuple(per_layer(name, choices, slot) for slot in range(genes[depth])) if depth else value(name, choices)
+        genes[name] = (tuple(per_layer(name, choices, slot) for slot in range(genes[depth])) if depth
+                       else value(name, choices))
     return Arch(**genes)
 
 
 def widest(space):
-    """The architecture that holds all others: the super-net's own sizes. Softmax has a table that linear lacks, so it is the wider type."""
+    """The architecture that holds all others: the super-net's own sizes. Softmax has a table that linear lacks, so it
+    is the wider type."""
     def largest(name, choices, slot=0):
         return ("softmax" if "softmax" in choices else choices[0]) if name.endswith("types") else max(choices)
     return build_arch(space, largest, largest)
@@ -287,7 +309,8 @@ def why_illegal(arch, cfg):
             return f"{name}: {value} do not all divide --qkv {cfg.qkv}"
     if (cfg.task == "wmt14") != bool(arch.decoder_layers):
         return f"--task {cfg.task} {'needs a' if cfg.task == 'wmt14' else 'has no'} decoder"
-    return f"connect: {max(arch.connect)} of {arch.layers} encoder layers" if arch.connect and max(arch.connect) > arch.layers else None
+    return (f"connect: {max(arch.connect)} of {arch.layers} encoder layers"
+            if arch.connect and max(arch.connect) > arch.layers else None)
 
 
 def arch_json(arch):
@@ -304,7 +327,8 @@ def parse_arch(text, cfg):
         genes = genes.get("arch", genes)
         arch = Arch(**{name: tuple(value) if isinstance(value, list) else value for name, value in genes.items()})
     except (ValueError, AttributeError, TypeError):
-        raise ValueError(f"{text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, a best.json, or JSON with the "
+        raise ValueError(f"{text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
+                         "a best.json, or JSON with the "
                          f"keys {', '.join(list(FEATURES)[:5 if cfg.task == 'cifar10' else None])}") from None
     if reason := why_illegal(arch, cfg):
         raise ValueError(reason)
@@ -318,23 +342,29 @@ def image_arch(hidden, ffn, heads, linear=()):
 
 
 def text_arch(ffn, heads, decoder_ffn, decoder_heads, cross_heads, linear=(), decoder="softmax"):
-    """A translation architecture of Table 3, all 1024 wide and connected to the last encoder layer; ffn in units of 1024."""
+    """A translation architecture of Table 3, all 1024 wide and connected to the last encoder layer; ffn in units of
+    1024."""
     types = tuple("linear" if layer in linear else "softmax" for layer in range(1, len(ffn) + 1))
     depth = len(decoder_ffn)
-    return Arch(len(ffn), 1024, tuple(1024 * width for width in ffn), heads, types, depth, 1024, tuple(1024 * width for width in decoder_ffn),
+    return Arch(len(ffn), 1024, tuple(1024 * width for width in ffn), heads, types, depth, 1024,
+                tuple(1024 * width for width in decoder_ffn),
                 decoder_heads, (decoder,) * depth, cross_heads, (1,) * depth, (decoder,) * depth)
 
 
 ALL = range(1, 15)
-M_IMAGE = image_arch(384, (8, 8, 7, 6, 4, 4, 6, 7, 6, 4, 3, 3), (6, 6, 6, 6, 7, 7, 6, 6, 6, 7, 7, 6), (3, 7, 11))  # lists made to Table 4's totals
-C_IMAGE = image_arch(448, (8, 8, 6, 7, 6, 6, 6, 6, 7, 3, 7, 6), (7, 7, 6, 7, 5, 7, 5, 7, 5, 6, 7, 6), ALL)  # the published lists
-T_IMAGE = image_arch(384, (3, 4, 4, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7), (6, 6) + (7,) * 12)  # lists made to Table 4's totals
+# lists made to Table 4's totals
+M_IMAGE = image_arch(384, (8, 8, 7, 6, 4, 4, 6, 7, 6, 4, 3, 3), (6, 6, 6, 6, 7, 7, 6, 6, 6, 7, 7, 6), (3, 7, 11))
+# the published lists
+C_IMAGE = image_arch(448, (8, 8, 6, 7, 6, 6, 6, 6, 7, 3, 7, 6), (7, 7, 6, 7, 5, 7, 5, 7, 5, 6, 7, 6), ALL)
+# lists made to Table 4's totals
+T_IMAGE = image_arch(384, (3, 4, 4, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7), (6, 6) + (7,) * 12)
 VANILLA = Arch(6, 512, (2048,) * 6, (8,) * 6, ("plain",) * 6)
 PUBLISHED = {  # Tables 3, 4 and 5
     "cifar10": {
         "mformer": M_IMAGE, "mformer-linear": retype(M_IMAGE, "linear"), "mformer-softmax": retype(M_IMAGE, "softmax"),
         "cosformer*": C_IMAGE, "cosformer*-softmax": retype(C_IMAGE, "softmax"), "transformer*": T_IMAGE,
-        "transformer*-linear": retype(T_IMAGE, "linear"), "transformer": VANILLA, "cosformer": retype(VANILLA, "linear")},
+        "transformer*-linear": retype(T_IMAGE, "linear"), "transformer": VANILLA,
+        "cosformer": retype(VANILLA, "linear")},
     "wmt14": {  # lists made to Table 3's averages; its "Enc Layer Num 3" is a misprint for 6
         "transformer*": text_arch((3, 4, 4, 4, 4, 4), (8,) * 6, (4, 4, 3), (16, 16, 8), (16, 16, 8)),
         "cosformer*": text_arch((3, 3, 3, 3, 4, 4), (8,) * 6, (4, 4), (16, 4), (8, 4), ALL, "linear"),
@@ -342,8 +372,9 @@ PUBLISHED = {  # Tables 3, 4 and 5
 }
 
 # --- model ---------------------------------------------------------------------------------------
-# Every module is as wide as the widest architecture it has to serve and cuts what a call needs from the leading rows and columns of its weights (D3).
-# So a super-net is a model that is called with an architecture, and a stand-alone network one that is called with its own.
+# Every module is as wide as the widest architecture it has to serve and cuts what a call needs from the leading rows
+# and columns of its weights (D3). So a super-net is a model that is called with an architecture, and a stand-alone
+# network one that is called with its own.
 
 FLOOR = 1e-6  # smallest denominator of linear attention
 
@@ -359,7 +390,8 @@ def full_precision(function):
 
 @full_precision
 def reweight(x, positions, longest):
-    """[ReLU(x) cos a; ReLU(x) sin a] with a = pi/2 i/M: the product of two of them is ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3.
+    """[ReLU(x) cos a; ReLU(x) sin a] with a = pi/2 i/M: the product of two of them is
+    ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3.
 
     x (B, N, T, D), positions (T,), longest M: a number or (B,). -> (B, N, T, 2D)
     """
@@ -370,13 +402,14 @@ def reweight(x, positions, longest):
 
 
 def with_ones(v):
-    """(B, N, S, D) -> (B, N, S, D + 1): one product then gives the numerator and the denominator of the normalisation."""
+    """(B, N, S, D) -> (B, N, S, D + 1): one product then gives numerator and denominator of the normalisation."""
     return torch.cat([v.float(), v.new_ones(*v.shape[:-1], 1, dtype=torch.float32)], dim=-1)
 
 
 @full_precision
 def linear_state(k, v, mask=None):
-    """sum_j k_j [v_j, 1]^T over the real tokens (D1). k (B, N, S, 2D) reweighted, v (B, N, S, D), mask (B, S). -> (B, N, 2D, D + 1)"""
+    """sum_j k_j [v_j, 1]^T over the real tokens (D1). k (B, N, S, 2D) reweighted, v (B, N, S, D), mask (B, S). ->
+    (B, N, 2D, D + 1)"""
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
     return k.transpose(-1, -2) @ with_ones(v)
@@ -394,7 +427,8 @@ def linear_read(q, state):
 
 
 def linear_attention(q, k, v, lengths=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), lengths (B,) or None. -> the same"""
+    """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), lengths (B,) or
+    None. -> the same"""
     positions = torch.arange(q.shape[2], device=q.device)
     longest = q.shape[2] if lengths is None else lengths
     mask = None if lengths is None else positions < lengths[:, None]
@@ -403,12 +437,14 @@ def linear_attention(q, k, v, lengths=None):
 
 @full_precision
 def causal_linear_attention(q, k, v, longest, chunk=64):
-    """cosFormer attention to what is not later, in O(N): a running sum over chunks, the quadratic product inside each. (B, N, T, D) -> the same"""
+    """cosFormer attention to what is not later, in O(N): a running sum over chunks, the quadratic product inside each.
+    (B, N, T, D) -> the same"""
     B, N, T, D = q.shape
     positions, chunk = torch.arange(T, device=q.device), min(chunk, T)
     room = -T % chunk
     q, k, v = (F.pad(x, (0, 0, 0, room)).view(B, N, -1, chunk, x.shape[-1])
-               for x in (reweight(q, positions, longest), reweight(k, positions, longest), with_ones(v)))  # (B, N, C, chunk, 2D | 2D | D + 1)
+               # (B, N, C, chunk, 2D | 2D | D + 1)
+               for x in (reweight(q, positions, longest), reweight(k, positions, longest), with_ones(v)))
     states = k.transpose(-1, -2) @ v  # (B, N, C, 2D, D + 1)
     before = F.pad(states[:, :, :-1].cumsum(2), (0, 0, 0, 0, 1, 0))  # what stands in the chunks before
     sums = q @ before + (q @ k.transpose(-1, -2)).tril() @ v  # (B, N, C, chunk, D + 1)
@@ -416,14 +452,16 @@ def causal_linear_attention(q, k, v, longest, chunk=64):
 
 
 def relative_scores(q, table, keys, first=0):
-    """q_i . r_(j - i), distances clipped at the table's ends. q (B, N, T, D) at positions from `first`, table (2R + 1, D). -> (B, N, T, S)"""
+    """q_i . r_(j - i), distances clipped at the table's ends. q (B, N, T, D) at positions from `first`, table
+    (2R + 1, D). -> (B, N, T, S)"""
     reach = len(table) // 2
     places = torch.arange(keys, device=q.device) - first - torch.arange(q.shape[2], device=q.device)[:, None]  # (T, S)
     return (q @ table.to(q.dtype).T).gather(-1, (places.clamp(-reach, reach) + reach).expand(*q.shape[:2], -1, -1))
 
 
 def softmax_attention(q, k, v, table=None, visible=None, first=0):
-    """Eq. 1. table: relative positions on the keys, or None; visible: bool, broadcasts to (B, N, T, S), or None. (B, N, T, D) -> the same"""
+    """Eq. 1. table: relative positions on the keys, or None; visible: bool, broadcasts to (B, N, T, S), or None.
+    (B, N, T, D) -> the same"""
     q = q / math.sqrt(q.shape[-1])
     bias = visible
     if table is not None:
@@ -466,7 +504,8 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """One attention of a layer: self-attention (forward), causal (causal), or cross-attention (remember, read). (B, T, H) -> (B, T, H).
+    """One attention of a layer: self-attention (forward), causal (causal), or cross-attention (remember, read).
+    (B, T, H) -> (B, T, H).
 
     heads: all numbers of heads it has to serve. keys: width of what it attends to; has_table: with relative positions.
     """
@@ -480,7 +519,8 @@ class Attention(nn.Module):
 
     def project(self, layer, x, form, blocks):
         B, T, _ = x.shape
-        return layer(x, form.heads * form.dim).view(B, T, blocks, form.heads, form.dim).permute(2, 0, 3, 1, 4)  # (blocks, B, N, T, D)
+        # (blocks, B, N, T, D)
+        return layer(x, form.heads * form.dim).view(B, T, blocks, form.heads, form.dim).permute(2, 0, 3, 1, 4)
 
     def table(self, form):
         return self.relative[:, :form.dim] if form.kind == "softmax" else None
@@ -492,11 +532,13 @@ class Attention(nn.Module):
         (q,), (k, v) = self.project(self.query, x, form, 1), self.project(self.key_value, x, form, 2)
         if form.kind == "linear":
             return self.join(linear_attention(q, k, v, lengths), x.shape[-1])
-        visible = None if lengths is None else (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[:, None, None]
+        visible = (None if lengths is None else
+                   (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[:, None, None])
         return self.join(softmax_attention(q, k, v, self.table(form), visible), x.shape[-1])
 
     def causal(self, x, form, longest, cache=None, first=0):
-        """cache: None for a whole sequence; else a dict with what earlier calls kept, x being the one token at position `first`."""
+        """cache: None for a whole sequence; else a dict with what earlier calls kept, x being the one token at position
+        `first`."""
         (q,), (k, v) = self.project(self.query, x, form, 1), self.project(self.key_value, x, form, 2)
         if form.kind == "linear" and cache is None:
             return self.join(causal_linear_attention(q, k, v, longest), x.shape[-1])
@@ -513,7 +555,8 @@ class Attention(nn.Module):
         return self.join(softmax_attention(q, k, v, self.table(form), visible, first), x.shape[-1])
 
     def remember(self, memory, mask, copies, form, longest):
-        """What cross-attention keeps of the encoder's output, `copies` layers one after the other in memory (B, copies * S, H): tensors."""
+        """What cross-attention keeps of the encoder's output, `copies` layers one after the other in memory
+        (B, copies * S, H): tensors."""
         k, v = self.project(self.key_value, memory, form, 2)
         if form.kind == "linear":
             positions = torch.arange(memory.shape[1] // copies, device=memory.device).repeat(copies)
@@ -560,12 +603,13 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """LayerNorm, causal attention, residual, LayerNorm, cross-attention, residual, LayerNorm, feed-forward, residual."""
+    """Causal attention, cross-attention, feed-forward, each with a LayerNorm before and a residual around it."""
 
     def __init__(self, number, arch, cfg, space):
         super().__init__()
         self.number, self.cfg, width = number, cfg, arch.decoder_hidden
-        heads, cross_heads = (space[name] if space else (getattr(arch, name)[number],) for name in ("decoder_heads", "cross_heads"))
+        heads, cross_heads = (space[name] if space else (getattr(arch, name)[number],)
+                              for name in ("decoder_heads", "cross_heads"))
         self.attention = Attention(width, width, heads, arch.decoder_types[number] == "softmax", cfg)
         self.cross = Attention(width, arch.hidden, cross_heads, False, cfg)  # D2
         self.feed_forward = FeedForward(width, arch.decoder_ffn[number])
@@ -576,12 +620,14 @@ class DecoderLayer(nn.Module):
         number = self.number
         own, cross = arch.decoder_heads[number], arch.cross_heads[number]
         return (Form(arch.decoder_types[number], own, head_width(own, self.cfg)),
-                Form("plain" if arch.cross_types[number] == "softmax" else arch.cross_types[number], cross, head_width(cross, self.cfg)))
+                Form("plain" if arch.cross_types[number] == "softmax" else arch.cross_types[number], cross,
+                     head_width(cross, self.cfg)))
 
     def remember(self, states, mask, arch):
         """What it keeps of the last encoder layers, En-De Connect many (Table 1)."""
         copies = arch.connect[self.number]
-        return self.cross.remember(torch.cat(states[-copies:], dim=1), mask.repeat(1, copies), copies, self.forms(arch)[1], self.cfg.length)
+        return self.cross.remember(torch.cat(states[-copies:], dim=1), mask.repeat(1, copies), copies,
+                                   self.forms(arch)[1], self.cfg.length)
 
     def forward(self, x, memory, arch, cache=None, first=0):
         drop, (own, cross) = functools.partial(F.dropout, p=self.cfg.dropout, training=self.training), self.forms(arch)
@@ -591,9 +637,11 @@ class DecoderLayer(nn.Module):
 
 
 class ImageModel(nn.Module):
-    """Encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, image, image) -> logits (B, 10).
+    """Encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, image, image) ->
+    logits (B, 10).
 
-    arch: the largest sizes. space: build a super-net for it. forward(images, arch) runs a sub-net, forward(images) the whole.
+    arch: the largest sizes. space: build a super-net for it. forward(images, arch) runs a sub-net, forward(images) the
+    whole.
     """
 
     def __init__(self, arch, cfg, space=None):
@@ -604,7 +652,8 @@ class ImageModel(nn.Module):
         self.patches = Linear(3 * cfg.patch ** 2, arch.hidden)
         self.token = nn.Parameter(torch.randn(arch.hidden) * arch.hidden ** -0.5)
         self.positions = nn.Parameter(torch.randn(self.tokens, arch.hidden) * 0.5)
-        with torch.no_grad():  # tokens are multiplied by sqrt(H): they start at the size of the positions, not far above them
+        # tokens are multiplied by sqrt(H): they start at the size of the positions, not far above them
+        with torch.no_grad():
             self.patches.weight.mul_(arch.hidden ** -0.5)
         self.layers = nn.ModuleList(EncoderLayer(number, arch, cfg, space) for number in range(arch.layers))
         self.norm, self.head = LayerNorm(arch.hidden), Linear(arch.hidden, 10)
@@ -612,8 +661,10 @@ class ImageModel(nn.Module):
     def forward(self, images, arch=None):
         arch = arch or self.arch
         B, side, width = len(images), self.cfg.image // self.cfg.patch, arch.hidden
-        patches = images.view(B, 3, side, self.cfg.patch, side, self.cfg.patch).permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1)
-        x = torch.cat([self.token[:width].expand(B, 1, -1), self.patches(patches, width)], dim=1) * math.sqrt(width)  # (B, T, H)
+        patches = images.view(B, 3, side, self.cfg.patch, side,
+                              self.cfg.patch).permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1)
+        # (B, T, H)
+        x = torch.cat([self.token[:width].expand(B, 1, -1), self.patches(patches, width)], dim=1) * math.sqrt(width)
         x = F.dropout(x + self.positions[:, :width], self.cfg.dropout, self.training)
         for layer in self.layers[:arch.layers]:
             x = layer(x, arch)
@@ -635,15 +686,18 @@ class Translator(nn.Module):
         self.arch, self.cfg, width = arch, cfg, max(arch.hidden, arch.decoder_hidden)
         self.words = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
         self.layers = nn.ModuleList(EncoderLayer(number, arch, cfg, space) for number in range(arch.layers))
-        self.decoder_layers = nn.ModuleList(DecoderLayer(number, arch, cfg, space) for number in range(arch.decoder_layers))
+        self.decoder_layers = nn.ModuleList(DecoderLayer(number, arch, cfg, space)
+                                            for number in range(arch.decoder_layers))
         self.norm, self.decoder_norm = LayerNorm(arch.hidden), LayerNorm(arch.decoder_hidden)
 
     def embed(self, ids, width, first=0):
-        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width) + sinusoids(first, ids.shape[1], width, ids.device)
+        x = (F.embedding(ids, self.words[:, :width]) * math.sqrt(width)
+             + sinusoids(first, ids.shape[1], width, ids.device))
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
-        """source (B, S), lengths (B,). Returns what each decoder layer keeps of the encoder: a list of tuples of tensors with B rows."""
+        """source (B, S), lengths (B,). Returns what each decoder layer keeps of the encoder: a list of tuples of
+        tensors with B rows."""
         arch = arch or self.arch
         x, states = self.embed(source, arch.hidden), []
         for layer in self.layers[:arch.layers]:
@@ -653,7 +707,8 @@ class Translator(nn.Module):
         return [layer.remember(states, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
-        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else a list of dicts, target the token at position `first`."""
+        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else a list of dicts, target the
+        token at position `first`."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
         for number, layer in enumerate(self.decoder_layers[:arch.decoder_layers]):
@@ -671,16 +726,19 @@ def make_model(arch, cfg, space=None):
 
 @torch.no_grad()
 def beam_search(model, source, lengths, bos, eos, barred=(), arch=None, beam=4, penalty=0.6):
-    """The best translation of each row as (ids without end mark, score): log-probability / tokens ** penalty, as fairseq scores (Sec. 4.1.4).
+    """The best translation of each row as (ids without end mark, score): log-probability / tokens ** penalty, as
+    fairseq scores (Sec. 4.1.4).
 
-    A beam may end at every step without giving up its place. A row is finished when no living beam can still win: log-probabilities only fall, so
-    one's score is never above what it would be at the greatest length. barred: ids that are never produced.
+    A beam may end at every step without giving up its place. A row is finished when no living beam can still win:
+    log-probabilities only fall, so one's score is never above what it would be at the greatest length. barred: ids that
+    are never produced.
     """
     B, device = len(source), source.device
     limits = (lengths + lengths // 2 + 10).clamp(max=model.cfg.length - 1).tolist()
     memories = [tuple(part.repeat_interleave(beam, 0) for part in kept) for kept in model.encode(source, lengths, arch)]
     caches = [{} for _ in memories]
-    tokens, history = torch.full((B * beam, 1), bos, device=device), torch.zeros(B, beam, 0, dtype=torch.long, device=device)
+    tokens, history = (torch.full((B * beam, 1), bos, device=device),
+                       torch.zeros(B, beam, 0, dtype=torch.long, device=device))
     scores = torch.full((B, beam), float("-inf"), device=device)
     scores[:, 0] = 0.0  # all beams start alike: only one of them counts
     rows, best = list(range(B)), [([], float("-inf"))] * B
@@ -703,14 +761,16 @@ def beam_search(model, source, lengths, bos, eos, barred=(), arch=None, beam=4, 
         lines = (chosen[:, None] * beam + parents[chosen]).flatten()
         memories = [tuple(part[lines] for part in kept) for kept in memories]
         caches = [{"self": tuple(part[lines] for part in cache["self"])} for cache in caches]
-        rows, scores, history, tokens = [rows[place] for place in open_rows], scores[chosen], history[chosen], tokens[chosen].view(-1, 1)
+        rows, scores, history, tokens = ([rows[place] for place in open_rows], scores[chosen], history[chosen],
+                                         tokens[chosen].view(-1, 1))
     return best
 
 
 # The paper's way of counting, and the honest one.
 
 def paper_parameters(arch, cfg):
-    """Parameters as the paper's tables count them: CIFAR-10 as its code sums them up, translation by the rule that gives its three numbers."""
+    """Parameters as the paper's tables count them: CIFAR-10 as its code sums them up, translation by the rule that
+    gives its three numbers."""
     if cfg.task == "wmt14":  # the encoder whole, the decoder by the input projections of its two attentions
         E = Q = arch.hidden
         encoder = sum(4 * E * Q + 3 * Q + E + 2 * E * width + width + E + 4 * E for width in arch.ffn)
@@ -724,9 +784,11 @@ def paper_parameters(arch, cfg):
 
 
 def paper_flops(arch, cfg, honest=False):
-    """2 x multiply-adds as the paper's tables count them. Its profiler did not see the products of linear attention; honest adds them.
+    """2 x multiply-adds as the paper's tables count them. Its profiler did not see the products of linear attention;
+    honest adds them.
 
-    Translation: 30 source and 30 target tokens and an output layer of 32,768 pieces, 5% below the paper, whose rule is not public.
+    Translation: 30 source and 30 target tokens and an output layer of 32,768 pieces, 5% below the paper, whose rule is
+    not public.
     """
     if cfg.task == "wmt14":
         E, N, total = arch.hidden, 30, 30 * 32768 * arch.hidden
@@ -750,7 +812,8 @@ def paper_flops(arch, cfg, honest=False):
 
 
 def mixing(kind, queries, keys, qkv, heads, honest):
-    """Multiply-adds of an attention behind its projections: quadratic for softmax; for linear keys x 2D x D and back, seen by honest counts only."""
+    """Multiply-adds of an attention behind its projections: quadratic for softmax; for linear keys x 2D x D and back,
+    seen by honest counts only."""
     if kind == "linear":
         width = qkv // heads
         return honest * heads * ((queries + keys) * 2 * width * width + queries * 2 * width)
@@ -758,22 +821,27 @@ def mixing(kind, queries, keys, qkv, heads, honest):
 
 
 def model_flops(arch, cfg, tokens=30):
-    """2 x multiply-adds of all matrix products that this file's model really does for one image, or for `tokens` source and target tokens each."""
+    """2 x multiply-adds of all matrix products that this file's model really does for one image, or for `tokens` source
+    and target tokens each."""
     E, T = arch.hidden, (cfg.image // cfg.patch) ** 2 + 1 if cfg.task == "cifar10" else tokens
-    total = (T - 1) * 3 * cfg.patch ** 2 * E + 10 * E if cfg.task == "cifar10" else T * arch.decoder_hidden * cfg.vocab_size
+    total = ((T - 1) * 3 * cfg.patch ** 2 * E + 10 * E if cfg.task == "cifar10"
+             else T * arch.decoder_hidden * cfg.vocab_size)
     for layer in range(arch.layers):
         heads = arch.heads[layer]
         Q = heads * head_width(heads, cfg)
         total += T * (4 * E * Q + 2 * E * arch.ffn[layer]) + products(arch.types[layer], T, T, heads, Q, cfg.relative)
     for layer in range(arch.decoder_layers):
-        H, Q, S, own, cross = arch.decoder_hidden, cfg.qkv, T * arch.connect[layer], arch.decoder_heads[layer], arch.cross_heads[layer]
+        H, Q, S, own, cross = (arch.decoder_hidden, cfg.qkv, T * arch.connect[layer], arch.decoder_heads[layer],
+                               arch.cross_heads[layer])
         total += T * (6 * H * Q + 2 * H * arch.decoder_ffn[layer]) + 2 * S * E * Q
-        total += products(arch.decoder_types[layer], T, T, own, Q, cfg.relative, causal=True) + products(arch.cross_types[layer], T, S, cross, Q)
+        total += (products(arch.decoder_types[layer], T, T, own, Q, cfg.relative, causal=True)
+                  + products(arch.cross_types[layer], T, S, cross, Q))
     return 2 * total
 
 
 def products(kind, queries, keys, heads, qkv, relative=None, causal=False):
-    """Multiply-adds of an attention of this file behind its projections; causal linear attention of up to one chunk of tokens."""
+    """Multiply-adds of an attention of this file behind its projections; causal linear attention of up to one chunk of
+    tokens."""
     if kind != "linear":
         return 2 * queries * keys * qkv + (queries * qkv * (2 * relative + 1) if kind == "softmax" and relative else 0)
     width = qkv // heads
@@ -798,7 +866,8 @@ def make_supernet(space, cfg):
 
 @torch.no_grad()
 def extract(model, arch):
-    """The stand-alone network of an architecture, with the weights that it has inside a larger model: all slices are leading ones."""
+    """The stand-alone network of an architecture, with the weights that it has inside a larger model: all slices are
+    leading ones."""
     own, network = model.state_dict(), make_model(arch, model.cfg)
     for name, value in network.state_dict().items():
         value.copy_(own[name][tuple(slice(size) for size in value.shape)])
@@ -824,8 +893,9 @@ def feature_columns(space):
 
 
 def describe_archs(archs, space):
-    """What a ranker sees, (A, columns): each feature as a share of its largest choice; one a layer as its mean and its layers, filled up with the
-    mean, so that a width says nothing about the depth: importance could not tell the two apart."""
+    """What a ranker sees, (A, columns): each feature as a share of its largest choice; one a layer as its mean and its
+    layers, filled up with the mean, so that a width says nothing about the depth: importance could not tell the two
+    apart."""
     rows = []
     for arch in archs:
         row = []
@@ -842,10 +912,11 @@ def describe_archs(archs, space):
 
 
 class Ranker:
-    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small network (D6).
+    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
+    network (D6).
 
-    Fitted to 80% of the (architecture, value) rows; 10% choose when to stop, 10% are never fitted to and give `tau` and `pairs`. Low values come
-    first: score() orders architectures as their values would.
+    Fitted to 80% of the (architecture, value) rows; 10% choose when to stop, 10% are never fitted to and give `tau` and
+    `pairs`. Low values come first: score() orders architectures as their values would.
     """
 
     def __init__(self, space, archs, values, seed=0, steps=400):
@@ -860,7 +931,8 @@ class Ranker:
             self.network = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, 1))
         self.fit(fit, generator, steps)
         from common.metrics import kendall
-        self.tau, self.pairs = kendall(self.predict(x[self.fresh]).tolist(), y[self.fresh].tolist()), self.pair_accuracy(x, self.fresh)
+        self.tau, self.pairs = (kendall(self.predict(x[self.fresh]).tolist(), y[self.fresh].tolist()),
+                                self.pair_accuracy(x, self.fresh))
 
     def fit(self, rows, generator, steps):
         """Cross-entropy over random pairs; the weights that order the stopping rows best are kept."""
@@ -895,7 +967,8 @@ class Ranker:
         return pairwise_accuracy(self.predict(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, seed=0, shuffles=20):
-        """{feature: pair accuracy lost when the feature is shuffled among the rows that were not fitted to}, the most important first."""
+        """{feature: pair accuracy lost when the feature is shuffled among the rows that were not fitted to}, the most
+        important first."""
         generator, rows = torch.Generator().manual_seed(seed), torch.cat([self.fresh, self.stop])
         whole, lost = self.pair_accuracy(self.x, rows), {}
         for name, columns in feature_columns(self.space).items():
@@ -909,15 +982,17 @@ class Ranker:
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, search space pruning: features outside the `keep` most important ones of any of these importances are frozen at their commonest
-    value among the better tenth of the sampled architectures (D7). The result is a smaller space."""
+    """Sec. 3.1.2, search space pruning: features outside the `keep` most important ones of any of these importances are
+    frozen at their commonest value among the better tenth of the sampled architectures (D7). The result is a smaller
+    space."""
     if not keep:
         return space
     free = {name for importance in importances for name in list(importance)[:keep]}
     better = [archs[index] for index in sorted(range(len(archs)), key=losses.__getitem__)[:max(5, len(archs) // 10)]]
     pruned = {}
     for name, choices in space.items():
-        values = [value for arch in better for value in (getattr(arch, name) if FEATURES[name].depth else (getattr(arch, name),))]
+        values = [value for arch in better
+                  for value in (getattr(arch, name) if FEATURES[name].depth else (getattr(arch, name),))]
         pruned[name] = choices if name in free else (max(choices, key=values.count),)
     return pruned
 
@@ -929,21 +1004,22 @@ def quantile(values, share):
 
 
 def latency_window(scores, latencies, cfg):
-    """(lowest, highest) latency score that the search allows: without the fastest and the slowest architectures (D8), none beyond --latency_limit.
-    ValueError where nothing is left."""
+    """(lowest, highest) latency score that the search allows: without the fastest and the slowest architectures (D8),
+    none beyond --latency_limit. ValueError where nothing is left."""
     low, high = cfg.drop_architectures, 1 - cfg.drop_architectures
     if cfg.latency_limit:
         share = sum(each <= cfg.latency_limit for each in latencies) / len(latencies)
         if share <= low:
-            raise ValueError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} sampled architectures takes "
-                             f"{min(latencies):.3f} ms and --drop_architectures starts at {quantile(latencies, low):.3f} ms; raise the limit")
+            raise ValueError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} sampled "
+                             f"architectures takes {min(latencies):.3f} ms and --drop_architectures "
+                             f"starts at {quantile(latencies, low):.3f} ms; raise the limit")
         high = min(high, share)
     return quantile(scores, low), quantile(scores, high)
 
 
 def evolve(space, fitness, allowed, cfg):
-    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: list of Arch -> list of numbers;
-    allowed: Arch -> bool. ValueError where the space seems to hold no allowed architecture."""
+    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: list of Arch
+    -> list of numbers; allowed: Arch -> bool. ValueError where the space seems to hold no allowed architecture."""
     rng, seen = random.Random(f"{cfg.seed} evolution"), {}
 
     def collect(make, count):
@@ -956,7 +1032,8 @@ def evolve(space, fitness, allowed, cfg):
             if len(found) == count:
                 break
         if not found:
-            raise ValueError("no architecture of the pruned space meets the latency constraint; raise --latency_limit, --keep or --samples")
+            raise ValueError("no architecture of the pruned space meets the latency constraint; "
+                             "raise --latency_limit, --keep or --samples")
         seen.update(zip(found, fitness(found)))
         return found
 
@@ -972,7 +1049,8 @@ def evolve(space, fitness, allowed, cfg):
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of an architecture on this device, batch 1: an image; or 30 source tokens, and 30 steps of the decoder with its cache and a beam.
+    """Milliseconds of an architecture on this device, batch 1: an image; or 30 source tokens, and 30 steps of the
+    decoder with its cache and a beam.
 
     As HAT measures: 5 untimed runs, then --latency_runs, sorted, cut at both ends (D8), the rest averaged.
     """
@@ -980,12 +1058,14 @@ def measure_latency(arch, cfg, device):
         return model_flops(arch, cfg) / 1e9
     model, times = make_model(arch, cfg).to(device).eval(), []
     source, lengths = torch.zeros(1, 30, dtype=torch.long, device=device), torch.tensor([30], device=device)
-    image, tokens = torch.zeros(1, 3, cfg.image, cfg.image, device=device), torch.zeros(cfg.beam, 1, dtype=torch.long, device=device)
+    image, tokens = (torch.zeros(1, 3, cfg.image, cfg.image, device=device),
+                     torch.zeros(cfg.beam, 1, dtype=torch.long, device=device))
 
     def once():
         if cfg.task == "cifar10":
             return model(image)
-        memories = [tuple(part.expand(cfg.beam, *part.shape[1:]) for part in kept) for kept in model.encode(source, lengths)]
+        memories = [tuple(part.expand(cfg.beam, *part.shape[1:]) for part in kept)
+                    for kept in model.encode(source, lengths)]
         caches = [{} for _ in memories]
         for step in range(30):
             model.decode(tokens, memories, None, caches, step)
@@ -1001,29 +1081,35 @@ def measure_latency(arch, cfg, device):
 
 
 def measure_archs(archs, first, kind, supernet, task, cfg, ranks):
-    """History lines of architectures: loss with the super-net's weights, shared out over the processes, and latency, on the first alone, so that
-    no two are timed at once."""
+    """History lines of architectures: loss with the super-net's weights, shared out over the processes, and latency, on
+    the first alone, so that no two are timed at once."""
     from common.distributed import gather, on_main
     began = time.perf_counter()
     own = [(index, task.held_out_loss(supernet, archs[index])) for index in range(ranks.rank, len(archs), ranks.size)]
     losses = dict(pair for part in gather(ranks, own) for pair in part)
     latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in archs])
     seconds = round((time.perf_counter() - began) / len(archs), 3)
-    return [{"id": first + index, "round": kind, "parent": None, "arch": json.loads(arch_json(arch)), "score": -losses[index],
-             "scores": {"loss": losses[index], "latency": latencies[index]}, "seconds": seconds} for index, arch in enumerate(archs)]
+    return [{"id": first + index, "round": kind, "parent": None, "arch": json.loads(arch_json(arch)),
+             "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
+             "seconds": seconds} for index, arch in enumerate(archs)]
 
 
 def collect_samples(supernet, task, space, cfg, ranks, run):
-    """--samples random sub-nets with loss and latency as history lines; resumes behind the last block that history.jsonl holds."""
+    """--samples random sub-nets with loss and latency as history lines; resumes behind the last block that
+    history.jsonl holds."""
     from common.cli import UserError
     from common.distributed import Stop, broadcast, progress, read_jsonl, stopping, write_atomic
-    history = broadcast(ranks, [line for line in read_jsonl(run.folder / "history.jsonl") if line["round"] == "sample"] if ranks.main else None)
-    archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}")) for number in range(2 * cfg.samples)))[:cfg.samples]
+    history = broadcast(ranks, [line for line in read_jsonl(run.folder / "history.jsonl") if line["round"] == "sample"]
+                        if ranks.main else None)
+    archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
+                               for number in range(2 * cfg.samples)))[:cfg.samples]
     if len(archs) < 20:
-        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets cannot teach a ranker; it takes 20, and a space that has them")
+        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets cannot "
+                        "teach a ranker; it takes 20, and a space that has them")
     bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
     while len(history) < len(archs):
-        history += measure_archs(archs[len(history):len(history) + block], len(history), "sample", supernet, task, cfg, ranks)
+        history += measure_archs(archs[len(history):len(history) + block], len(history), "sample", supernet, task, cfg,
+                                 ranks)
         if ranks.main:
             write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
         bar.update(len(history) - bar.n)
@@ -1035,7 +1121,8 @@ def collect_samples(supernet, task, space, cfg, ranks, run):
 
 def read_history(lines):
     """(architectures, losses, latencies) of history lines."""
-    archs = [Arch(**{name: tuple(value) if isinstance(value, list) else value for name, value in line["arch"].items()}) for line in lines]
+    archs = [Arch(**{name: tuple(value) if isinstance(value, list) else value for name, value in line["arch"].items()})
+             for line in lines]
     return archs, [line["scores"]["loss"] for line in lines], [line["scores"]["latency"] for line in lines]
 
 
@@ -1049,15 +1136,17 @@ def rank_and_evolve(space, history, cfg):
     pruned = prune(space, importances.values(), archs, losses, cfg.keep)
     low, high = latency_window(by_latency.score(archs), latencies, cfg)
     seen = evolve(pruned, by_loss.score, lambda arch: low <= by_latency.score([arch])[0] <= high, cfg)
-    about = {"rankers": {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs, "fitted_to": len(ranker.y) - len(ranker.stop) - len(ranker.fresh),
-                                "held_out": len(ranker.fresh)} for name, ranker in (("loss", by_loss), ("latency", by_latency))},
+    about = {"rankers": {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs,
+                                "fitted_to": len(ranker.y) - len(ranker.stop) - len(ranker.fresh),
+                                "held_out": len(ranker.fresh)}
+                         for name, ranker in (("loss", by_loss), ("latency", by_latency))},
              "importance": importances, "space": space, "pruned": pruned, "architectures": float(space_size(space)),
              "architectures_pruned": float(space_size(pruned)), "looked_at": len(seen)}
     return sorted(seen, key=seen.__getitem__)[:max(1, cfg.finalists)], about
 
 
 def search(cfg):
-    """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve. best.json is what --train takes."""
+    """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve. --train takes best.json."""
     from common.cli import UserError
     from common.distributed import Checkpoint, launch, say, write_atomic
     with launch(cfg.device) as ranks:
@@ -1068,7 +1157,8 @@ def search(cfg):
             return show_search(run.finished, ranks)
         say(ranks, f"a space of {float(space_size(space)):.2e} architectures")
         supernet = seeded(cfg, lambda: make_supernet(space, cfg)).to(ranks.device)
-        train_network(supernet, task, cfg, ranks, run, Checkpoint(run.folder / "checkpoint.pt", ranks, model=supernet), space, "super-net")
+        train_network(supernet, task, cfg, ranks, run, Checkpoint(run.folder / "checkpoint.pt", ranks, model=supernet),
+                      space, "super-net")
         if ranks.main and not (run.folder / "model.pt").exists():
             save_model(run.folder / "model.pt", supernet, space)
         history = collect_samples(supernet.eval(), task, space, cfg, ranks, run)
@@ -1077,13 +1167,15 @@ def search(cfg):
         except ValueError as error:
             raise UserError(str(error)) from None
         history += measure_archs(finalists, len(history), "finalist", supernet, task, cfg, ranks)
-        fits = [line for line in history[-len(finalists):] if not cfg.latency_limit or line["scores"]["latency"] <= cfg.latency_limit]
+        fits = [line for line in history[-len(finalists):]
+                if not cfg.latency_limit or line["scores"]["latency"] <= cfg.latency_limit]
         best = max(fits or history[-len(finalists):], key=lambda line: line["score"])  # D9
         result = {"arch": best["arch"], "score": best["score"], "scores": best["scores"], "id": best["id"], **about}
         if ranks.main:
             write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
             write_atomic(run.folder / "best.json", json.dumps(result, indent=1))
-        run.log(phase="search", **{key: about[key] for key in ("rankers", "importance", "architectures_pruned", "looked_at")})
+        run.log(phase="search",
+                **{key: about[key] for key in ("rankers", "importance", "architectures_pruned", "looked_at")})
         run.finish(result)
         show_search(result, ranks)
 
@@ -1104,10 +1196,13 @@ def show_search(result, ranks):
     """Print what a search found."""
     from common.distributed import say
     for name, ranker in result["rankers"].items():
-        first = ", ".join(f"{FEATURES[feature].title} {lost:.3f}" for feature, lost in result["importance"][name].items())
-        say(ranks, f"{name} ranker: Kendall's tau {ranker['tau']:.3f}, pair accuracy {ranker['pair_accuracy']:.3f} on {ranker['held_out']} sub-nets "
+        first = ", ".join(f"{FEATURES[feature].title} {lost:.3f}"
+                          for feature, lost in result["importance"][name].items())
+        say(ranks, f"{name} ranker: Kendall's tau {ranker['tau']:.3f}, pair accuracy {ranker['pair_accuracy']:.3f} "
+                   f"on {ranker['held_out']} sub-nets "
                    f"that it never saw, after {ranker['fitted_to']}; importance: {first}")
-    say(ranks, f"pruned from {result['architectures']:.2e} to {result['architectures_pruned']:.2e} architectures; looked at {result['looked_at']}")
+    say(ranks, f"pruned from {result['architectures']:.2e} to {result['architectures_pruned']:.2e} "
+               f"architectures; looked at {result['looked_at']}")
     say(ranks, f"best: loss {result['scores']['loss']:.4f}, latency {result['scores']['latency']:.3f} ms")
     for name, value in result["arch"].items():
         say(ranks, f"  {FEATURES[name].title:16s} {value}")
@@ -1125,7 +1220,8 @@ def normal_pixels(x):
 def resample(images, theta, size):
     """Images (B, 3, 32, 32) uint8 under affine maps theta (B, 2, 3) as (B, 3, size, size) pixels 0..1, bicubic."""
     grid = F.affine_grid(theta, (len(images), 3, size, size), align_corners=False)
-    return F.grid_sample(images.float() / 255, grid, mode="bicubic", padding_mode="reflection", align_corners=False).clamp(0, 1)
+    return F.grid_sample(images.float() / 255, grid, mode="bicubic", padding_mode="reflection",
+                         align_corners=False).clamp(0, 1)
 
 
 def plain_images(images, cfg):
@@ -1136,14 +1232,16 @@ def plain_images(images, cfg):
 
 
 def augment(images, cfg):
-    """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased box. (B, 3, 32, 32) uint8 -> (B, 3, I, I)"""
+    """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased box. (B, 3, 32, 32)
+    uint8 -> (B, 3, I, I)"""
     B, device = len(images), images.device
 
     def draw(low, high):
         return torch.empty(B, device=device).uniform_(low, high)
 
     area, ratio, strength = draw(cfg.crop_area, 1), draw(math.log(3 / 4), math.log(4 / 3)).exp(), cfg.magnitude / 10
-    width, height = ((area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)) if cfg.crop_area < 1 else (area, area)
+    width, height = (((area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)) if cfg.crop_area < 1
+                     else (area, area))
     turn, shear, flip = strength * draw(-math.pi / 6, math.pi / 6), strength * draw(-0.3, 0.3), draw(-1, 1).sign()
     across = (1 - width) * draw(-1, 1) + strength * draw(-0.2, 0.2)
     down = (1 - height) * draw(-1, 1) + strength * draw(-0.2, 0.2)
@@ -1160,7 +1258,8 @@ def augment(images, cfg):
 def erase(x, chance):
     """With this chance an image has a box of 2% to 33% of it filled with noise. x (B, 3, I, I)"""
     B, size, device = len(x), x.shape[-1], x.device
-    area, ratio = torch.empty(B, device=device).uniform_(0.02, 1 / 3), torch.empty(B, device=device).uniform_(math.log(0.3), math.log(3.3)).exp()
+    area, ratio = (torch.empty(B, device=device).uniform_(0.02, 1 / 3),
+                   torch.empty(B, device=device).uniform_(math.log(0.3), math.log(3.3)).exp())
     extent = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()]).clamp(max=1.0)  # (2, B) shares of the width
     corner = torch.rand(2, B, device=device) * (1 - extent)
     place = torch.arange(size, device=device) / size
@@ -1171,12 +1270,14 @@ def erase(x, chance):
 
 def smoothed_loss(logits, labels, smoothing, ignore=-100):
     """Label-smoothed cross-entropy summed over the labels, and how many there are. logits (..., V), labels (...)"""
-    loss = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=ignore, label_smoothing=smoothing, reduction="sum")
+    loss = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=ignore,
+                           label_smoothing=smoothing, reduction="sum")
     return loss, (labels != ignore).sum()
 
 
 def learning_rate(step, cfg):
-    """Sec. 6: linear warm-up from lr_start to lr; then a cosine down to lr_start, or the inverse square root of the step."""
+    """Sec. 6: linear warm-up from lr_start to lr; then a cosine down to lr_start, or the inverse square root of the
+    step."""
     if step < cfg.warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / cfg.warmup
     if cfg.schedule == "inverse_sqrt":
@@ -1253,14 +1354,16 @@ class TextTask:
             encode_pairs(cfg.train_text, endings, self.tokenizer, folder / "text", cfg.length - 1)
         on_main(ranks, encode)
         self.text = encode_pairs(cfg.train_text, endings, self.tokenizer, folder / "text", cfg.length - 1)
-        order = torch.randperm(len(self.text), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out"))).numpy()
+        order = torch.randperm(len(self.text),
+                               generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out"))).numpy()
         order, held = order[cfg.held_out:], order[:cfg.held_out]
         order, lengths = order[:cfg.train_rows or None], self.text.longest_side() + 1
         self.order, self.batches = order, TokenBatches(lengths[order], cfg.batch // cfg.accumulate)
         self.held = held[lengths[held].argsort(kind="stable")]
 
     def make_tokenizer(self):
-        """The joint vocabulary in the run folder: --tokenizer, that of --init, or trained on both sides of the training text."""
+        """The joint vocabulary in the run folder: --tokenizer, that of --init, or trained on both sides of the training
+        text."""
         from common.parallel import read_pairs
         from common.tokenization import load_tokenizer, train_sentencepiece
         cfg, target = self.cfg, self.folder / "spiece.model"
@@ -1271,10 +1374,11 @@ class TextTask:
             load_tokenizer(given, lower=False).save(self.folder)
             return
         read_pairs(cfg.train_text, cfg.source, cfg.target)
-        train_sentencepiece([f"{cfg.train_text}.{cfg.source}", f"{cfg.train_text}.{cfg.target}"], target, cfg.vocab_size, lower=False)
+        train_sentencepiece([f"{cfg.train_text}.{cfg.source}", f"{cfg.train_text}.{cfg.target}"], target,
+                            cfg.vocab_size, lower=False)
 
     def tensors(self, sources, targets):
-        """(source (B, S), lengths (B,), target in (B, T), target out (B, T) with -100 behind the end) of lists of ids."""
+        """(source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end) of lists of ids."""
         from common.parallel import pad
         tokenizer = self.tokenizer
         source, lengths = pad([[*row, tokenizer.eos_id] for row in sources], tokenizer.pad_id)
@@ -1298,7 +1402,8 @@ class TextTask:
         for start in range(0, len(self.held), 64):
             rows = self.held[start:start + 64]
             with autocast(self.cfg.dtype, self.device):
-                loss, tokens = self.loss(model, self.tensors([self.text.source(row) for row in rows], [self.text.target(row) for row in rows]), arch)
+                loss, tokens = self.loss(model, self.tensors([self.text.source(row) for row in rows],
+                                                             [self.text.target(row) for row in rows]), arch)
             total, count = total + loss, count + tokens
         loss = (total / count).item()
         return loss if math.isfinite(loss) else float("inf")
@@ -1314,7 +1419,8 @@ class TextTask:
         for chunk in chunks[self.ranks.rank::self.ranks.size]:
             source, lengths, _, _ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
             with autocast(self.cfg.dtype, self.device):
-                best = beam_search(model, source, lengths, tokenizer.bos_id, tokenizer.eos_id, (tokenizer.pad_id, tokenizer.bos_id), arch,
+                best = beam_search(model, source, lengths, tokenizer.bos_id, tokenizer.eos_id,
+                                   (tokenizer.pad_id, tokenizer.bos_id), arch,
                                    self.cfg.beam, self.cfg.length_penalty)
             found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best))
             bar.update(self.ranks.size)
@@ -1328,7 +1434,8 @@ class TextTask:
         from common.parallel import read_pairs
         sources, references = read_pairs(self.cfg.test_text, self.cfg.source, self.cfg.target)
         found = self.translate(model.eval(), sources, arch)
-        shown = [{"source": one, "reference": two, "found": three} for one, two, three in list(zip(sources, references, found))[:20]]
+        shown = [{"source": one, "reference": two, "found": three}
+                 for one, two, three in list(zip(sources, references, found))[:20]]
         return {"bleu": corpus_bleu(found, references), "examples": len(sources), "translations": shown}
 
 
@@ -1348,7 +1455,8 @@ def seeded(cfg, build):
 
 
 def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
-    """Gradients of the mean loss of one update, summed over the logical shards in order: the same on any number of processes. Returns the loss."""
+    """Gradients of the mean loss of one update, summed over the logical shards in order: the same on any number of
+    processes. Returns the loss."""
     from common.distributed import ShardSum, autocast, seed_everything, shard_range
     total = ShardSum(ranks)
     for shard in shard_range(ranks, cfg.accumulate):
@@ -1368,7 +1476,8 @@ def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
 
 
 def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="train"):
-    """Train a network; with a space, its super-net, one random sub-net an update. Resumes; raises Stop after SIGTERM, UserError where it diverges.
+    """Train a network; with a space, its super-net, one random sub-net an update. Resumes; raises Stop after SIGTERM,
+    UserError where it diverges.
 
     A network's last --average checkpoints are kept beside the checkpoint as weights-STEP.pt.
     """
@@ -1382,7 +1491,8 @@ def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="tr
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, cfg)
-        loss = accumulate_gradients(network, model, task, cfg, ranks, step, draw_subnet(space, cfg, step) if space else None)
+        loss = accumulate_gradients(network, model, task, cfg, ranks, step,
+                                    draw_subnet(space, cfg, step) if space else None)
         nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -1395,7 +1505,8 @@ def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="tr
         if saves or stop or stopped or (step + 1) % 50 == 0:
             value = loss.item()
             if not math.isfinite(value):
-                raise UserError(f"{run.folder}: the loss became {value} before update {step + 1}; lower --lr or raise --warmup")
+                raise UserError(f"{run.folder}: the loss became {value} before update {step + 1}; "
+                                "lower --lr or raise --warmup")
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{learning_rate(step, cfg):.1e}")
             run.log(phase=name, step=step + 1, loss=value, lr=learning_rate(step, cfg))
         if saves and not space and ranks.main:
@@ -1413,7 +1524,8 @@ def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="tr
 
 
 def look_at_ranking(model, task, space, cfg, ranks, run, step, before):
-    """(losses of a fixed set of sub-nets, whether their order is as stable as --stability asks): the option to stop a super-net early."""
+    """(losses of a fixed set of sub-nets, whether their order is as stable as --stability asks): the option to stop a
+    super-net early."""
     from common.distributed import gather
     from common.metrics import kendall
     archs = [sample_arch(space, random.Random(f"{cfg.seed} look {number}")) for number in range(cfg.look_nets)]
@@ -1440,12 +1552,14 @@ def average(paths):
     return {name: value / len(paths) for name, value in total.items()}
 
 
-GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "vocab_size", "source", "target")  # what a model needs beside its Arch
+# what a model needs beside its Arch
+GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "vocab_size", "source", "target")
 
 
 def save_model(path, model, space=None):
     from common.distributed import save_file
-    save_file(path, {"arch": arch_json(model.arch), "space": space, "settings": {name: getattr(model.cfg, name) for name in GEOMETRY},
+    save_file(path, {"arch": arch_json(model.arch), "space": space,
+                     "settings": {name: getattr(model.cfg, name) for name in GEOMETRY},
                      "weights": {name: value.cpu() for name, value in model.state_dict().items()}})
 
 
@@ -1463,7 +1577,7 @@ def load_model(path, cfg):
 
 
 def train_from_scratch(cfg, arch, task, ranks, run, folder, name):
-    """Train one architecture in a folder, or load what was trained there. Returns the average of its last checkpoints."""
+    """Train one architecture in a folder, or load what was trained there. Returns its last checkpoints' average."""
     from common.distributed import Checkpoint, barrier, on_main
     done = folder / "model.pt"
     if not on_main(ranks, done.exists):
@@ -1493,13 +1607,16 @@ def check_inside(arch, model, cfg):
     """UserError where a larger model does not hold an architecture."""
     from common.cli import UserError
     for name, (title, depth) in FEATURES.items():
-        pairs = zip(getattr(arch, name), getattr(model.arch, name)) if depth else [(getattr(arch, name), getattr(model.arch, name))]
+        pairs = (zip(getattr(arch, name), getattr(model.arch, name)) if depth
+                 else [(getattr(arch, name), getattr(model.arch, name))])
         if any((one == "softmax" != two) if isinstance(one, str) else one > two for one, two in pairs):
-            raise UserError(f"{cfg.init}: its {title} {getattr(model.arch, name)} does not hold {getattr(arch, name)} of --arch")
+            raise UserError(f"{cfg.init}: its {title} {getattr(model.arch, name)} "
+                            f"does not hold {getattr(arch, name)} of --arch")
 
 
 def train(cfg):
-    """The winner from scratch (Sec. 3.2.2), or from inherited weights with --init. model.pt is the average of the last checkpoints."""
+    """The winner from scratch (Sec. 3.2.2), or from inherited weights with --init. model.pt is the average of the last
+    checkpoints."""
     from common.distributed import launch, say
     with launch(cfg.device) as ranks:
         arch = chosen_arch(cfg, ranks)
@@ -1511,7 +1628,8 @@ def train(cfg):
 
 
 def chosen_arch(cfg, ranks):
-    """The architecture that --arch names; without it what the search of this task and preset found, or in the preset base the paper's mFormer."""
+    """The architecture that --arch names; without it what the search of this task and preset found, or in the preset
+    base the paper's mFormer."""
     from common.cli import UserError
     from common.distributed import say
     text, found = cfg.arch, Path(f"runs/mformer-search-{cfg.task}-{cfg.preset}/best.json")
@@ -1532,7 +1650,8 @@ def chosen_arch(cfg, ranks):
 
 
 def open_run(cfg, action, ranks, with_data=True, **extra):
-    """Open the run folder and the data. Returns (common.distributed.RunFolder, task); the task's class where no data is wanted."""
+    """Open the run folder and the data. Returns (common.distributed.RunFolder, task); the task's class where no data is
+    wanted."""
     from common.cli import UserError
     from common.distributed import RunFolder
     from common.inputs import fill_in
@@ -1552,11 +1671,13 @@ def table_row(name, arch, model, task, cfg, ranks):
     from common.distributed import on_main
     scores = task.score(model)
     return {"name": name, "parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
-            "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores, "arch": json.loads(arch_json(arch))}
+            "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores,
+            "arch": json.loads(arch_json(arch))}
 
 
 def evaluate(cfg):
-    """Accuracy on the test images, or BLEU on the test text (Sec. 4.1.4); --translate FILE turns a file of sentences into translations."""
+    """Accuracy on the test images, or BLEU on the test text (Sec. 4.1.4); --translate FILE turns a file of sentences
+    into translations."""
     from common.cli import UserError
     from common.distributed import launch, say
     if not cfg.init:
@@ -1567,17 +1688,20 @@ def evaluate(cfg):
         check_inside(arch, model, cfg)
         run, task = open_run(cfg, "evaluate", ranks)
         if cfg.translate and cfg.task != "wmt14":
-            raise UserError("--translate: this model classifies images; give --task wmt14 and the --init of a translator")
+            raise UserError("--translate: this model classifies images; "
+                            "give --task wmt14 and the --init of a translator")
         model = extract(model, arch).to(ranks.device).eval()
         result = run.finished
         if not result:
-            result = translate_file(cfg, model, task, run, ranks) if cfg.translate else table_row("evaluated", arch, model, task, cfg, ranks)
+            result = (translate_file(cfg, model, task, run, ranks) if cfg.translate
+                      else table_row("evaluated", arch, model, task, cfg, ranks))
             run.finish(result)
         if cfg.translate:
             return say(ranks, (run.folder / f"translations.{cfg.target}").read_text(encoding="utf-8").rstrip("\n"))
         for shown in result.get("translations", []):
             say(ranks, f"  {shown['source']}\n    {shown['found']}\n    ({shown['reference']})")
-        say(ranks, f"{task.score_name} {result[task.score_name]:.4f} on {result['examples']} test examples, {result['parameters']:,} parameters, "
+        say(ranks, f"{task.score_name} {result[task.score_name]:.4f} on {result['examples']} test examples, "
+                   f"{result['parameters']:,} parameters, "
                    f"{result['flops'] / 1e9:.3f} GFLOPs, {result['latency']:.2f} ms")
 
 
@@ -1596,9 +1720,11 @@ def searched(cfg):
     """(space, history lines of the samples, path) of the search folder that --init names."""
     from common.cli import UserError
     from common.distributed import read_jsonl
-    lines = [line for line in read_jsonl(Path(cfg.init) / "history.jsonl") if line["round"] == "sample"] if cfg.init else []
+    lines = [line for line in read_jsonl(Path(cfg.init) / "history.jsonl")
+             if line["round"] == "sample"] if cfg.init else []
     if not lines:
-        raise UserError(f"--init {cfg.init or '(not given)'}: no history.jsonl with samples; give the run folder of a finished --search")
+        raise UserError(f"--init {cfg.init or '(not given)'}: no history.jsonl with samples; "
+                        "give the run folder of a finished --search")
     return load_model(cfg.init, cfg)[1], lines
 
 
@@ -1616,7 +1742,8 @@ def analyze_importance(cfg, ranks, run, task):
 
 
 def analyze_ranker(cfg, ranks, run, task):
-    """How good the rankers are for how many sub-nets, and what pruning brings: the pruned and the whole space searched at equal cost."""
+    """How good the rankers are for how many sub-nets, and what pruning brings: the pruned and the whole space searched
+    at equal cost."""
     model, (space, lines) = load_model(cfg.init, cfg)[0].to(ranks.device).eval() if cfg.init else None, searched(cfg)
     archs, losses, latencies = read_history(lines)
     rows = []
@@ -1631,8 +1758,10 @@ def analyze_ranker(cfg, ranks, run, task):
         for seed in range(cfg.runs):
             found, about = rank_and_evolve(space, lines, dataclasses.replace(cfg, keep=keep, seed=seed))
             measured = [task.held_out_loss(model, arch) for arch in found]
-            best, means, sizes = best + [min(measured)], means + [sum(measured) / len(measured)], sizes + [about["architectures_pruned"]]
-        rows.append({"search": f"keep {keep}" if keep else "whole space", "architectures": sum(sizes) / len(sizes), "runs": cfg.runs,
+            best, means, sizes = (best + [min(measured)], means + [sum(measured) / len(measured)],
+                                  sizes + [about["architectures_pruned"]])
+        rows.append({"search": f"keep {keep}" if keep else "whole space", "architectures": sum(sizes) / len(sizes),
+                     "runs": cfg.runs,
                      **mean_and_deviation("best_loss", best), **mean_and_deviation("finalists_loss", means)})
     return rows
 
@@ -1643,12 +1772,13 @@ def mean_and_deviation(name, values):
 
 
 def train_variants(cfg, ranks, run, task, variants):
-    """Train {name: architecture} from scratch with --runs seeds each; a row each, with mean and deviation of the score."""
+    """Train {name: architecture} from scratch with --runs seeds each; a row each, with mean and deviation of scores."""
     rows = []
     for name, arch in variants.items():
         scored = []
         for seed in range(cfg.runs):
-            folder, own = run.folder / f"{name.replace(' ', '-')}-{seed}", dataclasses.replace(cfg, seed=cfg.seed + seed)
+            folder, own = (run.folder / f"{name.replace(' ', '-')}-{seed}",
+                           dataclasses.replace(cfg, seed=cfg.seed + seed))
             model = train_from_scratch(own, arch, task, ranks, run, folder, f"{name} {seed}")
             scored.append(cached_row(folder / "row.json", name, arch, model, task, own, ranks))
         values = [row[task.score_name] for row in scored]
@@ -1670,7 +1800,8 @@ def cached_row(path, *arguments):
 def analyze_types(cfg, ranks, run, task):
     """Table 5: the architecture found with its own types, with all softmax and with all linear encoder layers."""
     arch = chosen_arch(cfg, ranks)
-    return train_variants(cfg, ranks, run, task, {"as found": arch, "all softmax": retype(arch, "softmax"), "all linear": retype(arch, "linear")})
+    return train_variants(cfg, ranks, run, task, {"as found": arch, "all softmax": retype(arch, "softmax"),
+                                                  "all linear": retype(arch, "linear")})
 
 
 def analyze_decoder(cfg, ranks, run, task):
@@ -1679,8 +1810,10 @@ def analyze_decoder(cfg, ranks, run, task):
     if cfg.task != "wmt14":
         raise UserError("--analyze decoder: images have no decoder; add --task wmt14")
     arch = retype(chosen_arch(cfg, ranks), "softmax", ("decoder_types", "cross_types"))
-    cases = {"none": (), "self": ("decoder_types",), "cross": ("cross_types",), "both": ("decoder_types", "cross_types")}
-    return train_variants(cfg, ranks, run, task, {f"linear in decoder {name}": retype(arch, "linear", parts) for name, parts in cases.items()})
+    cases = {"none": (), "self": ("decoder_types",), "cross": ("cross_types",),
+             "both": ("decoder_types", "cross_types")}
+    return train_variants(cfg, ranks, run, task, {f"linear in decoder {name}": retype(arch, "linear", parts)
+                                                  for name, parts in cases.items()})
 
 
 def analyze_shape(cfg, ranks, run, task):
@@ -1692,36 +1825,44 @@ def analyze_shape(cfg, ranks, run, task):
         for feature, (title, depth) in FEATURES.items():
             values = getattr(arch, feature)
             if depth and values:
-                rows.append({"architecture": name, "feature": title, **{f"layer {layer}": value for layer, value in enumerate(values, 1)}})
+                rows.append({"architecture": name, "feature": title,
+                             **{f"layer {layer}": value for layer, value in enumerate(values, 1)}})
     return rows
 
 
 def analyze_pareto(cfg, ranks, run, task):
-    """Figure 1: score against FLOPs; a row is on the front if none beats it in both. --compare: folders of --evaluate or --analyze types."""
+    """Figure 1: score against FLOPs; a row is on the front if none beats it in both. --compare: folders of --evaluate
+    or --analyze types."""
     from common.cli import UserError
     rows = []
     for folder in cfg.compare:
         path = Path(folder) / "done.json"
         if not path.exists():
-            raise UserError(f"{path}: no such file; --compare takes finished folders of --evaluate, --analyze types or --analyze decoder")
+            raise UserError(f"{path}: no such file; "
+                            "--compare takes finished folders of --evaluate, --analyze types or --analyze decoder")
         done = json.loads(path.read_text())
-        rows += [{"from": folder, **row} for row in (done if isinstance(done, list) else [done]) if task.score_name in row]
+        rows += [{"from": folder, **row} for row in (done if isinstance(done, list) else [done])
+                 if task.score_name in row]
     if not rows:
-        raise UserError("--compare: no folder given holds a score; --analyze pareto needs finished folders of --evaluate, or of --analyze types")
+        raise UserError("--compare: no folder given holds a score; "
+                        "--analyze pareto needs finished folders of --evaluate, or of --analyze types")
     score = task.score_name
     keep = ("from", "name", "parameters", "flops", "latency", score)
     return [{**{key: row[key] for key in keep},
-             "on_front": not any(other[score] >= row[score] and other["flops"] < row["flops"] for other in rows)} for row in rows]
+             "on_front": not any(other[score] >= row[score] and other["flops"] < row["flops"] for other in rows)}
+            for row in rows]
 
 
 def attention_cost(kind, tokens, device, runs=3):
-    """What one attention costs, 8 heads of 64, batch 1: {forward_ms, backward_ms: least of several runs; kept_mb: what stays for the backward pass;
-    peak_mb: all that was allocated at once, where the device counts it}."""
+    """What one attention costs, 8 heads of 64, batch 1: {forward_ms, backward_ms: least of several runs; kept_mb: what
+    stays for the backward pass; peak_mb: all that was allocated at once, where the device counts it}."""
     heads, dim, best, kept = 8, 64, [float("inf")] * 2, {}
     q, k, v = (torch.randn(1, heads, tokens, dim, device=device, requires_grad=True) for _ in range(3))
     table, lengths = torch.randn(29, dim, device=device, requires_grad=True), torch.tensor([tokens], device=device)
-    attend = {"plain softmax": lambda: softmax_attention(q, k, v), "relative softmax": lambda: softmax_attention(q, k, v, table),
-              "linear": lambda: linear_attention(q, k, v, lengths), "causal linear": lambda: causal_linear_attention(q, k, v, tokens)}[kind]
+    attend = {"plain softmax": lambda: softmax_attention(q, k, v),
+              "relative softmax": lambda: softmax_attention(q, k, v, table),
+              "linear": lambda: linear_attention(q, k, v, lengths),
+              "causal linear": lambda: causal_linear_attention(q, k, v, tokens)}[kind]
 
     def keep(x):
         kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
@@ -1759,18 +1900,22 @@ def analyze_length(cfg, ranks, run, task):
 
 
 def length_summary(rows):
-    """For each type the power of the length with which time and kept memory grow from 1,024 tokens on, and where linear gets faster than it."""
+    """For each type the power of the length with which time and kept memory grow from 1,024 tokens on, and where linear
+    gets faster than it."""
     summary, kinds = [], list(dict.fromkeys(row["type"] for row in rows))
-    costs = {kind: {row["tokens"]: (row["forward_ms"] + row["backward_ms"], row["kept_mb"]) for row in rows if row["type"] == kind} for kind in kinds}
+    costs = {kind: {row["tokens"]: (row["forward_ms"] + row["backward_ms"], row["kept_mb"])
+                    for row in rows if row["type"] == kind} for kind in kinds}
     for kind, cost in costs.items():
         powers = [math.log(cost[max(cost)][part] / cost[1024][part]) / math.log(max(cost) / 1024) for part in (0, 1)]
         cheaper = [tokens for tokens in cost if costs["linear"][tokens][0] < cost[tokens][0]]
         from_here = [tokens for tokens in cost if set(each for each in cost if each >= tokens) <= set(cheaper)]
-        summary.append({"type": kind, "power_of_time": powers[0], "power_of_memory": powers[1], "linear_faster_from": min(from_here, default=None)})
+        summary.append({"type": kind, "power_of_time": powers[0], "power_of_memory": powers[1],
+                        "linear_faster_from": min(from_here, default=None)})
     return summary
 
 
-ANALYSES = {name: globals()[f"analyze_{name}"] for name in ("importance", "types", "decoder", "shape", "pareto", "length", "ranker")}
+ANALYSES = {name: globals()[f"analyze_{name}"]
+            for name in ("importance", "types", "decoder", "shape", "pareto", "length", "ranker")}
 
 
 def plot_rows(rows, name, path):
@@ -1785,7 +1930,8 @@ def plot_rows(rows, name, path):
     if name == "length":
         for kind in dict.fromkeys(row["type"] for row in rows):
             own = [row for row in rows if row["type"] == kind and "tokens" in row]
-            axes.loglog([row["tokens"] for row in own], [row["forward_ms"] + row["backward_ms"] for row in own], marker="o", label=kind)
+            axes.loglog([row["tokens"] for row in own], [row["forward_ms"] + row["backward_ms"] for row in own],
+                        marker="o", label=kind)
         axes.set(xlabel="tokens", ylabel="forward and backward, ms")
     elif name == "shape":
         for row in (row for row in rows if "FFN" in row["feature"]):
@@ -1795,7 +1941,8 @@ def plot_rows(rows, name, path):
     else:
         score = next((key for key in ("bleu", "accuracy", "pair_accuracy_lost", "tau") if key in rows[0]), None)
         for row in (row for row in rows if score in row):
-            label = row.get("name") or f"{row.get('feature', row.get('ranker'))} ({row.get('regarding', row.get('sub-nets'))})"
+            label = row.get("name") or (f"{row.get('feature', row.get('ranker'))} "
+                                        f"({row.get('regarding', row.get('sub-nets'))})")
             place = row.get("flops", row.get("rank", row.get("sub-nets", 0)))
             axes.scatter(place, row[score], s=row.get("parameters", 4e6) / 4e4, label=label, alpha=0.6)
         axes.set(xlabel="FLOPs" if "flops" in rows[0] else "rank or sub-nets", ylabel=score)
@@ -1833,7 +1980,8 @@ def show_rows(rows, ranks):
         if keys != before:
             say(ranks, "  ".join(f"{key:>14s}" for key in keys))
         before = keys
-        say(ranks, "  ".join(f"{row[key]:14.4g}" if isinstance(row[key], float) else f"{str(row[key]):>14s}" for key in keys))
+        say(ranks, "  ".join(f"{row[key]:14.4g}" if isinstance(row[key], float) else f"{str(row[key]):>14s}"
+                             for key in keys))
 
 # --- command line --------------------------------------------------------------------------------
 
@@ -1841,20 +1989,24 @@ def show_rows(rows, ranks):
 def describe(cfg):
     """Parameters and FLOPs of an architecture as JSON, in the paper's counting and the honest one."""
     from common.distributed import Ranks
-    arch, space = chosen_arch(cfg if cfg.arch else dataclasses.replace(cfg, arch="mformer"), Ranks(0, 1, None)), space_of(cfg)
+    arch, space = (chosen_arch(cfg if cfg.arch else dataclasses.replace(cfg, arch="mformer"), Ranks(0, 1, None)),
+                   space_of(cfg))
     paper = paper_geometry(cfg)
     if arch in PUBLISHED[cfg.task].values():
         cfg = paper
     parts, published = count_parameters(arch, cfg), {}
     for name, row in PUBLISHED[cfg.task].items():
         published[name] = {"paper": {"parameters": paper_parameters(row, paper), "flops": paper_flops(row, paper)},
-                           "honest": {"parameters": sum(count_parameters(row, paper).values()), "flops": paper_flops(row, paper, True),
+                           "honest": {"parameters": sum(count_parameters(row, paper).values()),
+                                      "flops": paper_flops(row, paper, True),
                                       "flops_done_here": model_flops(row, paper)}}
     print(json.dumps({
         "parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
-        "flops_counting": "2 x multiply-adds of every matrix product that the model does for one image, or for 30 source and 30 target tokens; in "
-                          "`published`: `paper` counts as its tables do, `honest` adds the products of linear attention it left out",
-        "space": {"architectures": float(space_size(space)), **space}, "arch": json.loads(arch_json(arch)), "published": published}))
+        "flops_counting": "2 x multiply-adds of every matrix product that the model does for one image, or for 30 "
+                          "source and 30 target tokens; in `published`: `paper` counts as its tables do, "
+                          "`honest` adds the products of linear attention it left out",
+        "space": {"architectures": float(space_size(space)), **space}, "arch": json.loads(arch_json(arch)),
+        "published": published}))
 
 
 def paper_geometry(cfg):
@@ -1874,7 +2026,8 @@ ACTIONS = {
 
 def shrink(cfg):
     """--dry_run: two real steps of every phase."""
-    cfg.steps, cfg.save_every, cfg.samples, cfg.generations, cfg.population, cfg.finalists, cfg.runs = 2, 1, 20, 1, 10, 2, 1
+    cfg.steps, cfg.save_every, cfg.samples, cfg.generations, cfg.population, cfg.finalists, cfg.runs = (
+        2, 1, 20, 1, 10, 2, 1)
     cfg.held_out, cfg.latency_runs, cfg.look_nets = min(cfg.held_out, 50), 2, 5
     cfg.out += "-dry"
 
@@ -1898,7 +2051,8 @@ def main(argv=None):
     if cfg.dry_run:
         shrink(cfg)
     try:
-        {"search": search, "train": train, "evaluate": evaluate, "describe": describe}[action](cfg) if action != "analyze" else analyze(cfg, value)
+        ({"search": search, "train": train, "evaluate": evaluate, "describe": describe}[action](cfg)
+         if action != "analyze" else analyze(cfg, value))
     except Stop:
         print("stopped; the same command continues")
     return 0
@@ -1907,7 +2061,8 @@ def main(argv=None):
 def check_choices(cfg):
     """UserError where a flag that names a choice names none."""
     from common.cli import UserError
-    for name, choices in {"space": ("mixed", "linear", "softmax"), "schedule": ("cosine", "inverse_sqrt"), "latency": ("measure", "flops")}.items():
+    for name, choices in {"space": ("mixed", "linear", "softmax"), "schedule": ("cosine", "inverse_sqrt"),
+                          "latency": ("measure", "flops")}.items():
         if getattr(cfg, name) not in choices:
             raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(choices)}")
     if cfg.batch < cfg.accumulate:
