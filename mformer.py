@@ -78,7 +78,7 @@ class Config:
     accumulate: int = 1  # logical shards of an update, shared out over processes; results do not depend on their number
     dry_run: bool = False  # two real steps of every phase, on tiny budgets
     init: str = ""  # run folder to start from: weights, or the search that an analysis looks at
-    arch: str = ""  # a name (mformer, cosformer*, ...), JSON, or a best.json; default: what the search of this preset found
+    arch: str = ""  # a name (mformer, cosformer*, ...), JSON, or a best.json; default: what this preset's search found
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo pictures
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
@@ -347,8 +347,7 @@ def text_arch(ffn, heads, decoder_ffn, decoder_heads, cross_heads, linear=(), de
     types = tuple("linear" if layer in linear else "softmax" for layer in range(1, len(ffn) + 1))
     depth = len(decoder_ffn)
     return Arch(len(ffn), 1024, tuple(1024 * width for width in ffn), heads, types, depth, 1024,
-                tuple(1024 * width for width in decoder_ffn),
-                decoder_heads, (decoder,) * depth, cross_heads, (1,) * depth, (decoder,) * depth)
+                tuple(1024 * width for width in decoder_ffn), decoder_heads, (decoder,) * depth, cross_heads, (1,) * depth, (decoder,) * depth)
 
 
 ALL = range(1, 15)
@@ -661,8 +660,8 @@ class ImageModel(nn.Module):
     def forward(self, images, arch=None):
         arch = arch or self.arch
         B, side, width = len(images), self.cfg.image // self.cfg.patch, arch.hidden
-        patches = images.view(B, 3, side, self.cfg.patch, side,
-                              self.cfg.patch).permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1)
+        patches = (images.view(B, 3, side, self.cfg.patch, side, self.cfg.patch)
+                   .permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1))
         # (B, T, H)
         x = torch.cat([self.token[:width].expand(B, 1, -1), self.patches(patches, width)], dim=1) * math.sqrt(width)
         x = F.dropout(x + self.positions[:, :width], self.cfg.dropout, self.training)
@@ -1420,8 +1419,7 @@ class TextTask:
             source, lengths, _, _ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
             with autocast(self.cfg.dtype, self.device):
                 best = beam_search(model, source, lengths, tokenizer.bos_id, tokenizer.eos_id,
-                                   (tokenizer.pad_id, tokenizer.bos_id), arch,
-                                   self.cfg.beam, self.cfg.length_penalty)
+                                   (tokenizer.pad_id, tokenizer.bos_id), arch, self.cfg.beam, self.cfg.length_penalty)
             found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best))
             bar.update(self.ranks.size)
         bar.close()
