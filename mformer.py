@@ -126,7 +126,7 @@ class Config:
     magnitude: float = 9.0  # RandAugment strength of 10: turns, shears, shifts; 0: none
     jitter: float = 0.4  # random brightness, contrast, colour
     erase: float = 0.25  # chance that a random box is erased
-    stability: float = 0.0  # stop when Kendall's tau of sub-nets' losses between two looks is above this (0.9); 0: off
+    stability: float = 0.0  # stop a super-net when tau of sub-nets' losses between two looks is above this (0.9); 0: off
     look_every: int = 5000  # updates between these looks
     look_nets: int = 100  # sub-nets looked at
     # search
@@ -347,7 +347,8 @@ def text_arch(ffn, heads, decoder_ffn, decoder_heads, cross_heads, linear=(), de
     types = tuple("linear" if layer in linear else "softmax" for layer in range(1, len(ffn) + 1))
     depth = len(decoder_ffn)
     return Arch(len(ffn), 1024, tuple(1024 * width for width in ffn), heads, types, depth, 1024,
-                tuple(1024 * width for width in decoder_ffn), decoder_heads, (decoder,) * depth, cross_heads, (1,) * depth, (decoder,) * depth)
+                tuple(1024 * width for width in decoder_ffn), decoder_heads, (decoder,) * depth,
+                cross_heads, (1,) * depth, (decoder,) * depth)
 
 
 ALL = range(1, 15)
