@@ -126,7 +126,7 @@ class Config:
     magnitude: float = 9.0  # RandAugment strength of 10: turns, shears, shifts; 0: none
     jitter: float = 0.4  # random brightness, contrast, colour
     erase: float = 0.25  # chance that a random box is erased
-    stability: float = 0.0  # stop a super-net when tau of sub-nets' losses between two looks is above this (0.9); 0: off
+    stability: float = 0.0  # stop a super-net when tau of its sub-nets' losses at two looks is above this (0.9); 0: off
     look_every: int = 5000  # updates between these looks
     look_nets: int = 100  # sub-nets looked at
     # search
