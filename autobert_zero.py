@@ -2018,6 +2018,8 @@ def analyze_search(cfg, folders, ranks):
     for folder in folders:
         settings = read_settings(folder, "search")
         name = settings["strategy"] + (", no weight sharing" if settings["no_weight_sharing"] else "")
+        if settings["strategy"] == "op-nas":
+            name += f" (alpha {settings['alpha']}, unit {settings['ucb_unit']})"
         scores = [line["score"] for line in read_jsonl(folder / "history.jsonl")]
         if not scores:
             raise UserError(f"{folder}: no candidate is evaluated yet")

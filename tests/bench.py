@@ -77,18 +77,14 @@ def demo_config():
 
 def data():
     cfg = dataclasses.replace(demo_config(), length=128)
-    source, rows, count = demo_data(cfg), 256, 100
-    abz.language_batch(source, source.train, cfg, 0, rows)
-    began = time.perf_counter()
-    for index in range(count):
-        source.train.segments(index * rows, rows, cfg.length - 3, 0)
-    cut = time.perf_counter() - began
-    began = time.perf_counter()
-    for index in range(count):
-        abz.language_batch(source, source.train, cfg, index * rows, rows)
-    both = time.perf_counter() - began
-    tokens = count * rows * cfg.length / 1e6
-    print(f"{torch.get_num_threads()} threads: cut {tokens / cut:.1f} million tokens/s, cut, paired and masked {tokens / both:.1f} million tokens/s")
+    source, place = demo_data(cfg), iter(range(0, 10**9, 1024))
+    for rows in (256, 1024):
+        seconds = interleaved({
+            "cut": lambda: source.train.segments(next(place), rows, cfg.length - 3, 0),
+            "cut, paired and masked": lambda: abz.language_batch(source, source.train, cfg, next(place), rows)}, 200)
+        for name, each in seconds.items():
+            speed = rows * cfg.length / each / 1e6
+            print(f"{rows} x {cfg.length}, {name}: {speed:.1f} million tokens/s, {torch.get_num_threads()} threads")
 
 
 def steps():
