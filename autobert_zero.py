@@ -84,7 +84,7 @@ class Config:
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
     glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: train one on the corpus
-    vocab_size: int = 30000  # pieces of the vocabulary, App. D.2
+    vocab_size: int = 30000  # pieces of the vocabulary, App. D.2 (D13)
     squad: str = ""  # folder with SQuAD's train-v1.1.json, ...; default: the demo questions
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
@@ -165,7 +165,7 @@ KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer Search Space (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer Search Space (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 BINARY = ("add", "matmul", "cosine", "euclidean")  # Table 1
-OPS = UNARY + BINARY
+OPS = UNARY + BINARY  # D3
 
 
 def infer(op, *shapes):
@@ -587,7 +587,7 @@ class ConvMixer(nn.Module):
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        self.kernel = nn.Parameter(torch.randn(heads, size))  # each head begins with offsets of its own to look at
+        self.kernel = nn.Parameter(torch.randn(heads, size))  # D18
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
 
@@ -1134,7 +1134,7 @@ def mask_tokens(ids, tokenizer, rate, generator):
     ids (B, T). Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). M depends on B and T alone, so
     that shapes are static; label -100 marks what padding leaves over.
     """
-    M = max(1, round(rate * ids.numel()))
+    M = max(1, round(rate * ids.numel()))  # D17
     text = ((ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)).flatten().nonzero()[:, 0]
     chosen = text[torch.randperm(len(text), generator=generator)[:max(1, round(rate * len(text)))]]
     labels, kind = ids.flatten()[chosen], torch.rand(len(chosen), generator=generator)

@@ -82,7 +82,7 @@ class Config:
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo pictures
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
-    valid_text: str = ""  # PREFIX of the validation text
+    valid_text: str = ""  # PREFIX of the validation text; not read yet: a split of train is held out
     test_text: str = ""  # PREFIX of the test text
     source: str = "en"  # ending of the source files
     target: str = "de"  # ending of the target files
