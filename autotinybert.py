@@ -36,6 +36,8 @@ Differs: D1  The feed-forward activation is BERT's GELU; Eq. 3 prints the ReLU o
              WordPiece.
          D11 Of the rule's candidates at one depth (Sec. 4.4) the one is tested that is predicted slowest within the
              limit.
+         D12 --tasks takes MLM beside GLUE's and SQuAD: held-out masked-word accuracy. The demo uses it, since minutes
+             of pre-training are too little for the paper's proxy tasks.
 """
 import contextlib
 import copy
@@ -77,7 +79,7 @@ class Config:
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt; default: the teacher's or --init's, else trained on the corpus
     vocab_size: int = 30522  # pieces of the vocabulary
-    tasks: str = "SQuAD,MNLI"  # proxy tasks of the search, Sec. 3.5
+    tasks: str = "SQuAD,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: held-out text (D12)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
@@ -928,6 +930,20 @@ def held_out_loss(model, data, cfg, arch=None, rows=256):
     return sum(losses) / len(losses)
 
 
+@torch.no_grad()
+def held_out_accuracy(model, data, cfg, rows=1024, size=64):
+    """The task "MLM" (D12): the share of masked pieces of held-out text, the same for every model, that are found."""
+    from common.distributed import autocast
+    model.to(data.device).eval()
+    found = count = 0
+    for start in range(0, rows, size):
+        *inputs, labels = text_batch(data.dev, data, cfg, start, size)
+        with autocast(cfg.dtype, data.device):
+            guesses = model(*inputs).argmax(-1)  # (B, I)
+        found, count = found + (guesses == labels).sum().item(), count + (labels != -100).sum().item()
+    return found / count
+
+
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
     """Alg. 1. Train the model in place, or load what an earlier call left in `folder`, and return [(step, held-out loss
     of each probe)].
@@ -1216,11 +1232,12 @@ class Task:
 
 
 def parse_task_names(text):
-    """Names in FINE_TUNING's spelling; "glue" is all of GLUE's."""
+    """Names in FINE_TUNING's spelling, and MLM; "glue" is all of GLUE's."""
     from common import glue
-    chosen = []
+    others, chosen = {"squad": "SQuAD", "mlm": "MLM"}, []
     for name in text.replace(",", " ").split() or [""]:
-        chosen += ["SQuAD"] if name.lower() == "squad" else [task.name for task in glue.parse_tasks(name)]
+        chosen += ([others[name.lower()]] if name.lower() in others
+                   else [task.name for task in glue.parse_tasks(name)])
     return list(dict.fromkeys(chosen))
 
 
@@ -1228,6 +1245,8 @@ def load_task(name, cfg, tokenizer):
     """A Task with its features; --train_rows cuts the training part, flags override Table D.1."""
     from common import glue, squad
     batch, lr, epochs = FINE_TUNING.get(name, FINE_TUNING["RTE"])
+    if name == "MLM":  # nothing to fine-tune
+        return Task(name, None, {}, 0, 0.0, 0)
     recipe = cfg.finetune_batch or batch, cfg.finetune_lr or lr, cfg.finetune_epochs or epochs
     rows = cfg.train_rows or None
     if name == "SQuAD":
@@ -1300,6 +1319,9 @@ def judge(model, data, cfg, seed=0):
     began, result = time.perf_counter(), {"score": 0.0, "scores": {}, "diverged": False}
     try:
         for task in data.tasks:
+            if task.name == "MLM":
+                result["scores"]["MLM"] = held_out_accuracy(model, data, cfg)
+                continue
             tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + seed)
             result["scores"][task.name] = task.score(predict_task(tuned, task, cfg, data.device))
         result["score"] = sum(result["scores"].values()) / len(data.tasks)  # Sec. 3.5
@@ -1332,7 +1354,9 @@ def open_run(cfg, action, ranks, text=True, tasks=""):
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} sub-batches; "
                         "make it a multiple")
-    needed = ["corpus"] * text + ["squad"] * ("SQuAD" in names) + ["glue"] * bool(set(names) - {"SQuAD"})
+    if "MLM" in names and cfg.setting == "distill":
+        raise UserError("--tasks MLM: --setting distill trains no masked-language-model head; name other tasks")
+    needed = ["corpus"] * text + ["squad"] * ("SQuAD" in names) + ["glue"] * bool(set(names) - {"SQuAD", "MLM"})
     run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, fill_in(cfg, ranks, *needed))
     if not text:
         return run, None
