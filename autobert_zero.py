@@ -104,7 +104,7 @@ class Config:
     batch: int = 160  # sequences an update, App. D.1
     lr: float = 2e-4  # peak learning rate, App. D.1
     warmup: float = 0.02  # share of the steps, App. D.1
-    weight_decay: float = 0.01  # AdamW, not on biases and LayerNorms
+    weight_decay: float = 0.01  # AdamW, on everything but biases and LayerNorms
     clip: float = 1.0  # largest gradient norm
     mask_rate: float = 0.15  # share of the tokens predicted
     epochs: int = 0  # passes over the corpus in place of --steps, --pretrain only
@@ -112,7 +112,7 @@ class Config:
     compile: bool = False  # torch.compile the model
     recompute: bool = False  # gradient checkpointing: half the memory for a third more time
     init: str = ""  # run folder of --search or --pretrain to start from
-    save_every: int = 1000  # steps between checkpoints
+    save_every: int = 1000  # steps between checkpoints, within a fine-tuning too
     log_every: int = 50  # steps between lines of the log
     eval_every: int = 100  # steps between looks at held-out text or at dev, App. D.2
     # fine-tuning
@@ -1205,7 +1205,8 @@ def schedule(step, steps, warmup):
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW without weight decay on biases and LayerNorms."""
+    """AdamW as BERT has it: weight decay on all matrices, kernels and transformation matrices too, not on biases and
+    LayerNorms."""
     decayed = [value for value in model.parameters() if value.dim() > 1]
     plain = [value for value in model.parameters() if value.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -1483,8 +1484,8 @@ class GlueTask:
     def __init__(self, task, tokenizer, cfg, splits=("train", "dev")):
         from common import glue
         self.task, self.name, self.outputs, self.span = task, task.name, task.classes, False
-        examples = {split: glue.load(cfg.glue, task, split).head(cfg.train_rows if split == "train" else 0)
-                    for split in splits}
+        examples = {split: glue.load(cfg.glue, task, split).head(cfg.train_rows if split == "train" or cfg.dry_run
+                                                                 else 0) for split in splits}
         self.features = {split: glue.encode(examples[split], tokenizer, cfg.length) for split in splits}
 
     def steps(self, cfg):
@@ -1533,8 +1534,8 @@ class SquadTask:
         self.name, self.outputs, self.span = name, 2, True
         version = {"squad1": "v1.1", "squad2": "v2.0"}[name]
         self.questions = {split: squad.load(Path(cfg.squad) / f"{split}-{version}.json") for split in ("train", "dev")}
-        if cfg.train_rows:
-            self.questions["train"] = self.questions["train"][:cfg.train_rows]
+        for split in ("train", "dev") if cfg.dry_run else ("train",):
+            self.questions[split] = self.questions[split][:cfg.train_rows or None]
         self.features = {split: squad.features(questions, tokenizer, cfg.squad_length, cfg.squad_length // 3,
                                                training=split == "train")
                          for split, questions in self.questions.items()}
@@ -1589,17 +1590,25 @@ def infer_batch(model, batch, cfg, device):
         return model(*(batch[key].to(device) for key in ("ids", "segments", "lengths"))).float().cpu()
 
 
-def train_task(model, task, cfg, device, tick=lambda done: None, keep_best=False):
+def train_task(model, task, cfg, device, tick=lambda done: None, keep_best=False, checkpoint=None):
     """Fine-tune on one task (App. D.1, D.2); returns its metrics on dev.
 
     keep_best: look at dev every --eval_every steps and end with the best weights seen, as App. D.2's evaluation
-    interval implies; otherwise the last weights count. Raises Diverged, and Stop after SIGTERM.
+    interval implies; otherwise the last weights count. Raises Diverged, and Stop after SIGTERM (state saved where there
+    is a checkpoint).
     """
     from common.distributed import Stop, autocast, seed_everything, stop_requested
     model.to(device)
-    optimizer, step, steps, best = make_optimizer(model, cfg.weight_decay), 0, task.steps(cfg), None
+    optimizer, step, steps, kept = make_optimizer(model, cfg.weight_decay), 0, task.steps(cfg), {}
+    if checkpoint:
+        checkpoint.owned.update(model=model, optimizer=optimizer)
+        kept = checkpoint.restore()
+    start, best = kept.get("step", 0), kept.get("best")
     for epoch in range(cfg.finetune_epochs):
         for batch in task.batches(cfg, epoch):
+            if step < start:  # done before a kill
+                step += 1
+                continue
             set_rate(optimizer, cfg.finetune_lr * schedule(step, steps, cfg.finetune_warmup))
             seed_everything(cfg.seed, "fine-tuning", task.name, step)
             batch = {key: value.to(device) for key, value in batch.items()}
@@ -1614,12 +1623,15 @@ def train_task(model, task, cfg, device, tick=lambda done: None, keep_best=False
             tick(1)
             if (step % CHECK_EVERY == 0 or step == steps) and not math.isfinite(norm):
                 raise Diverged(f"gradient norm {norm} at or before step {step} of {task.name}")
-            if stop_requested():
-                raise Stop
             if keep_best and (step % cfg.eval_every == 0 or step == steps):
                 result = task.evaluate(model, cfg, device)
                 if best is None or result["main"] > best[0]["main"]:
                     best = result, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            stop = stop_requested()
+            if checkpoint and (stop or step % cfg.save_every == 0):
+                checkpoint.save(step=step, best=best)
+            if stop:
+                raise Stop
     if keep_best:
         model.load_state_dict(best[1])
         return best[0]
@@ -1706,9 +1718,11 @@ def finetune(cfg, text):
 
 
 def finetune_one(task, number, cfg, arch, source, device, path):
-    """One job: a task, a seed, one setting. Writes its predictions, for MNLI its weights, and its result file last."""
-    from common.distributed import load_file, save_file, seed_everything, write_atomic
+    """One job: a task, a seed, one setting. Writes its predictions, for MNLI its weights, and its result file last;
+    continues where it was killed."""
+    from common.distributed import Checkpoint, Ranks, load_file, save_file, seed_everything, write_atomic
     began, mnli, note = time.perf_counter(), best_job(path.parent, "MNLI"), "from scratch"
+    checkpoint = Checkpoint(path.with_name(f"{path.stem}.training.pt"), Ranks(0, 1, device))
     seed_everything(cfg.seed, "head", task.name)
     model = SpanReader(arch, cfg) if task.span else Classifier(arch, cfg, task.outputs)
     if task.name in FROM_MNLI and mnli:
@@ -1720,7 +1734,7 @@ def finetune_one(task, number, cfg, arch, source, device, path):
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     try:
-        metrics = train_task(model, task, cfg, device, keep_best=True)
+        metrics = train_task(model, task, cfg, device, keep_best=True, checkpoint=checkpoint)
         metrics.update(task.predict(model, cfg, device, folder))
     except Diverged as error:
         metrics = {"main": 0.0, "diverged": str(error)}
@@ -1730,6 +1744,7 @@ def finetune_one(task, number, cfg, arch, source, device, path):
     write_atomic(path, json.dumps({"job": folder.name, "task": task.name, "run": number, "lr": cfg.finetune_lr,
                                    "weight_decay": cfg.weight_decay, "metrics": metrics, "start": note,
                                    "seconds": round(time.perf_counter() - began, 2)}, indent=1))
+    checkpoint.remove()
 
 
 def read_jobs(folder, name):
@@ -1955,7 +1970,8 @@ def measure_uniformity(cfg, folder, task, examples, device):
 
 def analyze_fidelity(cfg, folders, ranks):
     """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone; Kendall's
-    tau, by task, between the score in the search and the score alone. Continues where it stopped."""
+    tau, by task, between the score in the search and the score alone. Continues where it stopped, inside a
+    network's pre-training too."""
     from common import metrics
     from common.distributed import RunFolder, progress, read_jsonl
     from common.inputs import fill_in, open_text
@@ -1995,16 +2011,18 @@ def analyze_fidelity(cfg, folders, ranks):
 
 def train_alone(arch, data, cfg, ranks, path):
     """{task: score} of an architecture trained from scratch, kept in a file; 0 for each where it diverged (D12)."""
-    from common.distributed import seed_everything, write_atomic
+    from common.distributed import Checkpoint, seed_everything, write_atomic
     if not path.exists():
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg).to(ranks.device)
+        checkpoint = Checkpoint(path.with_suffix(".pt"), ranks, model=model)
         try:
-            train_language_model(model, data, cfg, ranks)
+            train_language_model(model, data, cfg, ranks, checkpoint)
             scores = score_tasks(model, arch, data.tasks, cfg, ranks.device, shared=False)
         except Diverged:
             scores = {task.name: 0.0 for task in data.tasks}
         write_atomic(path, json.dumps(scores))
+        checkpoint.remove()
     return json.loads(path.read_text(encoding="utf-8"))
 
 

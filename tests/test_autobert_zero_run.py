@@ -162,7 +162,7 @@ def test_strategies_run_and_are_told_apart(files, tmp_path):
 def test_pretraining_resumes_to_the_same_weights_and_feeds_fine_tuning(files, tmp_path):
     import torch
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    more = ["--arch", "conv3 | softmax(scale(Q @ K.T)) @ V", "--dropout", "0.1", "--log_every", "1", "--steps", "40", "--accumulate", "2"]
+    more = ["--arch", "conv3 | softmax(scale(Q @ K.T)) @ V", "--dropout", "0.1", "--log_every", "1", "--steps", "100", "--accumulate", "2"]
     assert run(command(files, ["--pretrain"], whole, *more)).returncode == 0
     process = subprocess.Popen(command(files, ["--pretrain"], parts, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -175,15 +175,56 @@ def test_pretraining_resumes_to_the_same_weights_and_feeds_fine_tuning(files, tm
     first, second = (torch.load(folder / "checkpoint.pt", weights_only=True)["owned"]["model"] for folder in (whole, parts))
     assert all(torch.equal(first[name], second[name]) for name in first)
     two = tmp_path / "two"
+    process = subprocess.Popen(command(files, ["--pretrain"], two, *more, processes=2), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                               text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while not (two / "checkpoint.pt").exists():
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.terminate()  # torchrun hands it on to both
+    assert "stopped; the same command continues" in process.communicate()[1] and not (two / "done.json").exists()
     assert run(command(files, ["--pretrain"], two, *more, processes=2)).returncode == 0
     third = torch.load(two / "checkpoint.pt", weights_only=True)["owned"]["model"]
     assert max((first[name] - third[name]).abs().max().item() for name in first) < 1e-5  # two shards on one process, or on two
     steps = [json.loads(line)["step"] for line in (whole / "log.jsonl").read_text().splitlines() if "mlm" in line]
-    assert steps == list(range(1, 41))
+    assert steps == list(range(1, 101))
     tuned = run(command(files, ["--finetune", "CoLA"], tmp_path / "tuned", "--init", str(whole), "--runs", "2"))
     assert tuned.returncode == 0, tuned.stderr
     scores = json.loads((tmp_path / "tuned" / "done.json").read_text())
     assert scores["tasks"]["CoLA"]["n"] == 2 and "taken over" in scores["tasks"]["CoLA"]["start"]
+
+
+def test_fine_tuning_continues_inside_a_job(monkeypatch, tmp_path):
+    """Told to stop at step 5 of 12, it ends with the weights and the best score that it would have had."""
+    import torch
+
+    import autobert_zero as abz
+    from common import distributed
+    cfg, looks = abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8, eval_every=2, finetune_epochs=3, finetune_lr=0.01), []
+
+    class Task:
+        name, outputs, steps = "CoLA", 2, lambda self, cfg: 12
+        loss = staticmethod(lambda logits, batch: torch.nn.functional.cross_entropy(logits, batch["labels"]))
+
+        def batches(self, cfg, epoch):
+            for number in range(4):
+                ids = torch.arange(12).view(2, 6) + epoch + number
+                yield {"ids": ids, "segments": ids * 0, "lengths": torch.tensor([6, 6]), "labels": torch.tensor([0, 1])}
+
+        def evaluate(self, model, cfg, device):
+            looks.append(len(looks))
+            return {"main": -abs(model.head.weight[0, 0].item() - 0.02)}
+
+    def tune(path, stop_at=None):
+        torch.manual_seed(0)
+        model, asked = abz.Classifier((3,), cfg, 2), iter(range(1, 100))
+        monkeypatch.setattr(distributed, "stop_requested", lambda: next(asked) == stop_at)
+        checkpoint = distributed.Checkpoint(path, distributed.Ranks(0, 1, torch.device("cpu")))
+        return abz.train_task(model, Task(), cfg, torch.device("cpu"), keep_best=True, checkpoint=checkpoint), model.state_dict()
+    whole = tune(tmp_path / "whole.pt")
+    with pytest.raises(distributed.Stop):
+        tune(tmp_path / "parts.pt", stop_at=5)
+    parts = tune(tmp_path / "parts.pt")
+    assert len(looks) == 12 and parts[0] == whole[0] and all(torch.equal(parts[1][name], whole[1][name]) for name in whole[1])
 
 
 def test_fine_tuning_of_mnli_is_where_rte_starts(files, tmp_path):
