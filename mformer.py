@@ -27,14 +27,15 @@ Differs: D1  Linear attention leaves padding out of both sums and takes the true
              code takes thirds of one matrix, so that a row changes its meaning with the sampled width.
          D4  197 tokens an image (196 patches and one for the class), not the 256 of Sec. 4.1.3, which contradict its
              14 x 14.
-         D5  The search's losses are measured on examples carved out of the training set, for both tasks; test sets are
-             read by --evaluate and the tables of --analyze only. The released CIFAR-10 search reads the test split.
+         D5  The search's losses are measured on --valid_text, or on examples carved out of the training set; test sets
+             are read by --evaluate and the tables of --analyze only. The released CIFAR-10 search reads the test split.
          D6  The ranker is a small network g with P(a before b) = sigmoid(g(a) - g(b)), a binary classifier over pairs
              that is always transitive; the released code regresses with boosted trees. Importance is what a feature's
              shuffling costs in pair accuracy.
-         D7  Pruning freezes a feature at its commonest value among the better tenth of the sampled sub-nets; what the
-             paper does with the rest of the features is not said. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which
-             prunes nothing), translation 5 (Sec. 7.1).
+         D7  Pruning keeps the features that come first when the rankings by loss and by latency are read in turn, and
+             freezes the others at their commonest value among the better tenth of the sampled sub-nets; the paper does
+             not say how. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as
+             the two top fives of Sec. 7.1 hold.
          D8  "Discarding the fastest and slowest 10% models" has two readings: --drop_architectures does what the
              sentence says, --trim_timings what the released code does (10% of one architecture's timings at either
              end). Both are on.
@@ -43,6 +44,9 @@ Differs: D1  Linear attention leaves padding out of both sums and takes the true
          D10 Cosine floor, warm-up and betas as Sec. 6 lists them; AdamW's weight decay spares biases and norms. Dropout
              is not listed: 0.1 for text.
          D11 RankNAS trains its super-net with HAT's scaled dropout; here dropout does not depend on the sampled width.
+         D12 New weights: uniform with Xavier's bound for the widest network, each block of a joint projection on its
+             own; an image's patches, class token and positions start at like sizes behind the factor sqrt(H), which
+             would drown positions of deviation 0.02. Neither paper nor appendix lists any of it.
 """
 import collections
 import dataclasses
@@ -82,14 +86,14 @@ class Config:
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo pictures
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
-    valid_text: str = ""  # PREFIX of the validation text; not read yet: a split of train is held out
+    valid_text: str = ""  # PREFIX of the text of validation losses; default: --held_out pairs of the training text
     test_text: str = ""  # PREFIX of the test text
     source: str = "en"  # ending of the source files
     target: str = "de"  # ending of the target files
     tokenizer: str = ""  # spiece.model; default: a joint one trained on both sides of --train_text
     vocab_size: int = 32768  # pieces of the joint vocabulary
     train_rows: int = 0  # use only so many training examples; 0: all
-    held_out: int = 0  # training examples set aside for the search's losses (D5)
+    held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices
     space: str = "mixed"  # mixed (mFormer) | linear (cosFormer*, linear everywhere) | softmax (Transformer*)
     decoder_softmax: bool = False  # with --space linear: the decoder keeps softmax
@@ -131,12 +135,12 @@ class Config:
     look_nets: int = 100  # sub-nets looked at
     # search
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers
-    latency: str = "measure"  # measure (on this device) | flops (a stand-in that repeats exactly)
+    latency: str = "measure"  # measure (on this device) | cpu (CPU time: busy machines) | flops (repeats exactly)
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones
     trim_timings: float = 0.1  # share of an architecture's timings cut at either end (D8)
     drop_architectures: float = 0.1  # share of the fastest and the slowest architectures that the search discards (D8)
     latency_limit: float = 0.0  # slowest architecture allowed, in milliseconds; 0: no limit
-    keep: int = 3  # most important features, by loss and by latency, that stay free (D7); 0: no pruning
+    keep: int = 3  # most important features, by loss and by latency in turn, that stay free (D7); 0: no pruning
     generations: int = 30  # of the evolution
     population: int = 125  # of which a fifth are parents, and two fifths each mutants and crossovers
     mutation: float = 0.3  # chance that a gene is drawn anew
@@ -179,7 +183,7 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "wmt14": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                       relative=8, dropout=0.1, batch=35200,
                       accumulate=8, lr=7e-4, lr_start=1e-7, warmup=4000, schedule="inverse_sqrt", weight_decay=0.1,
-                      steps=200000, keep=5,  # Sec. 6.1
+                      steps=200000, keep=7,  # Sec. 6.1
                       search=dict(steps=40000, held_out=3000))},
 }
 
@@ -475,7 +479,7 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        bound = math.sqrt(6 / (inputs + outputs))
+        bound = math.sqrt(6 / (inputs + outputs))  # D12
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
 
@@ -652,9 +656,8 @@ class ImageModel(nn.Module):
         self.patches = Linear(3 * cfg.patch ** 2, arch.hidden)
         self.token = nn.Parameter(torch.randn(arch.hidden) * arch.hidden ** -0.5)
         self.positions = nn.Parameter(torch.randn(self.tokens, arch.hidden) * 0.5)
-        # tokens are multiplied by sqrt(H): they start at the size of the positions, not far above them
         with torch.no_grad():
-            self.patches.weight.mul_(arch.hidden ** -0.5)
+            self.patches.weight.mul_(arch.hidden ** -0.5)  # D12: forward multiplies by sqrt(H)
         self.layers = nn.ModuleList(EncoderLayer(number, arch, cfg, space) for number in range(arch.layers))
         self.norm, self.head = LayerNorm(arch.hidden), Linear(arch.hidden, 10)
 
@@ -665,7 +668,7 @@ class ImageModel(nn.Module):
                    .permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1))
         # (B, T, H)
         x = torch.cat([self.token[:width].expand(B, 1, -1), self.patches(patches, width)], dim=1) * math.sqrt(width)
-        x = F.dropout(x + self.positions[:, :width], self.cfg.dropout, self.training)
+        x = F.dropout(x + self.positions[:, :width], self.cfg.dropout, self.training)  # D11
         for layer in self.layers[:arch.layers]:
             x = layer(x, arch)
         return self.head(self.norm(x)[:, 1:].mean(1), 10)
@@ -982,12 +985,12 @@ class Ranker:
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, search space pruning: features outside the `keep` most important ones of any of these importances are
-    frozen at their commonest value among the better tenth of the sampled architectures (D7). The result is a smaller
-    space."""
+    """Sec. 3.1.2, search space pruning: only `keep` features stay free, the first of these importances read in turn.
+    The others are frozen at their commonest value among the better tenth of the sampled architectures (D7). The result
+    is a smaller space."""
     if not keep:
         return space
-    free = {name for importance in importances for name in list(importance)[:keep]}
+    free = list(dict.fromkeys(name for names in zip(*importances) for name in names))[:keep]
     better = [archs[index] for index in sorted(range(len(archs)), key=losses.__getitem__)[:max(5, len(archs) // 10)]]
     pruned = {}
     for name, choices in space.items():
@@ -1070,10 +1073,11 @@ def measure_latency(arch, cfg, device):
         for step in range(30):
             model.decode(tokens, memories, None, caches, step)
 
+    clock = time.process_time if cfg.latency == "cpu" else functools.partial(now, device)
     for run in range(5 + cfg.latency_runs):
-        began = time.perf_counter()
+        began = clock()
         once()
-        times.append(1000 * (now(device) - began))
+        times.append(1000 * (clock() - began))
     times = sorted(times[5:])
     cut = int(cfg.trim_timings * len(times))
     kept = times[cut:len(times) - cut]
@@ -1299,7 +1303,7 @@ class ImageTask:
         images, labels = load_cifar10(cfg.cifar10, "train")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out")))
         order, held = order[cfg.held_out:], order[:cfg.held_out]
-        order = order[:cfg.train_rows or None]
+        order, self.set_aside = order[:cfg.train_rows or None], len(held)
         self.size = cfg.batch // cfg.accumulate
         if len(order) < self.size:
             raise ValueError(f"--batch {cfg.batch}: {len(order)} training images are fewer than a shard of {self.size}")
@@ -1341,25 +1345,43 @@ class TextTask:
     score_name = "bleu"
 
     def __init__(self, cfg, ranks, folder):
-        from common.distributed import on_main, seed_of
-        from common.parallel import TokenBatches, encode_pairs
+        from common.distributed import on_main
         from common.tokenization import load_tokenizer
         self.cfg, self.ranks, self.device, self.folder = cfg, ranks, ranks.device, folder
         on_main(ranks, self.make_tokenizer)
         self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
         cfg.vocab_size = self.tokenizer.vocab_size
-        endings = (cfg.source, cfg.target)
+        if cfg.train_text:
+            self.open_training()
 
-        def encode():
-            encode_pairs(cfg.train_text, endings, self.tokenizer, folder / "text", cfg.length - 1)
-        on_main(ranks, encode)
-        self.text = encode_pairs(cfg.train_text, endings, self.tokenizer, folder / "text", cfg.length - 1)
-        order = torch.randperm(len(self.text),
-                               generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out"))).numpy()
-        order, held = order[cfg.held_out:], order[:cfg.held_out]
-        order, lengths = order[:cfg.train_rows or None], self.text.longest_side() + 1
-        self.order, self.batches = order, TokenBatches(lengths[order], cfg.batch // cfg.accumulate)
-        self.held = held[lengths[held].argsort(kind="stable")]
+    def open_training(self):
+        """The pairs to train on, and those of validation losses: of --valid_text, else carved out (D5)."""
+        from common.distributed import seed_of
+        from common.parallel import TokenBatches
+        cfg = self.cfg
+
+        def shuffled(text):
+            generator = torch.Generator().manual_seed(seed_of(cfg.seed, "held out"))
+            return torch.randperm(len(text), generator=generator).numpy()
+        self.text = self.held_text = self.encode(cfg.train_text, "text")
+        order = shuffled(self.text)
+        if cfg.valid_text:
+            self.held_text = self.encode(cfg.valid_text, "valid")
+            held = shuffled(self.held_text)[:cfg.held_out or None]
+        else:
+            order, held = order[cfg.held_out:], order[:cfg.held_out]
+        self.order, self.set_aside = order[:cfg.train_rows or None], len(held)
+        self.batches = TokenBatches(self.text.longest_side()[self.order] + 1, cfg.batch // cfg.accumulate)
+        self.held = held[self.held_text.longest_side()[held].argsort(kind="stable")]
+
+    def encode(self, prefix, name):
+        """Two files as token ids, kept in the run folder."""
+        from common.distributed import on_main
+        from common.parallel import encode_pairs
+        cfg = self.cfg
+        arguments = prefix, (cfg.source, cfg.target), self.tokenizer, self.folder / name, cfg.length - 1
+        on_main(self.ranks, lambda: len(encode_pairs(*arguments)))
+        return encode_pairs(*arguments)
 
     def make_tokenizer(self):
         """The joint vocabulary in the run folder: --tokenizer, that of --init, or trained on both sides of the training
@@ -1402,8 +1424,8 @@ class TextTask:
         for start in range(0, len(self.held), 64):
             rows = self.held[start:start + 64]
             with autocast(self.cfg.dtype, self.device):
-                loss, tokens = self.loss(model, self.tensors([self.text.source(row) for row in rows],
-                                                             [self.text.target(row) for row in rows]), arch)
+                loss, tokens = self.loss(model, self.tensors([self.held_text.source(row) for row in rows],
+                                                             [self.held_text.target(row) for row in rows]), arch)
             total, count = total + loss, count + tokens
         loss = (total / count).item()
         return loss if math.isfinite(loss) else float("inf")
@@ -1429,8 +1451,11 @@ class TextTask:
 
     def score(self, model, arch=None):
         """{"bleu": percent on the test text, ...}; the first twenty translations go with it."""
+        from common.cli import UserError
         from common.metrics import corpus_bleu
         from common.parallel import read_pairs
+        if not self.cfg.test_text:
+            raise UserError("--test_text: missing; give the PREFIX of the text to be scored on")
         sources, references = read_pairs(self.cfg.test_text, self.cfg.source, self.cfg.target)
         found = self.translate(model.eval(), sources, arch)
         shown = [{"source": one, "reference": two, "found": three}
@@ -1509,6 +1534,8 @@ def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="tr
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{learning_rate(step, cfg):.1e}")
             run.log(phase=name, step=step + 1, loss=value, lr=learning_rate(step, cfg))
         if saves and not space and ranks.main:
+            if task.set_aside:
+                run.log(phase=f"{name} validation", step=step + 1, loss=task.held_out_loss(model.eval()))
             save_file(checkpoint.path.with_name(f"weights-{step + 1}.pt"), model.state_dict())
         if saves or stop or stopped:
             checkpoint.save(step=step + 1, looked=looked, stopped=stopped)
@@ -1657,7 +1684,10 @@ def open_run(cfg, action, ranks, with_data=True, **extra):
     settings, kind = dataclasses.asdict(cfg), ImageTask if cfg.task == "cifar10" else TextTask
     if not with_data:
         return RunFolder(cfg.out, settings, action, ranks, cfg.restart, extra), kind
-    demo = fill_in(cfg, ranks, *(("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")))
+    names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
+    demo = {} if any(getattr(cfg, name) for name in names) else fill_in(cfg, ranks, *names)
+    if cfg.task == "wmt14" and not cfg.train_text and action != "evaluate":
+        raise UserError("--train_text: missing; give the PREFIX of the parallel text to train on")
     run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, {**demo, **extra})
     try:
         return run, kind(cfg, ranks, run.folder)
@@ -2061,7 +2091,7 @@ def check_choices(cfg):
     """UserError where a flag that names a choice names none."""
     from common.cli import UserError
     for name, choices in {"space": ("mixed", "linear", "softmax"), "schedule": ("cosine", "inverse_sqrt"),
-                          "latency": ("measure", "flops")}.items():
+                          "latency": ("measure", "cpu", "flops")}.items():
         if getattr(cfg, name) not in choices:
             raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(choices)}")
     if cfg.batch < cfg.accumulate:

@@ -277,7 +277,7 @@ def test_pruning_shrinks_what_the_evolution_may_change():
     archs = [mf.sample_arch(space, rng) for _ in range(200)]
     importances = [{"layers": 0.3, "types": 0.2, "ffn": 0.1, "hidden": 0.0, "heads": 0.0},
                    {"hidden": 0.2, "layers": 0.1, "ffn": 0, "heads": 0, "types": 0}]
-    pruned = mf.prune(space, importances, archs, toy_losses(archs), keep=2)
+    pruned = mf.prune(space, importances, archs, toy_losses(archs), keep=3)  # read in turn: layers, hidden, types
     assert {name for name in pruned if len(pruned[name]) > 1} == {"layers", "types", "hidden"}
     assert mf.space_size(pruned) == 2 * (2 ** 2 + 2 ** 3) < mf.space_size(space)
     assert mf.prune(space, importances, archs, toy_losses(archs), keep=0) == space
@@ -524,8 +524,10 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, capsy
     arch = mf.arch_json(mf.retype(mf.sample_arch(mf.space_of(TEXT), random.Random(3)), "linear", ("types",)))
     cfg = dataclasses.replace(RUN_TEXT, steps=60, lr=1e-2, warmup=10, save_every=10, average=2, batch=1200, dropout=0.0)
     mf.main(["--train", "--arch", arch, *flags(cfg, sentences), "--out", str(tmp_path / "run")])
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines() if "loss" in line]
-    assert losses[-1] < 0.75 * losses[0]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    for phase, count in (("train", 6), ("train validation", 6)):  # validation: all 20 pairs of --valid_text
+        losses = [line["loss"] for line in lines if line["phase"] == phase]
+        assert len(losses) >= count and losses[-1] < 0.75 * losses[0]
     (tmp_path / "in.txt").write_text("a small dog\nthe cat sees the house\n")
     common = ["--evaluate", "--task", "wmt14", "--preset", "base", "--device", "cpu", "--latency", "flops", "--init", str(tmp_path / "run"),
               "--train_text", str(sentences / "train"), "--valid_text", str(sentences / "valid"), "--test_text", str(sentences / "test")]
@@ -535,6 +537,15 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, capsy
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     assert len(done["translations"]) == 20 and done["bleu"] >= 0 and done["latency"] == mf.model_flops(
         mf.parse_arch(arch, cfg), dataclasses.replace(cfg, vocab_size=done_vocab(tmp_path / "run"))) / 1e9
+
+
+def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp_path, sentences):
+    from common.distributed import Ranks
+    ranks, cfg = Ranks(0, 1, torch.device("cpu")), dataclasses.replace(RUN_TEXT, train_text=str(sentences / "train"))
+    carved = mf.TextTask(dataclasses.replace(cfg), ranks, tmp_path)
+    assert carved.set_aside == 20 and len(carved.order) == 280 and not set(carved.order) & set(carved.held)
+    given = mf.TextTask(dataclasses.replace(cfg, valid_text=str(sentences / "valid"), held_out=15), ranks, tmp_path)
+    assert given.set_aside == 15 and len(given.order) == 300 and len(given.held_text) == 20
 
 
 def done_vocab(folder):
