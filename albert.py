@@ -12,9 +12,8 @@ Run:     python albert.py --pretrain                                          on
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 1 -> PRESETS     Tables 1, 3, 4 -> PUBLISHED     Table 5 -> evaluate_language_model
          Table 14 -> TABLE14, finetune     Figure 1 -> compare_layers
-Differs: D1  SOP: a run of text without a sentence boundary is split in two at a word, one of a single piece has no
-             label. The paper does not say; the official code pairs it with text from another document and calls that
-             "swapped".
+Differs: D1  SOP: a run of text that holds no two whole sentences has no label. The paper does not say; the official
+             code pairs it with text from another document and calls that "swapped".
          D2  N-grams of words stay inside one segment (official code: they run across [SEP]); a nearly spent budget
              shortens them (as there).
          D3  15% of the tokens are predicted; the paper gives no number, the official code 20 a sequence
@@ -131,13 +130,13 @@ PRESETS = {
                  finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, evaluations=4, train_rows=2000),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
-    "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
+    "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12
     "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384, dropout=0.0),
     "bert-base": dict(embedding=768, share="none"),
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=1024, share="none"),
 }
 MODEL_FIELDS = ("vocab_size", "layers", "hidden", "heads", "ffn", "embedding", "share", "groups", "activation",
-                "mapping", "positions")
+                "mapping", "positions", "init_std")
 
 
 def check_shape(cfg):
@@ -511,8 +510,8 @@ def hf_config(cfg, kind, outputs):
             "num_hidden_groups": cfg.groups if cfg.share == "all" else cfg.layers, "inner_group_num": 1,
             "hidden_act": cfg.activation, "max_position_embeddings": cfg.positions, "type_vocab_size": 2,
             "hidden_dropout_prob": cfg.dropout, "attention_probs_dropout_prob": cfg.dropout,
-            "classifier_dropout_prob": cfg.classifier_dropout, "layer_norm_eps": 1e-12, "initializer_range": 0.02,
-            "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+            "classifier_dropout_prob": cfg.classifier_dropout, "layer_norm_eps": 1e-12,
+            "initializer_range": cfg.init_std, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
             "id2label": {str(i): f"LABEL_{i}" for i in range(outputs)},
             "label2id": {f"LABEL_{i}": i for i in range(outputs)}}
 
@@ -536,7 +535,7 @@ def shape_of_hf(config):
     V, E, H, L, N, ffn = values
     return dict(vocab_size=V, embedding=E, hidden=H, layers=L, heads=N, ffn=ffn, share="all",
                 groups=config.get("num_hidden_groups", 1), activation=act, mapping=E == H,
-                positions=config.get("max_position_embeddings", 512))
+                positions=config.get("max_position_embeddings", 512), init_std=config.get("initializer_range", 0.02))
 
 # --- objective -----------------------------------------------------------------------------------
 # A training example is a run of text in two segments (common.corpus.Segments). Here it gets its label (which segment
@@ -544,48 +543,38 @@ def shape_of_hf(config):
 # generator: an example depends on its place in the stream alone.
 
 
-def split_lone(segments, starts_word, generator):
-    """(first, a, second, b) of the segments: token ids (R, T) and lengths (R,). A run without a sentence boundary
-    inside is split in two at a random word, anywhere where there is but one word (D1)."""
-    first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
-    place = torch.arange(first.shape[1])
-    score = torch.rand(first.shape, generator=generator) + starts_word[first]  # words before the insides of words
-    cut = torch.where((place > 0) & (place < a[:, None]), score, -1.0).argmax(1)  # (R,)
-    lone = (b == 0) & (a > 1)
-    rest = first.gather(1, (place + cut[:, None]).clamp(max=first.shape[1] - 1))
-    return first, torch.where(lone, cut, a), torch.where(lone[:, None], rest, second), torch.where(lone, a - cut, b)
-
-
 def join(first, a, second, b, tokenizer):
-    """[CLS] first [SEP] second [SEP]: ids, segments (R, T), lengths (R,), with T = the segments' width + 3."""
+    """[CLS] first [SEP] second [SEP], or [CLS] first [SEP] where b is 0: ids, segments (R, T), lengths (R,), with
+    T = the segments' width + 3."""
     width = first.shape[1]
-    place, a, b = torch.arange(width + 3)[None].expand(len(first), -1), a[:, None], b[:, None]  # (R, T)
+    place, a = torch.arange(width + 3)[None].expand(len(first), -1), a[:, None]  # (R, T)
+    end = a + torch.where(b > 0, b + 2, 1)[:, None]  # the place of the last [SEP]
     ids = first.gather(1, (place - 1).clamp(0, width - 1))
     ids = torch.where(place > a + 1, second.gather(1, (place - a - 2).clamp(0, width - 1)), ids)
-    ids = ids.masked_fill((place == a + 1) | (place == a + b + 2), tokenizer.sep_id)
-    ids = ids.masked_fill(place > a + b + 2, tokenizer.pad_id).masked_fill(place == 0, tokenizer.cls_id)
-    return ids, ((place > a + 1) & (place <= a + b + 2)).long(), (a + b + 3)[:, 0]
+    ids = ids.masked_fill((place == a + 1) | (place == end), tokenizer.sep_id)
+    ids = ids.masked_fill(place > end, tokenizer.pad_id).masked_fill(place == 0, tokenizer.cls_id)
+    return ids, ((place > a + 1) & (place <= end)).long(), end[:, 0] + 1
 
 
 def sentence_pairs(segments, tokenizer, objective, generator):
     """Two segments as one input, and what is to be told about them (Sec. 3.1, Inter-sentence coherence loss).
 
     sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
-    shuffled: as sop, but the label is drawn apart from the order. -100: no label.
+    shuffled: as sop, but the label is drawn apart from the order. -100: no label, as for a run without a sentence
+    boundary, which is one segment (D1).
     segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
     """
-    first, a, second, b = split_lone(segments, torch.from_numpy(tokenizer.starts_word), generator)
-    labels = (torch.rand(len(a), generator=generator) < 0.5).long()
-    changed = labels.bool()[:, None]
+    first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
+    pair, labels = b > 0, (torch.rand(len(a), generator=generator) < 0.5).long()
+    changed = pair & labels.bool()  # (R,)
     if objective in ("sop", "shuffled"):
-        first, second = torch.where(changed, second, first), torch.where(changed, first, second)
-        a, b = torch.where(changed[:, 0], b, a), torch.where(changed[:, 0], a, b)
+        first, second = (torch.where(changed[:, None], *two) for two in ((second, first), (first, second)))
+        a, b = torch.where(changed, b, a), torch.where(changed, a, b)
         labels = torch.randint(2, labels.shape, generator=generator) if objective == "shuffled" else labels
     elif objective == "nsp":
-        changed &= (segments.second_length > 0)[:, None]  # a run that had to be split has no label
-        second, b = torch.where(changed, segments.other, second), torch.where(changed[:, 0], segments.other_length, b)
-        labels = labels.masked_fill(segments.second_length == 0, -100)
-    labels = labels.masked_fill((a == 0) | (b == 0) | (objective == "none"), -100)
+        second = torch.where(changed[:, None], segments.other, second)
+        b = torch.where(changed, segments.other_length, b)
+    labels = labels.masked_fill(~pair | (b == 0) | (objective == "none"), -100)
     return *join(first, a, second, b, tokenizer), labels
 
 
@@ -829,7 +818,7 @@ def evaluate_language_model(model, text, cfg, ranks):
     from common.distributed import autocast, gather
     model.eval()
     rows, totals = min(64, cfg.dev_rows), {}
-    for objective in ("none", "nsp", "sop"):  # masked words are scored on pairs in their order (D5)
+    for objective in ("none", "nsp", "sop"):  # D4; masked words are scored on pairs in their order (D5)
         right = torch.zeros(4, device=ranks.device)  # predicted words, words, predicted labels, labels
         for position in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):
             *inputs, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, position, rows,
@@ -1200,7 +1189,7 @@ def score_all(name, examples, predictions):
     metric's name."""
     metrics = score(name, examples["dev"], predictions["dev"])
     for split, found in predictions.items():
-        if split != "dev" and (family(name) == "race" or examples[split].labels is not None):
+        if split != "dev" and has_labels(examples[split]):
             metrics |= {f"{split} {key}": value for key, value in score(name, examples[split], found).items()
                         if key != "main"}
     return metrics
@@ -1227,21 +1216,25 @@ class Job:
     recipe: Recipe
 
 
-def open_job(name, cfg, tokenizer):
-    """Read and encode a task."""
-    examples = load_examples(cfg, name)
+def open_job(name, cfg, tokenizer, labelled=True):
+    """Read and encode those splits of a task whose labels are known, or those to submit predictions of."""
     examples = {split: first_rows(name, rows, cfg.train_rows if split == "train" else 64 * cfg.dry_run)
-                for split, rows in examples.items()}
+                for split, rows in load_examples(cfg, name).items() if has_labels(rows) == labelled}
     length = recipe_of(name, 1, cfg).length
     features = {split: encode_examples(name, rows, split, tokenizer, length) for split, rows in examples.items()}
-    return Job(name, examples, features, recipe_of(name, len(features["train"]), cfg))
+    return Job(name, examples, features, recipe_of(name, len(features.get("train", ())), cfg))
+
+
+def has_labels(examples):
+    """False for GLUE's test splits."""
+    return getattr(examples, "labels", ()) is not None
 
 
 def endless(job, seed, start):
     """Training batches from update `start` on."""
     per_epoch = math.ceil(len(job.features["train"]) / job.recipe.batch)
     for epoch in itertools.count(start // per_epoch):
-        batches = make_batches(job.name, job.features["train"], job.recipe.batch, seed=seed, epoch=epoch)
+        batches = make_batches(job.name, job.features["train"], job.recipe.batch, seed=seed, epoch=epoch)  # D7
         yield from itertools.islice(batches, start % per_epoch if epoch == start // per_epoch else 0, None)
 
 
@@ -1298,7 +1291,7 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
         optimizer.step()
         optimizer.zero_grad()
         state["step"] = step + 1
-        if step + 1 in looks:
+        if step + 1 in looks:  # D8
             if not finite:  # a diverged run ends with the best it had
                 tell(f"{job.name}, run {number + 1}: the loss is not finite before update {step + 1}; "
                      "the run ends here")
@@ -1313,8 +1306,8 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
 
 
 def close_run(model, job, number, cfg, folder, device, state, diverged):
-    """Let the best model of a run predict the other splits, and write runN.json. A run that diverged before its first
-    look has the worst score."""
+    """Let the best model of a run predict the other splits with labels, and write runN.json. A run that diverged before
+    its first look has the worst score."""
     from common.distributed import load_file, save_file, write_atomic
     path, metrics, best_step = folder / f"run{number}.pt", {"main": 0.0}, 0
     if path.exists():
@@ -1330,9 +1323,9 @@ def close_run(model, job, number, cfg, folder, device, state, diverged):
     (folder / f"run{number}.pt.previous").unlink(missing_ok=True)
 
 
-def close_task(name, cfg, folder, tokenizer):
-    """Medians over the runs of a task; its best run becomes model.pt, its predictions are written. Returns the task's
-    line of the result."""
+def close_task(name, cfg, folder, tokenizer, device):
+    """Medians over the runs of a task; its best run becomes model.pt, and predicts the test split too. Returns the
+    task's line of the result."""
     from common.distributed import load_file, save_file
     lines = [json.loads((folder / f"run{number}.json").read_text()) for number in range(cfg.runs)]
     best = max(range(cfg.runs), key=lambda number: lines[number]["metrics"]["main"])
@@ -1343,8 +1336,11 @@ def close_task(name, cfg, folder, tokenizer):
         model, outputs = make_model(name, cfg)
         model.load_state_dict(kept["weights"])
         save_model(folder, model, cfg, tokenizer, outputs)
-        save_file(folder / "predictions.pt", kept["predictions"])
-        write_predictions(name, folder, kept["predictions"], kept["metrics"])
+        job, found = open_job(name, cfg, tokenizer, labelled=False), kept["predictions"]
+        found |= {split: predict(model.to(device), name, features, cfg, job.recipe.batch, device)
+                  for split, features in job.features.items()}
+        save_file(folder / "predictions.pt", found)
+        write_predictions(name, folder, found, kept["metrics"])
         for number in range(cfg.runs):
             (folder / f"run{number}.pt").unlink(missing_ok=True)
     return {"median": medians, "runs": [line["metrics"]["main"] for line in lines],
@@ -1357,7 +1353,7 @@ def write_predictions(name, folder, predictions, metrics):
     from common import glue
     from common.distributed import write_atomic
     for split, found in predictions.items():
-        if family(name) == "glue" and split.startswith("test"):
+        if family(name) == "glue" and split.startswith("test"):  # D10: QNLI and WNLI like the others
             glue.write_submission(folder, name, found, split)
         elif family(name) == "race":
             write_atomic(folder / f"{split}_predictions.txt",
@@ -1464,16 +1460,16 @@ def train_tasks(names, cfg, run, ranks):
         barrier(ranks)
         for name in stage:
             if not (run.folder / name / "result.json").exists():
-                on_main(ranks, finish_task, name, cfg, run.folder / name, tokenizer)
+                on_main(ranks, finish_task, name, cfg, run.folder / name, tokenizer, ranks.device)
             results[name] = json.loads((run.folder / name / "result.json").read_text())
             run.log(phase="finetune", task=name, **results[name])
     return {name: results[name] for name in names}
 
 
-def finish_task(name, cfg, folder, tokenizer):
+def finish_task(name, cfg, folder, tokenizer, device):
     """close_task, once: result.json says that it is done."""
     from common.distributed import write_atomic
-    write_atomic(folder / "result.json", json.dumps(close_task(name, cfg, folder, tokenizer), indent=1))
+    write_atomic(folder / "result.json", json.dumps(close_task(name, cfg, folder, tokenizer, device), indent=1))
 
 
 def show_tasks(result, ranks):

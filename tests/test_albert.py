@@ -457,11 +457,8 @@ def test_sentence_order_labels_are_never_wrong():
     assert (ids[:400][swapped] == torch.tensor([2, 20, 21, 3, 10, 11, 12, 3, 0])).all()
     assert (kinds[:400][ordered] == torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 0])).all()
     assert (kinds[:400][swapped] == torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 0])).all()
-    for row, label in zip(ids[400:-1].tolist(), labels[400:-1].tolist()):  # D1: one run, split at a word
-        parts = " ".join(map(str, row)).split(" 3 ")
-        text = parts[0].split()[1:], parts[1].split()
-        assert (text[1] + text[0] if label else text[0] + text[1]) == ["10", "11", "12"]
-    assert labels[-1] == -100 and sorted(ids[-1].tolist()) == [0, 0, 0, 0, 0, 2, 3, 3, 10] and (lengths[:400] == 8).all()
+    assert (labels[400:] == -100).all() and (ids[400:-1] == torch.tensor([2, 10, 11, 12, 3, 0, 0, 0, 0])).all()  # D1
+    assert (kinds[400:] == 0).all() and (lengths[400:-1] == 5).all() and (lengths[:400] == 8).all()
 
 
 def test_nsp_and_no_objective():
