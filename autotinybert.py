@@ -47,6 +47,7 @@ import json
 import math
 import random
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -649,7 +650,7 @@ def latency_terms(kind, archs, tokens, top):
 
 
 class Predictor:
-    """Lat(.) of Eq. 4: milliseconds of architectures, learnt from measurements. kind: mlp, linear, or flops (time
+    """Lat(.) of Eq. 4: milliseconds of architectures, learnt from measurements (D5). kind: mlp, linear, or flops (time
     proportional to FLOPs)."""
 
     def __init__(self, kind, top, tokens):
@@ -1026,10 +1027,12 @@ HF_OTHER = {"encoder.words": "bert.embeddings.word_embeddings",
             "transform_norm": "cls.predictions.transform.LayerNorm", "fit": "fit"}
 
 
-def hf_name(name):
-    """The Hugging Face name of a parameter of LanguageModel."""
+def hf_name(name, spans=False):
+    """The Hugging Face name of a parameter of LanguageModel, or of TaskModel."""
     if name == "decoder_bias":
         return "cls.predictions.bias"
+    if name.startswith("head."):
+        return name.replace("head", "qa_outputs" if spans else "classifier")
     module, kind = name.rsplit(".", 1)
     if ".layers." in module:
         _, _, layer, module = module.split(".")
@@ -1158,19 +1161,22 @@ def start_model(arch, cfg, data, ranks, names=("model", "superplm")):
 
 
 def save_model(folder, model, tokenizer):
-    """Write a LanguageModel as a Hugging Face folder: weights, vocabulary, config.json (last)."""
+    """Write a LanguageModel or a TaskModel as a Hugging Face folder: weights, vocabulary, config.json (last)."""
     from common.distributed import write_atomic
     from common.weights import write_weights
     arch, encoder = model.encoder.arch, model.encoder
     Path(folder).mkdir(parents=True, exist_ok=True)
+    tuned, spans = hasattr(model, "head"), getattr(model, "spans", False)
+    kind = (("BertForQuestionAnswering" if spans else "BertForSequenceClassification") if tuned
+            else "BertModel" if hasattr(model, "fit") else "BertForMaskedLM")
     write_weights(Path(folder) / "model.safetensors",
-                  {hf_name(name): value for name, value in model.state_dict().items()})
+                  {hf_name(name, spans): value for name, value in model.state_dict().items()})
     name = tokenizer.save(folder).name
-    kind = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[name]
+    reader = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[name]
     write_atomic(Path(folder) / "tokenizer_config.json",
-                 json.dumps({"tokenizer_class": kind, "do_lower_case": tokenizer.lower, "model_max_length": 512}))
-    config = {"model_type": "bert",
-              "architectures": ["BertModel" if hasattr(model, "fit") else "BertForMaskedLM"],
+                 json.dumps({"tokenizer_class": reader, "do_lower_case": tokenizer.lower, "model_max_length": 512}))
+    config = {"model_type": "bert", "architectures": [kind],
+              **({"num_labels": model.head.out_features} if tuned else {}),
               "num_hidden_layers": arch.layers, "hidden_size": arch.hidden, "intermediate_size": arch.ffn,
               "num_attention_heads": arch.heads, "qkv_size": arch.qkv,
               "hidden_act": "gelu", "hidden_dropout_prob": encoder.dropout.p,
@@ -1241,8 +1247,9 @@ def parse_task_names(text):
     return list(dict.fromkeys(chosen))
 
 
-def load_task(name, cfg, tokenizer):
-    """A Task with its features; --train_rows cuts the training part, flags override Table D.1."""
+def load_task(name, cfg, tokenizer, every=False):
+    """A Task with its features; --train_rows cuts the training part, flags override Table D.1. every: also GLUE's test
+    parts and MNLI's mismatched ones, where the files are there."""
     from common import glue, squad
     batch, lr, epochs = FINE_TUNING.get(name, FINE_TUNING["RTE"])
     if name == "MLM":  # nothing to fine-tune
@@ -1255,11 +1262,11 @@ def load_task(name, cfg, tokenizer):
         windows = {split: squad.features(part, tokenizer, cfg.squad_length, training=split == "train")
                    for split, part in questions.items()}
         return Task(name, None, windows, *recipe)
-    examples = {split: glue.load(cfg.glue, name, split) for split in ("train", "dev")}
-    train = examples["train"]
-    examples["train"] = dataclasses.replace(train, first=train.first[:rows],
-                                            second=train.second and train.second[:rows],
-                                            labels=train.labels[:rows])
+    files = {split: glue.MNLI_FILES.get(split, split) if name == "MNLI" else split
+             for split in ("dev_mismatched", "test", "test_mismatched")}
+    others = [split for split, file in files.items() if every and (Path(cfg.glue) / name / f"{file}.tsv").exists()]
+    examples = {split: glue.load(cfg.glue, name, split) for split in ("train", "dev", *others)}
+    examples["train"] = examples["train"].head(cfg.train_rows)
     return Task(name, glue.TASKS[name],
                 {split: glue.encode(part, tokenizer, cfg.length) for split, part in examples.items()}, *recipe)
 
@@ -1313,9 +1320,25 @@ def predict_task(model, task, cfg, device, split="dev"):
     return logits
 
 
-def judge(model, data, cfg, seed=0):
+def keep_tuned(tuned, task, data, cfg, folder):
+    """Write a TaskModel's folder: its weights, the leaderboard's files of GLUE's test parts, or SQuAD's
+    predictions.json of dev. Returns further scores: MNLI's mismatched one."""
+    from common import glue, squad
+    from common.distributed import write_atomic
+    save_model(folder, tuned, data.tokenizer)
+    logits = {split: predict_task(tuned, task, cfg, data.device, split) for split in task.features if split != "train"}
+    if not task.kind:
+        texts = squad.extract(task.features["dev"], logits["dev"][..., 0], logits["dev"][..., 1]).texts
+        write_atomic(folder / "predictions.json", json.dumps(texts))
+    for split in logits:
+        if split.startswith("test"):
+            glue.write_submission(folder, task.kind, logits[split], split)
+    return {"MNLI-mm": task.score(logits[split], split) for split in logits if split == "dev_mismatched"}
+
+
+def judge(model, data, cfg, seed=0, folder=None):
     """What a trained LanguageModel is worth: fine-tuned on each task, scored on its dev part. Returns {score, scores,
-    diverged, seconds}."""
+    diverged, seconds}. folder: keep the fine-tuned model there."""
     began, result = time.perf_counter(), {"score": 0.0, "scores": {}, "diverged": False}
     try:
         for task in data.tasks:
@@ -1324,7 +1347,9 @@ def judge(model, data, cfg, seed=0):
                 continue
             tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + seed)
             result["scores"][task.name] = task.score(predict_task(tuned, task, cfg, data.device))
-        result["score"] = sum(result["scores"].values()) / len(data.tasks)  # Sec. 3.5
+            if folder:
+                result["scores"] |= keep_tuned(tuned, task, data, cfg, folder)
+        result["score"] = sum(result["scores"][task.name] for task in data.tasks) / len(data.tasks)  # Sec. 3.5
     except Diverged:  # the worst score, and the search goes on
         result["diverged"] = True
     return {**result, "seconds": round(time.perf_counter() - began, 3)}
@@ -1365,13 +1390,13 @@ def open_run(cfg, action, ranks, text=True, tasks=""):
         if not cfg.tokenizer:
             cfg.tokenizer = next((str(folder / name) for name in ("vocab.txt", "spiece.model")
                                   if (folder / name).exists()), "")
-    teacher, opened = load_teacher(cfg, ranks), open_text(cfg, ranks, run.folder)
+    teacher, opened = load_teacher(cfg, ranks), open_text(cfg, ranks, run.folder)  # D10
     if teacher and teacher.words.num_embeddings != opened.tokenizer.vocab_size:
         raise UserError(f"{cfg.teacher}: {teacher.words.num_embeddings} pieces in the teacher, "
                         f"{opened.tokenizer.vocab_size} in {opened.tokenizer.path}; "
                         "teacher and student must share a vocabulary: "
                         "give the teacher's with --tokenizer")
-    loaded = [load_task(name, cfg, opened.tokenizer) for name in names]
+    loaded = [load_task(name, cfg, opened.tokenizer, every=action == "finetune") for name in names]
     return run, Data(opened.tokenizer, opened.train, opened.dev, loaded, teacher, ranks.device)
 
 
@@ -1640,9 +1665,9 @@ def mean_and_deviation(values):
 
 def finetune(cfg, tasks):
     """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds; dev scores as in
-    Table 1."""
+    Table 1. Each task's best run stays in the folder TASK: the model, for --init, and its predictions."""
     from common.cli import UserError
-    from common.distributed import launch, say
+    from common.distributed import launch, on_main, say
     from common.report import table
     if not cfg.init:
         raise UserError("--finetune needs weights: give a run folder or a Hugging Face folder with --init")
@@ -1650,11 +1675,23 @@ def finetune(cfg, tasks):
         run, data = open_run(cfg, "finetune", ranks, tasks=tasks)
         model = start_model(checked_arch(cfg.arch, needed=False), cfg, data, ranks)
         jobs = [(task, seed) for task in data.tasks for seed in range(cfg.runs)]
-        results = share_out([f"{task.name}-{seed}" for task, seed in jobs], run.folder / "scores", run,
+        names, tuned = [f"{task.name}-{seed}" for task, seed in jobs], run.folder / "tuned"
+        results = share_out(names, run.folder / "scores", run,
                             lambda index: judge(model, dataclasses.replace(data, tasks=[jobs[index][0]]), cfg,
-                                                jobs[index][1]))
-        scores = {task.name: [result["score"] for (each, _), result in zip(jobs, results) if each is task]
-                  for task in data.tasks}
+                                                jobs[index][1], tuned / names[index]))
+        scores = {}
+        for (task, _), result in zip(jobs, results):
+            for name, value in (result["scores"] or {task.name: 0.0}).items():
+                scores.setdefault(name, []).append(value)
+
+        def keep_best():
+            for task in data.tasks:
+                best = tuned / f"{task.name}-{max(range(cfg.runs), key=scores[task.name].__getitem__)}"
+                if best.exists():
+                    best.replace(run.folder / task.name)
+            shutil.rmtree(tuned, ignore_errors=True)
+
+        on_main(ranks, keep_best)
         means = {name: sum(values) / len(values) for name, values in scores.items()}
         counted = {"Score": [value for name, value in means.items()  # Table 1
                              if name in FINE_TUNING and name != "SQuAD"],

@@ -402,6 +402,14 @@ def test_hugging_face_models_are_read_and_written(kind, tmp_path):
         back = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
         logits = back(ids, attention_mask=mask, token_type_ids=segments).logits.gather(1, positions[..., None].expand(-1, -1, 50))
         torch.testing.assert_close(tiny_model()(ids, segments, lengths, positions), logits, rtol=1e-4, atol=1e-5)
+        for outputs, spans, reader in ((3, False, "SequenceClassification"), (2, True, "QuestionAnswering")):
+            tuned = atb.TaskModel(tiny_model().encoder, outputs, spans).eval()
+            atb.save_model(tmp_path / reader, tuned, Vocabulary())
+            back = getattr(transformers, f"BertFor{reader}").from_pretrained(tmp_path / reader).eval()(ids, attention_mask=mask, token_type_ids=segments)
+            mine = tuned(ids, segments, lengths)
+            pairs = [(mine[..., 0], back.start_logits), (mine[..., 1], back.end_logits)] if spans else [(mine, back.logits)]
+            for one, other in pairs:
+                torch.testing.assert_close(one[real] if spans else one, other[real] if spans else other, rtol=1e-4, atol=1e-5)
 
 
 # --- whole runs ----------------------------------------------------------------------------------
@@ -420,6 +428,12 @@ def tiny_data(tmp_path_factory):
     (folder / "SST-2").mkdir()
     for split in ("train", "dev"):
         (folder / "SST-2" / f"{split}.tsv").write_text("sentence\tlabel\n" + "".join(f"{sentence()}\t{rng.randrange(2)}\n" for _ in range(24)))
+        for part in ("train",) if split == "train" else ("dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
+            (folder / "MNLI").mkdir(exist_ok=True)
+            rows = [[*"01234567", sentence(), sentence(), *[rng.choice(["neutral", "entailment"])] * (part[0] != "t" or split == "train")]
+                    for _ in range(24)]
+            header = ["column"] * len(rows[0])
+            (folder / "MNLI" / f"{part}.tsv").write_text("".join("\t".join(row) + "\n" for row in [header, *rows]))
         paragraphs = []
         for number in range(6):
             context = sentence()
@@ -516,8 +530,15 @@ def test_further_training_distillation_and_export(tiny_data, tmp_path, capsys):
     run_here(["--superplm", *distill, "--out", tmp_path / "student"])
     run_here(["--further_train", *distill, "--arch", "1-12-16-4-16", "--init", tmp_path / "student", "--out", tmp_path / "further"])
     assert "fit.weight" in weights_of(tmp_path / "further" / "model")
-    out = run_here(["--finetune", "SST-2,SQuAD", *flags, "--init", tmp_path / "further", "--runs", "2", "--out", tmp_path / "tuned"], capsys)
-    assert "Avg. of 2" in out and len(json.loads((tmp_path / "tuned" / "done.json").read_text())["scores"]["SST-2"]) == 2
+    out = run_here(["--finetune", "MNLI,SQuAD", *flags, "--init", tmp_path / "further", "--runs", "2", "--out", tmp_path / "tuned"], capsys)
+    scores = json.loads((tmp_path / "tuned" / "done.json").read_text())["scores"]
+    assert "Avg. of 2" in out and {name: len(values) for name, values in scores.items()} == {"MNLI": 2, "MNLI-mm": 2, "SQuAD": 2}
+    for name in ("MNLI-m", "MNLI-mm"):  # the leaderboard's files, of the best run
+        assert len((tmp_path / "tuned" / "MNLI" / f"{name}.tsv").read_text().splitlines()) == 25
+    assert len(json.loads((tmp_path / "tuned" / "SQuAD" / "predictions.json").read_text())) == 6
+    assert not (tmp_path / "tuned" / "tuned").exists() and weights_of(tmp_path / "tuned" / "SQuAD")["qa_outputs.weight"].shape == (2, 12)
+    out = run_here(["--finetune", "SST-2", *flags, "--init", tmp_path / "tuned" / "MNLI", "--out", tmp_path / "again"], capsys)
+    assert "left out: classifier.bias, classifier.weight" in out  # what was learnt on MNLI is where SST-2 starts
     run_here(["--export", tmp_path / "export", *flags, "--init", tmp_path / "further"])
     config = json.loads((tmp_path / "export" / "config.json").read_text())
     assert (config["model_type"], config["qkv_size"], config["hidden_size"]) == ("bert", 16, 12)
