@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -232,14 +233,24 @@ def peak_memory(device):
     return peak / (1e6 if sys.platform == "darwin" else 1e3)
 
 
+def processor_name():
+    """The CPU's model name where Linux tells it, else what the platform module knows."""
+    try:
+        return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1].strip()
+    except (OSError, TypeError):
+        return platform.processor() or platform.machine()
+
+
 def environment(device):
     """What config.json keeps about the machine and the code."""
     source = Path(__file__).resolve().parent.parent
-    git = subprocess.run(["git", "-C", source, "rev-parse", "HEAD"], capture_output=True, text=True) if shutil.which("git") else None
+    git = (subprocess.run(["git", "-C", source, "rev-parse", "HEAD"], capture_output=True, text=True)
+           if shutil.which("git") else None)
     commit = git.stdout.strip() if git and git.returncode == 0 else None
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device), "hardware": name,
-            "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform()}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device),
+            "hardware": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "platform": platform.platform()}
 
 
 # --- run folder ----------------------------------------------------------------------------------
@@ -271,9 +282,23 @@ def write_atomic(path, text):
 
 
 def read_jsonl(path):
-    """The objects of a .jsonl file; a last line that a crash tore off is left out."""
-    lines = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else [""]
-    return [json.loads(line) for line in lines[:-1] if line]
+    """The objects of a .jsonl file; a last line that a crash tore off is left out. UserError names a line that is none.
+    """
+    lines, records = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else [""], []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            records += [json.loads(line)] if line else []
+        except ValueError:
+            raise UserError(f"{path}, line {number}: no JSON; delete the line, or begin anew with --restart") from None
+    return records
+
+
+def read_json(path):
+    """The object in a .json file; UserError where it is none."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError(f"{path}: damaged, no JSON; delete the folder or choose another --out") from None
 
 
 class RunFolder:
@@ -292,15 +317,18 @@ class RunFolder:
         if restart:
             self._clear(action)
         self.folder.mkdir(parents=True, exist_ok=True)
-        config = self.folder / "config.json"
+        config, here = self.folder / "config.json", environment(self.ranks.device)
         settings = json.loads(json.dumps(settings))  # tuples become lists, as they come back from the file
-        if config.exists():
-            self._compare(json.loads(config.read_text()), settings, action)
-            self._write("log.jsonl", {"event": "resumed", "time": time.time(), **environment(self.ranks.device), "processes": self.ranks.size})
-        elif any(self.folder.iterdir()):
+        content = {path.name for path in self.folder.iterdir()}
+        if content - {"config.json", "log.jsonl"} and not config.exists():
             raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
+        if content - {"config.json", "log.jsonl"}:  # else a run that ended before it began, by a mistake in its flags
+            self._compare(read_json(config), settings, action)
+            self._write("log.jsonl", {"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
         else:
-            record = {"action": action, "settings": settings, "argv": sys.argv, "environment": environment(self.ranks.device),
+            if config.exists():
+                self._compare_action(read_json(config), action)
+            record = {"action": action, "settings": settings, "argv": sys.argv, "environment": here,
                       "processes": self.ranks.size, **extra}
             write_atomic(config, json.dumps(record, indent=2))
 
@@ -313,15 +341,19 @@ class RunFolder:
         if isinstance(old, dict) and "settings" in old and old.get("action") == action:
             shutil.rmtree(self.folder)
 
-    def _compare(self, old, settings, action):
+    def _compare_action(self, old, action):
         if not isinstance(old, dict) or "settings" not in old:
             raise UserError(f"{self.folder}: its config.json is none of a run; choose another --out")
         if old["action"] != action:
             raise UserError(f"{self.folder}: holds a run of --{old['action']}; choose another --out")
+
+    def _compare(self, old, settings, action):
+        self._compare_action(old, action)
         names = [f"{name} ({old['settings'].get(name)} there, {value} here)" for name, value in settings.items()
                  if name not in NOT_COMPARED and old["settings"].get(name) != value]
         if names:
-            raise UserError(f"{self.folder}: made with other settings: {'; '.join(names)}; choose another --out, or --restart to begin anew")
+            raise UserError(f"{self.folder}: made with other settings: {'; '.join(names)}; "
+                            "choose another --out, or --restart to begin anew")
 
     def _write(self, name, record):
         with open(self.folder / name, "a", encoding="utf-8") as file:
@@ -336,7 +368,7 @@ class RunFolder:
     def finished(self):
         """The result of finish(), or None while the run is not finished."""
         path = self.folder / "done.json"
-        return on_main(self.ranks, lambda: json.loads(path.read_text()) if path.exists() else None)
+        return on_main(self.ranks, lambda: read_json(path) if path.exists() else None)
 
     def finish(self, result):
         """Mark the run as finished with its (JSON) result."""
@@ -384,7 +416,8 @@ def save_file(path, state):
             os.replace(path, path.with_name(path.name + ".previous"))
         os.replace(temporary, path)
     except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
-        raise UserError(f"{path}: cannot be written ({str(error).splitlines()[0]}); free disk space, the same command continues") from error
+        raise UserError(f"{path}: cannot be written ({str(error).splitlines()[0]}); "
+                        "free disk space, the same command continues") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,0 +1,117 @@
+"""common/distributed.py: run folders, checkpoints, sums and seeds that do not depend on the number of processes."""
+import json
+
+import pytest
+import torch
+
+from common.cli import UserError
+from common.distributed import (Checkpoint, Ranks, RunFolder, ShardSum, load_newest, read_jsonl, save_file,
+                                seed_everything, seed_of, shard_range, write_atomic)
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def open_run(folder, action="search", restart=False, **settings):
+    return RunFolder(folder, settings, action, ALONE, restart)
+
+
+def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
+    run = open_run(tmp_path / "run", lr=1.0, widths=(1, 2))
+    (run.folder / "checkpoint.pt").touch()
+    open_run(tmp_path / "run", lr=1.0, widths=(1, 2))  # the same settings: taken up
+    assert read_jsonl(run.folder / "log.jsonl")[-1]["event"] == "resumed"
+    with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here\)"):
+        open_run(tmp_path / "run", lr=2.0, widths=(1, 2))
+    with pytest.raises(UserError, match="holds a run of --search"):
+        open_run(tmp_path / "run", "train", lr=1.0)
+    open_run(tmp_path / "run", restart=True, lr=2.0)
+    assert not (run.folder / "checkpoint.pt").exists()
+
+
+def test_a_run_that_ended_before_it_began_does_not_bar_the_mended_command(tmp_path):
+    open_run(tmp_path / "run", corpus="typo.txt").log(phase="none")
+    open_run(tmp_path / "run", corpus="texts")
+    assert json.loads((tmp_path / "run/config.json").read_text())["settings"]["corpus"] == "texts"
+
+
+@pytest.mark.parametrize("name, content", [("notes.txt", "mine"), ("config.json", '{"model_type": "bert"}')])
+def test_foreign_folders_are_left_alone(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    for restart in (False, True):
+        with pytest.raises(UserError, match="choose another --out"):
+            open_run(tmp_path, restart=restart)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_damaged_files_are_named(tmp_path):
+    open_run(tmp_path)
+    (tmp_path / "checkpoint.pt").touch()
+    (tmp_path / "config.json").write_text('{"settings": ')
+    with pytest.raises(UserError, match="config.json: damaged"):
+        open_run(tmp_path)
+    (tmp_path / "history.jsonl").write_text('{"id": 0}\n{"id"\n{"id": 2}\n')
+    with pytest.raises(UserError, match="history.jsonl, line 2"):
+        read_jsonl(tmp_path / "history.jsonl")
+    (tmp_path / "history.jsonl").write_text('{"id": 0}\n{"id"')  # torn by a crash
+    assert read_jsonl(tmp_path / "history.jsonl") == [{"id": 0}]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    write_atomic(tmp_path / "a", "old")
+    with pytest.raises(TypeError):
+        write_atomic(tmp_path / "a", object())
+    assert (tmp_path / "a").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    checkpoint = Checkpoint(tmp_path / "checkpoint.pt", ALONE, model=model)
+    assert checkpoint.restore() == {}
+    checkpoint.save(step=1)
+    first = model.weight.clone()
+    with torch.no_grad():
+        model.weight += 1
+    checkpoint.save(step=2)
+    assert checkpoint.restore() == {"step": 2} and torch.equal(model.weight, first + 1)
+    whole = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(whole[:len(whole) // 2])
+    assert checkpoint.restore() == {"step": 1} and torch.equal(model.weight, first)
+    (tmp_path / "checkpoint.pt.previous").write_bytes(b"")
+    with pytest.raises(UserError, match="neither"):
+        checkpoint.restore()
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return print, ("run",)
+
+    save_file(tmp_path / "trap.pt", {"weights": Trap()})
+    with pytest.raises(UserError, match="no readable checkpoint"):
+        load_newest(tmp_path / "trap.pt")
+
+
+def test_seeds_depend_on_their_key_alone():
+    assert seed_of(0, "mask", 3) == seed_of(0, "mask", 3) != seed_of(0, "mask", 4)
+    seed_everything(1, "weights")
+    first = torch.rand(3)
+    torch.rand(5)
+    seed_everything(1, "weights")
+    assert torch.equal(first, torch.rand(3))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shards_are_shared_out_once_each_and_their_sum_does_not_depend_on_the_ranks(ranks):
+    """Each rank adds up a block of shards; sums of blocks, taken in order, are bit for bit the sum of all of them."""
+    torch.manual_seed(0)
+    shards = [torch.randn(50) * 10.0 ** (place % 7) for place in range(8)]
+    blocks = [shard_range(Ranks(rank, ranks, torch.device("cpu")), 8) for rank in range(ranks)]
+    assert [shard for block in blocks for shard in block] == list(range(8))
+
+    def total(tensors):
+        sums = ShardSum(ALONE)
+        for tensor in tensors:
+            sums.add([tensor])
+        return sums.total()[0]
+
+    assert torch.equal(total(total(shards[place] for place in block) for block in blocks), total(shards))
