@@ -146,8 +146,8 @@ DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, d
             measure_batch=32)
 PRESETS = {
     "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2, children=2),
-             "pretrain": dict(steps=3000, log_every=100, eval_every=500, save_every=500),
-             "finetune": dict(squad_length=128, runs=3), "analyze": dict(steps=1000, train_rows=800)},
+             "pretrain": dict(length=64, batch=32, steps=3000, log_every=100, eval_every=500, save_every=500),
+             "finetune": dict(length=64, squad_length=128, runs=3), "analyze": dict(steps=1000, train_rows=800)},
     "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, epochs=40),
               "finetune": dict(runs=3)},
     "base": {"pretrain": dict(lr=1e-4, warmup=0.01, epochs=40)},
@@ -481,9 +481,9 @@ def run_op(op, values, axes, mask, dropout):
 
 
 def find_softmax_attention(graph):
-    """(A, X, C) where a graph's output is softmax(scale(A @ X)) @ C with A, C tokens x head dim and X head dim x
-    tokens, else None. Such a graph runs as scaled_dot_product_attention(A, X^T, C), which never keeps the tokens x
-    tokens matrix."""
+    """(A, X, C, the four operations) where a graph's output is softmax(scale(A @ X)) @ C with A, C tokens x head dim
+    and X head dim x tokens, else None. Such a graph runs as scaled_dot_product_attention(A, X^T, C), which never keeps
+    the tokens x tokens matrix."""
     first = len(INPUTS)
 
     def only(operand, op):
@@ -500,7 +500,7 @@ def find_softmax_attention(graph):
     product = scores and only(scores[0], "matmul")
     shapes = infer_graph(graph)
     if product and shapes[product[0]] == "nd" and shapes[product[1]] == "dn":
-        return product[0], product[1], values
+        return *product, values, {len(shapes) - 1, weights, scaled[0], scores[0]}
     return None
 
 
@@ -513,11 +513,8 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
     """
     shapes, found = infer_graph(graph), find_softmax_attention(graph) if fuse else None
     values, wanted = dict(inputs), set(range(len(INPUTS), len(INPUTS) + len(graph)))
-    if found:  # the last four operations are the attention itself: matmul, scale, softmax, matmul
-        chain = {len(INPUTS) + len(graph) - 1, graph[-1][1]}
-        chain.add(graph[graph[-1][1] - len(INPUTS)][1])
-        chain.add(graph[graph[graph[-1][1] - len(INPUTS)][1] - len(INPUTS)][1])
-        wanted -= chain
+    if found:  # the attention's own operations
+        wanted -= found[3]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
         if index in wanted:
             if op == "scale":
@@ -1656,12 +1653,14 @@ def open_task(name, tokenizer, cfg):
 
 
 def task_names(text):
-    """["CoLA", "squad1", ...] of "CoLA,squad1" or "glue"; MNLI first, since others start from it."""
+    """["CoLA", "squad1", ...] of "CoLA,squad1" or "glue", the paper's eight tasks (no WNLI); MNLI first, since others
+    start from it."""
     from common import glue
     from common.cli import UserError
-    parts = text.replace(",", " ").split()
-    squads = [part.lower() for part in parts if part.lower() in ("squad1", "squad2")]
-    rest = ",".join(part for part in parts if part.lower() not in ("squad1", "squad2"))
+    parts = text.lower().replace(",", " ").split()
+    parts = [name for part in parts for name in (Config.tasks.split(",") if part == "glue" else [part])]
+    squads = [part for part in parts if part in ("squad1", "squad2")]
+    rest = ",".join(part for part in parts if part not in ("squad1", "squad2"))
     names = [task.name for task in glue.parse_tasks(rest)] if rest else []
     if not names + squads:
         raise UserError("--finetune: name at least one task, glue, squad1 or squad2")

@@ -304,3 +304,9 @@ def test_uniformity_of_known_states():
     assert residual[0] == pytest.approx(0, abs=1e-6) and cosine[0] == pytest.approx(1)
     residual, cosine = abz.uniformity([apart_then_padding], torch.tensor([4]))
     assert residual[0] == pytest.approx(0.75 ** 0.5) and cosine[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_glue_is_the_papers_eight_tasks_with_mnli_first():
+    import autobert_zero as abz
+    assert abz.task_names("squad1 glue") == ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE", "squad1"]
+    assert abz.task_names("wnli,mnli") == ["MNLI", "WNLI"]
