@@ -91,7 +91,7 @@ def test_killed_anywhere_the_search_continues_to_the_same_history(searched, file
         except subprocess.TimeoutExpired:
             process.send_signal(kind)
             process.communicate()
-            kills, delay = kills + 1, delay + 0.25
+            kills, delay = kills + 1, delay * 1.15  # on a slow machine too it gets through in the end
             assert kills < 40
             continue
         assert process.returncode == 0
