@@ -12,6 +12,7 @@ reads "[MASK]" or "<unk>" written out in a text as a special piece.
 """
 import hashlib
 import io
+import json
 import os
 import re
 import unicodedata
@@ -304,14 +305,18 @@ class WordPieceTokenizer(Tokenizer):
         return " ".join(names).replace(" ##", "")
 
 
-def load_tokenizer(path, lower=True):
-    """The tokenizer in a file, or a folder with spiece.model or vocab.txt. lower=False: cased models, translation."""
+def load_tokenizer(path, lower=None):
+    """The tokenizer in a file, or a folder with spiece.model or vocab.txt. lower=False: cased models, translation; None:
+    what tokenizer_config.json beside it says, True where there is none."""
     path = Path(path)
     if path.is_dir():
         names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
         path = next((path / name for name in names if (path / name).is_file()), path)
     if not path.is_file():
         raise UserError(f"{path}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
+    beside = path.with_name("tokenizer_config.json")
+    if lower is None:
+        lower = not beside.is_file() or json.loads(beside.read_text(encoding="utf-8")).get("do_lower_case", True)
     return (WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer)(path, lower)
 
 
