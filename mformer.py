@@ -47,6 +47,9 @@ Differs: D1  Linear attention leaves padding out of both sums and takes the true
          D12 New weights: uniform with Xavier's bound for the widest network, each block of a joint projection on its
              own; an image's patches, class token and positions start at like sizes behind the factor sqrt(H), which
              would drown positions of deviation 0.02. Neither paper nor appendix lists any of it.
+         D13 "All linear" (Table 5) means the encoder's layers, "all softmax" every layer; Sec. 4.5.2 does not say.
+         D14 Connected encoder layers share the final LayerNorm. Beams may end at every step (fairseq: among the 2K best
+             continuations). Gradients are clipped at norm 1. None of this is in the paper.
 """
 import collections
 import dataclasses
@@ -300,12 +303,14 @@ def why_illegal(arch, cfg):
     """None for an architecture that can be built, else the reason in words."""
     for name, (_, depth) in FEATURES.items():
         value = getattr(arch, name)
+        if isinstance(value, tuple) != bool(depth):
+            return f"{name}: {value} must be {'a list, one value a layer' if depth else 'one number'}"
         values = value if depth else (value,)
         if depth and len(value) != getattr(arch, depth):
             return f"{name} has {len(value)} values for {getattr(arch, depth)} {depth}"
         if name.endswith("types") and not set(values) <= set(KINDS):
             return f"{name}: there are the types {', '.join(KINDS)}"
-        least = 0 if name.startswith("decoder") else 1
+        least = 0 if name.startswith("decoder") and not arch.decoder_layers else 1
         if not name.endswith("types") and not all(isinstance(each, int) and each >= least for each in values):
             return f"{name}: {value} must be whole numbers from 1"
         if name.endswith("heads") and cfg.qkv and any(cfg.qkv % each for each in values):
@@ -399,7 +404,8 @@ def reweight(x, positions, longest):
     x (B, N, T, D), positions (T,), longest M: a number or (B,). -> (B, N, T, 2D)
     """
     longest = longest.view(-1, 1, 1, 1) if torch.is_tensor(longest) else longest
-    angle = (math.pi / 2) * positions[:, None] / longest  # (T, 1) or (B, 1, T, 1)
+    places = positions[:, None].clamp(max=longest - 1)  # padding behind the end must not turn its cosine negative
+    angle = (math.pi / 2) * places / longest  # (T, 1) or (B, 1, T, 1)
     x = F.relu(x)
     return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
@@ -789,8 +795,8 @@ def paper_flops(arch, cfg, honest=False):
     """2 x multiply-adds as the paper's tables count them. Its profiler did not see the products of linear attention;
     honest adds them.
 
-    Translation: 30 source and 30 target tokens and an output layer of 32,768 pieces, 5% below the paper, whose rule is
-    not public.
+    Translation: 30 source and 30 target tokens and an output layer of 32,768 pieces, 3 to 5% below the paper, whose
+    rule is not public.
     """
     if cfg.task == "wmt14":
         E, N, total = arch.hidden, 30, 30 * 32768 * arch.hidden
@@ -913,6 +919,15 @@ def describe_archs(archs, space):
     return torch.tensor(rows, dtype=torch.float32)
 
 
+def agreement(found, wanted):
+    """(Kendall's tau-b, share of the pairs with different `wanted` that `found` orders alike, ties counting half) of
+    two lists of numbers."""
+    found, wanted = (torch.tensor(values, dtype=torch.float64) for values in (found, wanted))
+    one, two = (torch.sign(values[:, None] - values).triu() for values in (found, wanted))
+    agree, pairs, decided = (one * two).sum().item(), one.abs().sum().item(), two.abs().sum().item()
+    return agree / max(1.0, math.sqrt(pairs * decided)), 0.5 + 0.5 * agree / max(1.0, decided)
+
+
 class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
     network (D6).
@@ -932,9 +947,7 @@ class Ranker:
             torch.manual_seed(seed)
             self.network = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, 1))
         self.fit(fit, generator, steps)
-        from common.metrics import kendall
-        self.tau, self.pairs = (kendall(self.predict(x[self.fresh]).tolist(), y[self.fresh].tolist()),
-                                self.pair_accuracy(x, self.fresh))
+        self.tau, self.pairs = agreement(self.predict(x[self.fresh]).tolist(), y[self.fresh].tolist())
 
     def fit(self, rows, generator, steps):
         """Cross-entropy over random pairs; the weights that order the stopping rows best are kept."""
@@ -965,8 +978,7 @@ class Ranker:
         return self.predict(describe_archs(archs, self.space)).tolist()
 
     def pair_accuracy(self, x, rows):
-        from common.metrics import pairwise_accuracy
-        return pairwise_accuracy(self.predict(x[rows]).tolist(), self.y[rows].tolist())
+        return agreement(self.predict(x[rows]).tolist(), self.y[rows].tolist())[1]
 
     def importance(self, seed=0, shuffles=20):
         """{feature: pair accuracy lost when the feature is shuffled among the rows that were not fitted to}, the most
@@ -1049,6 +1061,18 @@ def evolve(space, fitness, allowed, cfg):
     return seen
 
 
+def clock_of(cfg, device):
+    """A function that gives seconds, when all work given to the device is done; with --latency cpu the CPU time of this
+    process, which other processes do not lengthen."""
+    if device.type == "cpu":
+        return time.process_time if cfg.latency == "cpu" else time.perf_counter
+
+    def clock():
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return clock
+
+
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
     """Milliseconds of an architecture on this device, batch 1: an image; or 30 source tokens, and 30 steps of the
@@ -1056,9 +1080,14 @@ def measure_latency(arch, cfg, device):
 
     As HAT measures: 5 untimed runs, then --latency_runs, sorted, cut at both ends (D8), the rest averaged.
     """
+    from common.distributed import autocast
     if cfg.latency == "flops":
         return model_flops(arch, cfg) / 1e9
-    model, times = make_model(arch, cfg).to(device).eval(), []
+    with torch.device("meta"):  # what the weights are does not matter: none are drawn
+        model, times = make_model(arch, cfg), []
+    model = model.to_empty(device=device).eval()
+    for value in model.parameters():
+        value.fill_(0.01)
     source, lengths = torch.zeros(1, 30, dtype=torch.long, device=device), torch.tensor([30], device=device)
     image, tokens = (torch.zeros(1, 3, cfg.image, cfg.image, device=device),
                      torch.zeros(cfg.beam, 1, dtype=torch.long, device=device))
@@ -1072,10 +1101,11 @@ def measure_latency(arch, cfg, device):
         for step in range(30):
             model.decode(tokens, memories, None, caches, step)
 
-    clock = time.process_time if cfg.latency == "cpu" else functools.partial(now, device)
+    clock = clock_of(cfg, device)
     for run in range(5 + cfg.latency_runs):
         began = clock()
-        once()
+        with autocast(cfg.dtype, device):
+            once()
         times.append(1000 * (clock() - began))
     times = sorted(times[5:])
     cut = int(cfg.trim_timings * len(times))
@@ -1123,7 +1153,12 @@ def collect_samples(supernet, task, space, cfg, ranks, run):
 
 
 def read_history(lines):
-    """(architectures, losses, latencies) of history lines."""
+    """(architectures, losses, latencies) of the history lines whose losses are numbers."""
+    from common.cli import UserError
+    lines = [line for line in lines if math.isfinite(line["scores"]["loss"])]
+    if len(lines) < 20:
+        raise UserError(f"only {len(lines)} sub-nets have a loss that is a number; it takes 20: lower --lr, or raise "
+                        "--warmup or --samples")
     archs = [Arch(**{name: tuple(value) if isinstance(value, list) else value for name, value in line["arch"].items()})
              for line in lines]
     return archs, [line["scores"]["loss"] for line in lines], [line["scores"]["latency"] for line in lines]
@@ -1131,14 +1166,17 @@ def read_history(lines):
 
 def rank_and_evolve(space, history, cfg):
     """From measured sub-nets to the finalists, best first, and what was learned on the way."""
+    from common.cli import UserError
     archs, losses, latencies = read_history(history)
-    finite = [index for index, loss in enumerate(losses) if math.isfinite(loss)]
-    by_loss = Ranker(space, [archs[index] for index in finite], [losses[index] for index in finite], cfg.seed)
+    by_loss = Ranker(space, archs, losses, cfg.seed)
     by_latency = Ranker(space, archs, latencies, cfg.seed)
     importances = {"loss": by_loss.importance(), "latency": by_latency.importance()}
     pruned = prune(space, importances.values(), archs, losses, cfg.keep)
-    low, high = latency_window(by_latency.score(archs), latencies, cfg)
-    seen = evolve(pruned, by_loss.score, lambda arch: low <= by_latency.score([arch])[0] <= high, cfg)
+    try:
+        low, high = latency_window(by_latency.score(archs), latencies, cfg)
+        seen = evolve(pruned, by_loss.score, lambda arch: low <= by_latency.score([arch])[0] <= high, cfg)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     about = {"rankers": {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs,
                                 "fitted_to": len(ranker.y) - len(ranker.stop) - len(ranker.fresh),
                                 "held_out": len(ranker.fresh)}
@@ -1155,24 +1193,24 @@ def search(cfg):
     with launch(cfg.device) as ranks:
         space = checked_space(cfg)
         run, task = open_run(cfg, "search", ranks)
+        if not task.set_aside:
+            raise UserError("--held_out: a search needs examples for its losses; set some aside, or give --valid_text")
         if run.finished:
             say(ranks, f"{run.folder}: this search is finished (--restart begins anew)")
             return show_search(run.finished, ranks)
         say(ranks, f"a space of {float(space_size(space)):.2e} architectures")
         supernet = seeded(cfg, lambda: make_supernet(space, cfg)).to(ranks.device)
-        train_network(supernet, task, cfg, ranks, run, Checkpoint(run.folder / "checkpoint.pt", ranks, model=supernet),
-                      space, "super-net")
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=supernet)
+        train_network(supernet, task, cfg, ranks, run, checkpoint, space, "super-net")
         if ranks.main and not (run.folder / "model.pt").exists():
             save_model(run.folder / "model.pt", supernet, space)
         history = collect_samples(supernet.eval(), task, space, cfg, ranks, run)
-        try:
-            finalists, about = rank_and_evolve(space, history, cfg)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        finalists, about = rank_and_evolve(space, history, cfg)
         history += measure_archs(finalists, len(history), "finalist", supernet, task, cfg, ranks)
-        fits = [line for line in history[-len(finalists):]
-                if not cfg.latency_limit or line["scores"]["latency"] <= cfg.latency_limit]
-        best = max(fits or history[-len(finalists):], key=lambda line: line["score"])  # D9
+        allowed = [line for line in history
+                   if not cfg.latency_limit or line["scores"]["latency"] <= cfg.latency_limit]
+        best = max([line for line in allowed if line["round"] == "finalist"] or allowed,
+                   key=lambda line: line["score"])  # D9; a sample within the limit is there: see latency_window
         result = {"arch": best["arch"], "score": best["score"], "scores": best["scores"], "id": best["id"], **about}
         if ranks.main:
             write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
@@ -1180,6 +1218,7 @@ def search(cfg):
         run.log(phase="search",
                 **{key: about[key] for key in ("rankers", "importance", "architectures_pruned", "looked_at")})
         run.finish(result)
+        checkpoint.remove()
         show_search(result, ranks)
 
 
@@ -1293,12 +1332,14 @@ def learning_rate(step, cfg):
 
 class ImageTask:
     """CIFAR-10. The images stay on the device as bytes."""
-    score_name = "accuracy"
+    score_name, unit = "accuracy", "images"
 
-    def __init__(self, cfg, ranks, folder):
+    def __init__(self, cfg, ranks, folder, training=True):
         from common.cifar10 import load_cifar10
         from common.distributed import seed_of
         self.cfg, self.ranks, self.device = cfg, ranks, ranks.device
+        if not training:
+            return
         images, labels = load_cifar10(cfg.cifar10, "train")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out")))
         order, held = order[cfg.held_out:], order[:cfg.held_out]
@@ -1341,16 +1382,16 @@ class ImageTask:
 
 class TextTask:
     """Translation of parallel text with a joint vocabulary."""
-    score_name = "bleu"
+    score_name, unit = "bleu", "tokens"
 
-    def __init__(self, cfg, ranks, folder):
+    def __init__(self, cfg, ranks, folder, training=True):
         from common.distributed import on_main
         from common.tokenization import load_tokenizer
         self.cfg, self.ranks, self.device, self.folder = cfg, ranks, ranks.device, folder
         on_main(ranks, self.make_tokenizer)
         self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
         cfg.vocab_size = self.tokenizer.vocab_size
-        if cfg.train_text:
+        if training:
             self.open_training()
 
     def open_training(self):
@@ -1383,12 +1424,17 @@ class TextTask:
         return encode_pairs(*arguments)
 
     def make_tokenizer(self):
-        """The joint vocabulary in the run folder: --tokenizer, that of --init, or trained on both sides of the training
-        text."""
+        """The joint vocabulary in the run folder: that of --init, else --tokenizer, or trained on both sides of the
+        training text."""
+        from common.cli import UserError
         from common.parallel import read_pairs
         from common.tokenization import load_tokenizer, train_sentencepiece
         cfg, target = self.cfg, self.folder / "spiece.model"
-        given = cfg.tokenizer or (cfg.init if (Path(cfg.init) / "spiece.model").exists() else "")
+        given, home = cfg.tokenizer, Path(cfg.init) if Path(cfg.init).is_dir() else Path(cfg.init).parent
+        if cfg.init and given:
+            raise UserError("--tokenizer: the weights of --init have a vocabulary of their own; leave one of them out")
+        if cfg.init:
+            given = home / "spiece.model"
         if target.exists():
             return
         if given:
@@ -1430,11 +1476,15 @@ class TextTask:
         return loss if math.isfinite(loss) else float("inf")
 
     def translate(self, model, lines, arch=None):
-        """Translations of raw sentences; the processes share them out. Sentences of like length stand in one batch."""
-        from common.distributed import autocast, gather, progress
+        """Translations of raw sentences, of an empty one nothing; the processes share them out. Sentences of like
+        length stand in one batch."""
+        from common.distributed import autocast, gather, progress, say
         tokenizer, longest = self.tokenizer, self.cfg.length - 1
-        rows = [row[:longest] for row in tokenizer.encode_batch(lines)]
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        rows = tokenizer.encode_batch(lines)
+        if cut := sum(len(row) > longest for row in rows):
+            say(self.ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
+        rows = [row[:longest] for row in rows]
+        order = sorted((index for index in range(len(rows)) if rows[index]), key=lambda index: len(rows[index]))
         chunks, found = [order[start:start + 64] for start in range(0, len(order), 64)], {}
         bar = progress(self.ranks, len(chunks), "translating")
         for chunk in chunks[self.ranks.rank::self.ranks.size]:
@@ -1446,7 +1496,7 @@ class TextTask:
             bar.update(self.ranks.size)
         bar.close()
         found = dict(pair for part in gather(self.ranks, list(found.items())) for pair in part)
-        return [found[index] for index in range(len(lines))]
+        return [found.get(index, "") for index in range(len(lines))]
 
     def score(self, model, arch=None):
         """{"bleu": percent on the test text, ...}; the first twenty translations go with it."""
@@ -1479,7 +1529,7 @@ def seeded(cfg, build):
 
 def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
     """Gradients of the mean loss of one update, summed over the logical shards in order: the same on any number of
-    processes. Returns the loss."""
+    processes. Returns the loss and the number of labels."""
     from common.distributed import ShardSum, autocast, seed_everything, shard_range
     total = ShardSum(ranks)
     for shard in shard_range(ranks, cfg.accumulate):
@@ -1495,7 +1545,7 @@ def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
     *parts, loss, count = total.total().split([*(value.numel() for value in used), 1, 1])
     for value, part in zip(used, parts):
         value.grad = part.view_as(value) / count
-    return loss / count
+    return loss / count, count
 
 
 def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="train"):
@@ -1505,17 +1555,19 @@ def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="tr
     A network's last --average checkpoints are kept beside the checkpoint as weights-STEP.pt.
     """
     from common.cli import UserError
-    from common.distributed import Stop, progress, save_file, stopping
+    from common.distributed import Stop, peak_memory, progress, save_file, stopping
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     state = checkpoint.restore()
     start, looked = (cfg.steps if state.get("stopped") else state.get("step", 0)), state.get("looked", [])
     network, bar = torch.compile(model) if cfg.compile and not space else model, progress(ranks, cfg.steps, name, start)
+    seen, began = 0, time.perf_counter()
     for step in range(start, cfg.steps):
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, cfg)
-        loss = accumulate_gradients(network, model, task, cfg, ranks, step,
-                                    draw_subnet(space, cfg, step) if space else None)
+        loss, count = accumulate_gradients(network, model, task, cfg, ranks, step,
+                                           draw_subnet(space, cfg, step) if space else None)
+        seen += count
         nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -1531,7 +1583,10 @@ def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="tr
                 raise UserError(f"{run.folder}: the loss became {value} before update {step + 1}; "
                                 "lower --lr or raise --warmup")
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{learning_rate(step, cfg):.1e}")
-            run.log(phase=name, step=step + 1, loss=value, lr=learning_rate(step, cfg))
+            speed = {f"{task.unit}_per_second": round(float(seen) / (time.perf_counter() - began), 1)}
+            run.log(phase=name, step=step + 1, loss=value, lr=learning_rate(step, cfg), **speed,
+                    memory_mb=round(peak_memory(ranks.device)))
+            seen, began = 0, time.perf_counter()
         if saves and not space and ranks.main:
             if task.set_aside:
                 run.log(phase=f"{name} validation", step=step + 1, loss=task.held_out_loss(model.eval()))
@@ -1552,12 +1607,11 @@ def look_at_ranking(model, task, space, cfg, ranks, run, step, before):
     """(losses of a fixed set of sub-nets, whether their order is as stable as --stability asks): the option to stop a
     super-net early."""
     from common.distributed import gather
-    from common.metrics import kendall
     archs = [sample_arch(space, random.Random(f"{cfg.seed} look {number}")) for number in range(cfg.look_nets)]
     model.eval()
     own = [(index, task.held_out_loss(model, archs[index])) for index in range(ranks.rank, len(archs), ranks.size)]
     losses = [loss for _, loss in sorted(pair for part in gather(ranks, own) for pair in part)]
-    tau = kendall(before, losses) if before else 0.0
+    tau = agreement(before, losses)[0] if before else 0.0
     run.log(phase="ranking", step=step + 1, tau=tau)
     return losses, tau > cfg.stability
 
@@ -1590,10 +1644,15 @@ def save_model(path, model, space=None):
 
 def load_model(path, cfg):
     """The model of a run folder or a model.pt; cfg takes over its geometry. A super-net comes back as one."""
+    from common.cli import UserError
     from common.distributed import load_file
     saved = load_file(Path(path) / "model.pt" if Path(path).is_dir() else path)
-    for name, value in saved["settings"].items():
-        setattr(cfg, name, value)
+    if not isinstance(saved, dict) or not {"arch", "space", "settings", "weights"} <= saved.keys():
+        raise UserError(f"{path}: no model of --train or --search")
+    if saved["settings"]["task"] != cfg.task:
+        raise UserError(f"{path}: a model of --task {saved['settings']['task']}, not of --task {cfg.task}")
+    for name in GEOMETRY:
+        setattr(cfg, name, saved["settings"][name])
     genes = json.loads(saved["arch"])
     arch = Arch(**{name: tuple(value) if isinstance(value, list) else value for name, value in genes.items()})
     model = make_model(arch, cfg, saved["space"])
@@ -1614,7 +1673,7 @@ def train_from_scratch(cfg, arch, task, ranks, run, folder, name):
         barrier(ranks)
         if ranks.main:
             save_model(done, model)
-            for path in weight_files(folder):
+            for path in folder.glob("weights-*"):
                 path.unlink()
             checkpoint.remove()
         barrier(ranks)
@@ -1631,12 +1690,13 @@ def inherited(cfg, arch):
 def check_inside(arch, model, cfg):
     """UserError where a larger model does not hold an architecture."""
     from common.cli import UserError
-    for name, (title, depth) in FEATURES.items():
-        pairs = (zip(getattr(arch, name), getattr(model.arch, name)) if depth
-                 else [(getattr(arch, name), getattr(model.arch, name))])
-        if any((one == "softmax" != two) if isinstance(one, str) else one > two for one, two in pairs):
-            raise UserError(f"{cfg.init}: its {title} {getattr(model.arch, name)} "
-                            f"does not hold {getattr(arch, name)} of --arch")
+    with torch.device("meta"):
+        wanted = make_model(arch, model.cfg).state_dict()
+    held = model.state_dict()
+    for name, value in wanted.items():
+        if name not in held or any(one > two for one, two in zip(value.shape, held[name].shape)):
+            raise UserError(f"{cfg.init}: does not hold --arch; it has {name} as "
+                            f"{tuple(held[name].shape) if name in held else 'nothing'}, not {tuple(value.shape)}")
 
 
 def train(cfg):
@@ -1645,19 +1705,21 @@ def train(cfg):
     from common.distributed import launch, say
     with launch(cfg.device) as ranks:
         arch = chosen_arch(cfg, ranks)
-        run, task = open_run(cfg, "train", ranks, arch=json.loads(arch_json(arch)))
-        if not run.finished:
+        run, task = open_run(cfg, "train", ranks, arch=arch)
+        if run.finished:
+            say(ranks, f"{run.folder}: this training is finished (--restart begins anew)")
+        else:
             train_from_scratch(cfg, arch, task, ranks, run, run.folder, "train")
             run.finish({"arch": json.loads(arch_json(arch)), "parameters": sum(count_parameters(arch, cfg).values())})
         say(ranks, f"{run.folder}: trained; score it with --evaluate --init {run.folder}")
 
 
 def chosen_arch(cfg, ranks):
-    """The architecture that --arch names; without it what the search of this task and preset found, or in the preset
-    base the paper's mFormer."""
+    """The architecture that --arch names; without it what the search in --init, or of this task and preset, found, or
+    in the preset base the paper's mFormer."""
     from common.cli import UserError
     from common.distributed import say
-    text, found = cfg.arch, Path(f"runs/mformer-search-{cfg.task}-{cfg.preset}/best.json")
+    text, found = cfg.arch, Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
     if not text and found.exists():
         text = str(found)
     elif not text and cfg.preset == "base":
@@ -1674,22 +1736,24 @@ def chosen_arch(cfg, ranks):
         raise UserError(f"--arch {text}: {error}") from None
 
 
-def open_run(cfg, action, ranks, with_data=True, **extra):
+def open_run(cfg, action, ranks, with_data=True, arch=None):
     """Open the run folder and the data. Returns (common.distributed.RunFolder, task); the task's class where no data is
-    wanted."""
+    wanted. arch: what a folder was made for; one made for another architecture is refused."""
     from common.cli import UserError
     from common.distributed import RunFolder
     from common.inputs import fill_in
     settings, kind = dataclasses.asdict(cfg), ImageTask if cfg.task == "cifar10" else TextTask
+    settings.update({"arch": arch_json(arch)} if arch else {})
     if not with_data:
-        return RunFolder(cfg.out, settings, action, ranks, cfg.restart, extra), kind
+        return RunFolder(cfg.out, settings, action, ranks, cfg.restart), kind
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
-    demo = {} if any(getattr(cfg, name) for name in names) else fill_in(cfg, ranks, *names)
-    if cfg.task == "wmt14" and not cfg.train_text and action != "evaluate":
+    demo = {} if cfg.translate or any(getattr(cfg, name) for name in names) else fill_in(cfg, ranks, *names)
+    training = action not in ("evaluate", "translate")
+    if cfg.task == "wmt14" and training and not cfg.train_text:
         raise UserError("--train_text: missing; give the PREFIX of the parallel text to train on")
-    run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, {**demo, **extra})
+    run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, demo)
     try:
-        return run, kind(cfg, ranks, run.folder)
+        return run, kind(cfg, ranks, run.folder, training)
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -1714,16 +1778,14 @@ def evaluate(cfg):
         model, space = load_model(cfg.init, cfg)
         arch = chosen_arch(cfg, ranks) if space or cfg.arch else model.arch
         check_inside(arch, model, cfg)
-        run, task = open_run(cfg, "evaluate", ranks)
         if cfg.translate and cfg.task != "wmt14":
             raise UserError("--translate: this model classifies images; "
                             "give --task wmt14 and the --init of a translator")
+        run, task = open_run(cfg, "translate" if cfg.translate else "evaluate", ranks, arch=arch)
         model = extract(model, arch).to(ranks.device).eval()
-        result = run.finished
-        if not result:
-            result = (translate_file(cfg, model, task, run, ranks) if cfg.translate
-                      else table_row("evaluated", arch, model, task, cfg, ranks))
-            run.finish(result)
+        result = (translate_file(cfg, model, task, run, ranks) if cfg.translate
+                  else table_row("evaluated", arch, model, task, cfg, ranks))
+        run.finish(result)  # never taken from a folder: the model or the file may have changed
         if cfg.translate:
             return say(ranks, (run.folder / f"translations.{cfg.target}").read_text(encoding="utf-8").rstrip("\n"))
         for shown in result.get("translations", []):
@@ -1771,8 +1833,9 @@ def analyze_importance(cfg, ranks, run, task):
 
 def analyze_ranker(cfg, ranks, run, task):
     """How good the rankers are for how many sub-nets, and what pruning brings: the pruned and the whole space searched
-    at equal cost."""
-    model, (space, lines) = load_model(cfg.init, cfg)[0].to(ranks.device).eval() if cfg.init else None, searched(cfg)
+    at equal cost. Deviations are those of the rankers' seeds; the sub-nets are the same."""
+    space, lines = searched(cfg)
+    model = load_model(cfg.init, cfg)[0].to(ranks.device).eval()
     archs, losses, latencies = read_history(lines)
     rows = []
     for share in (0.25, 0.5, 1.0):
@@ -1826,10 +1889,13 @@ def cached_row(path, *arguments):
 
 
 def analyze_types(cfg, ranks, run, task):
-    """Table 5: the architecture found with its own types, with all softmax and with all linear encoder layers."""
+    """Table 5: the architecture found with its own types, with softmax everywhere and with linear attention in all
+    encoder layers (D13); one that is another over again is left out."""
     arch = chosen_arch(cfg, ranks)
-    return train_variants(cfg, ranks, run, task, {"as found": arch, "all softmax": retype(arch, "softmax"),
-                                                  "all linear": retype(arch, "linear")})
+    variants = {"as found": arch, "all softmax": retype(arch, "softmax", ("types", "decoder_types", "cross_types")),
+                "all linear": retype(arch, "linear")}
+    return train_variants(cfg, ranks, run, task, {name: one for number, (name, one) in enumerate(variants.items())
+                                                  if one not in list(variants.values())[:number]})
 
 
 def analyze_decoder(cfg, ranks, run, task):
@@ -1846,7 +1912,10 @@ def analyze_decoder(cfg, ranks, run, task):
 
 def analyze_shape(cfg, ranks, run, task):
     """Figures 5 and 6: widths, heads, types and connections layer by layer."""
+    from common.distributed import say
     names = cfg.compare or ((cfg.arch,) if cfg.arch else tuple(PUBLISHED[cfg.task]))
+    if set(names) & set(PUBLISHED[cfg.task]):
+        say(ranks, "published is cosFormer*'s list for CIFAR-10 alone; the others are made to the paper's totals")
     rows = []
     for name in names:
         arch = chosen_arch(dataclasses.replace(cfg, arch=name), ranks)
@@ -1859,8 +1928,8 @@ def analyze_shape(cfg, ranks, run, task):
 
 
 def analyze_pareto(cfg, ranks, run, task):
-    """Figure 1: score against FLOPs; a row is on the front if none beats it in both. --compare: folders of --evaluate
-    or --analyze types."""
+    """Figure 1: score against FLOPs; a row is on the front if none is as good in both and better in one. --compare:
+    folders of --evaluate or --analyze types."""
     from common.cli import UserError
     rows = []
     for folder in cfg.compare:
@@ -1877,11 +1946,12 @@ def analyze_pareto(cfg, ranks, run, task):
     score = task.score_name
     keep = ("from", "name", "parameters", "flops", "latency", score)
     return [{**{key: row[key] for key in keep},
-             "on_front": not any(other[score] >= row[score] and other["flops"] < row["flops"] for other in rows)}
+             "on_front": not any(other[score] >= row[score] and other["flops"] <= row["flops"]
+                                 and (other[score], other["flops"]) != (row[score], row["flops"]) for other in rows)}
             for row in rows]
 
 
-def attention_cost(kind, tokens, device, runs=3):
+def attention_cost(kind, tokens, device, clock, runs=3):
     """What one attention costs, 8 heads of 64, batch 1: {forward_ms, backward_ms: least of several runs; kept_mb: what
     stays for the backward pass; peak_mb: all that was allocated at once, where the device counts it}."""
     heads, dim, best, kept = 8, 64, [float("inf")] * 2, {}
@@ -1900,29 +1970,22 @@ def attention_cost(kind, tokens, device, runs=3):
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(runs):
-        began = now(device)
+        began = clock()
         out = attend()
-        middle = now(device)
+        middle = clock()
         out.sum().backward()
-        best = [min(best[0], middle - began), min(best[1], now(device) - middle)]
+        best = [min(best[0], middle - began), min(best[1], clock() - middle)]
     peak = {"peak_mb": torch.cuda.max_memory_allocated(device) / 1e6} if device.type == "cuda" else {}
     return {"forward_ms": 1000 * best[0], "backward_ms": 1000 * best[1], "kept_mb": sum(kept.values()) / 1e6, **peak}
 
 
-def now(device):
-    """The time when all work given to the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def analyze_length(cfg, ranks, run, task):
     """Time and memory of the attention types by sequence length, forward and backward."""
-    rows = []
-    for tokens in (256, 512, 1024, 2048, 4096, 8192):
+    rows, clock = [], clock_of(cfg, ranks.device)
+    for tokens in (256, 512, 1024, 2048, 4096, 8192)[:4 if cfg.dry_run else None]:
         for kind in ("plain softmax", "relative softmax", "linear", "causal linear"):
             if kind != "relative softmax" or tokens <= 4096:  # its scores would fill more than 8 GB
-                rows.append({"type": kind, "tokens": tokens, **attention_cost(kind, tokens, ranks.device)})
+                rows.append({"type": kind, "tokens": tokens, **attention_cost(kind, tokens, ranks.device, clock)})
                 run.log(phase="length", **rows[-1])
     return rows + length_summary(rows)
 
@@ -1979,6 +2042,17 @@ def plot_rows(rows, name, path):
     return True
 
 
+def take_settings(cfg):
+    """What the search in --init was given: another cut would hold out examples that its super-net was trained on."""
+    from common.cli import UserError
+    path = Path(cfg.init) / "config.json"
+    if not path.exists():
+        raise UserError(f"{path}: no such file; --init takes the run folder of a --search")
+    settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    for name in ("seed", "held_out", "train_rows", "cifar10", "train_text", "valid_text", "test_text"):
+        setattr(cfg, name, settings[name])
+
+
 def analyze(cfg, name):
     """One of ANALYSES: a table on the screen, rows.json, and a picture where matplotlib is there."""
     from common.cli import UserError
@@ -1988,7 +2062,9 @@ def analyze(cfg, name):
     with launch(cfg.device) as ranks:
         if cfg.init and name in ("importance", "ranker"):
             load_model(cfg.init, cfg)
-        run, task = open_run(cfg, f"analyze {name}", ranks, name in ("ranker", "types", "decoder"))
+            take_settings(cfg)
+        arch = chosen_arch(cfg, ranks) if name in ("types", "decoder") else None
+        run, task = open_run(cfg, f"analyze {name}", ranks, arch or name == "ranker", arch)
         rows = run.finished or ANALYSES[name](cfg, ranks, run, task)
         run.finish(rows)
         if ranks.main:
@@ -2074,7 +2150,8 @@ def main(argv=None):
     action, value, cfg = parse(Config, presets, ACTIONS, __doc__, argv)
     if action is None:
         return 0
-    cfg.out = cfg.out or f"runs/mformer-{action if action != 'analyze' else value}-{cfg.task}-{cfg.preset}"
+    name = value if action == "analyze" else "translate" if cfg.translate else action
+    cfg.out = cfg.out or f"runs/mformer-{name}-{cfg.task}-{cfg.preset}"
     check_choices(cfg)
     if cfg.dry_run:
         shrink(cfg)
@@ -2093,8 +2170,10 @@ def check_choices(cfg):
                           "latency": ("measure", "cpu", "flops")}.items():
         if getattr(cfg, name) not in choices:
             raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(choices)}")
-    if cfg.batch < cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch}: it cannot be cut into --accumulate {cfg.accumulate} shards")
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch}: it cannot be cut into --accumulate {cfg.accumulate} equal shards")
+    if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
+        raise UserError(f"--out {cfg.out}: holds the weights of --init; choose another folder")
 
 
 if __name__ == "__main__":

@@ -579,7 +579,8 @@ def test_analyses_of_a_finished_search(tmp_path, pictures, capsys, monkeypatch):
     assert {row["feature"] for row in rows} == {"Enc Layer Num", "Enc Emb Dim", "Enc FFN Dim", "Enc Head Num", "Enc Attn Type"} and len(rows) == 10
     rows = json.loads((tmp_path / "ranker" / "rows.json").read_text())
     assert [row["search"] for row in rows if "search" in row] == ["keep 3", "whole space"]
-    mf.main(["--analyze", "types", *base, "--arch", str(tmp_path / "search" / "best.json"), "--out", str(tmp_path / "types")])
+    mixed = mf.arch_json(mf.Arch(2, 24, (32, 48), (2, 3), ("linear", "softmax")))
+    mf.main(["--analyze", "types", *base, "--arch", mixed, "--out", str(tmp_path / "types")])
     rows = json.loads((tmp_path / "types" / "rows.json").read_text())
     assert [set(row["arch"]["types"]) for row in rows[1:]] == [{"softmax"}, {"linear"}] and all(0 <= row["accuracy"] <= 1 for row in rows)
     mf.main(["--analyze", "pareto", *base, "--compare", str(tmp_path / "types"), "--out", str(tmp_path / "pareto")])
