@@ -12,7 +12,7 @@ Run:     python albert.py --pretrain                                          on
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 1 -> PRESETS     Tables 1, 3, 4 -> PUBLISHED     Table 5 -> evaluate_language_model
          Table 14 -> TABLE14, finetune     Figure 1 -> compare_layers
-Differs: D1  SOP: a run of text that holds no two whole sentences has no label. The paper does not say; the official
+Differs: D1  SOP: a run of text without a sentence boundary inside has no label. The paper does not say; the official
              code pairs it with text from another document and calls that "swapped".
          D2  N-grams of words stay inside one segment (official code: they run across [SEP]); a nearly spent budget
              shortens them (as there).
@@ -30,8 +30,8 @@ Differs: D1  SOP: a run of text that holds no two whole sentences has no label. 
          D9  Where E = H there is no mapping from E to H (as in the official code; Hugging Face has one, an exported
              folder an identity).
          D10 The leaderboard's special treatment of WNLI and QNLI is not built.
-         D11 Segments are whole sentences where two fit, so that a cut one does not give the order away; the official
-             code cuts at random ends.
+         D11 Of a segment that is cut, the beginning or the end is whole, by a coin, so that the cut does not give the
+             order away; the official code takes tokens off at random ends.
          D12 xlarge has the 32 heads of Sec. 3.1 (H / 64); the released one has 16, which its config.json says.
 """
 import contextlib
@@ -728,7 +728,7 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     """Training examples position .. position + rows - 1 of the endless stream, as tensors on the device."""
     from common.distributed import seed_of
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
-    segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed, whole=True)  # D11
+    segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed, alike=True)  # D11
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
     batch = (ids, kinds, lengths, positions, labels, order)
@@ -817,7 +817,7 @@ def evaluate_language_model(model, text, cfg, ranks):
     was trained for. The one two-way head answers both: 0 is "in order" in either."""
     from common.distributed import autocast, gather
     model.eval()
-    rows, totals = min(64, cfg.dev_rows), {}
+    rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # the same examples for every seed
     for objective in ("none", "nsp", "sop"):  # D4; masked words are scored on pairs in their order (D5)
         right = torch.zeros(4, device=ranks.device)  # predicted words, words, predicted labels, labels
         for position in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):

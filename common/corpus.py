@@ -364,15 +364,15 @@ class Corpus:
         """Examples in an epoch."""
         return int(self.slot_table(length)[-1])
 
-    def segments(self, position, rows, length, seed, short_prob=0.1, whole=False):
+    def segments(self, position, rows, length, seed, short_prob=0.1, alike=False):
         """Examples position .. position + rows - 1 of an endless stream, as Segments.
 
         A function of its arguments alone, so resuming needs only the position, and ranks take ranges of their own.
         length: room for the text of both parts, in tokens, at least 2. Each epoch takes the slots in another order
         and moves the cuts. The size of an example is `length`, or with short_prob uniform in 2..length; a document
         shorter than that comes whole.
-        whole: begin and end at sentence boundaries, lest a cut sentence give the order of the parts away. A run that has no
-        room for two sentences stays as it is and counts as one (second_length 0).
+        alike: the run cuts the beginning of its first part and the end of its second, which gives their order away.
+        Move the parts so that each begins, or else ends, with a sentence, by a coin of its own.
         """
         if length < 2:
             raise UserError(f"corpus.segments: length {length} leaves no room for two parts; make sequences longer")
@@ -392,20 +392,7 @@ class Corpus:
         offset = (slot - table[document]) * length - below(spare + 1, hashed(seed, 2, epoch, document))
         offset += below(length - target + 1, draws[2])
         start = begin + np.clip(offset, 0, end - begin - size)
-        if whole:
-            start, size, fits = self.whole_sentences(document, start, size)
-            return self.cut(document, start, size, target, length, draws[3:], fits)
-        return self.cut(document, start, size, target, length, draws[3:])
-
-    def whole_sentences(self, document, start, size):
-        """The runs [start, start + size) moved back to a sentence's start and cut at a sentence's end, and where that leaves
-        two sentences or more; the others stay. Each (R,)."""
-        ids = self.ids[document]
-        first = self.first_after(start, self.documents[ids], self.documents[ids + 1]) - 1
-        begin = self.sentences[first]
-        last = self.last_until(begin + size, first, self.documents[ids + 1])
-        fits = last - first >= 2
-        return np.where(fits, begin, start), np.where(fits, self.sentences[last] - begin, size), fits
+        return self.cut(document, start, size, target, length, draws[3:], alike)
 
     def first_after(self, token, low, high):
         """The first of sentences low .. high that starts after `token`; sentence `high` does. (R,) each.
@@ -418,29 +405,31 @@ class Corpus:
             low, high = np.where(after, low, middle + 1), np.where(after, middle, high)
         return low
 
-    def last_until(self, token, low, high):
-        """The last of sentences low .. high that starts at or before `token`; sentence `low` does. (R,) each."""
-        return np.where(self.sentences[high] <= token, high, self.first_after(token, low, high) - 1)
-
-    def cut(self, document, start, size, target, length, draws, whole=None):
-        """Segments of the runs [start, start + size), each parted at a random sentence boundary inside; whole: (R,) False
-        where there is none to be, other is whole sentences too."""
+    def cut(self, document, start, size, target, length, draws, alike):
+        """Segments of the runs [start, start + size), each parted at a random sentence boundary inside."""
         ids = self.ids[document]
         boundary = self.first_after(start, self.documents[ids], self.documents[ids + 1])
         inside = self.first_after(start + size - 1, boundary, self.documents[ids + 1]) - boundary
-        inside = inside if whole is None else np.where(whole, inside, 0)
         chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[0])]
         middle = np.where(inside > 0, chosen, start + size)
         first, second = middle - start, start + size - middle
         # as long as second, or a classifier could tell the two apart by their lengths
-        if whole is None:
-            place, other = self.elsewhere(document, start, size, np.where(inside > 0, second, target - first), draws)
-        else:  # made as second was: as many whole sentences as there is room for
-            place, other = self.other_sentences(document, target - first, draws)
+        place, other = self.elsewhere(document, start, size, np.where(inside > 0, second, target - first), draws)
+        if alike:
+            coins = [below(2, mix(draws[0] + np.uint64(number))) for number in range(1, 4)]
+            start = start + coins[0] * (self.sentence_around(start)[0] - start)
+            middle = middle + coins[1] * (self.sentence_around(middle + second - 1)[1] - middle - second)
+            place = place + coins[2] * (self.sentence_around(place + other - 1)[1] - place - other)
         tensors = []
         for begin, count in ((start, first), (middle, second), (place, other)):
             tensors += [self.gather(begin, count, length), torch.from_numpy(count)]
         return Segments(*tensors, torch.from_numpy(inside + 1))
+
+    def sentence_around(self, token):
+        """(begin, end) of the sentences that tokens of documents in view are in."""
+        owner = self.ids[np.searchsorted(self.bounds[0], token, side="right") - 1]
+        number = self.first_after(token, self.documents[owner], self.documents[owner + 1])
+        return self.sentences[number - 1], self.sentences[number]
 
     def elsewhere(self, document, start, size, want, draws):
         """(start, length) of runs of up to `want` tokens from a sentence's start in another document.
@@ -459,21 +448,6 @@ class Corpus:
         fitting = self.first_after(ends[chosen] - np.maximum(want, 1), first, stop) - first  # starts that leave room
         found = self.sentences[first + below(np.maximum(fitting, 1), draws[2])]
         return found, np.minimum(want, ends[chosen] - found)
-
-    def other_sentences(self, document, room, draws):
-        """(start, length) of whole sentences of another document, as many as fit into `room` tokens: the first of four draws where one
-        fits, 0 tokens where none does or there is no other document."""
-        count = len(self.ids)
-        place, size = np.zeros_like(room), np.zeros_like(room)
-        for turn in range(4 if count > 1 else 0):
-            chosen = below(count - 1, mix(draws[1] + np.uint64(turn)))
-            chosen += chosen >= document
-            first, stop = self.documents[self.ids[chosen]], self.documents[self.ids[chosen] + 1]
-            sentence = first + below(stop - first, mix(draws[2] + np.uint64(turn)))
-            start = self.sentences[sentence]
-            found = self.sentences[self.last_until(start + room, sentence, stop)] - start
-            place, size = np.where(size > 0, place, start), np.where(size > 0, size, found)
-        return place, size
 
     def gather(self, start, size, length):
         """(R, length) int64: tokens start .. start + size - 1, then zeros."""
