@@ -160,12 +160,12 @@ TINY_IMAGE = dict(image=32, patch=4, head_dim=16, magnitude=0.0, jitter=0.0, era
 TINY_TEXT = dict(layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4),
                  decoder_layers=(1, 2), decoder_hidden=(64, 96), decoder_ffn=(96, 128, 192), decoder_heads=(2, 4),
                  cross_heads=(2, 4), connect=(1, 2), qkv=64, relative=8, length=64, schedule="inverse_sqrt", keep=5)
-QUICK = dict(latency_runs=10, generations=10, finalists=5)
+QUICK = dict(latency_runs=5, generations=10, finalists=5)
 PRESETS = {  # by task; a sub-dictionary holds for one action
     "demo": {
         "cifar10": {**TINY_IMAGE, **QUICK, "layers": (2, 3), "hidden": (48, 64), "ffn": (64, 96, 128),
-                    "heads": (2, 3, 4), "crop_area": 0.7, "accumulate": 2, "lr": 2e-3, "warmup": 50, "steps": 800,
-                    "save_every": 50, "runs": 1,
+                    "heads": (2, 3, 4), "crop_area": 0.7, "accumulate": 2, "lr": 2e-3, "warmup": 50, "steps": 400,
+                    "save_every": 20, "runs": 1,
                     "search": dict(steps=400, save_every=100, held_out=500, samples=80)},
         "wmt14": {**TINY_TEXT, **QUICK, "vocab_size": 2000, "batch": 2000, "accumulate": 2, "lr": 4e-3, "warmup": 100,
                   "weight_decay": 0.1, "steps": 900, "save_every": 50, "runs": 1,
@@ -178,7 +178,7 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
                   "heads": (2, 4, 8), "decoder_layers": (1, 2, 3), "decoder_hidden": (48, 64),
                   "decoder_ffn": (64, 128, 192, 256), "decoder_heads": (2, 4, 8), "cross_heads": (2, 4, 8),
                   "connect": (1, 2, 3), "vocab_size": 2000, "batch": 1024, "lr": 4e-3, "warmup": 200,
-                  "weight_decay": 0.1, "steps": 1200, "save_every": 40, "latency_runs": 5,
+                  "weight_decay": 0.1, "steps": 1200, "save_every": 40,
                   "search": dict(steps=1200, save_every=100, held_out=300, samples=120)}},
     "base": {
         "cifar10": {"search": dict(held_out=5000)},
