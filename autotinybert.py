@@ -481,10 +481,10 @@ class TaskModel(nn.Module):
         return self.head(self.dropout(x if self.spans else self.encoder.pool(x)))
 
 
-def parameters(arch, vocab_size):
+def parameters(arch, vocab_size, positions=512):
     """{part: parameters} of a stand-alone encoder, built on the meta device: nothing is counted twice or by formula."""
     with torch.device("meta"):
-        encoder = Encoder(arch, vocab_size)
+        encoder = Encoder(arch, vocab_size, positions=positions)
     counts = {"embeddings": 0, "layers": 0, "pooler": 0}
     for name, value in encoder.named_parameters():
         counts[next((part for part in ("layers", "pooler") if name.startswith(part)), "embeddings")] += value.numel()
@@ -1776,7 +1776,7 @@ def export(cfg, folder):
         plain = arch.qkv == arch.hidden
         use = ("`BertModel.from_pretrained` of plain `transformers` loads this folder.\n" if plain
                else CHANGE.format(qkv=arch.qkv, hidden=arch.hidden))
-        count = sum(parameters(arch, tokenizer.vocab_size).values())
+        count = sum(parameters(arch, tokenizer.vocab_size, model.encoder.positions.num_embeddings).values())
         if ranks.main:
             save_model(folder, model, tokenizer)
             write_atomic(Path(folder) / "README.md",
@@ -1847,9 +1847,14 @@ def analyze_ranking(cfg, run, data):
     for name, _, times in variants:
         label = f"{name}x{times}" if times else name
         superplm = train_superplm(name, cfg.steps * int(times or 1), data, cfg, run, folder / "superplm" / label)
-        whole = not VARIANTS[name][1]  # without SME an architecture has its heads, and the full width of q, k and v
-        table[label] = scores_of(label, lambda arch: extract(
-            superplm, dataclasses.replace(arch, qkv=cfg.hidden) if whole else arch))
+
+        def part(arch):
+            if not VARIANTS[name][1]:  # no SME: the full width of q, k and v, in as many heads as divide it
+                heads, qkv = max(pair for pair in checked_space(cfg, name)["attention"] if pair[0] <= arch.heads)
+                arch = dataclasses.replace(arch, heads=heads, qkv=qkv)
+            return extract(superplm, arch)
+
+        table[label] = scores_of(label, part)
     for by_task in table.values():
         by_task["mean"] = [sum(column) / len(column) for column in zip(*by_task.values())]
     rows = [[label, len(archs)] for label in table]
