@@ -2133,6 +2133,7 @@ def shrink(cfg):
     cfg.steps, cfg.save_every, cfg.samples, cfg.generations, cfg.population, cfg.finalists, cfg.runs = (
         2, 1, 20, 1, 10, 2, 1)
     cfg.held_out, cfg.latency_runs, cfg.look_nets = min(cfg.held_out, 50), 2, 5
+    cfg.vocab_size = cfg.vocab_size if cfg.train_text else min(cfg.vocab_size, 2000)  # the demo text gives no more
     cfg.out += "-dry"
 
 

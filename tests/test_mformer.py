@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import mformer as mf
+from common.cli import UserError
 from conftest import ROOT
 
 IMAGES = mf.Config(layers=(2, 3), hidden=(24, 32), ffn=(32, 48), heads=(2, 3), head_dim=8, image=32, patch=8, relative=4, held_out=32, batch=16,
@@ -45,6 +46,7 @@ def test_linear_attention_is_equation_3_for_ragged_batches():
         places = torch.arange(length)
         expected = quadratic(q[row, :, :length], k[row, :, :length], v[row, :, :length], places, places, length)
         torch.testing.assert_close(found[row, :, :length], expected, rtol=1e-5, atol=1e-5)
+    assert found.abs().max() < 10  # behind the end as well
     gradients = torch.autograd.grad(found[1, :, :7].sum(), (q, k, v))
     assert all(gradient[1, :, 7:].abs().max() == 0 and gradient[0].abs().max() == 0 for gradient in gradients)  # padding takes no part
 
@@ -272,6 +274,15 @@ def test_ranker_orders_unseen_architectures_and_knows_what_matters():
     assert again.score(archs) == ranker.score(archs)
 
 
+def test_agreement_is_kendalls_tau_and_pair_accuracy():
+    from common.metrics import kendall, pairwise_accuracy
+    rng = random.Random(0)
+    for _ in range(20):
+        found, tied, distinct = [rng.randint(0, 6) for _ in range(15)], [rng.randint(0, 6) for _ in range(15)], rng.sample(range(99), 15)
+        assert mf.agreement(found, tied)[0] == pytest.approx(kendall(found, tied))
+        assert mf.agreement(found, distinct) == pytest.approx((kendall(found, distinct), pairwise_accuracy(found, distinct)))
+
+
 def test_pruning_shrinks_what_the_evolution_may_change():
     space, rng = mf.space_of(IMAGES), random.Random(0)
     archs = [mf.sample_arch(space, rng) for _ in range(200)]
@@ -454,6 +465,15 @@ RUN_IMAGES = dataclasses.replace(IMAGES, **SEARCH)
 RUN_TEXT = dataclasses.replace(TEXT, **SEARCH, vocab_size=45, batch=400, steps=6, save_every=2, held_out=20, warmup=3, keep=4)
 
 
+def test_the_winner_keeps_the_latency_limit(tmp_path, pictures):
+    cfg = dataclasses.replace(RUN_IMAGES, steps=1, drop_architectures=0.0)
+    archs = list(dict.fromkeys(mf.sample_arch(mf.space_of(cfg), random.Random(f"0 sample {number}")) for number in range(40)))[:20]
+    limit = sorted(mf.model_flops(arch, cfg) / 1e9 for arch in archs)[1]  # two of the twenty samples meet it
+    mf.main(["--search", *flags(cfg, pictures), "--latency_limit", str(limit), "--out", str(tmp_path / "run")])
+    best = json.loads((tmp_path / "run" / "best.json").read_text())
+    assert best["scores"]["latency"] <= limit and not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
 class Killed(Exception):
     pass
 
@@ -514,6 +534,9 @@ def test_training_resumes_and_ends_with_the_average_of_the_last_checkpoints(tmp_
     weights = [distributed.load_file(tmp_path / name / "model.pt")["weights"] for name in ("whole", "parts")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     torch.testing.assert_close(weights[0], kept["mean"])
+    other = mf.arch_json(mf.sample_arch(mf.space_of(IMAGES), random.Random(1)))
+    with pytest.raises(UserError, match="other settings: arch"):  # what was trained there is another network
+        mf.main([*command[:2], other, *command[3:], "--out", str(tmp_path / "whole")])
     capsys.readouterr()
     mf.main(["--evaluate", "--init", str(tmp_path / "parts"), "--preset", "base", "--cifar10", str(pictures), "--device", "cpu", "--latency", "flops",
              "--out", str(tmp_path / "evaluated")])
@@ -528,11 +551,13 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, capsy
     for phase, count in (("train", 6), ("train validation", 6)):  # validation: all 20 pairs of --valid_text
         losses = [line["loss"] for line in lines if line["phase"] == phase]
         assert len(losses) >= count and losses[-1] < 0.75 * losses[0]
-    (tmp_path / "in.txt").write_text("a small dog\nthe cat sees the house\n")
+    (tmp_path / "in.txt").write_text("a small dog\n\nthe cat sees the house\n")
     common = ["--evaluate", "--task", "wmt14", "--preset", "base", "--device", "cpu", "--latency", "flops", "--init", str(tmp_path / "run"),
-              "--train_text", str(sentences / "train"), "--valid_text", str(sentences / "valid"), "--test_text", str(sentences / "test")]
-    mf.main([*common, "--translate", str(tmp_path / "in.txt"), "--out", str(tmp_path / "translated")])
-    assert len((tmp_path / "translated" / "translations.de").read_text().splitlines()) == 2
+              "--test_text", str(sentences / "test")]
+    to_translate = ["--translate", str(tmp_path / "in.txt"), "--out", str(tmp_path / "translated")]
+    mf.main([*common[:-3], str(tmp_path / "run" / "model.pt"), *to_translate])  # needs no text, finds its vocabulary
+    first, empty, last = (tmp_path / "translated" / "translations.de").read_text().splitlines()
+    assert first and last and not empty
     mf.main([*common, "--out", str(tmp_path / "scored")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     assert len(done["translations"]) == 20 and done["bleu"] >= 0 and done["latency"] == mf.model_flops(
@@ -611,7 +636,6 @@ def test_describe_is_one_json_object(capsys):
     (["--search", "--cifar10", "nowhere"], "there is no data_batch"), (["--analyze", "importance"], "no history.jsonl"),
     (["--search", "--latency_limit", "0.0001"], "raise the limit")])
 def test_mistakes_end_in_one_line(arguments, message, tmp_path, pictures, sentences):
-    from common.cli import UserError
     cfg = RUN_TEXT if "wmt14" in arguments else dataclasses.replace(RUN_IMAGES, steps=1)
     given = {argument for argument in arguments if argument.startswith("--")}
     rest, skip = [], False
@@ -634,6 +658,8 @@ supernet = mf.make_supernet(space, cfg)
 found = mf.evolve(space, lambda archs: [sum(arch.ffn) for arch in archs], lambda arch: True, cfg)
 best = min(found, key=found.get)
 assert best.ffn == (16, 16) and mf.extract(supernet, best)(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+archs = list(found) * 10
+assert mf.Ranker(space, archs, [sum(arch.ffn) for arch in archs]).pairs > 0.9
 assert "common" not in sys.modules
 print("alone")
 """
