@@ -2017,7 +2017,10 @@ def plot_rows(rows, name, path):
         return False
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    titles = [""] if name != "shape" else list(dict.fromkeys(row["feature"] for row in rows
+                                                             if "Type" not in row["feature"]))
+    figure, (panels,) = pyplot.subplots(1, len(titles), figsize=(8 * len(titles), 5), squeeze=False)
+    axes = panels[0]
     if name == "length":
         for kind in dict.fromkeys(row["type"] for row in rows):
             own = [row for row in rows if row["type"] == kind and "tokens" in row]
@@ -2025,10 +2028,11 @@ def plot_rows(rows, name, path):
                         marker="o", label=kind)
         axes.set(xlabel="tokens", ylabel="forward and backward, ms")
     elif name == "shape":
-        for row in (row for row in rows if "FFN" in row["feature"]):
-            values = [value for key, value in row.items() if key.startswith("layer ")]
-            axes.plot(range(1, len(values) + 1), values, marker="o", label=f"{row['architecture']}, {row['feature']}")
-        axes.set(xlabel="layer", ylabel="FFN width")
+        for title, axes in zip(titles, panels):
+            for row in (row for row in rows if row["feature"] == title):
+                values = [value for key, value in row.items() if key.startswith("layer ")]
+                axes.plot(range(1, len(values) + 1), values, marker="o", label=row["architecture"])
+            axes.set(xlabel="layer", ylabel=title)
     else:
         score = next((key for key in ("bleu", "accuracy", "pair_accuracy_lost", "tau") if key in rows[0]), None)
         for row in (row for row in rows if score in row):
@@ -2037,7 +2041,8 @@ def plot_rows(rows, name, path):
             place = row.get("flops", row.get("rank", row.get("sub-nets", 0)))
             axes.scatter(place, row[score], s=row.get("parameters", 4e6) / 4e4, label=label, alpha=0.6)
         axes.set(xlabel="FLOPs" if "flops" in rows[0] else "rank or sub-nets", ylabel=score)
-    axes.legend(fontsize="small")
+    for axes in panels:
+        axes.legend(fontsize="small")
     figure.savefig(path, dpi=120, bbox_inches="tight")
     return True
 

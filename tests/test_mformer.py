@@ -573,6 +573,15 @@ def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp
     assert given.set_aside == 15 and len(given.order) == 300 and len(given.held_text) == 20
 
 
+def test_linear_attention_in_the_decoder_is_analysed_case_by_case(tmp_path, sentences):
+    arch = mf.arch_json(mf.sample_arch(mf.space_of(TEXT), random.Random(3)))
+    cfg = dataclasses.replace(RUN_TEXT, steps=2, runs=1, beam=1)
+    mf.main(["--analyze", "decoder", "--arch", arch, *flags(cfg, sentences), "--out", str(tmp_path / "run")])
+    rows = json.loads((tmp_path / "run" / "rows.json").read_text())
+    assert [(set(row["arch"]["decoder_types"]), set(row["arch"]["cross_types"])) for row in rows] == [
+        ({one}, {two}) for one, two in (("softmax", "softmax"), ("linear", "softmax"), ("softmax", "linear"), ("linear", "linear"))]
+
+
 def done_vocab(folder):
     from common.distributed import load_file
     return load_file(folder / "model.pt")["settings"]["vocab_size"]
