@@ -48,8 +48,9 @@ Differs: D1  Linear attention leaves padding out of both sums and takes the true
              own; an image's patches, class token and positions start at like sizes behind the factor sqrt(H), which
              would drown positions of deviation 0.02. Neither paper nor appendix lists any of it.
          D13 "All linear" (Table 5) means the encoder's layers, "all softmax" every layer; Sec. 4.5.2 does not say.
-         D14 Connected encoder layers share the final LayerNorm. Beams may end at every step (fairseq: among the 2K best
-             continuations). Gradients are clipped at norm 1. None of this is in the paper.
+         D14 Connected encoder layers share the final LayerNorm; sinusoids are those of the sampled width. Beams may end
+             at every step (fairseq: among the 2K best continuations). Gradients are clipped at norm 1. BLEU is that of
+             plain text (13a), HAT's of tokenised text. None of this is in the paper.
 """
 import collections
 import dataclasses
@@ -315,6 +316,8 @@ def why_illegal(arch, cfg):
             return f"{name}: {value} must be whole numbers from 1"
         if name.endswith("heads") and cfg.qkv and any(cfg.qkv % each for each in values):
             return f"{name}: {value} do not all divide --qkv {cfg.qkv}"
+    if arch.decoder_layers and (arch.hidden % 2 or arch.decoder_hidden % 2):
+        return f"hidden, decoder_hidden: {arch.hidden}, {arch.decoder_hidden} must be even (sines and cosines)"
     if (cfg.task == "wmt14") != bool(arch.decoder_layers):
         return f"--task {cfg.task} {'needs a' if cfg.task == 'wmt14' else 'has no'} decoder"
     return (f"connect: {max(arch.connect)} of {arch.layers} encoder layers"
@@ -1228,6 +1231,8 @@ def checked_space(cfg):
     if cfg.task == "wmt14" and max(cfg.connect) > min(cfg.layers):
         raise UserError(f"--connect {max(cfg.connect)}: there are only {min(cfg.layers)} encoder layers (--layers)")
     space = space_of(cfg)
+    if cfg.task == "wmt14" and any(width % 2 for width in cfg.hidden + cfg.decoder_hidden):
+        raise UserError("--hidden, --decoder_hidden: even numbers, please; a position is made of sines and cosines")
     for name in ("heads", "decoder_heads", "cross_heads"):
         if cfg.qkv and any(cfg.qkv % heads for heads in space.get(name, ())):
             raise UserError(f"--{name} {space[name]}: each must divide --qkv {cfg.qkv}")
@@ -2176,6 +2181,9 @@ def check_choices(cfg):
                           "latency": ("measure", "cpu", "flops")}.items():
         if getattr(cfg, name) not in choices:
             raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(choices)}")
+    for name in ("trim_timings", "drop_architectures"):
+        if getattr(cfg, name) >= 0.5:
+            raise UserError(f"--{name} {getattr(cfg, name)}: nothing is left of a half at either end; choose less")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: it cannot be cut into --accumulate {cfg.accumulate} equal shards")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():

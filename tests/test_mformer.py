@@ -640,6 +640,8 @@ def test_describe_is_one_json_object(capsys):
     (["--train", "--arch", "nothing"], "'nothing' is no architecture"),
     (["--train", "--arch", '{"layers": 2, "hidden": 32, "ffn": [32], "heads": [2, 2], "types": ["linear", "linear"]}'],
      "ffn has 1 values for 2 layers"),
+    (["--train", "--arch", '{"layers": 1, "hidden": 32, "ffn": 32, "heads": [2], "types": ["linear"]}'], "must be a list"),
+    (["--search", "--trim_timings", "0.5"], "nothing is left"), (["--search", "--held_out", "0"], "a search needs examples"),
     (["--evaluate"], "--init is missing"), (["--analyze", "nothing"], "choose from importance, types"),
     (["--search", "--task", "wmt14", "--connect", "4", "--layers", "3"], "there are only 3 encoder layers"),
     (["--search", "--cifar10", "nowhere"], "there is no data_batch"), (["--analyze", "importance"], "no history.jsonl"),
