@@ -2,8 +2,8 @@
 
     images, labels = load_cifar10("cifar-10-batches-bin", "train")       # (N, 3, 32, 32) uint8, (N,) int64
 
-A record is one label byte and 3,072 pixel bytes: the red, the green and the blue plane of 32 x 32. Training records stand in data_batch_*.bin
-(all that are there are read, in the order of their names), test records in test_batch.bin.
+A record is one label byte and 3,072 pixel bytes: the red, the green and the blue plane of 32 x 32. Training records
+stand in data_batch_*.bin (all that are there are read, in the order of their names), test records in test_batch.bin.
 """
 from pathlib import Path
 
@@ -16,11 +16,13 @@ RECORD = 1 + 3 * 32 * 32
 
 
 def load_cifar10(folder, split):
-    """(images (N, 3, 32, 32) uint8, labels (N,) int64) of "train" or "test". UserError names the file and what is wrong with it."""
+    """(images (N, 3, 32, 32) uint8, labels (N,) int64) of "train" or "test". UserError names the file and what is wrong
+    with it."""
     folder, pattern = Path(folder), "data_batch_*.bin" if split == "train" else "test_batch.bin"
     files = sorted(folder.glob(pattern))
     if not files:
-        raise UserError(f"{folder}: there is no {pattern}; --cifar10 takes the folder of CIFAR-10's binary version (cifar-10-batches-bin)")
+        raise UserError(f"{folder}: there is no {pattern}; "
+                        "--cifar10 takes the folder of CIFAR-10's binary version (cifar-10-batches-bin)")
     records = np.concatenate([read_records(path) for path in files])
     images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
     return images, torch.from_numpy(records[:, 0].astype(np.int64))
@@ -30,11 +32,13 @@ def read_records(path):
     """(N, 3073) uint8 of one file."""
     content = np.fromfile(path, dtype=np.uint8)
     if not len(content) or len(content) % RECORD:
-        raise UserError(f"{path}: {len(content)} bytes are not a whole number of {RECORD}-byte records; fetch the file again")
+        raise UserError(f"{path}: {len(content)} bytes are not a whole number of {RECORD}-byte records; "
+                        "fetch the file again")
     records = content.reshape(-1, RECORD)
     wrong = np.flatnonzero(records[:, 0] > 9)
     if len(wrong):
-        raise UserError(f"{path}: record {wrong[0] + 1} has the label {records[wrong[0], 0]}, not 0 to 9; this is not CIFAR-10's binary version")
+        raise UserError(f"{path}: record {wrong[0] + 1} has the label {records[wrong[0], 0]}, not 0 to 9; "
+                        "this is not CIFAR-10's binary version")
     return records
 
 

@@ -9,8 +9,8 @@
             ...
             if stopping(ranks): checkpoint.save(step=step + 1); raise Stop
 
-Randomness is a function of (seed, phase, step, shard), never of what was drawn before: that is why a checkpoint holds no generator state, why a
-resumed run repeats an uninterrupted one, and why the number of processes does not matter.
+Randomness is a function of (seed, phase, step, shard), never of what was drawn before: that is why a checkpoint holds
+no generator state, why a resumed run repeats an uninterrupted one, and why the number of processes does not matter.
 """
 import contextlib
 import dataclasses
@@ -54,7 +54,8 @@ class Ranks:
 def launch(device="auto"):
     """Join the process group that torchrun describes (none: a single process) and yield Ranks; SIGTERM is turned into a
     request to stop."""
-    rank, size, local = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    rank, size, local = (int(os.environ.get(key, default))
+                         for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
     ranks = Ranks(rank, size, pick_device(device, local))
     signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects; the time-out is long because ranks evaluate candidates of unequal cost
@@ -82,7 +83,8 @@ def pick_device(name, local_rank=0):
         if device.index is None:
             device = torch.device("cuda", local_rank)
         if device.index >= torch.cuda.device_count():
-            raise UserError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices; start fewer processes")
+            raise UserError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices; "
+                            "start fewer processes")
         torch.cuda.set_device(device)
     return device
 
@@ -110,7 +112,8 @@ def on_main(ranks, function, *args, **kwargs):
         try:
             outcome = (function(*args, **kwargs), None)
         except (UserError, OSError) as error:
-            outcome = (None, error if isinstance(error, UserError) else UserError(f"{error.filename or 'disk'}: {error.strerror}"))
+            outcome = (None, error if isinstance(error, UserError)
+                       else UserError(f"{error.filename or 'disk'}: {error.strerror}"))
     result, error = broadcast(ranks, outcome)
     if error:
         raise error
@@ -150,7 +153,8 @@ def shard_range(ranks, shards):
     """The logical shards of this rank: a contiguous block of range(shards), so that sums in the order of the shards can
     be built in parts."""
     if shards % ranks.size:
-        raise UserError(f"{shards} shards cannot be shared out evenly to {ranks.size} processes; make one a multiple of the other (--accumulate)")
+        raise UserError(f"{shards} shards cannot be shared out evenly to {ranks.size} processes; "
+                        "make one a multiple of the other (--accumulate)")
     share = shards // ranks.size
     return range(ranks.rank * share, (ranks.rank + 1) * share)
 
@@ -188,7 +192,8 @@ class ShardSum:
         distance, other = 1, torch.empty_like(flat)
         while distance < self.ranks.size:
             partner = self.ranks.rank ^ distance
-            requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, other, partner)])
+            requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, flat, partner),
+                                               dist.P2POp(dist.irecv, other, partner)])
             for request in requests:
                 request.wait()
             flat = flat + other  # a + b == b + a: both partners get the same bits
@@ -430,7 +435,8 @@ def load_file(path, device="cpu"):
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except Exception as error:  # torch raises many kinds for a torn or foreign file
-        raise UserError(f"{path}: no readable checkpoint ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]})") from None
+        raise UserError(f"{path}: no readable checkpoint ({type(error).__name__}: "
+                        f"{(str(error).splitlines() or [''])[0][:100]})") from None
 
 
 def load_newest(path):
@@ -457,7 +463,8 @@ class Checkpoint:
 
     def save(self, **values):
         def write():
-            save_file(self.path, {"values": values, "owned": {name: thing.state_dict() for name, thing in self.owned.items()}})
+            owned = {name: thing.state_dict() for name, thing in self.owned.items()}
+            save_file(self.path, {"values": values, "owned": owned})
         on_main(self.ranks, write)
 
     def restore(self):

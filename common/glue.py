@@ -101,7 +101,8 @@ class Examples:
     def head(self, rows):
         """The first rows alone; all of them for 0."""
         rows = rows or len(self)
-        return Examples(self.first[:rows], self.second and self.second[:rows], None if self.labels is None else self.labels[:rows], self.path)
+        return Examples(self.first[:rows], self.second and self.second[:rows],
+                        None if self.labels is None else self.labels[:rows], self.path)
 
 
 def read_rows(path):

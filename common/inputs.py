@@ -1,4 +1,5 @@
-"""What the data flags of a command stand for: the demo data where they are left out, and text turned into a tokenizer and token files."""
+"""What the data flags of a command stand for: the demo data where they are left out, and text turned into a tokenizer
+and token files."""
 import dataclasses
 import json
 import os
@@ -59,7 +60,8 @@ def make_text(cfg, target, ranks):
         return
     for path in cfg.corpus:
         if not Path(path).exists():
-            raise UserError(f"{path}: no such file or folder; --corpus takes text files, folders of .txt files, or a prepared corpus")
+            raise UserError(f"{path}: no such file or folder; "
+                            "--corpus takes text files, folders of .txt files, or a prepared corpus")
     target.mkdir(parents=True, exist_ok=True)
     workers = os.cpu_count() or 1
     if not cfg.tokenizer and not (target / "spiece.model").exists():

@@ -1,10 +1,11 @@
-"""Parallel text: PREFIX.en and PREFIX.de, one sentence a line, as token ids in memory-mapped files, and batches of about as many tokens each.
+"""Parallel text: PREFIX.en and PREFIX.de, one sentence a line, as token ids in memory-mapped files, and batches of
+about as many tokens each.
 
     sources, targets = read_pairs("data/train", "en", "de")
     text = encode_pairs("data/train", ("en", "de"), tokenizer, cache_folder, longest=256)     # ParallelText
     batches = TokenBatches(text.longest_side(), tokens=4400)
-    for index in range(start, stop):                                       # an endless stream: nothing but the number is needed to go on
-        rows = batches.batch(index, seed=0)                                # example numbers
+    for index in range(start, stop):              # an endless stream: nothing but the number is needed to go on
+        rows = batches.batch(index, seed=0)       # example numbers
         source, lengths = pad([text.source(row) for row in rows], tokenizer.pad_id)
 """
 import json
@@ -22,7 +23,8 @@ def read_lines(path):
     """The lines of a UTF-8 text file without their ends; UserError where it is missing or no UTF-8."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path}: no such file; a PREFIX stands for PREFIX.en and PREFIX.de (--source, --target name other endings)")
+        raise UserError(f"{path}: no such file; a PREFIX stands for PREFIX.en and PREFIX.de "
+                        "(--source, --target name other endings)")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -33,12 +35,13 @@ def read_lines(path):
 
 
 def read_pairs(prefix, source, target):
-    """(source lines, target lines) of PREFIX.source and PREFIX.target; UserError where their numbers of lines differ."""
+    """(source lines, target lines) of PREFIX.source and PREFIX.target; UserError where their numbers of lines differ.
+    """
     sides = [read_lines(f"{prefix}.{ending}") for ending in (source, target)]
     if len(sides[0]) != len(sides[1]):
         shorter = source if len(sides[0]) < len(sides[1]) else target
-        raise UserError(f"{prefix}.{shorter}:{min(map(len, sides)) + 1}: the file ends here, but the other one has {max(map(len, sides))} lines; "
-                        "the two must be aligned line by line")
+        raise UserError(f"{prefix}.{shorter}:{min(map(len, sides)) + 1}: the file ends here, but the other one has "
+                        f"{max(map(len, sides))} lines; the two must be aligned line by line")
     if not sides[0]:
         raise UserError(f"{prefix}.{source}: the file is empty; give at least one sentence pair")
     return sides
@@ -71,31 +74,36 @@ class ParallelText:
 
 
 def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
-    """Encode a pair of files into `folder`, once, and open it. longest > 0 leaves out pairs with an empty sentence or one of more than so many tokens
-    (training); 0 keeps all of them (validation, test)."""
+    """Encode a pair of files into `folder`, once, and open it. longest > 0 leaves out pairs with an empty sentence or
+    one of more than so many tokens (training); 0 keeps all of them (validation, test)."""
     folder = Path(folder)
     about = {"prefix": str(prefix), "endings": list(endings), "tokenizer": tokenizer.fingerprint, "longest": longest}
     done = folder / "meta.json"
     if not done.exists() or {**json.loads(done.read_text()), "pairs": 0} != {**about, "pairs": 0}:
         folder.mkdir(parents=True, exist_ok=True)
         lines = read_pairs(prefix, *endings)
-        rows = [[row for start in range(0, len(side), BLOCK) for row in tokenizer.encode_batch(side[start:start + BLOCK])] for side in lines]
+        # arrays: of millions of sentences lists would not fit
+        rows = [[np.array(row, dtype=np.int32) for start in range(0, len(side), BLOCK)
+                 for row in tokenizer.encode_batch(side[start:start + BLOCK])] for side in lines]
         if longest:
-            rows = list(zip(*((one, two) for one, two in zip(*rows) if one and two and max(len(one), len(two)) <= longest)))
+            rows = list(zip(*(pair for pair in zip(*rows)
+                              if 1 <= min(map(len, pair)) and max(map(len, pair)) <= longest)))
         if not rows:
-            raise UserError(f"{prefix}.{endings[0]}: no pair has between 1 and {longest} tokens on both sides; raise --length")
+            raise UserError(f"{prefix}.{endings[0]}: no pair has between 1 and {longest} tokens on both sides; "
+                            "raise --length")
         for side, sentences in zip(("source", "target"), rows):
-            np.save(folder / f"{side}.npy", np.fromiter((token for row in sentences for token in row), dtype=np.int32))
+            np.save(folder / f"{side}.npy", np.concatenate(sentences))
             np.save(folder / f"{side}.starts.npy", np.cumsum([0, *map(len, sentences)]))
         done.write_text(json.dumps({**about, "pairs": len(rows[0])}))
     return ParallelText(folder)
 
 
 class TokenBatches:
-    """An endless stream of batches: examples of like length, so many that rows x longest <= tokens. batch(i, seed) is a function of i and the seed.
+    """An endless stream of batches: examples of like length, so many that rows x longest <= tokens. batch(i, seed) is a
+    function of i and the seed.
 
-    Every epoch deals the examples of equal length out anew and shuffles the batches. The lengths in sorted order are always the same, so an epoch
-    always has the same number of batches, len(batches).
+    Every epoch deals the examples of equal length out anew and shuffles the batches. The lengths in sorted order are
+    always the same, so an epoch always has the same number of batches, len(batches).
     """
 
     def __init__(self, lengths, tokens):

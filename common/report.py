@@ -24,7 +24,8 @@ def write_report(folder, name, columns, rows, numbers=None, draw=None):
     print(text)
     write_atomic(folder / f"{name}.md", text + "\n")
     write_atomic(folder / f"{name}.json", json.dumps({"columns": columns, "rows": rows, **(numbers or {})}, indent=1))
-    print(f"written: {folder / name}.md, {folder / name}.json{draw_figure(folder / f'{name}.png', draw) if draw else ''}")
+    figure = draw_figure(folder / f"{name}.png", draw) if draw else ""
+    print(f"written: {folder / name}.md, {folder / name}.json{figure}")
 
 
 def draw_figure(path, draw):

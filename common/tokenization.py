@@ -306,8 +306,8 @@ class WordPieceTokenizer(Tokenizer):
 
 
 def load_tokenizer(path, lower=None):
-    """The tokenizer in a file, or a folder with spiece.model or vocab.txt. lower=False: cased models, translation; None:
-    what tokenizer_config.json beside it says, True where there is none."""
+    """The tokenizer in a file, or a folder with spiece.model or vocab.txt. lower=False: cased models, translation;
+    None: what tokenizer_config.json beside it says, True where there is none."""
     path = Path(path)
     if path.is_dir():
         names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)

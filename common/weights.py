@@ -1,7 +1,8 @@
 """Weights of others: Hugging Face folders read without the safetensors package, and .safetensors files written.
 
-A .safetensors file is an 8-byte little-endian length, a JSON header of that length ({name: dtype, shape, data_offsets}) and the raw
-tensors behind it, so no code of a stranger is ever run; pytorch_model.bin is read with weights_only=True, which runs none either.
+A .safetensors file is an 8-byte little-endian length, a JSON header of that length ({name: dtype, shape, data_offsets})
+and the raw tensors behind it, so no code of a stranger is ever run; pytorch_model.bin is read with weights_only=True,
+which runs none either.
 """
 import json
 import math
@@ -13,14 +14,15 @@ import torch
 from common.cli import UserError
 from common.distributed import load_file
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
-          "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which they are preferred
 
 
 def read_weights(path):
-    """{name: tensor} of a .safetensors or .bin file, or of a folder that holds one (whole, or in parts with an index). UserError otherwise."""
+    """{name: tensor} of a .safetensors or .bin file, or of a folder that holds one (whole, or in parts with an index).
+    UserError otherwise."""
     path = Path(path)
     if path.is_dir():
         return read_folder(path)
@@ -68,7 +70,8 @@ def write_weights(path, tensors):
     path, header, offset = Path(path), {"__metadata__": {"format": "pt"}}, 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8
