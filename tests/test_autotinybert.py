@@ -563,6 +563,22 @@ def test_parts_of_a_finished_search_come_from_its_superplm(tiny_data, whole, tmp
         assert torch.equal(weights_of(tmp_path / "export")[atb.hf_name(name)], value)
 
 
+def test_mlm_is_a_task_without_fine_tuning(tiny_data, whole, tmp_path, monkeypatch):
+    """The same masked pieces for every model; chance for an untrained one, all for one that knows the answers."""
+    folder, flags = tiny_data
+    run_here(["--finetune", "mlm", *flags, "--init", whole, "--runs", "2", "--out", tmp_path / "a"])
+    one, two = json.loads((tmp_path / "a" / "done.json").read_text())["scores"]["MLM"]
+    assert one == two and 0 <= one < 0.5
+
+    def oracle(model, ids, segments, lengths, positions, arch=None):
+        return F.one_hot(answers[-1].clamp(min=0), 46).float()
+    answers, text_batch = [], atb.text_batch
+    monkeypatch.setattr(atb, "text_batch", lambda *args: answers.append((batch := text_batch(*args))[-1]) or batch)
+    monkeypatch.setattr(atb.LanguageModel, "forward", oracle)
+    run_here(["--finetune", "MLM", *flags, "--init", whole, "--out", tmp_path / "b"])
+    assert json.loads((tmp_path / "b" / "done.json").read_text())["scores"]["MLM"] == [1.0]
+
+
 def test_distillation_starts_from_a_model_that_learnt_from_text(tiny_data, whole, tmp_path):
     """A new projection, drawn from the seed, and no MLM head; the same command again continues."""
     distill = [*tiny_data[1], "--setting", "distill", "--teacher", whole / "superplm", "--init", whole / "superplm"]
