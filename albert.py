@@ -36,6 +36,7 @@ Differs: D1  SOP: a run of text without a sentence boundary inside has no label.
 """
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -78,7 +79,8 @@ class Config:
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: that of --init, else one trained on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1
     train_rows: int = 0  # use only so many training rows of each task; 0: all
-    # model; taken from --init where it is given, but --layers may differ from it (depth warm start, Table 11)
+    # model; taken from --init where it is given, but --layers (depth warm start, Table 11), --init_std and dropouts may
+    # differ from it
     layers: int = 12  # L, Table 1
     hidden: int = 768  # H
     heads: int = 12  # H / 64, Sec. 3.1
@@ -135,8 +137,9 @@ PRESETS = {
     "bert-base": dict(embedding=768, share="none"),
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=1024, share="none"),
 }
-MODEL_FIELDS = ("vocab_size", "layers", "hidden", "heads", "ffn", "embedding", "share", "groups", "activation",
-                "mapping", "positions", "init_std")
+MODEL_FIELDS = ("vocab_size", "hidden", "heads", "ffn", "embedding", "share", "groups", "activation", "mapping",
+                "positions", "layers", "init_std", "dropout", "classifier_dropout")
+FREE_FIELDS = MODEL_FIELDS[-4:]  # a flag may differ from --init in these: any number of layers takes its weights
 
 
 def check_shape(cfg):
@@ -470,11 +473,12 @@ def hf_modules(groups):
 
 def from_hf(weights, cfg):
     """A Hugging Face state dict under our names. ValueError lists the names that belong to no ALBERT of this shape."""
-    if not any(name.startswith("albert.") for name in weights):  # a bare AlbertModel
+    if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
         weights = {f"albert.{name}": value for name, value in weights.items()}
     ours = {theirs: mine for mine, theirs in hf_modules(cfg.groups).items()}
     tied = weights.get("predictions.decoder.weight")
-    if tied is not None and not torch.equal(tied, weights["albert.embeddings.word_embeddings.weight"]):
+    words = weights.get("albert.embeddings.word_embeddings.weight")
+    if tied is not None and words is not None and not torch.equal(tied, words):
         raise ValueError("predictions.decoder.weight differs from the word embeddings; ALBERT's are tied")
     kept = {name: value for name, value in weights.items() if not HF_IGNORED.fullmatch(name)}
     strange = [name for name in kept if name.rpartition(".")[0] not in ours]
@@ -518,13 +522,16 @@ def hf_config(cfg, kind, outputs):
 
 def shape_of_hf(config):
     """Our model fields of a Hugging Face config.json. ValueError where it describes what this file cannot build."""
-    if config.get("model_type") != "albert":
-        raise ValueError(f"model_type {config.get('model_type')!r} is not albert")
+    if not isinstance(config, dict) or config.get("model_type") != "albert":
+        raise ValueError("model_type is not albert")
     needed = ("vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
               "intermediate_size")
     missing = [name for name in needed if name not in config]  # Hugging Face would fill these in with xxlarge's
     if missing:
         raise ValueError(f"lacks {', '.join(missing)}")
+    wrong = [name for name in (*needed, "num_hidden_groups") if not isinstance(config.get(name, 1), int)]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} must be a whole number")
     act = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}.get(
         config.get("hidden_act", "gelu_new"), config.get("hidden_act", "gelu_new"))
     if act not in ACTIVATIONS or config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
@@ -535,7 +542,9 @@ def shape_of_hf(config):
     V, E, H, L, N, ffn = values
     return dict(vocab_size=V, embedding=E, hidden=H, layers=L, heads=N, ffn=ffn, share="all",
                 groups=config.get("num_hidden_groups", 1), activation=act, mapping=E == H,
-                positions=config.get("max_position_embeddings", 512), init_std=config.get("initializer_range", 0.02))
+                positions=config.get("max_position_embeddings", 512), init_std=config.get("initializer_range", 0.02),
+                dropout=config.get("hidden_dropout_prob", 0.0),
+                classifier_dropout=config.get("classifier_dropout_prob", 0.1))
 
 # --- objective -----------------------------------------------------------------------------------
 # A training example is a run of text in two segments (common.corpus.Segments). Here it gets its label (which segment
@@ -743,11 +752,11 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
     the same for any number of processes. Nothing in an update waits for the device; losses are read, and looked at for
     NaN, where they are logged.
     """
-    from common.distributed import Stop, autocast, peak_memory, progress, seed_everything, shard_range, stopping
-    shards = shard_range(ranks, max(cfg.accumulate, ranks.size))  # logical parts of a batch, those of this process
+    from common.distributed import Stop, autocast, gather, peak_memory, progress, seed_everything, shard_range, stopping
+    shards = shard_range(ranks, cfg.accumulate)  # logical parts of a batch, those of this process
     rows, parallel = cfg.batch // (len(shards) * ranks.size), distribute(model, cfg, ranks)
     peak, warmup, log_every = peak_rate(cfg), warmup_updates(cfg.warmup, cfg.steps), max(1, min(100, cfg.steps // 20))
-    bar, sums, began = (progress(ranks, cfg.steps, "pretrain", start), torch.zeros(2, device=ranks.device),
+    bar, sums, began = (progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device),
                         time.perf_counter())
     first_logged = start
     for step in range(start, cfg.steps):
@@ -768,30 +777,31 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
                 losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
                                       mean_loss(order_logits, order)]) / len(shards)
                 losses.sum().backward()
-            sums += losses.detach()
-        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)  # D6
+            sums[:2] += losses.detach()
+        sums[2] += nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)  # D6
         optimizer.step()
         optimizer.zero_grad()
         bar.update()
         done, stop = step + 1, (ranks.size == 1 or step % 20 == 0) and stopping(ranks)
         if done % log_every == 0 or done % cfg.save_every == 0 or done == cfg.steps or stop:
-            mlm, order_loss = (sums / (done - first_logged)).tolist()
-            if not math.isfinite(mlm + order_loss):
-                raise Diverged(f"the loss is not finite at update {done}")
+            everywhere = torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - first_logged)
+            mlm, order_loss, norm = everywhere.tolist()
+            if not math.isfinite(mlm + order_loss + norm):
+                raise Diverged(f"the loss or its gradient is not finite at update {done}")
             rate = (done - first_logged) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, lr=group["lr"],
+            run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
                     tokens_per_second=round(rate), memory_mb=round(peak_memory(ranks.device)))
             bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate:.0f}")
             sums.zero_()
             first_logged, began = done, time.perf_counter()
+        if done % cfg.eval_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats what is lost
+            paused = time.perf_counter()
+            run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
+            began += time.perf_counter() - paused
         if done % cfg.save_every == 0 or done == cfg.steps or stop:
             checkpoint.save(step=done)
         if stop:
             raise Stop
-        if done % cfg.eval_every == 0 and done < cfg.steps:
-            paused = time.perf_counter()
-            run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
-            began += time.perf_counter() - paused
     bar.close()
 
 
@@ -830,7 +840,8 @@ def evaluate_language_model(model, text, cfg, ranks):
                                   for number in ((scores.argmax(-1) == truth).sum(), (truth != -100).sum())])
         totals[objective] = [sum(column) for column in zip(*gather(ranks, right.tolist()))]
     shares = {"mlm": totals["none"][:2], "nsp": totals["nsp"][2:], "sop": totals["sop"][2:]}
-    return {name: round(100 * hits / max(total, 1), 3) for name, (hits, total) in shares.items()}
+    return {**{name: round(100 * hits / total, 3) if total else None for name, (hits, total) in shares.items()},
+            "scored": {name: int(total) for name, (_, total) in shares.items()}}
 
 
 def open_corpus(cfg, ranks, action="pretrain"):
@@ -897,9 +908,9 @@ def pretrain(cfg):
 def check_pretraining(cfg, ranks):
     """UserError for settings that cannot be trained with."""
     from common.cli import UserError
-    shards = max(cfg.accumulate, ranks.size)
-    if cfg.batch % shards:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in {shards} equal parts (--accumulate, processes); "
+    cfg.accumulate = max(cfg.accumulate, ranks.size)  # a setting of the run: another number has other masks
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch} cannot be cut in {cfg.accumulate} equal parts (--accumulate, processes); "
                         "choose a multiple")
     if not 8 <= cfg.length <= cfg.positions:
         raise UserError(f"--length {cfg.length}: choose 8 to {cfg.positions}, the model's positions (--positions)")
@@ -913,16 +924,16 @@ def check_pretraining(cfg, ranks):
 def show_intrinsic(result, ranks):
     from common.distributed import say
     say(ranks, "held-out accuracy in percent: "
-        + ", ".join(f"{name} {result[name]:.1f}" for name in ("mlm", "nsp", "sop")))
+        + ", ".join(f"{name} {result[name]:.1f} (of {total})" for name, total in result["scored"].items() if total))
 
 # Models on disk: model.pt (ours) beside the tokenizer's file, or a Hugging Face folder.
 
 
-def save_model(folder, model, cfg, tokenizer, outputs):
+def save_model(folder, model, cfg, tokenizer, outputs, task=""):
     """Write what --init reads: model.pt and the tokenizer."""
     from common.distributed import save_file
     tokenizer.save(folder)
-    save_file(Path(folder) / "model.pt", {"kind": model.kind, "outputs": outputs,
+    save_file(Path(folder) / "model.pt", {"kind": model.kind, "outputs": outputs, "task": task,
                                           "config": {name: getattr(cfg, name) for name in MODEL_FIELDS},
                                           "weights": {name: value.cpu() for name, value in model.state_dict().items()}})
 
@@ -961,54 +972,50 @@ def read_model(path, cfg):
         weights = from_hf(read_weights(path), cfg)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    kind = "span" if "span.weight" in weights else "classification" if "head.weight" in weights else "pretraining"
+    config = Path(path) / "config.json"
+    choice = config.is_file() and HF_HEADS["choice"] in config.read_text(encoding="utf-8")
+    kind = ("span" if "span.weight" in weights else "pretraining" if "head.weight" not in weights
+            else "choice" if choice else "classification")
     head = weights.get("head.weight")
     return {"kind": kind, "outputs": 2 if head is None else len(head), "weights": weights}
 
 
-def start_from(model, path, cfg, tell):
-    """Copy the weights of --init into a model. The encoder must fit name by name; heads (all but the encoder) are taken
-    over where they fit whole, else made anew. tell: prints one line that says what was taken over, made anew or left
-    out. UserError lists what does not fit."""
+def start_from(model, path, cfg, tell, task=""):
+    """Copy the weights of --init into a model. Encoder, pooler and the heads of pre-training must fit name by name
+    where they are there; the head of a task is taken over where it is this very task's and fits, else made anew.
+    tell: prints one line that says what was taken over, made anew or left out. UserError lists what does not fit."""
     from common.cli import UserError
     if not path:
         return
-    weights, own = read_model(path, cfg)["weights"], model.state_dict()
-    body = [name for name in own if name.startswith("encoder.")]
-    faults = [f"missing {name}" for name in body if name not in weights]
+    stored, own = read_model(path, cfg), model.state_dict()
+    weights = stored["weights"]
+    there, here = ({name.split(".")[0] for name in names} for names in (weights, own))
+    same_task = stored["kind"] == model.kind and stored.get("task", "") in ("", task)
+    free = {head for head in ("head", "span", "answer") if head not in there or not same_task or any(
+        name not in weights or weights[name].shape != own[name].shape for name in own if name.startswith(head + "."))}
+    needed = [name for name in own if name.split(".")[0] in ({"encoder"} | there) - free]
+    faults = [f"missing {name}" for name in needed if name not in weights]
     faults += [f"unexpected {name}" for name in weights if name.startswith("encoder.") and name not in own]
-    faults += [f"{name} is {tuple(weights[name].shape)} there, {tuple(own[name].shape)} here" for name in body
+    faults += [f"{name} is {tuple(weights[name].shape)} there, {tuple(own[name].shape)} here" for name in needed
                if name in weights and weights[name].shape != own[name].shape]
     if faults:
         raise UserError(f"{path}: its weights do not fit this model: {'; '.join(faults)}")
-    heads, taken = {name.split(".")[0] for name in own} - {"encoder"}, ["encoder"]
-    for head in sorted(heads):
-        names = [name for name in own if name.split(".")[0] == head]
-        if all(name in weights and weights[name].shape == own[name].shape for name in names):
-            taken.append(head)
-    model.load_state_dict({name: weights[name] if name.split(".")[0] in taken else value
-                           for name, value in own.items()})
-    anew = [describe_head(head, weights, own) for head in sorted(heads - set(taken))]
-    left = sorted({name.split(".")[0] for name in weights} - heads - {"encoder"})
-    tell(f"{path}: taken over: {', '.join(taken)}; made anew: {', '.join(anew) or 'nothing'}; "
-         f"left out: {', '.join(left) or 'nothing'}")
+    model.load_state_dict({**own, **{name: weights[name] for name in needed}})
+    taken = {name.split(".")[0] for name in needed}
+    anew = [f"{head} ({len(weights[f'{head}.weight'])} outputs there, {len(own[f'{head}.weight'])} here)"
+            if f"{head}.weight" in weights else head for head in sorted(here - taken)]
+    tell(f"{path}: taken over: {', '.join(sorted(taken))}; made anew: {', '.join(anew) or 'nothing'}; "
+         f"left out: {', '.join(sorted(there - here)) or 'nothing'}")
 
 
-def describe_head(head, weights, own):
-    """A head's name, and its outputs there and here where both have one."""
-    name = f"{head}.weight"
-    return (f"{head} ({len(weights[name])} outputs there, {len(own[name])} here)" if name in weights and name in own
-            else head)
-
-
-def adopt(cfg, given):
-    """Take the model's shape from --init. given: names of the flags on the command line, which may not contradict it,
-    --layers aside (Table 11)."""
+def adopt(cfg):
+    """Take the model's shape from --init; flags may not contradict it, FREE_FIELDS aside."""
     from common.cli import UserError
     for name, value in read_shape(cfg.init).items():
-        if name in given and getattr(cfg, name) != value and name != "layers":
+        free = name in FREE_FIELDS
+        if name in cfg.given and getattr(cfg, name) != value and not free:
             raise UserError(f"--{name} {getattr(cfg, name)}: the model in {cfg.init} has {value}; leave the flag out")
-        if name != "layers" or name not in given:
+        if name not in cfg.given or not free:
             setattr(cfg, name, value)
 
 
@@ -1021,6 +1028,8 @@ def export(cfg, folder):
     if not cfg.init:
         raise UserError("--export needs --init: the run folder whose model is to be written")
     tokenizer, source, target = load_tokenizer(cfg.tokenizer or cfg.init), read_model(cfg.init, cfg), Path(folder)
+    if any((target / name).exists() for name in ("model.pt", "log.jsonl", "result.json")):
+        raise UserError(f"--export {folder}: a run is there; name another folder")
     weights = to_hf(source["weights"], cfg)
     target.mkdir(parents=True, exist_ok=True)
     if source["kind"] == "answer":
@@ -1105,15 +1114,18 @@ def encode_examples(name, examples, split, tokenizer, length):
     return glue.encode(examples, tokenizer, length)
 
 
-def first_rows(name, examples, rows):
-    """The first rows of a split, whole if rows is 0."""
-    if not rows:
+def thin_out(name, examples, rows):
+    """So many examples of a split, evenly spaced; all if rows is 0. RACE's files have one level after the other."""
+    total = len(examples.first if family(name) == "glue" else examples)
+    if not rows or total <= rows:
         return examples
+    chosen = [place * total // rows for place in range(rows)]
     if family(name) != "glue":
-        return examples[:rows]
-    cut = {field: getattr(examples, field) for field in ("first", "second", "labels")}
-    return dataclasses.replace(examples, **{field: None if value is None else value[:rows]
-                                            for field, value in cut.items()})
+        return [examples[place] for place in chosen]
+    columns = {field: getattr(examples, field) for field in ("first", "second", "labels")}
+    return dataclasses.replace(examples, **{
+        field: value if value is None else value[chosen] if hasattr(value, "shape") else [value[i] for i in chosen]
+        for field, value in columns.items()})
 
 
 def make_model(name, cfg):
@@ -1153,8 +1165,9 @@ def predict(model, name, features, cfg, rows, device):
             found = [torch.full((len(features), width or part.shape[1]) if part.dim() > 1 else (len(features),), -1e30)
                      for part in output]
         for place, part in zip(found, output):
-            if part.dim() > 1:
-                place[batch["index"].cpu(), :part.shape[1]] = part
+            if part.dim() > 1:  # a batch may be padded beyond the longest
+                width = min(place.shape[1], part.shape[1])
+                place[batch["index"].cpu(), :width] = part[:, :width]
             else:
                 place[batch["index"].cpu()] = part
     if family(name) != "squad":
@@ -1174,7 +1187,7 @@ def score(name, examples, predictions):
     if family(name) == "squad":
         texts = {key: found[0]["text"] for key, found in predictions["nbest"].items()}
         found = squad.evaluate(examples, texts, predictions["null_odds"] if name == "SQuAD2.0" else None)
-        if name == "SQuAD2.0":
+        if "best_f1_thresh" in found:  # where some questions have no answer
             found = {**squad.evaluate(examples, texts, predictions["null_odds"], found["best_f1_thresh"]),
                      "null_threshold": found["best_f1_thresh"]}
     elif family(name) == "race":
@@ -1218,7 +1231,7 @@ class Job:
 
 def open_job(name, cfg, tokenizer, labelled=True):
     """Read and encode those splits of a task whose labels are known, or those to submit predictions of."""
-    examples = {split: first_rows(name, rows, cfg.train_rows if split == "train" else 64 * cfg.dry_run)
+    examples = {split: thin_out(name, rows, cfg.train_rows if split == "train" else 64 * cfg.dry_run)
                 for split, rows in load_examples(cfg, name).items() if has_labels(rows) == labelled}
     length = recipe_of(name, 1, cfg).length
     features = {split: encode_examples(name, rows, split, tokenizer, length) for split, rows in examples.items()}
@@ -1269,7 +1282,7 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
     recipe, seed = job.recipe, seed_of(cfg.seed, "fine-tuning", job.name, number)
     seed_everything(seed, "weights")
     model, _ = make_model(job.name, dataclasses.replace(cfg, dropout=recipe.dropout))
-    start_from(model, init, cfg, lambda line: tell(f"{job.name}, run {number + 1}: {line}"))
+    start_from(model, init, cfg, lambda line: tell(f"{job.name}, run {number + 1}: {line}"), job.name)
     model.to(device)
     optimizer = Lamb(model.parameters(), recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     checkpoint = Checkpoint(folder / f"run{number}.training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
@@ -1286,14 +1299,13 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
             with autocast(cfg.dtype, device):
                 loss = model.loss(part) * len(part["ids"]) / len(batch["ids"])
             loss.backward()
-            finite &= loss.detach().isfinite()
-        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+        finite &= nn.utils.clip_grad_norm_(model.parameters(), cfg.clip).isfinite()
         optimizer.step()
         optimizer.zero_grad()
         state["step"] = step + 1
         if step + 1 in looks:  # D8
             if not finite:  # a diverged run ends with the best it had
-                tell(f"{job.name}, run {number + 1}: the loss is not finite before update {step + 1}; "
+                tell(f"{job.name}, run {number + 1}: the gradient is not finite before update {step + 1}; "
                      "the run ends here")
                 break
             look_at_dev(model, job, cfg, device, state, folder / f"run{number}.pt")
@@ -1307,9 +1319,9 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
 
 def close_run(model, job, number, cfg, folder, device, state, diverged):
     """Let the best model of a run predict the other splits with labels, and write runN.json. A run that diverged before
-    its first look has the worst score."""
+    its first look has a score below all, -100."""
     from common.distributed import load_file, save_file, write_atomic
-    path, metrics, best_step = folder / f"run{number}.pt", {"main": 0.0}, 0
+    path, metrics, best_step = folder / f"run{number}.pt", {"main": -100.0}, 0
     if path.exists():
         best = load_file(path)
         model.load_state_dict(best["weights"])
@@ -1335,7 +1347,7 @@ def close_task(name, cfg, folder, tokenizer, device):
         kept = load_file(folder / f"run{best}.pt")
         model, outputs = make_model(name, cfg)
         model.load_state_dict(kept["weights"])
-        save_model(folder, model, cfg, tokenizer, outputs)
+        save_model(folder, model, cfg, tokenizer, outputs, name)
         job, found = open_job(name, cfg, tokenizer, labelled=False), kept["predictions"]
         found |= {split: predict(model.to(device), name, features, cfg, job.recipe.batch, device)
                   for split, features in job.features.items()}
@@ -1344,7 +1356,7 @@ def close_task(name, cfg, folder, tokenizer, device):
         for number in range(cfg.runs):
             (folder / f"run{number}.pt").unlink(missing_ok=True)
     return {"median": medians, "runs": [line["metrics"]["main"] for line in lines],
-            "diverged": sum(line["diverged"] for line in lines)}
+            "diverged": sum(line["diverged"] for line in lines), "data": fingerprints(load_examples(cfg, name))}
 
 
 def write_predictions(name, folder, predictions, metrics):
@@ -1370,8 +1382,8 @@ def write_predictions(name, folder, predictions, metrics):
 
 def paper_average(results):
     """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI matched. None where
-    one is missing."""
-    if not set(GROUPS["paper"]) <= set(results):
+    one is missing, or has diverged in all its runs."""
+    if not all({"f1", "accuracy"} & set(results.get(name, {}).get("median", ())) for name in GROUPS["paper"]):
         return None
     return statistics.mean((found["f1"] + found["exact"]) / 2 if family(name) == "squad" else found["accuracy"]
                            for name, found in ((name, results[name]["median"]) for name in GROUPS["paper"]))
@@ -1394,17 +1406,21 @@ def average_predictions(name, several):
     return {"nbest": nbest, "null_odds": odds}
 
 
+def fingerprints(examples):
+    """{split: a hash of its examples}, of those that are predicted."""
+    return {split: hashlib.sha256(repr(rows).encode()).hexdigest()[:16] for split, rows in examples.items()
+            if split != "train"}
+
+
 def ensemble_task(name, cfg, folder):
     """Average the predictions that the run folders of --ensemble hold for a task, score and write them."""
     from common.cli import UserError
     from common.distributed import load_file
     members, examples = ([load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble],
                          load_examples(cfg, name))
-    sizes = [{split: len(found["nbest"] if isinstance(found, dict) else found) for split, found in member.items()}
-             for member in members]
-    if any(each != sizes[0] for each in sizes):
-        raise UserError(f"--ensemble: the predictions on {name} in these folders are for different data; "
-                        "name runs on one data set")
+    for member in cfg.ensemble:
+        if json.loads((Path(member) / name / "result.json").read_text())["data"] != fingerprints(examples):
+            raise UserError(f"--ensemble {member}: its predictions on {name} are for other data than is given here")
     found = {split: average_predictions(name, [member[split] for member in members]) for split in members[0]}
     metrics = score_all(name, examples, found)
     folder.mkdir(exist_ok=True)
@@ -1459,9 +1475,7 @@ def train_tasks(names, cfg, run, ranks):
                 finetune_once(job, number, init, cfg, run.folder / name, ranks.device, lambda line: say(ranks, line))
         barrier(ranks)
         for name in stage:
-            if not (run.folder / name / "result.json").exists():
-                on_main(ranks, finish_task, name, cfg, run.folder / name, tokenizer, ranks.device)
-            results[name] = json.loads((run.folder / name / "result.json").read_text())
+            results[name] = on_main(ranks, finish_task, name, cfg, run.folder / name, tokenizer, ranks.device)
             run.log(phase="finetune", task=name, **results[name])
     return {name: results[name] for name in names}
 
@@ -1469,7 +1483,10 @@ def train_tasks(names, cfg, run, ranks):
 def finish_task(name, cfg, folder, tokenizer, device):
     """close_task, once: result.json says that it is done."""
     from common.distributed import write_atomic
-    write_atomic(folder / "result.json", json.dumps(close_task(name, cfg, folder, tokenizer, device), indent=1))
+    path = folder / "result.json"
+    if not path.exists():
+        write_atomic(path, json.dumps(close_task(name, cfg, folder, tokenizer, device), indent=1))
+    return json.loads(path.read_text())
 
 
 def show_tasks(result, ranks):
@@ -1584,13 +1601,15 @@ def compare_speed(cfg, turns=8):
     """--analyze speed: training throughput of this model and of BERT of the same shape at batch / accumulate sequences
     (Table 2).
 
-    The two take turns, so that a machine that slows down slows both. One process: what ALBERT saves in communication
+    The two take turns, so that a machine that slows down slows both; the ratio is the median over the turns, "from" and
+    "to" the second-lowest and second-highest. One process: what ALBERT saves in communication
     does not show.
     """
     from common.distributed import autocast, pick_device
     from common.report import write_report
     device, rows, M = pick_device(cfg.device), cfg.batch // cfg.accumulate, predictions(cfg)
-    shapes = {"ALBERT": cfg, "BERT": dataclasses.replace(cfg, share="none", groups=1, embedding=cfg.hidden)}
+    shapes = {"ALBERT": cfg, "BERT": dataclasses.replace(cfg, share="none", groups=1, embedding=cfg.hidden,
+                                                         mapping=False)}
     models = {name: LanguageModel(shape).to(device).train() for name, shape in shapes.items()}
     optimizers = {name: Lamb(model.parameters(), 1e-4) for name, model in models.items()}
     ids, lengths = (torch.randint(5, cfg.vocab_size, (rows, cfg.length), device=device),
@@ -1609,17 +1628,19 @@ def compare_speed(cfg, turns=8):
         next(models[name].parameters()).sum().item()  # wait for the device
         seconds[name].append(time.perf_counter() - began)
     rates = {name: rows * cfg.length / statistics.median(times[1:]) for name, times in seconds.items()}
+    ratios = {name: sorted(bert / own for own, bert in zip(times[1:], seconds["BERT"][1:]))
+              for name, times in seconds.items()}
     table = [[name, f"{count(models[name]):,}", round(rate),
-              round(3 * flops(shapes[name]) / cfg.length * rate / 1e9, 1), rate / rates["BERT"]]
+              round(3 * flops(shapes[name]) / cfg.length * rate / 1e9, 1),
+              statistics.median(ratios[name]), ratios[name][1], ratios[name][-2]]
              for name, rate in rates.items()]
-    write_report(cfg.out, "speed", ["model", "parameters", "tokens/s", "GFLOP/s", "to BERT"], table,
+    write_report(cfg.out, "speed", ["model", "parameters", "tokens/s", "GFLOP/s", "to BERT", "from", "to"], table,
                  {"seconds": seconds})
 
 
 def analyze(cfg, name):
     """One of the analyses; each writes a table and its numbers into --out."""
     from common.cli import UserError
-    cfg.out = cfg.out.replace("analyze", name)
     analyses = {"layers": compare_layers, "parameters": compare_parameters, "speed": compare_speed}
     if name not in analyses:
         raise UserError(f"--analyze {name}: choose {', '.join(analyses)}")
@@ -1651,7 +1672,7 @@ ACTIONS = {
 def shrink(cfg):
     """--dry_run: two real steps of every phase."""
     cfg.steps, cfg.dev_rows, cfg.runs, cfg.evaluations = 2, 32, 1, 1
-    cfg.train_rows = 2 * (cfg.finetune_batch or 32)
+    cfg.train_rows, cfg.batch = 2 * (cfg.finetune_batch or 32), min(cfg.batch, 8 * cfg.accumulate)
     cfg.out += "-dry"
 
 
@@ -1663,9 +1684,9 @@ def main(argv=None):
     action, value, cfg = parse(Config, PRESETS, ACTIONS, __doc__, argv)
     if action is None:
         return 0
-    cfg.out = cfg.out or f"runs/albert-{action}-{cfg.preset}"
+    cfg.out = cfg.out or f"runs/albert-{value if action == 'analyze' else action}-{cfg.preset}"
     if cfg.init:
-        adopt(cfg, {word[2:].split("=")[0] for word in argv if word.startswith("--")})
+        adopt(cfg)
     try:
         check_shape(cfg)
     except ValueError as error:
