@@ -15,7 +15,7 @@ puts sentences of about the same length together and pads to the longest of the 
 import math
 import warnings
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +93,7 @@ class Examples:
     first: list
     second: list | None
     labels: np.ndarray | None
-    path: Path
+    path: Path = field(repr=False)  # so that equal data print alike wherever they lie
 
     def __len__(self):
         return len(self.first)
