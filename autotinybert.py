@@ -1063,6 +1063,8 @@ def read_folder(path, names=("model", "superplm")):
         raise UserError(f"{folder}: no readable config.json; give a run folder with a finished model, or a "
                         "Hugging Face folder") from None
     config = config if isinstance(config, dict) else {}
+    if "settings" in config:
+        raise UserError(f"{folder}: this run has no finished model ({' or '.join(names)}) yet")
     for key, default, readable in (("model_type", None, ("bert", "electra")), ("hidden_act", "gelu", ("gelu",)),
                                    ("layer_norm_eps", 1e-12, (1e-12,)),
                                    ("position_embedding_type", "absolute", ("absolute",))):
