@@ -394,10 +394,10 @@ def test_ten_thousand_questions_take_seconds(tokenizer):
     questions = [squad.Question(str(i), WORDS[i % 50], context, ((context[:5], 0),), False) for i in range(10_000)]
     features = squad.features(questions, tokenizer, max_length=160)
     start, end = np.random.default_rng(0).normal(size=(2, len(features), 160)).astype(np.float32)
-    began = time.perf_counter()
+    began = time.process_time()
     found = squad.extract(features, start, end)
     assert squad.evaluate(questions, found.texts)["total"] == len(found.texts) == 10_000
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
 
 
 # --- RACE
