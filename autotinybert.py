@@ -1544,27 +1544,26 @@ def learn_latency(cfg, run):
     from common.cli import UserError
     from common.distributed import load_file, on_main, save_file
     space, folder, reference = checked_space(cfg), run.folder, checked_arch(cfg.reference)
+    path, predict = folder / "predictor.pt", Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length)
 
-    def learn():
-        for again in (0, 5):  # before a limit is called impossible, what says so is measured again
-            measured = measure_latency(cfg, folder, space, again)
-            archs = [arch for arch in measured if why_outside(arch, super_arch(cfg)) is None]
-            predictor = Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length).fit(
-                archs, [min(measured[arch]) for arch in archs])
-            limit = min(measured[reference]) / cfg.speedup
-            fastest = max(min(measured[smallest(space)]), *predictor([smallest(space)]))
-            if fastest <= limit:
-                report_predictors(measured, cfg, folder)
-                return save_file(path, {"weights": predictor.weights, "limit": limit})
-        raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, "
-                        f"{smallest(space)}, reaches {cfg.speedup * limit / fastest:.1f} x {cfg.reference} here")
+    def learn(again):
+        measured = measure_latency(cfg, folder, space, again)
+        report_predictors(measured, cfg, folder)
+        archs = [arch for arch in measured if why_outside(arch, super_arch(cfg)) is None]
+        predict.fit(archs, [min(measured[arch]) for arch in archs])
+        save_file(path, {"weights": predict.weights, "reference": min(measured[reference]),
+                         "smallest": min(measured[smallest(space)])})
 
-    path = folder / f"predictor-{cfg.speedup}x.pt"
-    if not path.exists():
-        on_main(run.ranks, learn)
-    saved, predict = load_file(path), Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length)
-    predict.weights = saved["weights"]
-    return predict, saved["limit"]
+    for again in (0, 5):  # before a limit is called impossible, what says so is measured again
+        if again or not path.exists():
+            on_main(run.ranks, learn, again)
+        saved = load_file(path)
+        predict.weights = saved["weights"]
+        limit, fastest = saved["reference"] / cfg.speedup, max(saved["smallest"], *predict([smallest(space)]))
+        if fastest <= limit:
+            return predict, limit
+    raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest(space)}, "
+                    f"reaches {saved['reference'] / fastest:.1f} x {cfg.reference} here")
 
 
 def evolve(superplm, predict, limit, data, cfg, run, folder):
