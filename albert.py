@@ -1570,7 +1570,8 @@ def layer_distances(model, batches):
 
 
 def compare_layers(cfg):
-    """--analyze layers: Figure 1 for the model of --init and, as a control, for the same model with random weights."""
+    """--analyze layers: Figure 1 for the model of --init and, as a control, for the same model with random weights, on
+    held-out text with its masks. The picture has the angles, the table the L2 distances too."""
     from common.distributed import launch, seed_everything
     from common.report import write_report
     with launch(cfg.device) as ranks:
