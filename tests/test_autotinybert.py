@@ -353,7 +353,7 @@ def test_fast_rule():
     assert len({arch.layers for arch in found}) == len(found) >= 5
     for arch in found:
         assert 1.6 * arch.hidden <= arch.ffn <= 1.9 * arch.hidden and 0.7 * arch.hidden <= arch.qkv <= arch.hidden
-        assert 25.0 < pretended_latency(arch) <= 30.0
+        assert 25.0 < pretended_latency(arch) <= 28.5  # D11
     assert all(arch.ffn == 4 * arch.hidden and arch.qkv == arch.hidden for arch in atb.bert_rule(atb.search_space(BASE), predict, 30.0))
 
 
