@@ -261,7 +261,7 @@ def test_killed_preparation_does_not_look_whole(tmp_path, tokenizer):
     text, out = write(tmp_path / "t.txt", sentence_text([30] * 200)), tmp_path / "out"
     command = [sys.executable, "-c", KILLED, str(text), str(tokenizer.path), str(out), "2"]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    part, deadline = out / "tokens.bin.part", time.time() + 30
+    part, deadline = out / "tokens.bin.part", time.time() + 180
     while not (part.exists() and part.stat().st_size) and time.time() < deadline:
         time.sleep(0.02)
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
