@@ -1837,18 +1837,23 @@ def analyze_importance(cfg, ranks, run, task):
 
 
 def analyze_ranker(cfg, ranks, run, task):
-    """How good the rankers are for how many sub-nets, and what pruning brings: the pruned and the whole space searched
-    at equal cost. Deviations are those of the rankers' seeds; the sub-nets are the same."""
+    """How good the rankers are for how many sub-nets, on five parts that each were not fitted to; and what pruning
+    brings: the pruned and the whole space searched at equal cost, for several seeds on the same sub-nets."""
     space, lines = searched(cfg)
     model = load_model(cfg.init, cfg)[0].to(ranks.device).eval()
     archs, losses, latencies = read_history(lines)
     rows = []
     for share in (0.25, 0.5, 1.0):
-        count = max(20, round(share * len(archs)))
         for name, values in (("loss", losses), ("latency", latencies)):
-            rankers = [Ranker(space, archs[:count], values[:count], seed) for seed in range(5)]
-            rows.append({"ranker": name, "sub-nets": count, **mean_and_deviation("tau", [each.tau for each in rankers]),
-                         **mean_and_deviation("pair_accuracy", [each.pairs for each in rankers])})
+            pairs, scores = list(zip(archs, values)), []
+            for part in range(5):
+                known = [pair for place, pair in enumerate(pairs) if place % 5 != part]
+                known = known[:max(20, round(share * len(known)))]
+                unseen, wanted = zip(*pairs[part::5])
+                scores.append(agreement(Ranker(space, *zip(*known), part).score(unseen), wanted))
+            taus, accuracies = zip(*scores)
+            rows.append({"ranker": name, "sub-nets": len(known), "unseen": len(unseen),
+                         **mean_and_deviation("tau", taus), **mean_and_deviation("pair_accuracy", accuracies)})
     for keep in (cfg.keep or 3, 0):
         best, means, sizes = [], [], []
         for seed in range(cfg.runs):
