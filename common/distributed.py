@@ -338,12 +338,15 @@ class RunFolder:
             write_atomic(config, json.dumps(record, indent=2))
 
     def _clear(self, action):
-        """Begin anew: delete the folder if it is a run of this action, and nothing else."""
+        """Begin anew: delete the folder if it is a run of this program's action, and nothing else."""
         try:
             old = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return
         if isinstance(old, dict) and "settings" in old and old.get("action") == action:
+            program = Path(old["argv"][0]).name
+            if program != Path(sys.argv[0]).name:
+                raise UserError(f"{self.folder}: a run of {program}; choose another --out")
             shutil.rmtree(self.folder)
 
     def _compare_action(self, old, action):

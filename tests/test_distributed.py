@@ -28,6 +28,15 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
     assert not (run.folder / "checkpoint.pt").exists()
 
 
+def test_restart_spares_the_runs_of_other_programs(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/here/albert.py"])
+    open_run(tmp_path / "run", "pretrain", lr=1.0)
+    monkeypatch.setattr("sys.argv", ["autobert_zero.py"])
+    with pytest.raises(UserError, match="a run of albert.py"):
+        open_run(tmp_path / "run", "pretrain", restart=True, lr=1.0)
+    assert (tmp_path / "run/config.json").exists()
+
+
 def test_a_run_that_ended_before_it_began_does_not_bar_the_mended_command(tmp_path):
     open_run(tmp_path / "run", corpus="typo.txt").log(phase="none")
     open_run(tmp_path / "run", corpus="texts")
