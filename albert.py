@@ -26,7 +26,8 @@ Differs: D1  SOP: a run of text without a sentence boundary inside has no label.
              them up.
          D7  Fine-tuning shuffles whole epochs and puts rows of like length together; the official code shuffles a
              buffer of 100 rows.
-         D8  Early stopping looks at the dev set at --evaluations evenly spaced steps; the official code at every 100th.
+         D8  Early stopping looks at the dev set at --evaluations evenly spaced steps, the official code at every 100th;
+             it goes by F1 (SQuAD), Matthews' (CoLA) and Pearson's (STS-B) correlation, accuracy elsewhere.
          D9  Where E = H there is no mapping from E to H (as in the official code; Hugging Face has one, an exported
              folder an identity).
          D10 The leaderboard's special treatment of WNLI and QNLI is not built.

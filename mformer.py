@@ -703,7 +703,7 @@ class Translator(nn.Module):
 
     def embed(self, ids, width, first=0):
         x = (F.embedding(ids, self.words[:, :width]) * math.sqrt(width)
-             + sinusoids(first, ids.shape[1], width, ids.device))
+             + sinusoids(first, ids.shape[1], width, ids.device))  # D14
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
@@ -713,7 +713,8 @@ class Translator(nn.Module):
         x, states = self.embed(source, arch.hidden), []
         for layer in self.layers[:arch.layers]:
             x = layer(x, arch, lengths)
-            states.append(self.norm(x))
+            states.append(x)
+        states = [self.norm(x) for x in states[-max(arch.connect):]]  # D14
         mask = torch.arange(source.shape[1], device=source.device) < lengths[:, None]  # (B, S)
         return [layer.remember(states, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
 
@@ -756,7 +757,7 @@ def beam_search(model, source, lengths, bos, eos, barred=(), arch=None, beam=4, 
     for step in range(max(limits)):
         logits = model.decode(tokens, memories, arch, caches, step)[:, -1].float()
         total = scores[..., None] + F.log_softmax(logits, dim=-1).view(len(rows), beam, -1)  # (B, K, V)
-        ends, beams = (total[..., eos] / (step + 1) ** penalty).max(1)
+        ends, beams = (total[..., eos] / (step + 1) ** penalty).max(1)  # D14
         for place, (end, which) in enumerate(zip(ends.tolist(), beams.tolist())):
             if end > best[rows[place]][1]:
                 best[rows[place]] = (history[place, which].tolist(), end)
@@ -890,6 +891,8 @@ def draw_subnet(space, cfg, step):
     return sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}"))
 
 # --- search --------------------------------------------------------------------------------------
+
+WORST = 1e9  # loss of a sub-net that has diverged: infinity is no JSON
 
 
 def feature_columns(space):
@@ -1158,7 +1161,7 @@ def collect_samples(supernet, task, space, cfg, ranks, run):
 def read_history(lines):
     """(architectures, losses, latencies) of the history lines whose losses are numbers."""
     from common.cli import UserError
-    lines = [line for line in lines if math.isfinite(line["scores"]["loss"])]
+    lines = [line for line in lines if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
         raise UserError(f"only {len(lines)} sub-nets have a loss that is a number; it takes 20: lower --lr, or raise "
                         "--warmup or --samples")
@@ -1373,9 +1376,9 @@ class ImageTask:
             return torch.cat([model(plain_images(part, self.cfg), arch).float() for part in images.split(500)])
 
     def held_out_loss(self, model, arch=None):
-        """Cross-entropy on the images set aside (D5); infinite where it is no number."""
+        """Cross-entropy on the images set aside (D5); WORST where it is no number."""
         loss = F.cross_entropy(self.logits(model, self.held[0], arch), self.held[1]).item()
-        return loss if math.isfinite(loss) else float("inf")
+        return loss if math.isfinite(loss) else WORST
 
     def score(self, model, arch=None):
         """{"accuracy": share of the test images}."""
@@ -1468,7 +1471,7 @@ class TextTask:
 
     @torch.no_grad()
     def held_out_loss(self, model, arch=None):
-        """Cross-entropy a token on the sentences set aside (D5); infinite where it is no number."""
+        """Cross-entropy a token on the sentences set aside (D5); WORST where it is no number."""
         from common.distributed import autocast
         total = count = 0
         for start in range(0, len(self.held), 64):
@@ -1478,7 +1481,7 @@ class TextTask:
                                                              [self.held_text.target(row) for row in rows]), arch)
             total, count = total + loss, count + tokens
         loss = (total / count).item()
-        return loss if math.isfinite(loss) else float("inf")
+        return loss if math.isfinite(loss) else WORST
 
     def translate(self, model, lines, arch=None):
         """Translations of raw sentences, of an empty one nothing; the processes share them out. Sentences of like
@@ -1514,6 +1517,7 @@ class TextTask:
         found = self.translate(model.eval(), sources, arch)
         shown = [{"source": one, "reference": two, "found": three}
                  for one, two, three in list(zip(sources, references, found))[:20]]
+        # D14
         return {"bleu": corpus_bleu(found, references), "examples": len(sources), "translations": shown}
 
 
@@ -1573,7 +1577,7 @@ def train_network(model, task, cfg, ranks, run, checkpoint, space=None, name="tr
         loss, count = accumulate_gradients(network, model, task, cfg, ranks, step,
                                            draw_subnet(space, cfg, step) if space else None)
         seen += count
-        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)  # D14
         optimizer.step()
         optimizer.zero_grad()
         bar.update()

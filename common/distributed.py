@@ -344,7 +344,7 @@ class RunFolder:
         except (OSError, ValueError):
             return
         if isinstance(old, dict) and "settings" in old and old.get("action") == action:
-            program = Path(old["argv"][0]).name
+            program = Path(old.get("argv", sys.argv)[0]).name
             if program != Path(sys.argv[0]).name:
                 raise UserError(f"{self.folder}: a run of {program}; choose another --out")
             shutil.rmtree(self.folder)

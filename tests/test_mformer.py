@@ -232,6 +232,19 @@ def test_only_what_a_subnet_uses_is_trained():
 
 # --- search operators ----------------------------------------------------------------------------
 
+def test_a_diverged_subnet_has_the_worst_loss_in_plain_json():
+    cfg = dataclasses.replace(mf.Config(), **mf.TINY_IMAGE, layers=(1,), hidden=(16,), ffn=(16,), heads=(1,))
+    task = object.__new__(mf.ImageTask)
+    task.cfg, task.device, task.held = cfg, torch.device("cpu"), (torch.zeros(2, 3, 32, 32, dtype=torch.uint8),
+                                                                  torch.tensor([0, 1]))
+    model = mf.make_model(mf.widest(mf.space_of(cfg)), dataclasses.replace(cfg, dtype="float32"))
+    task.cfg.dtype = "float32"
+    assert task.held_out_loss(model) < 10
+    with torch.no_grad():
+        model.token.fill_(math.nan)
+    assert task.held_out_loss(model) == mf.WORST and json.loads(json.dumps(mf.WORST, allow_nan=False)) == mf.WORST
+
+
 @pytest.mark.parametrize("cfg", [IMAGES, TEXT, mf.Config(), mf.paper_geometry(TEXT)], ids=["images", "text", "table 2", "table 1"])
 def test_operators_stay_inside_the_space(cfg):
     space, rng = mf.space_of(cfg), random.Random(0)
