@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from common.cli import UserError
 
-NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile"}  # settings in which a resumed run may differ
+NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute"}  # in which a resumed run may differ
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -448,9 +448,10 @@ def load_newest(path):
     previous = path.with_name(path.name + ".previous")
     try:
         return load_file(path)
-    except UserError:
+    except UserError as error:
         if not previous.exists():
             raise
+        print(f"warning: {error}; taking the checkpoint before it", file=sys.stderr)
         return load_file(previous)
 
 

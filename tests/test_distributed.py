@@ -100,6 +100,13 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
         load_newest(tmp_path / "trap.pt")
 
 
+def test_a_start_from_the_checkpoint_before_the_newest_says_so(tmp_path, capsys):
+    for step in (1, 2):
+        save_file(tmp_path / "checkpoint.pt", {"step": step})
+    (tmp_path / "checkpoint.pt").write_bytes(b"PK")
+    assert load_newest(tmp_path / "checkpoint.pt") == {"step": 1} and "before it" in capsys.readouterr().err
+
+
 def test_seeds_depend_on_their_key_alone():
     assert seed_of(0, "mask", 3) == seed_of(0, "mask", 3) != seed_of(0, "mask", 4)
     seed_everything(1, "weights")
