@@ -14,8 +14,8 @@ How text is read. A file's first 128 KiB decide its layout:
   sentence. The lines of a paragraph are joined and split into sentences.
 - split: lines hold several sentences each (WikiText), so each line is split. Otherwise a line is a sentence (BERT).
 - blank_ends: blank lines end documents (BERT). Not so in wrapped text, in files with ` = Title = ` lines and where
-  most paragraphs are single lines: there the file is one document, cut before titles and before headings in capitals
-  that come after 2,000 characters or more.
+  most paragraphs are single lines (of several sentences here and there): there the file is one document, cut before
+  titles and before headings in capitals that come after 2,000 characters or more.
 A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
 is near.
 """
@@ -109,9 +109,10 @@ def layout_of(path):
     full = sum(len(line) + 1 + len(word) > width for line, word in inner) > 0.6 * len(inner)
     ended = sum(line[-1] in ".!?" for line, _ in inner) > 0.5 * len(inner)
     wrapped = bool(full and not ended and width >= 30)
-    split = wrapped or sum(len(split_sentences(line)) for line in lines) > 1.5 * len(lines)
+    sentences = sum(len(split_sentences(line)) for line in lines)
     titled = any(TITLE.fullmatch(line) for line in lines)
-    return Layout(wrapped, split, not wrapped and not titled and len(lines) >= 1.5 * len(blocks))
+    apart = len(lines) >= 1.5 * len(blocks) or sentences <= 1.05 * len(blocks)  # or each block is a sentence
+    return Layout(wrapped, wrapped or sentences > 1.5 * len(lines), not wrapped and not titled and apart)
 
 
 def read_documents(text, layout):

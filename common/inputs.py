@@ -1,12 +1,11 @@
 """What the data flags of a command stand for: the demo data where they are left out, and text turned into a tokenizer
 and token files."""
 import dataclasses
-import json
 import os
 from pathlib import Path
 
 from common.cli import UserError
-from common.corpus import Corpus, prepare_corpus
+from common.corpus import Corpus, prepare_corpus, read_meta
 from common.distributed import on_main, say
 from common.tokenization import load_tokenizer, train_sentencepiece
 
@@ -47,8 +46,7 @@ def open_text(cfg, ranks, folder, held_out=0.05):
     target = Path(cfg.corpus[0]) if prepared else Path(folder) / "corpus"
     if not prepared:
         on_main(ranks, make_text, cfg, target, ranks)
-    lower = json.loads((target / "meta.json").read_text(encoding="utf-8"))["lower"]
-    tokenizer = load_tokenizer(cfg.tokenizer or target, lower)
+    tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     cfg.vocab_size = tokenizer.vocab_size
     return Text(tokenizer, *Corpus(target, tokenizer).split(held_out))
 

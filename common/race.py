@@ -67,8 +67,14 @@ def read_passage(place, content, level):
 
 def load(folder, split, levels=LEVELS):
     """The questions of one split ("train", "dev" or "test"), middle school before high school: a list of Question."""
-    return [question for level in levels for place, content in passage_texts(Path(folder) / split / level)
-            for question in read_passage(place, content, level)]
+    questions = []
+    for level in levels:
+        path, before = Path(folder) / split / level, len(questions)
+        questions += [question for place, content in passage_texts(path)
+                      for question in read_passage(place, content, level)]
+        if len(questions) == before:
+            raise UserError(f"{path}: no questions; take the official RACE folder")
+    return questions
 
 
 @dataclass

@@ -315,8 +315,12 @@ def load_tokenizer(path, lower=None):
     if not path.is_file():
         raise UserError(f"{path}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
     beside = path.with_name("tokenizer_config.json")
-    if lower is None:
-        lower = not beside.is_file() or json.loads(beside.read_text(encoding="utf-8")).get("do_lower_case", True)
+    if lower is None and beside.is_file():
+        try:
+            lower = json.loads(beside.read_text(encoding="utf-8")).get("do_lower_case")
+        except (ValueError, AttributeError):
+            raise UserError(f"{beside}: no JSON object; fetch it again") from None
+    lower = True if lower is None else lower
     return (WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer)(path, lower)
 
 

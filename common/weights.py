@@ -28,7 +28,10 @@ def read_weights(path):
         return read_folder(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file; give a folder with {' or '.join(NAMES)}")
-    return read_safetensors(path) if path.suffix == ".safetensors" else load_file(path)
+    weights = read_safetensors(path) if path.suffix == ".safetensors" else load_file(path)
+    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise UserError(f"{path}: this holds something else than tensors by name; give the file of a model's weights")
+    return weights
 
 
 def read_folder(folder):
@@ -38,7 +41,10 @@ def read_folder(folder):
             return read_weights(folder / name)
         index = folder / f"{name}.index.json"
         if index.is_file():
-            parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            try:
+                parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise UserError(f"{index}: no weight_map of names to files is in it; fetch it again") from None
             return {key: value for part in parts for key, value in read_weights(folder / Path(part).name).items()}
     raise UserError(f"{folder}: no {' and no '.join(NAMES)} is here; give the folder of a PyTorch model")
 

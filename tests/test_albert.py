@@ -266,6 +266,12 @@ def test_weight_files(tmp_path):
         weight_files.read_weights(tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="no model.safetensors"):
         weight_files.read_weights(tmp_path)
+    torch.save([1], tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="pytorch_model.bin: this holds something else than tensors by name"):
+        weight_files.read_weights(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(UserError, match="index.json: no weight_map"):
+        weight_files.read_weights(tmp_path)
 
 
 def test_weights_that_do_not_fit_are_listed(tmp_path):

@@ -94,7 +94,8 @@ def test_wrapped_prose_is_joined_then_split(tmp_path, width):
 
 
 @pytest.mark.parametrize("text", ["A cat.\nA dog.\n\nA man ran.\nHe ran home.\n", sentence_text([5, 3, 9]),
-                                  "the cat sat\nthe dog ran home\n\nsee the man\nwho is he\n"])
+                                  "the cat sat\nthe dog ran home\n\nsee the man\nwho is he\n",
+                                  "A cat ran.\n\nA dog ran home.\n\nHe saw it.\n"])
 def test_sentence_lines_are_taken_as_they_are(tmp_path, text):
     layout = layout_of(write(tmp_path / "a.txt", text))
     assert layout == Layout(wrapped=False, split=False, blank_ends=True)

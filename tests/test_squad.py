@@ -476,6 +476,9 @@ def test_race_mistakes(entry, message, tmp_path):
         race.load(tmp_path, "dev", levels=("middle",))
     with pytest.raises(UserError, match="high: no all.txt and no passage files"):
         race.load(tmp_path, "dev", levels=("high",))
+    write(tmp_path, "dev/high/all.txt", "\n")
+    with pytest.raises(UserError, match="high: no questions"):
+        race.load(tmp_path, "dev", levels=("high",))
 
 
 # --- the real files
