@@ -33,7 +33,8 @@ import torch.distributed as dist
 
 from common.cli import UserError
 
-NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute"}  # in which a resumed run may differ
+NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute",  # in which a resumed run may differ
+                "latency_archs", "latency_rounds"}  # measurements are added to
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -105,14 +106,14 @@ def autocast(dtype, device):
 
 
 def on_main(ranks, function, *args, **kwargs):
-    """function(*args) on rank 0 alone; every rank gets its (small) result, or raises its UserError, so that no rank
-    waits for a dead one."""
+    """function(*args) on rank 0 alone; every rank gets its (small) result, or raises its UserError or Stop, so that no
+    rank waits for a dead one."""
     outcome = None
     if ranks.main:
         try:
             outcome = (function(*args, **kwargs), None)
-        except (UserError, OSError) as error:
-            outcome = (None, error if isinstance(error, UserError)
+        except (UserError, OSError, Stop) as error:
+            outcome = (None, error if isinstance(error, (UserError, Stop))
                        else UserError(f"{error.filename or 'disk'}: {error.strerror}"))
     result, error = broadcast(ranks, outcome)
     if error:
