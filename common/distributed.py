@@ -325,7 +325,7 @@ class RunFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         config, here = self.folder / "config.json", environment(self.ranks.device)
         settings = json.loads(json.dumps(settings))  # tuples become lists, as they come back from the file
-        content = {path.name for path in self.folder.iterdir()}
+        content = {path.name for path in self.folder.iterdir() if ".tmp" not in path.name}  # .tmp: of a killed write
         if content - {"config.json", "log.jsonl"} and not config.exists():
             raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
         if content - {"config.json", "log.jsonl"}:  # else a run that ended before it began, by a mistake in its flags
@@ -496,5 +496,5 @@ class Checkpoint:
     def remove(self):
         """Delete the files (a finished candidate needs none)."""
         if self.ranks.main:
-            self.path.unlink(missing_ok=True)
-            self.path.with_name(self.path.name + ".previous").unlink(missing_ok=True)
+            for path in [self.path, *self.path.parent.glob(f"{self.path.name}.*")]:  # .previous, .tmp of killed writes
+                path.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
+from common.distributed import write_atomic
 
 BLOCK = 100_000  # lines encoded at once
 
@@ -94,7 +95,7 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
         for side, sentences in zip(("source", "target"), rows):
             np.save(folder / f"{side}.npy", np.concatenate(sentences))
             np.save(folder / f"{side}.starts.npy", np.cumsum([0, *map(len, sentences)]))
-        done.write_text(json.dumps({**about, "pairs": len(rows[0])}))
+        write_atomic(done, json.dumps({**about, "pairs": len(rows[0])}))
     return ParallelText(folder)
 
 

@@ -65,6 +65,15 @@ def test_damaged_files_are_named(tmp_path):
     assert read_jsonl(tmp_path / "history.jsonl") == [{"id": 0}]
 
 
+def test_what_killed_writes_left_bars_no_run_and_goes_with_the_checkpoint(tmp_path):
+    (tmp_path / "config.json.tmp7").write_text("{")
+    assert open_run(tmp_path).folder == tmp_path
+    for name in ("checkpoint.pt", "checkpoint.pt.previous", "checkpoint.pt.tmp7", "checkpoint2.pt"):
+        (tmp_path / name).touch()
+    Checkpoint(tmp_path / "checkpoint.pt", Ranks(0, 1, torch.device("cpu"))).remove()
+    assert {path.name for path in tmp_path.glob("check*")} == {"checkpoint2.pt"}
+
+
 def test_a_failed_write_keeps_the_old_file(tmp_path):
     write_atomic(tmp_path / "a", "old")
     with pytest.raises(TypeError):
