@@ -10,8 +10,8 @@ Run:     python albert.py --pretrain                                          on
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
          python albert.py --finetune paper --init albert-base-v2/ --preset base --glue G --squad S --race R --runs 5
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
-         Table 1 -> PRESETS     Tables 1, 3, 4 -> PUBLISHED     Table 5 -> evaluate_language_model
-         Table 14 -> TABLE14, finetune     Figure 1 -> compare_layers
+         Table 1 -> PRESETS     Tables 1, 3, 4, 12 -> PUBLISHED     Table 2 -> compare_speed, paper_average
+         Table 5 -> evaluate_language_model     Table 14 -> TABLE14, finetune     Figure 1 -> compare_layers
 Differs: D1  SOP: a run of text without a sentence boundary inside has no label. The paper does not say; the official
              code pairs it with text from another document and calls that "swapped".
          D2  N-grams of words stay inside one segment (official code: they run across [SEP]); a nearly spent budget
@@ -19,7 +19,7 @@ Differs: D1  SOP: a run of text without a sentence boundary inside has no label.
          D3  15% of the tokens are predicted; the paper gives no number, the official code 20 a sequence
              (--max_predictions 20).
          D4  The intrinsic evaluation reads held-out documents of the corpus; the paper's is made of SQuAD's and RACE's
-             dev text.
+             dev text. So does Figure 1, with masks as in training; the paper does not say what it read.
          D5  MLM accuracy is measured on pairs in their order for every objective, so that the same tokens are scored.
              With --objective none the pooler and the order head stay as initialised: their accuracies are chance.
          D6  The gradient is clipped once, averaged over the batch; the official code clips each replica's and adds
@@ -34,6 +34,7 @@ Differs: D1  SOP: a run of text without a sentence boundary inside has no label.
          D11 Of a segment that is cut, the beginning or the end is whole, by a coin, so that the cut does not give the
              order away; the official code takes tokens off at random ends.
          D12 xlarge has the 32 heads of Sec. 3.1 (H / 64); the released one has 16, which its config.json says.
+         D13 SQuAD v1.1's head has no dropout, as in the official code; Table 14 gives it 0.1.
 """
 import contextlib
 import dataclasses
@@ -103,9 +104,9 @@ class Config:
     batch: int = 4096  # sequences an update, Sec. 4.1
     lr: float = 1.76e-3  # peak learning rate at --lr_batch sequences, Sec. 4.1
     lr_batch: int = 4096  # the peak is scaled by the square root of batch / lr_batch; 0: not
-    warmup: float = 3125  # updates; below 1: share of the steps
-    weight_decay: float = 0.01  # not on biases and LayerNorms
-    clip: float = 1.0  # largest gradient norm
+    warmup: float = 3125  # updates (official code); below 1: share of the steps
+    weight_decay: float = 0.01  # not on biases and LayerNorms (official code), --finetune too
+    clip: float = 1.0  # largest gradient norm (official code), --finetune too
     bias_correction: bool = False  # LAMB with Adam's bias correction, which ALBERT's has not
     ngram: int = 3  # longest masked n-gram of words, Sec. 4.1
     mask_rate: float = 0.15  # share of the tokens predicted (D3)
@@ -117,7 +118,7 @@ class Config:
     finetune_epochs: float = 0  # 0: Table 14's steps
     finetune_batch: int = 0  # rows an update; 0: Table 14's
     finetune_lr: float = 0  # 0: Table 14's
-    finetune_warmup: float = 0  # share of the steps; 0: Table 14's
+    finetune_warmup: float = 0  # updates; below 1: share of the steps; 0: Table 14's
     finetune_length: int = 0  # tokens an input; 0: Table 14's
     finetune_dropout: float = -1.0  # hidden and attention dropout; -1: Table 14's
     runs: int = 1  # of each task; their median is reported, Sec. 4.2.2
@@ -144,13 +145,18 @@ FREE_FIELDS = MODEL_FIELDS[-4:]  # a flag may differ from --init in these: any n
 
 
 def check_shape(cfg):
-    """ValueError where no model can be built from these settings."""
+    """ValueError where no model can be built from these settings, which may be a stranger's."""
+    for name in MODEL_FIELDS:
+        value, kind = getattr(cfg, name), type(getattr(Config, name))
+        if (kind is int and (type(value) is not int or value < 1)
+                or kind is float and (type(value) not in (int, float) or not 0 <= value < 1)):
+            raise ValueError(f"{name} {value!r}: sizes are whole numbers above 0, dropouts and init_std shares below 1")
     if cfg.hidden % cfg.heads:
         raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
     if cfg.embedding > cfg.hidden:
         raise ValueError(f"embedding {cfg.embedding} is larger than hidden {cfg.hidden}; "
                          "ALBERT maps from a smaller E up to H")
-    if cfg.layers < 1 or cfg.groups < 1 or cfg.layers % cfg.groups:
+    if cfg.layers % cfg.groups:
         raise ValueError(f"groups {cfg.groups} do not divide the {cfg.layers} layers evenly")
     if cfg.share not in ("all", "attention", "ffn", "none"):
         raise ValueError(f"share {cfg.share!r}; choose all, attention, ffn or none")
@@ -183,7 +189,7 @@ def init_weights(root, std):
 
 class Attention(nn.Module):
     """Multi-head attention, residual, LayerNorm. Query, key and value are matrices of their own: LAMB adapts each.
-    (B, T, H) -> (B, T, H)."""
+    (B, T, H), mask (B, 1, 1, T) of what is seen, or None -> (B, T, H)."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -218,7 +224,7 @@ class FeedForward(nn.Module):
 
 class Encoder(nn.Module):
     """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), lengths (B,) real tokens
-    or None -> (B, T, H).
+    or None -> (B, T, H); with every_layer the input of the first layer and the output of each, L + 1 times (B, T, H).
 
     What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
     Sharing saves memory for weights, gradients and optimizer, and their exchange between processes; it saves no
@@ -343,7 +349,7 @@ class MultipleChoice(Classifier):
 
 
 class SpanModel(nn.Module):
-    """SQuAD v1.1: a start and an end logit for each token (App. A.3). forward -> two (B, T)."""
+    """SQuAD v1.1: a start and an end logit for each token (App. A.3; D13). forward -> two (B, T)."""
 
     kind = "span"
 
@@ -460,7 +466,8 @@ HF_BLOCKS = {"attentions.{}.query": "attention.query", "attentions.{}.key": "att
              "attentions.{}.norm": "attention.LayerNorm", "ffns.{}.expand": "ffn", "ffns.{}.shrink": "ffn_output",
              "ffns.{}.norm": "full_layer_layer_norm"}
 HF_HEADS = {"pretraining": "AlbertForPreTraining", "classification": "AlbertForSequenceClassification",
-            "choice": "AlbertForMultipleChoice", "span": "AlbertForQuestionAnswering", "answer": "AlbertModel"}
+            "choice": "AlbertForMultipleChoice", "span": "AlbertForQuestionAnswering", "answer": "AlbertModel",
+            "encoder": "AlbertModel"}
 HF_IGNORED = re.compile(  # buffers, tied weights
     r"(albert\.)?embeddings\.(position_ids|token_type_ids)|predictions\.decoder\.(weight|bias)")
 
@@ -530,17 +537,13 @@ def shape_of_hf(config):
     missing = [name for name in needed if name not in config]  # Hugging Face would fill these in with xxlarge's
     if missing:
         raise ValueError(f"lacks {', '.join(missing)}")
-    wrong = [name for name in (*needed, "num_hidden_groups") if not isinstance(config.get(name, 1), int)]
-    if wrong:
-        raise ValueError(f"{', '.join(wrong)} must be a whole number")
-    act = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}.get(
-        config.get("hidden_act", "gelu_new"), config.get("hidden_act", "gelu_new"))
+    act = str(config.get("hidden_act", "gelu_new"))
+    act = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}.get(act, act)
     if act not in ACTIVATIONS or config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
         raise ValueError(f"hidden_act {act}, inner_group_num {config.get('inner_group_num', 1)}, "
                          f"type_vocab_size {config.get('type_vocab_size', 2)}: "
                          f"only {', '.join(ACTIVATIONS)}, 1 and 2 are built")
-    values = [config[name] for name in needed]
-    V, E, H, L, N, ffn = values
+    V, E, H, L, N, ffn = (config[name] for name in needed)
     return dict(vocab_size=V, embedding=E, hidden=H, layers=L, heads=N, ffn=ffn, share="all",
                 groups=config.get("num_hidden_groups", 1), activation=act, mapping=E == H,
                 positions=config.get("max_position_embeddings", 512), init_std=config.get("initializer_range", 0.02),
@@ -653,7 +656,7 @@ def mask_tokens(ids, segments, tokenizer, cfg, generator):
 
 
 def mean_loss(logits, labels):
-    """Mean cross-entropy over the labels that are not -100; 0 where there is none."""
+    """Mean cross-entropy of logits (R, C) over the labels (R,) that are not -100; 0 where there is none."""
     return (F.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")
             / (labels != -100).sum().clamp(min=1))
 
@@ -661,7 +664,7 @@ def mean_loss(logits, labels):
 
 
 class Diverged(Exception):
-    """A loss became infinite or not a number."""
+    """A loss, a gradient or a prediction became infinite or not a number."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -735,7 +738,8 @@ def peak_rate(cfg):
 
 
 def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
-    """Training examples position .. position + rows - 1 of the endless stream, as tensors on the device."""
+    """Training examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (R, T),
+    lengths (R,), positions, labels (R, M) of the masked words, order (R,)."""
     from common.distributed import seed_of
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed, alike=True)  # D11
@@ -757,9 +761,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, st
     shards = shard_range(ranks, cfg.accumulate)  # logical parts of a batch, those of this process
     rows, parallel = cfg.batch // (len(shards) * ranks.size), distribute(model, cfg, ranks)
     peak, warmup, log_every = peak_rate(cfg), warmup_updates(cfg.warmup, cfg.steps), max(1, min(100, cfg.steps // 20))
-    bar, sums, began = (progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device),
-                        time.perf_counter())
-    first_logged = start
+    bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
+    began, first_logged = time.perf_counter(), start
     for step in range(start, cfg.steps):
         model.train()
         if cfg.dropout_steps and step >= cfg.dropout_steps:
@@ -830,13 +833,14 @@ def evaluate_language_model(model, text, cfg, ranks):
     model.eval()
     rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # the same examples for every seed
     for objective in ("none", "nsp", "sop"):  # D4; masked words are scored on pairs in their order (D5)
-        right = torch.zeros(4, device=ranks.device)  # predicted words, words, predicted labels, labels
+        right = torch.zeros(4, device=ranks.device)  # words found, words asked, labels found, labels asked
         for position in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):
-            *inputs, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, position, rows,
-                                                    ranks.device)
+            *inputs, places, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, position, rows,
+                                                            ranks.device)
+            asked = None if objective == "none" else 0  # words are scored once
             with autocast(cfg.dtype, ranks.device):
-                logits, order_logits = model(*inputs)
-            pairs = ((logits, labels), (order_logits, order))
+                logits, order_logits = model(*inputs, places[:, :asked])
+            pairs = ((logits, labels[:, :asked]), (order_logits, order))
             right += torch.stack([number for scores, truth in pairs
                                   for number in ((scores.argmax(-1) == truth).sum(), (truth != -100).sum())])
         totals[objective] = [sum(column) for column in zip(*gather(ranks, right.tolist()))]
@@ -859,7 +863,9 @@ def open_corpus(cfg, ranks, action="pretrain"):
     if cfg.init:
         fit_vocabulary(text.tokenizer, vocabulary)
         cfg.vocab_size = vocabulary
-    if cfg.objective != "none" and np.diff(text.train.documents).max() < 2:
+    elif "vocab_size" in cfg.given and cfg.vocab_size != vocabulary:
+        raise UserError(f"--vocab_size {vocabulary}: {text.tokenizer.path} has {cfg.vocab_size} pieces; leave it out")
+    if cfg.objective != "none" and np.diff(text.train.documents)[text.train.ids].max() < 2:
         raise UserError(f"{cfg.corpus[0]}: no document has two sentences, so there is no order to predict; "
                         "put one sentence on a line and a blank line between documents, or use --objective none")
     return run, text
@@ -875,7 +881,6 @@ def fit_vocabulary(tokenizer, vocab_size):
 
 def pretrain(cfg):
     """Pre-train (Sec. 4.1) and evaluate on held-out text."""
-    from common.cli import UserError
     from common.distributed import Checkpoint, launch, say, seed_everything
     with launch(cfg.device) as ranks:
         check_pretraining(cfg, ranks)
@@ -894,10 +899,7 @@ def pretrain(cfg):
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
         start = checkpoint.restore().get("step", 0)
         say(ranks, f"{count(model):,} parameters, {cfg.steps} updates of {cfg.batch} x {cfg.length} tokens")
-        try:
-            train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, start)
-        except Diverged as error:
-            raise UserError(f"{run.folder}: {error}; begin anew with a smaller --lr or a longer --warmup") from None
+        train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer, start)
         result = {"steps": cfg.steps, "parameters": count(model), **evaluate_language_model(model, text, cfg, ranks)}
         run.log(phase="dev", step=cfg.steps, **result)
         if ranks.main:
@@ -907,19 +909,21 @@ def pretrain(cfg):
 
 
 def check_pretraining(cfg, ranks):
-    """UserError for settings that cannot be trained with."""
+    """UserError for settings that cannot be trained with. Sets accumulate to what it is, and a dry run's batch."""
     from common.cli import UserError
     cfg.accumulate = max(cfg.accumulate, ranks.size)  # a setting of the run: another number has other masks
     if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in {cfg.accumulate} equal parts (--accumulate, processes); "
-                        "choose a multiple")
+        raise UserError(f"--batch {cfg.batch} is no multiple of its {cfg.accumulate} parts (--accumulate, processes)")
+    if cfg.dry_run:
+        cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
+    elif cfg.warmup > cfg.steps:
+        raise UserError(f"--warmup {cfg.warmup:g}: more than --steps {cfg.steps}; choose fewer, or a share such as 0.1")
     if not 8 <= cfg.length <= cfg.positions:
         raise UserError(f"--length {cfg.length}: choose 8 to {cfg.positions}, the model's positions (--positions)")
     if cfg.objective not in ("sop", "nsp", "none", "shuffled"):
         raise UserError(f"--objective {cfg.objective}: choose sop, nsp, none or shuffled")
-    if not 0 < cfg.mask_rate < 1 or cfg.ngram < 1:
-        raise UserError(f"--mask_rate {cfg.mask_rate}, --ngram {cfg.ngram}: a rate lies between 0 and 1, "
-                        "n-grams have at least one word")
+    if not cfg.mask_rate:
+        raise UserError("--mask_rate 0: nothing would be predicted; choose a share above 0")
 
 
 def show_intrinsic(result, ranks):
@@ -931,7 +935,7 @@ def show_intrinsic(result, ranks):
 
 
 def save_model(folder, model, cfg, tokenizer, outputs, task=""):
-    """Write what --init reads: model.pt and the tokenizer."""
+    """Write what --init reads: model.pt and the tokenizer. outputs: of its head; task: whose head it is, if one's."""
     from common.distributed import save_file
     tokenizer.save(folder)
     save_file(Path(folder) / "model.pt", {"kind": model.kind, "outputs": outputs, "task": task,
@@ -939,13 +943,23 @@ def save_model(folder, model, cfg, tokenizer, outputs, task=""):
                                           "weights": {name: value.cpu() for name, value in model.state_dict().items()}})
 
 
+def load_own(path):
+    """What save_model wrote. UserError where it is something else."""
+    from common.cli import UserError
+    from common.distributed import load_file
+    stored = load_file(path)
+    if not isinstance(stored, dict) or not {"kind", "outputs", "config", "weights"} <= stored.keys():
+        raise UserError(f"{path}: no model of albert.py; name the folder of one, or a Hugging Face folder")
+    return stored
+
+
 def read_shape(path):
     """The model fields of --init. UserError where the folder holds no model."""
     from common.cli import UserError
-    from common.distributed import load_file
     folder = Path(path)
     if (folder / "model.pt").is_file():
-        return load_file(folder / "model.pt")["config"]
+        config = load_own(folder / "model.pt")["config"]
+        return {name: config.get(name, getattr(Config, name)) for name in MODEL_FIELDS}
     tasks = sorted(found.parent.name for found in folder.glob("*/model.pt")) if folder.is_dir() else []
     if tasks:
         raise UserError(f"{path}: a run of --finetune; name one of its models: "
@@ -955,7 +969,7 @@ def read_shape(path):
                         "(config.json and weights)")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if "settings" in config:
+        if isinstance(config, dict) and "settings" in config:
             raise ValueError("the run is not finished; the command that made it continues it")
         return shape_of_hf(config)
     except ValueError as error:
@@ -965,19 +979,17 @@ def read_shape(path):
 def read_model(path, cfg):
     """{"kind", "outputs", "weights"} of --init, the weights under our names."""
     from common.cli import UserError
-    from common.distributed import load_file
     from common.weights import read_weights
     if (Path(path) / "model.pt").is_file():
-        return load_file(Path(path) / "model.pt")
+        return load_own(Path(path) / "model.pt")
     try:
         weights = from_hf(read_weights(path), cfg)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    config = Path(path) / "config.json"
+    config, head = Path(path) / "config.json", weights.get("head.weight")
     choice = config.is_file() and HF_HEADS["choice"] in config.read_text(encoding="utf-8")
-    kind = ("span" if "span.weight" in weights else "pretraining" if "head.weight" not in weights
-            else "choice" if choice else "classification")
-    head = weights.get("head.weight")
+    kind = ("span" if "span.weight" in weights else "pretraining" if "mlm.bias" in weights
+            else "encoder" if head is None else "choice" if choice else "classification")
     return {"kind": kind, "outputs": 2 if head is None else len(head), "weights": weights}
 
 
@@ -999,6 +1011,7 @@ def start_from(model, path, cfg, tell, task=""):
     faults += [f"unexpected {name}" for name in weights if name.startswith("encoder.") and name not in own]
     faults += [f"{name} is {tuple(weights[name].shape)} there, {tuple(own[name].shape)} here" for name in needed
                if name in weights and weights[name].shape != own[name].shape]
+    faults += [f"{name} is not finite" for name in needed if name in weights and not weights[name].isfinite().all()]
     if faults:
         raise UserError(f"{path}: its weights do not fit this model: {'; '.join(faults)}")
     model.load_state_dict({**own, **{name: weights[name] for name in needed}})
@@ -1012,8 +1025,9 @@ def start_from(model, path, cfg, tell, task=""):
 def adopt(cfg):
     """Take the model's shape from --init; flags may not contradict it, FREE_FIELDS aside."""
     from common.cli import UserError
-    for name, value in read_shape(cfg.init).items():
-        free = name in FREE_FIELDS
+    shape = read_shape(cfg.init)
+    for name, value in shape.items():
+        free = name in FREE_FIELDS and (name != "layers" or shape["share"] == "all")  # each layer's own do not multiply
         if name in cfg.given and getattr(cfg, name) != value and not free:
             raise UserError(f"--{name} {getattr(cfg, name)}: the model in {cfg.init} has {value}; leave the flag out")
         if name not in cfg.given or not free:
@@ -1029,12 +1043,15 @@ def export(cfg, folder):
     if not cfg.init:
         raise UserError("--export needs --init: the run folder whose model is to be written")
     tokenizer, source, target = load_tokenizer(cfg.tokenizer or cfg.init), read_model(cfg.init, cfg), Path(folder)
-    if any((target / name).exists() for name in ("model.pt", "log.jsonl", "result.json")):
-        raise UserError(f"--export {folder}: a run is there; name another folder")
+    if target.resolve() == Path(cfg.init).resolve() or any(
+            (target / name).exists() for name in ("model.pt", "log.jsonl", "result.json")):
+        raise UserError(f"--export {folder}: a model or a run is there; name another folder")
+    start_from(LanguageModel(cfg), cfg.init, cfg, lambda line: None)  # a UserError lists what does not fit
     weights = to_hf(source["weights"], cfg)
     target.mkdir(parents=True, exist_ok=True)
-    if source["kind"] == "answer":
+    if HF_HEADS[source["kind"]] == "AlbertModel":
         weights = {name.removeprefix("albert."): value for name, value in weights.items()}
+    if source["kind"] == "answer":
         print("left out: the SQuAD v2.0 head, which Hugging Face's ALBERT has not; its encoder is written")
     write_weights(target / "model.safetensors", weights)
     write_atomic(target / "config.json", json.dumps(hf_config(cfg, source["kind"], source["outputs"]), indent=2))
@@ -1069,20 +1086,17 @@ TABLE14 = {  # the v2 models take the same, but for RACE: --finetune_lr 1e-5 --f
 GROUPS = {"glue": tuple(TABLE14)[:9], "squad": ("SQuAD1.1", "SQuAD2.0"),
           "paper": ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")}
 MNLI_STARTS = ("RTE", "STS-B", "MRPC")  # Sec. 4.9, footnote 4
-# what early stopping looks at; accuracy elsewhere
-MAIN = {"CoLA": "matthews", "STS-B": "pearson", "SQuAD1.1": "f1", "SQuAD2.0": "f1"}
+MAIN = {"CoLA": "matthews", "STS-B": "pearson", "SQuAD1.1": "f1", "SQuAD2.0": "f1"}  # else accuracy (D8)
 
 
 def parse_tasks(text):
     """The tasks that "CoLA,squad2.0" or a name of GROUPS stands for. UserError on an unknown name."""
     from common.cli import UserError
     known, chosen = {name.lower(): (name,) for name in TABLE14} | GROUPS, []
-    for name in text.replace(",", " ").split():
+    for name in text.replace(",", " ").split() or [text]:
         if name.lower() not in known:
             raise UserError(f"{name}: there is no such task; choose from {', '.join(TABLE14)}, or {', '.join(GROUPS)}")
         chosen += known[name.lower()]
-    if not chosen:
-        raise UserError(f"no task is named; choose from {', '.join(TABLE14)}, or {', '.join(GROUPS)}")
     return list(dict.fromkeys(chosen))
 
 
@@ -1117,20 +1131,18 @@ def encode_examples(name, examples, split, tokenizer, length):
 
 def thin_out(name, examples, rows):
     """So many examples of a split, evenly spaced; all if rows is 0. RACE's files have one level after the other."""
-    total = len(examples.first if family(name) == "glue" else examples)
-    if not rows or total <= rows:
+    if not rows or len(examples) <= rows:
         return examples
-    chosen = [place * total // rows for place in range(rows)]
+    chosen = [place * len(examples) // rows for place in range(rows)]
     if family(name) != "glue":
         return [examples[place] for place in chosen]
-    columns = {field: getattr(examples, field) for field in ("first", "second", "labels")}
-    return dataclasses.replace(examples, **{
-        field: value if value is None else value[chosen] if hasattr(value, "shape") else [value[i] for i in chosen]
-        for field, value in columns.items()})
+    first, second = (texts and [texts[place] for place in chosen] for texts in (examples.first, examples.second))
+    labels = None if examples.labels is None else examples.labels[chosen]
+    return dataclasses.replace(examples, first=first, second=second, labels=labels)
 
 
 def make_model(name, cfg):
-    """The model of a task, its head fresh."""
+    """The model of a task, its head fresh, and the number of its outputs."""
     from common import glue
     if name == "SQuAD1.1":
         return SpanModel(cfg), 2
@@ -1149,8 +1161,8 @@ def make_batches(name, *args, **kwargs):
 
 @torch.no_grad()
 def predict(model, name, features, cfg, rows, device):
-    """What a model says about a split: probabilities (n, C), or scores (n, 1) of a regression;
-    SQuAD: {"nbest", "null_odds"}."""
+    """What a model says about a split: probabilities (n, C), or scores (n, 1) of a regression; SQuAD: {"nbest",
+    "null_odds"}. Raises Diverged where that is no number."""
     from common import squad
     from common.distributed import autocast
     model.eval()
@@ -1161,16 +1173,17 @@ def predict(model, name, features, cfg, rows, device):
             output = model.predict(batch)
         output = [part.float().cpu() for part in (output if isinstance(output, tuple) else (output,))]
         if found is None:
-            # logits of shorter batches are filled up
-            width = int(features.lengths.max()) if name == "SQuAD1.1" else None
+            width = int(features.lengths.max()) if name == "SQuAD1.1" else None  # shorter batches are filled up
             found = [torch.full((len(features), width or part.shape[1]) if part.dim() > 1 else (len(features),), -1e30)
                      for part in output]
+        index = batch["index"].cpu()
         for place, part in zip(found, output):
             if part.dim() > 1:  # a batch may be padded beyond the longest
-                width = min(place.shape[1], part.shape[1])
-                place[batch["index"].cpu(), :width] = part[:, :width]
+                place[index, :part.shape[1]] = part[:, :place.shape[1]]
             else:
-                place[batch["index"].cpu()] = part
+                place[index] = part
+    if not all(part.isfinite().all() for part in found):
+        raise Diverged(f"a prediction on {name} is not finite")
     if family(name) != "squad":
         return found[0] if name == "STS-B" else found[0].softmax(-1)
     if name == "SQuAD1.1":
@@ -1215,10 +1228,10 @@ def recipe_of(name, rows, cfg):
     batch = cfg.finetune_batch or paper.batch
     steps = max(1, round(cfg.finetune_epochs * math.ceil(rows / batch))) if cfg.finetune_epochs else paper.steps
     steps = 2 if cfg.dry_run else steps
-    warmup = cfg.finetune_warmup * steps if cfg.finetune_warmup else paper.warmup * steps / paper.steps
+    warmup = warmup_updates(cfg.finetune_warmup or paper.warmup / paper.steps, steps)
     return Recipe(cfg.finetune_lr or paper.lr, batch,
                   paper.dropout if cfg.finetune_dropout < 0 else cfg.finetune_dropout, cfg.classifier_dropout,
-                  steps, round(warmup), min(cfg.finetune_length or paper.length, cfg.positions))
+                  steps, warmup, min(cfg.finetune_length or paper.length, cfg.positions))
 
 
 @dataclasses.dataclass
@@ -1289,7 +1302,7 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
     checkpoint = Checkpoint(folder / f"run{number}.training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = {"step": 0, "main": -math.inf, "curve": [], **checkpoint.restore()}
     looks = {max(1, round(recipe.steps * (i + 1) / cfg.evaluations)) for i in range(cfg.evaluations)} | {recipe.steps}
-    finite = torch.ones((), dtype=torch.bool, device=device)
+    diverged = False
     for step, batch in zip(range(state["step"], recipe.steps), endless(job, seed, state["step"])):
         model.train()
         for group in optimizer.param_groups:
@@ -1300,21 +1313,22 @@ def finetune_once(job, number, init, cfg, folder, device, tell):
             with autocast(cfg.dtype, device):
                 loss = model.loss(part) * len(part["ids"]) / len(batch["ids"])
             loss.backward()
-        finite &= nn.utils.clip_grad_norm_(model.parameters(), cfg.clip).isfinite()
+        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)  # one that is no number shows at the next look
         optimizer.step()
         optimizer.zero_grad()
         state["step"] = step + 1
         if step + 1 in looks:  # D8
-            if not finite:  # a diverged run ends with the best it had
-                tell(f"{job.name}, run {number + 1}: the gradient is not finite before update {step + 1}; "
-                     "the run ends here")
+            try:
+                look_at_dev(model, job, cfg, device, state, folder / f"run{number}.pt")
+            except Diverged as error:  # the run ends with the best it had
+                tell(f"{job.name}, run {number + 1}: {error} at update {step + 1}; the run ends here")
+                diverged = True
                 break
-            look_at_dev(model, job, cfg, device, state, folder / f"run{number}.pt")
         if step + 1 in looks or stop_requested():
             checkpoint.save(**state)
         if stop_requested():
             raise Stop
-    close_run(model, job, number, cfg, folder, device, state, not bool(finite))
+    close_run(model, job, number, cfg, folder, device, state, diverged)
     checkpoint.remove()
 
 
@@ -1339,11 +1353,11 @@ def close_run(model, job, number, cfg, folder, device, state, diverged):
 def close_task(name, cfg, folder, tokenizer, device):
     """Medians over the runs of a task; its best run becomes model.pt, and predicts the test split too. Returns the
     task's line of the result."""
-    from common.distributed import load_file, save_file
-    lines = [json.loads((folder / f"run{number}.json").read_text()) for number in range(cfg.runs)]
+    from common.distributed import load_file, read_json, save_file
+    lines = [read_json(folder / f"run{number}.json") for number in range(cfg.runs)]
     best = max(range(cfg.runs), key=lambda number: lines[number]["metrics"]["main"])
-    keys = [key for key in lines[best]["metrics"]]
-    medians = {key: statistics.median(line["metrics"].get(key, 0.0) for line in lines) for key in keys}
+    medians = {key: statistics.median(line["metrics"].get(key, 0.0) for line in lines)
+               for key in lines[best]["metrics"]}
     if (folder / f"run{best}.pt").exists():
         kept = load_file(folder / f"run{best}.pt")
         model, outputs = make_model(name, cfg)
@@ -1357,7 +1371,8 @@ def close_task(name, cfg, folder, tokenizer, device):
         for number in range(cfg.runs):
             (folder / f"run{number}.pt").unlink(missing_ok=True)
     return {"median": medians, "runs": [line["metrics"]["main"] for line in lines],
-            "diverged": sum(line["diverged"] for line in lines), "data": fingerprints(load_examples(cfg, name))}
+            "diverged": sum(line["diverged"] for line in lines),
+            "data": {} if cfg.dry_run else fingerprints(load_examples(cfg, name))}
 
 
 def write_predictions(name, folder, predictions, metrics):
@@ -1416,11 +1431,11 @@ def fingerprints(examples):
 def ensemble_task(name, cfg, folder):
     """Average the predictions that the run folders of --ensemble hold for a task, score and write them."""
     from common.cli import UserError
-    from common.distributed import load_file
+    from common.distributed import load_file, read_json
     members, examples = ([load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble],
                          load_examples(cfg, name))
     for member in cfg.ensemble:
-        if json.loads((Path(member) / name / "result.json").read_text())["data"] != fingerprints(examples):
+        if read_json(Path(member) / name / "result.json").get("data") != fingerprints(examples):
             raise UserError(f"--ensemble {member}: its predictions on {name} are for other data than is given here")
     found = {split: average_predictions(name, [member[split] for member in members]) for split in members[0]}
     metrics = score_all(name, examples, found)
@@ -1432,10 +1447,14 @@ def ensemble_task(name, cfg, folder):
 def finetune(cfg, text):
     """Fine-tune tasks, several runs of each, or ensemble what other folders hold. Runs are shared out over the
     processes."""
+    from common.cli import UserError
     from common.distributed import RunFolder, launch, on_main, say
     from common.inputs import fill_in
     with launch(cfg.device) as ranks:
         names = parse_tasks(text)
+        if bool(cfg.init) == bool(cfg.ensemble):
+            raise UserError("--finetune needs --init (a finished run folder of --pretrain, or a Hugging Face ALBERT "
+                            "folder), or --ensemble, which trains nothing, without --init")
         settings = {**dataclasses.asdict(cfg), "tasks": names}
         demo = fill_in(cfg, ranks, *sorted({family(name) for name in names}))
         run = RunFolder(cfg.out, settings, "finetune", ranks, cfg.restart, demo)
@@ -1457,13 +1476,10 @@ def train_tasks(names, cfg, run, ranks):
     from common.cli import UserError
     from common.distributed import barrier, on_main, say
     from common.tokenization import load_tokenizer
-    if not cfg.init:
-        raise UserError("--finetune needs --init: a finished run folder of --pretrain, or a Hugging Face ALBERT folder")
     if cfg.mnli_start and "MNLI" not in names:
         raise UserError("--mnli_start needs MNLI among the tasks; an earlier MNLI model is given with --init RUN/MNLI")
     if cfg.finetune_length > cfg.positions:
-        raise UserError(f"--finetune_length {cfg.finetune_length}: the model of --init has {cfg.positions} positions; "
-                        "choose that or less")
+        raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; use fewer")
     tokenizer, results = load_tokenizer(cfg.tokenizer or cfg.init), {}
     fit_vocabulary(tokenizer, cfg.vocab_size)
     late = [name for name in names if cfg.mnli_start and name in MNLI_STARTS]
@@ -1483,11 +1499,11 @@ def train_tasks(names, cfg, run, ranks):
 
 def finish_task(name, cfg, folder, tokenizer, device):
     """close_task, once: result.json says that it is done."""
-    from common.distributed import write_atomic
+    from common.distributed import read_json, write_atomic
     path = folder / "result.json"
     if not path.exists():
         write_atomic(path, json.dumps(close_task(name, cfg, folder, tokenizer, device), indent=1))
-    return json.loads(path.read_text())
+    return read_json(path)
 
 
 def show_tasks(result, ranks):
@@ -1496,15 +1512,15 @@ def show_tasks(result, ranks):
     for name, line in result["tasks"].items():
         shown = ", ".join(f"{key} {value:.2f}" for key, value in line["median"].items()
                           if key != "main" and "total" not in key and "best" not in key)
-        say(ranks, f"{name:9} {shown}  ({len(line['runs'])} runs)" if "members" not in line
-            else f"{name:9} {shown}  (ensemble of {line['members']})")
+        runs = f"{len(line['runs'])} runs" if "members" not in line else f"ensemble of {line['members']}"
+        diverged = f", {line['diverged']} diverged" if line.get("diverged") else ""
+        say(ranks, f"{name:9} {shown}  ({runs}{diverged})")
     if result["average"] is not None:
         say(ranks, f"Avg       {result['average']:.2f}")
 
 
 # Analyses.
 
-BASE, LARGE = dict(PRESETS["base"]), PRESETS["large"]
 PUBLISHED = (  # (table, configuration, settings, parameters that the paper gives in millions)
     ("Table 1", "BERT base", PRESETS["bert-base"], 108), ("Table 1", "BERT large", PRESETS["bert-large"], 334),
     *(("Table 1", f"ALBERT {name}", PRESETS[name], size)
@@ -1534,8 +1550,8 @@ def countings(cfg):
 
 
 def compare_parameters(cfg):
-    """--analyze parameters: our counts beside the published ones, the countings that agree,
-    or how far off the nearest is."""
+    """--analyze parameters: our counts beside the published ones, the countings that agree, or how far off the nearest
+    is."""
     from common.report import write_report
     columns = ["table", "configuration", "paper", "A no pooler", "B with pooler", "C with heads", "D wide positions",
                "agrees"]
@@ -1572,10 +1588,11 @@ def layer_distances(model, batches):
 
 def compare_layers(cfg):
     """--analyze layers: Figure 1 for the model of --init and, as a control, for the same model with random weights, on
-    held-out text with its masks. The picture has the angles, the table the L2 distances too."""
+    held-out text with its masks (D4)."""
     from common.distributed import launch, seed_everything
     from common.report import write_report
     with launch(cfg.device) as ranks:
+        check_pretraining(cfg, ranks)
         run, text = open_corpus(cfg, ranks, "analyze")
         rows, curves = min(16, cfg.dev_rows), {}
         batches = [language_batch(text.dev, text.tokenizer, cfg, "none", position, rows, ranks.device)[:3]
@@ -1588,9 +1605,11 @@ def compare_layers(cfg):
                 curves[name] = layer_distances(model.encoder.to(ranks.device), batches)
 
     def draw(axes):
-        for name, lines in curves.items():
-            axes.plot([line["layer"] for line in lines], [line["degrees"] for line in lines], label=name)
-        axes.set(xlabel="layer", ylabel="degrees between input and output", ylim=(0, None))
+        for side, key, style, label in ((axes, "l2", "-", "L2 distance of input and output (solid)"),
+                                        (axes.twinx(), "degrees", "--", "their angle in degrees (dashed)")):
+            for name, lines in curves.items():
+                side.plot([line["layer"] for line in lines], [line[key] for line in lines], style, label=name)
+            side.set(xlabel="layer", ylabel=label, ylim=(0, None))
         axes.legend(frameon=False)
 
     table = [[lines[0]["layer"], *(line[key] for line in lines for key in ("l2", "degrees"))]
@@ -1604,12 +1623,13 @@ def compare_speed(cfg, turns=8):
     (Table 2).
 
     The two take turns, so that a machine that slows down slows both; the ratio is the median over the turns, "from" and
-    "to" the second-lowest and second-highest. One process: what ALBERT saves in communication
-    does not show.
+    "to" the second-lowest and second-highest. One process: what ALBERT saves in communication does not show.
     """
-    from common.distributed import autocast, pick_device
+    from common.distributed import Ranks, autocast, pick_device
     from common.report import write_report
-    device, rows, M = pick_device(cfg.device), cfg.batch // cfg.accumulate, predictions(cfg)
+    device = pick_device(cfg.device)
+    check_pretraining(cfg, Ranks(0, 1, device))
+    rows, M = cfg.batch // cfg.accumulate, predictions(cfg)
     shapes = {"ALBERT": cfg, "BERT": dataclasses.replace(cfg, share="none", groups=1, embedding=cfg.hidden,
                                                          mapping=False)}
     models = {name: LanguageModel(shape).to(device).train() for name, shape in shapes.items()}
@@ -1666,7 +1686,7 @@ ACTIONS = {
     "finetune": ("fine-tune the model of --init: tasks such as CoLA,SQuAD2.0,RACE, or glue, squad, paper "
                  "(the five of Table 2)", "TASKS"),
     "export": ("write the model of --init as a Hugging Face folder", "DIR"),
-    "analyze": ("layers (Figure 1) | parameters (Tables 1, 3, 4) | speed (Table 2)", "NAME"),
+    "analyze": ("layers (Figure 1) | parameters (Tables 1, 3, 4, 12) | speed (Table 2)", "NAME"),
     "describe": ("print the model's parameters and FLOPs as JSON", None),
 }
 
@@ -1674,8 +1694,8 @@ ACTIONS = {
 def shrink(cfg):
     """--dry_run: two real steps of every phase."""
     cfg.steps, cfg.dev_rows, cfg.runs, cfg.evaluations = 2, 32, 1, 1
-    cfg.train_rows, cfg.batch = 2 * (cfg.finetune_batch or 32), min(cfg.batch, 8 * cfg.accumulate)
-    cfg.out += "-dry"
+    cfg.train_rows = 2 * (cfg.finetune_batch or 32)
+    cfg.out = cfg.out.rstrip("/") + "-dry"
 
 
 def main(argv=None):
@@ -1692,13 +1712,14 @@ def main(argv=None):
     try:
         check_shape(cfg)
     except ValueError as error:
-        raise UserError(f"the model: {error}") from None
+        raise UserError(f"{cfg.init or 'the model'}: {error}") from None
     if cfg.dry_run:
         shrink(cfg)
+    act = {"pretrain": pretrain, "finetune": finetune, "export": export, "analyze": analyze, "describe": describe}
     try:
-        {"pretrain": lambda: pretrain(cfg), "finetune": lambda: finetune(cfg, value),
-         "export": lambda: export(cfg, value), "analyze": lambda: analyze(cfg, value),
-         "describe": lambda: describe(cfg)}[action]()
+        act[action](cfg, *([] if value is True else [value]))
+    except Diverged as error:
+        raise UserError(f"{cfg.out}: {error}; begin anew with a smaller --lr or --finetune_lr") from None
     except Stop:
         print("stopped; the same command continues")
     return 0

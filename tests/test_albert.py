@@ -60,6 +60,13 @@ def test_other_countings():
     assert wide == {"base": 12_013_824, "large": 18_146_304, "xlarge": 59_715_584, "xxlarge": 224_643_072}
     groups = [round(albert.countings(albert.Config(groups=G))["B"] / 1e4) / 100 for G in (1, 2, 3, 4, 6, 12)]
     assert groups == [11.68, 18.77, 25.86, 32.95, 47.12, 89.65]
+    settings = [settings for table, _, settings, _ in albert.PUBLISHED if table == "Table 3"]
+    wide = [albert.countings(albert.Config(**each))["D"] for each in settings]
+    assert wide == [88_011_264, 89_980_416, 93_918_720, 109_081_344, 10_044_672, 12_013_824, 15_952_128, 31_114_752]
+    assert albert.countings(albert.Config(**albert.PUBLISHED[-1][2]))["D"] == 498_622_464  # H = 6144
+    odd = [name for _, name, settings, size in albert.PUBLISHED
+           if size not in [round(value / 1e6) for value in albert.countings(albert.Config(**settings)).values()]]
+    assert odd == ["ALBERT xxlarge"] and len(albert.PUBLISHED) == 24
     with torch.device("meta"):
         cfg = albert.Config()
         assert albert.count(albert.LanguageModel(cfg)) == 11_813_810
@@ -285,9 +292,37 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
     weight_files.write_weights(tmp_path / "model.safetensors", {**state, "albert.extra.weight": torch.zeros(1)})
     with pytest.raises(UserError, match="unexpected weights: albert.extra.weight"):
         albert.start_from(model, str(tmp_path), TINY, print)
+    with pytest.raises(UserError, match="encoder.words.weight is not finite"):
+        weight_files.write_weights(tmp_path / "model.safetensors", {**albert.to_hf(model.state_dict(), TINY),
+                                   "albert.embeddings.word_embeddings.weight": torch.full((60, 8), math.nan)})
+        albert.start_from(model, str(tmp_path), TINY, print)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert", "vocab_size": 60}))
     with pytest.raises(UserError, match="lacks .*num_attention_heads"):
         albert.read_shape(tmp_path)
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"num_attention_heads": 0}, "heads 0: sizes are"), ({"hidden_size": "16"}, "hidden '16': sizes are"), (5, "model_type is not albert"),
+    ({"max_position_embeddings": None}, "positions None: sizes are"), ({"classifier_dropout_prob": 2}, "classifier_dropout 2: .*below 1"),
+    ({"initializer_range": None}, "init_std None"), ({"hidden_act": ["gelu"]}, "hidden_act"), ({"max_position_embeddings": 7}, "is .40, 8. there, .7, 8. here")])
+def test_configurations_that_make_no_sense(change, message, tmp_path):
+    """Each ends in one line, whatever the action; the last fits no weights."""
+    config = albert.hf_config(TINY, "pretraining", 2)
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change} if isinstance(change, dict) else change))
+    weight_files.write_weights(tmp_path / "model.safetensors", albert.to_hf(albert.LanguageModel(TINY).state_dict(), TINY))
+    with pytest.raises(UserError, match=message):
+        run_main("--describe", "--init", tmp_path)
+        cfg = tiny(**albert.read_shape(tmp_path))
+        albert.start_from(albert.LanguageModel(cfg), str(tmp_path), cfg, print)
+
+
+def test_a_strangers_model_file_is_refused(tmp_path):
+    for content in ([1], {"weights": {}}):
+        torch.save(content, tmp_path / "model.pt")
+        with pytest.raises(UserError, match="model.pt: no model of albert.py"):
+            run_main("--describe", "--init", tmp_path)
+    torch.save({"kind": "pretraining", "outputs": 2, "weights": {}, "config": {"hidden": 24, "steps": 7}}, tmp_path / "model.pt")
+    assert set(albert.read_shape(tmp_path)) == set(albert.MODEL_FIELDS)  # and no other setting can be slipped in
 
 
 # --- figure 1 ------------------------------------------------------------------------------------
@@ -302,6 +337,17 @@ def test_untrained_shared_stack_converges_as_figure_1s_control_says():
     curve = albert.layer_distances(encoder, [(ids, torch.zeros_like(ids), torch.tensor([64]))])
     for layer, degrees, l2 in ((1, 29.4, 25.9), (2, 22.9, 12.7), (3, 19.0, 10.6), (4, 17.0, 9.4), (12, 8.4, 4.7)):
         assert curve[layer - 1]["degrees"] == pytest.approx(degrees, rel=0.15) and curve[layer - 1]["l2"] == pytest.approx(l2, rel=0.15)
+
+
+def test_figure_1s_picture_has_both_measures(monkeypatch, tmp_path, corpus):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="draws: pip install matplotlib")
+    from common import report
+    drawn = []
+    monkeypatch.setattr(report, "draw_figure", lambda path, draw: drawn.append(draw) or "")
+    run_main("--analyze", "layers", *SMALL, "--corpus", corpus, "--out", tmp_path)
+    figure, axes = pyplot.subplots()
+    drawn[0](axes)
+    assert [(len(side.lines), side.get_ylabel()[:8]) for side in figure.axes] == [(1, "L2 dista"), (1, "their an")]
 
 
 # --- LAMB and the schedule -----------------------------------------------------------------------
@@ -559,6 +605,49 @@ def test_kill_and_resume_equals_an_uninterrupted_run(corpus, tmp_path, monkeypat
         run_main("--pretrain", *SMALL, "--corpus", corpus, "--out", tmp_path / "whole", "--steps", "7")
 
 
+def test_a_kill_at_an_evaluation_loses_none(corpus, tmp_path, monkeypatch):
+    calls, real = [], albert.evaluate_language_model
+
+    def killed(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(albert, "evaluate_language_model", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(corpus, tmp_path / "run", "--eval_every", "2")
+    pretrain(corpus, tmp_path / "run", "--eval_every", "2")
+    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in logged if line.get("phase") == "dev"] == [2, 4, 6]
+
+
+def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpus, monkeypatch):
+    from common.corpus import Corpus
+    from common.distributed import Ranks
+    from common.inputs import Text
+    from common.tokenization import load_tokenizer
+    tokenizer, ranks = load_tokenizer(corpus), Ranks(0, 1, torch.device("cpu"))
+    text, cfg = Text(tokenizer, *Corpus(corpus, tokenizer).split()), tiny(layers=1, vocab_size=50, length=32, dev_rows=16)
+    model = albert.LanguageModel(cfg)
+    found = [albert.evaluate_language_model(model, text, dataclasses.replace(cfg, seed=seed), ranks) for seed in (0, 1)]
+    assert found[0] == found[1] and 16 < found[0]["scored"]["mlm"] <= 80 and 0 < found[0]["scored"]["sop"] <= 16
+    real = albert.sentence_pairs
+    monkeypatch.setattr(albert, "sentence_pairs", lambda *args: (*real(*args)[:3], torch.full((16,), -100)))
+    blind = albert.evaluate_language_model(model, text, cfg, ranks)
+    assert blind["sop"] is None and blind["scored"] == {**found[0]["scored"], "nsp": 0, "sop": 0} and blind["mlm"] == found[0]["mlm"]
+
+
+def test_a_dry_run_is_small_on_any_number_of_processes(corpus, tmp_path):
+    from common.distributed import Ranks
+    for processes, batch in ((1, 8), (16, 128)):
+        cfg = albert.Config(dry_run=True)
+        albert.check_pretraining(cfg, Ranks(0, processes, torch.device("cpu")))
+        assert cfg.batch == batch
+    run_main("--pretrain", *SMALL, "--corpus", corpus, "--out", f"{tmp_path}/run/", "--dry_run")
+    assert (tmp_path / "run-dry" / "done.json").exists()
+
+
 def test_accumulated_parts_give_the_same_update_as_processes(corpus, tmp_path):
     """One process with two parts a batch, and two processes: the same weights to rounding."""
     one = pretrain(corpus, tmp_path / "one", "--accumulate", "2", "--recompute")
@@ -653,11 +742,16 @@ def test_finetuning_every_kind_of_task(corpus, tasks, tmp_path, capsys):
     for task, name in (("CoLA", "AlbertForSequenceClassification"), ("SQuAD1.1", "AlbertForQuestionAnswering"), ("SQuAD2.0", "AlbertModel")):
         run_main("--export", tmp_path / "hf" / task, "--init", tmp_path / "ft0" / task)
         assert json.loads((tmp_path / "hf" / task / "config.json").read_text())["architectures"] == [name]
-    for target, source in ((tmp_path / "hf" / "RACE", tmp_path / "ft0" / "RACE"), (tmp_path / "hf" / "again", tmp_path / "hf" / "RACE")):
+    hf = tmp_path / "hf"
+    for target, source, name in ((hf / "RACE", tmp_path / "ft0" / "RACE", "AlbertForMultipleChoice"),
+                                 (hf / "again", hf / "RACE", "AlbertForMultipleChoice"), (hf / "bare", hf / "SQuAD2.0", "AlbertModel")):
         run_main("--export", target, "--init", source)
-        assert json.loads((target / "config.json").read_text())["architectures"] == ["AlbertForMultipleChoice"]
-    with pytest.raises(UserError, match="a run is there"):
-        run_main("--export", tmp_path / "lm", "--init", tmp_path / "lm")
+        assert json.loads((target / "config.json").read_text())["architectures"] == [name]
+    for folder in (tmp_path / "lm", hf / "RACE"):
+        with pytest.raises(UserError, match="a model or a run is there"):
+            run_main("--export", folder, "--init", folder)
+    with pytest.raises(UserError, match="--ensemble, which trains nothing"):
+        run_main("--finetune", "CoLA", *FAST, *data, "--ensemble", tmp_path / "ft0", "--init", tmp_path / "lm")
     model = albert.Classifier(tiny(layers=2, vocab_size=50, positions=64), 2)  # the head of another task of as many classes
     lines, cfg = [], tiny(layers=2, vocab_size=50, positions=64)
     for task in ("CoLA", "RTE"):
@@ -706,7 +800,27 @@ def test_spans_where_batches_are_padded_beyond_the_longest_window(corpus, tasks)
 
 
 def test_rows_are_thinned_out_evenly():
+    from common.glue import Examples
     assert albert.thin_out("RACE", list(range(10)), 4) == [0, 2, 5, 7] and albert.thin_out("RACE", [1, 2], 4) == [1, 2]
+    found = albert.thin_out("CoLA", Examples(list("abcdefghij"), None, np.arange(10), None), 4)
+    assert (found.first, found.second, found.labels.tolist()) == (["a", "c", "f", "h"], None, [0, 2, 5, 7])
+
+
+def test_questions_that_all_have_answers_need_no_threshold(tasks):
+    from common import squad
+    questions = [question for question in squad.load(tasks / "squad" / "dev-v2.0.json") if question.answers]
+    found = {"nbest": {question.id: [{"text": "winter house"}] for question in questions}, "null_odds": {question.id: 9.0 for question in questions}}
+    metrics = albert.score("SQuAD2.0", questions, found)
+    assert metrics["main"] == metrics["f1"] == 100.0 and "null_threshold" not in metrics
+
+
+def test_a_diverged_fine_tuning_scores_below_all_and_is_said(corpus, tasks, tmp_path, capsys):
+    pretrain(corpus, tmp_path / "lm")
+    run_main("--finetune", "CoLA", *FAST, "--glue", tasks / "glue", "--init", tmp_path / "lm", "--out", tmp_path / "ft", "--finetune_lr", "1e30")
+    out = capsys.readouterr().out
+    assert "a prediction on CoLA is not finite" in out and "(1 runs, 1 diverged)" in out
+    line = json.loads((tmp_path / "ft" / "done.json").read_text())["tasks"]["CoLA"]
+    assert line["runs"] == [-100.0] and line["diverged"] == 1 and not (tmp_path / "ft" / "CoLA" / "model.pt").exists()
 
 
 def test_ensembles_of_spans_average_what_several_models_propose():
@@ -755,6 +869,7 @@ def test_recipes_are_table_14():
     assert albert.recipe_of("SQuAD1.1", 1, cfg) == albert.Recipe(5e-5, 48, 0.0, 0.1, 3649, 365, 384)
     shorter = albert.recipe_of("RTE", 100, dataclasses.replace(cfg, finetune_epochs=2, finetune_batch=10))
     assert (shorter.steps, shorter.warmup) == (20, 5)  # the warm-up keeps its share
+    assert albert.recipe_of("RTE", 2490, dataclasses.replace(cfg, finetune_warmup=300)).warmup == 300
 
 
 # --- mistakes ------------------------------------------------------------------------------------
@@ -765,12 +880,16 @@ def test_recipes_are_table_14():
     (["--describe", "--share", "some"], "share 'some'"),
     (["--describe", "--heads", "5"], "hidden 96 is no multiple of heads 5"),
     (["--pretrain", "--length", "600"], "--length 600"),
-    (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10 cannot be cut"),
+    (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10 is no multiple of its 4 parts"),
     (["--pretrain", "--objective", "order"], "--objective order: choose"),
     (["--finetune", "CoLa,xyz"], "xyz: there is no such task"),
     (["--finetune", "CoLA"], "--finetune needs --init"),
     (["--analyze", "width"], "--analyze width"),
     (["--export", "x"], "--export needs --init"),
+    (["--pretrain", "--warmup", "50", "--steps", "40"], "--warmup 50: more than --steps 40"),
+    (["--pretrain", "--mask_rate", "0"], "--mask_rate 0"),
+    (["--analyze", "speed", "--length", "600"], "--length 600"),
+    (["--analyze", "layers", "--length", "600"], "--length 600"),
     (["--describe", "--init", "nowhere"], "nowhere: no model is here"),
 ])
 def test_mistakes_end_in_one_line(words, message, tmp_path, monkeypatch, tasks):
@@ -792,6 +911,11 @@ def test_a_corpus_of_single_sentences_and_a_misplaced_answer(corpus, tasks, tmp_
     prepare_corpus([folder], tokenizer, tmp_path / "prepared", progress=False)
     with pytest.raises(UserError, match="prepared: no document has two sentences"):
         run_main("--pretrain", *SMALL, "--corpus", tmp_path / "prepared", "--out", tmp_path / "run")
+    with pytest.raises(UserError, match="--vocab_size 77: .*spiece.model has 50 pieces"):
+        run_main("--pretrain", *SMALL, "--corpus", corpus, "--out", tmp_path / "run", "--vocab_size", "77")
+    (tmp_path / "lines.txt").write_text("\n\n".join(f"the {word} river was small." for word in ("stone", "green", "early", "quiet") * 200))
+    with pytest.raises(UserError, match="lines.txt: no document has two sentences"):
+        run_main("--pretrain", *SMALL, "--corpus", tmp_path / "lines.txt", "--out", tmp_path / "lines", "--tokenizer", corpus)
     pretrain(corpus, tmp_path / "lm")
     broken = json.loads((tasks / "squad" / "train-v1.1.json").read_text())
     broken["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
@@ -809,6 +933,10 @@ def test_shape_comes_from_init_and_may_not_be_contradicted(corpus, tmp_path, cap
     assert found["parameters"] == sum(found["parts"].values()) == albert.count(albert.LanguageModel(tiny(layers=2, vocab_size=50, positions=64)))
     with pytest.raises(UserError, match="--hidden 32: the model in .* has 16"):
         run_main("--describe", "--init", tmp_path / "lm", "--hidden", "32")
+    apart = tiny(share="none")
+    torch.save({"kind": "pretraining", "outputs": 2, "weights": {}, "config": dataclasses.asdict(apart)}, tmp_path / "model.pt")
+    with pytest.raises(UserError, match="--layers 8: the model in .* has 4"):  # layers of their own: another number does not fit
+        run_main("--describe", "--init", tmp_path, "--layers", "8")
 
 
 # --- one file alone ------------------------------------------------------------------------------
