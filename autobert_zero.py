@@ -12,7 +12,9 @@ Run:     torchrun autobert_zero.py --search                            search on
          python autobert_zero.py --finetune CoLA,MRPC --init runs/y --glue GLUE
 Map:     Table 1 -> OPS, infer          Sec. 3.1 -> sample_graph, sample_arch   Fig. 7 -> PUBLISHED
          Alg. 1 -> search               Sec. 3.2 -> propose, SuperNet           Eq. 1, 2 -> AttentionMixer
-         Eq. 3 -> ucb
+         Eq. 3 -> ucb                   Fig. 5 -> uniformity                    Fig. 6 -> analyze_search
+         Fig. 8 -> analyze_fidelity     Table 5 -> ablate                       Table 6 -> PRESETS
+         Table 7 -> measure             App. D.1 -> evaluate_candidate          App. D.2 -> pretrain, finetune
 Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) of the AAAI print has a pole.
          D2  `scale` always divides by sqrt(d_h): attention graphs run per head, d_x of Table 1 is the head's width.
          D3  No scalar nodes: Table 1's operations reach everything in Figure 7 with matrices alone.
@@ -34,7 +36,7 @@ Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) o
          D12 A diverged candidate scores 0 (each task's score is cut off at 0, its chance level or below) and is never a
              parent.
          D13 SentencePiece vocabulary unless a BERT vocab.txt is given with --tokenizer; the paper has WordPiece.
-         D14 Named architectures at other depths than 12: see named_arch.
+         D14 Named architectures at other depths than 12, and Table 5's convolution-only one: see named_arch, ablate.
          D15 --tasks takes MLM beside GLUE tasks: held-out masked-word accuracy. The demo uses it, since minutes of
              training leave most GLUE tasks at chance.
          D16 The random inter-layer mutation happens in half of the children, so that a child can differ in one
@@ -42,6 +44,8 @@ Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) o
          D17 15% of a batch's text is masked, not of each sequence, for static shapes; segments may begin in
              mid-sentence.
          D18 A convolution's kernel begins with deviation 1 (0 would make all heads average their window alike).
+         D19 A candidate's score is the mean over --tasks, MNLI by its matched half alone; none is tried twice.
+         D20 Fine-tuning ends with the weights that were best on dev at one of App. D.2's evaluations.
 """
 import ast
 import contextlib
@@ -109,7 +113,7 @@ class Config:
     mask_rate: float = 0.15  # share of the tokens predicted
     epochs: int = 0  # passes over the corpus in place of --steps, --pretrain only
     accumulate: int = 1  # logical shards of a batch, computed one after the other and shared out over the processes
-    compile: bool = False  # torch.compile the model
+    compile: bool = False  # torch.compile the model, in pre-training
     recompute: bool = False  # gradient checkpointing: half the memory for a third more time
     init: str = ""  # run folder of --search or --pretrain to start from
     save_every: int = 1000  # steps between checkpoints, within a fine-tuning too
@@ -135,7 +139,7 @@ class Config:
     no_weight_sharing: bool = False  # every candidate starts from the same random weights instead of the super-net
     # description and analysis
     measure: bool = False  # --describe: time a forward on this device too
-    measure_batch: int = 128  # sequences of that forward, Table 7
+    measure_batch: int = 128  # sequences of that forward, App. D.3
     folders: tuple[str, ...] = ()  # --analyze: the run folders to look at
     samples: int = 0  # --analyze: sentences (uniformity; 0: 1280) or architectures (fidelity; 0: 6, as Figure 8)
     given = frozenset()  # not a setting: the flags that were given on the command line
@@ -376,8 +380,8 @@ def parse_arch(text):
             if kernel and int(kernel[1]) not in KERNELS:
                 raise ValueError(f"kernel size {kernel[1]}; there are {', '.join(map(str, KERNELS))}")
             layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
-        except ValueError as error:
-            raise ValueError(f"layer {number}: {error}") from None
+        except (ValueError, RecursionError, MemoryError) as error:  # the last two: a formula of thousands of operations
+            raise ValueError(f"layer {number}: {str(error) or 'too long'}") from None
     return tuple(layers)
 
 
@@ -618,7 +622,8 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers. forward: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H).
+    """Embeddings and layers. forward: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H), with
+    every_layer a list of the embeddings and each layer's output.
 
     shared: build the convolutions with the transformation matrices of the super-net.
     """
@@ -648,7 +653,7 @@ class Encoder(nn.Module):
         states = [x]
         for layer in self.layers:
             x = checkpoint(layer, x, mask, use_reentrant=False) if self.recompute and self.training else layer(x, mask)
-            states.append(x)
+            states = [*states, x] if every_layer else [x]
         return states if every_layer else x
 
 
@@ -929,7 +934,7 @@ def round_sizes(cfg):
 def propose(history, number, cfg):
     """The candidates of a round, [(parent's id or None, arch)]: a function of the history, the round's number and the
     seed alone, so every process proposes the same and a resumed search proposes what it would have. No architecture is
-    proposed twice."""
+    proposed twice (D19)."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
@@ -967,7 +972,7 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
         checkpoint = Checkpoint(path, alone, model=model) if cfg.save_every < cfg.steps else None
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch, tick=tick)
         result["scores"] = score_tasks(model, arch, data.tasks, cfg, data.device, tick=tick)
-        result["score"] = sum(result["scores"].values()) / len(data.tasks)
+        result["score"] = sum(result["scores"].values()) / len(data.tasks)  # D19
     except Diverged:
         result["diverged"] = True
     result["seconds"] = round(time.perf_counter() - began, 3)
@@ -1058,7 +1063,7 @@ def record_history(run, history):
     folder = run.folder / "candidates"
     folder.mkdir(exist_ok=True)
     write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-    for path in folder.iterdir():
+    for path in folder.glob("[0-9]*"):  # others are the file system's own
         if int(path.name.split(".")[0]) < len(history):
             path.unlink()
 
@@ -1158,13 +1163,11 @@ class Data:
     dev: object  # held-out part
     tasks: list  # of GlueTask: the proxy tasks of a search
     device: torch.device
-    folder: Path  # of the run
 
 
 def open_run(cfg, action, ranks, flags=("corpus", "glue"), tasks=False):
     """Open the run folder and what the run reads. flags: the data flags that the demo data stands in for; tasks: read
     the proxy tasks too. Returns (RunFolder, Data)."""
-    from common import glue
     from common.distributed import RunFolder
     from common.inputs import fill_in, open_text
     from common.tokenization import load_tokenizer
@@ -1174,9 +1177,9 @@ def open_run(cfg, action, ranks, flags=("corpus", "glue"), tasks=False):
     if cfg.tokenizer and "corpus" not in flags:
         tokenizer = load_tokenizer(cfg.tokenizer)
         cfg.vocab_size = tokenizer.vocab_size
-        return run, Data(tokenizer, None, None, [], ranks.device, run.folder)
+        return run, Data(tokenizer, None, None, [], ranks.device)
     text = open_text(cfg, ranks, run.folder)
-    data = Data(text.tokenizer, text.train, text.dev, [], ranks.device, run.folder)
+    data = Data(text.tokenizer, text.train, text.dev, [], ranks.device)
     data.tasks = proxy_tasks(cfg, data) if tasks else []
     return run, data
 
@@ -1237,6 +1240,8 @@ def language_losses(model, ids, kinds, lengths, positions, labels, next_labels):
 
 def wrap(model, cfg, ranks):
     """The model as it is trained: compiled where asked, data-parallel where there are several processes."""
+    if cfg.compile:
+        torch.compiler.reset()  # a search compiles one network after the other, and after eight torch would give up
     network = torch.compile(model) if cfg.compile else model
     if ranks.size == 1:
         return network
@@ -1279,14 +1284,16 @@ def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick
         optimizer.step()
         optimizer.zero_grad()
         tick(1)
-        done = step + 1
-        look = done % CHECK_EVERY == 0 or done == cfg.steps
+        done, last = step + 1, step + 1 == cfg.steps
+        shown = report and (last or done % cfg.log_every == 0 or done % cfg.eval_every == 0)
+        saved = checkpoint and (last or done % cfg.save_every == 0)
+        look = last or shown or saved or done % CHECK_EVERY == 0
         if look and not math.isfinite(norm):  # once it is not, the weights are lost, and it stays so
             raise Diverged(f"gradient norm {norm} at or before step {done}")
-        if report and (done % cfg.log_every == 0 or done % cfg.eval_every == 0 or done == cfg.steps):
+        if shown:
             report(done, losses, rate)
         stop = (look or ranks.size == 1) and stopping(ranks)
-        if checkpoint and (stop or done % cfg.save_every == 0 or done == cfg.steps):
+        if saved or checkpoint and stop:
             checkpoint.save(step=done)
         if stop:
             raise Stop
@@ -1299,7 +1306,7 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
     from common.distributed import autocast, reduce_mean
     model.eval()
     sums, rows = torch.zeros(5, dtype=torch.float64), max(1, min(32, cfg.batch))
-    for index in range(ranks.rank, max(batches, ranks.size), ranks.size):
+    for index in range(ranks.rank, batches, ranks.size):
         batch = language_batch(data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
         labels, next_labels = batch[4:]
         with autocast(cfg.dtype, data.device):
@@ -1332,24 +1339,28 @@ def pretrain(cfg):
         if cfg.epochs and "steps" not in cfg.given:
             cfg.steps = math.ceil(cfg.epochs * data.train.slots(cfg.length - 3) / cfg.batch)
         bar, roof = progress(ranks, cfg.steps, "pretrain"), peak_flops(ranks.device, cfg.dtype)
-        cost, clock = 3 * sum(count_flops(arch, cfg, cfg.length).values()) / cfg.length, [time.perf_counter(), 0]
+        flops, clock = count_flops(arch, cfg, cfg.length), [0.0, 0]
+        # a token, forward and backward; the vocabulary head sees the masked positions alone
+        cost = 3 * (flops["layers"] + cfg.mask_rate * flops["vocabulary_head"]) / cfg.length
 
         def report(step, losses, rate):
-            now, before = time.perf_counter(), clock[:]
-            clock[:] = now, step
-            speed = (step - before[1]) * cfg.batch * cfg.length / (now - before[0]) if before[1] else None
-            record = {"step": step, "mlm": losses[0].item(), "nsp": losses[1].item(), "lr": rate,
-                      "tokens_per_second": speed, "share_of_peak": speed and speed * cost / (roof * ranks.size),
+            mlm, nsp = (loss.item() for loss in losses)  # waits for the device, so that the clock counts what is done
+            seconds, steps = time.perf_counter() - clock[0], step - clock[1]
+            speed = steps * cfg.batch * cfg.length / seconds if clock[1] else None  # the first steps warm up
+            record = {"step": step, "mlm": mlm, "nsp": nsp, "lr": rate, "tokens_per_second": speed,
+                      "share_of_peak": speed and speed * cost / (roof * ranks.size),
                       "memory_mb": peak_memory(ranks.device)}
             if step % cfg.eval_every == 0:
                 record["held_out"] = evaluate_language_model(model, data, cfg, ranks)
-            bar.set_postfix(mlm=f"{record['mlm']:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
+            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
             run.log(phase="pretrain", **record)
+            clock[:] = time.perf_counter(), step
 
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         try:
             train_language_model(model, data, cfg, ranks, checkpoint, tick=bar.update, report=report)
         except Diverged as error:
+            bar.close()
             raise UserError(f"{run.folder}: the training diverged ({error}); lower --lr or raise --warmup, and "
                             "--restart") from None
         result = evaluate_language_model(model, data, cfg, ranks, batches=64)
@@ -1370,7 +1381,7 @@ def read_arch(cfg):
     from common.cli import UserError
     try:
         if cfg.arch.endswith(".json"):
-            best = json.loads(Path(cfg.arch).read_text(encoding="utf-8"))
+            best = json.loads(Path(cfg.arch).read_text(encoding="utf-8-sig"))
             if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
                 raise ValueError('the file holds no object with an "arch"')
             arch = parse_arch(best["arch"])
@@ -1402,7 +1413,32 @@ def read_settings(folder, *actions):
     if action not in actions:
         raise UserError(f"{folder}: no run folder of --{' or --'.join(actions)}"
                         + (f" but one of --{action}" if action else "") + "; name another")
+    if not {*SHAPE, "arch", "ucb_unit"} <= record["settings"].keys():
+        raise UserError(f"{folder}: a run of another program; name one of autobert_zero.py")
     return {**record["settings"], "action": action}
+
+
+def take_settings(cfg, folder, settings, names):
+    """Set cfg's settings of these names, and its tokenizer unless one is given, to those of a run folder. A flag that
+    says otherwise is a UserError."""
+    from common.cli import UserError
+    for name in names:
+        if name in cfg.given and getattr(cfg, name) != settings[name]:
+            raise UserError(f"--{name} {getattr(cfg, name)}: {folder} has {settings[name]}; leave --{name} out")
+        setattr(cfg, name, settings[name])
+    own = str(Path(folder) / "corpus")  # made for this run, unless its --corpus was a prepared one
+    there = own if Path(own).exists() else settings["tokenizer"] or [*settings["corpus"], own][0]
+    cfg.tokenizer = cfg.tokenizer or there
+
+
+def read_history(folder):
+    """The evaluated candidates of a search, as history.jsonl has them; UserError where there is none."""
+    from common.cli import UserError
+    from common.distributed import read_jsonl
+    history = read_jsonl(Path(folder) / "history.jsonl")
+    if not history:
+        raise UserError(f"{folder}: no candidate is evaluated yet")
+    return history
 
 
 def read_run(cfg):
@@ -1416,16 +1452,13 @@ def read_run(cfg):
     from common.distributed import load_newest
     folder, settings = Path(cfg.init), read_settings(cfg.init, "search", "pretrain")
     searched = settings["action"] == "search"
-    for name in (*SHAPE, *(() if searched else ("arch", "variant"))):
-        if name in cfg.given and getattr(cfg, name) != settings[name]:
-            raise UserError(f"--{name} {getattr(cfg, name)}: --init {folder} has {settings[name]}; leave --{name} out")
-        setattr(cfg, name, settings[name])
-    corpus = folder / "corpus" if (folder / "corpus").exists() else settings["tokenizer"] or settings["corpus"][0]
-    cfg.tokenizer = cfg.tokenizer or str(corpus)
+    take_settings(cfg, folder, settings, (*SHAPE, *(() if searched else ("arch", "variant"))))
     if searched and "arch" not in cfg.given:
         if not (folder / "best.json").exists():
             raise UserError(f"{folder}: this search is not finished; finish it, or name an architecture with --arch")
         cfg.arch = str(folder / "best.json")
+    if not (folder / "done.json").exists():
+        print(f"warning: {folder}: not finished; its newest checkpoint is taken", file=sys.stderr)
     state = load_newest(folder / "checkpoint.pt")["owned"]
     return state["supernet" if searched else "model"], searched, None if searched else read_arch(cfg)
 
@@ -1456,10 +1489,6 @@ def start_from(model, source):
             f"left out: {', '.join(left) or 'none'}")
 
 
-# A fine-tuning problem has name, outputs, steps, batches, loss, evaluate and predict; GlueTask and SquadTask are the
-# two kinds.
-
-
 class HeldOutText:
     """The proxy task "MLM": the share of masked words of held-out text that a candidate finds, without any fine-tuning
     (D15)."""
@@ -1475,12 +1504,16 @@ class HeldOutText:
         return evaluate_language_model(model, self.data, cfg, self.ranks, batches=32)["mlm_accuracy"]
 
 
+# A fine-tuning problem has name, metrics, outputs, span, steps, batches, loss, evaluate and predict; GlueTask and
+# SquadTask are the two kinds.
+
+
 class GlueTask:
     """One GLUE task. splits: those of common.glue.load to read."""
 
     def __init__(self, task, tokenizer, cfg, splits=("train", "dev")):
         from common import glue
-        self.task, self.name, self.outputs, self.span = task, task.name, task.classes, False
+        self.task, self.name, self.metrics, self.outputs, self.span = task, task.name, task.metrics, task.classes, False
         examples = {split: glue.load(cfg.glue, task, split).head(cfg.train_rows if split == "train" or cfg.dry_run
                                                                  else 0) for split in splits}
         self.features = {split: glue.encode(examples[split], tokenizer, cfg.length) for split in splits}
@@ -1528,7 +1561,7 @@ class SquadTask:
 
     def __init__(self, name, tokenizer, cfg):
         from common import squad
-        self.name, self.outputs, self.span = name, 2, True
+        self.name, self.metrics, self.outputs, self.span = name, ("exact", "f1"), 2, True
         version = {"squad1": "v1.1", "squad2": "v2.0"}[name]
         self.questions = {split: squad.load(Path(cfg.squad) / f"{split}-{version}.json") for split in ("train", "dev")}
         for split in ("train", "dev") if cfg.dry_run else ("train",):
@@ -1659,7 +1692,7 @@ def task_names(text):
     from common.cli import UserError
     parts = text.lower().replace(",", " ").split()
     parts = [name for part in parts for name in (Config.tasks.split(",") if part == "glue" else [part])]
-    squads = [part for part in parts if part in ("squad1", "squad2")]
+    squads = list(dict.fromkeys(part for part in parts if part in ("squad1", "squad2")))
     rest = ",".join(part for part in parts if part not in ("squad1", "squad2"))
     names = [task.name for task in glue.parse_tasks(rest)] if rest else []
     if not names + squads:
@@ -1687,7 +1720,7 @@ def finetune_jobs(names, cfg):
 def finetune(cfg, text):
     """Fine-tune on GLUE and SQuAD (App. D.2). The jobs are shared out over the processes; a job that is done is not
     done again."""
-    from common.distributed import barrier, launch, on_main, progress
+    from common.distributed import Stop, launch, on_main, progress, stopping
     with launch(cfg.device) as ranks:
         names, source = task_names(text), read_run(cfg) if cfg.init else None
         arch = settle_arch(cfg)
@@ -1699,17 +1732,19 @@ def finetune(cfg, text):
             return show_scores(run.finished, ranks)
         jobs, folder = finetune_jobs(names, cfg), run.folder / "jobs"
         on_main(ranks, lambda: folder.mkdir(exist_ok=True))
-        opened, bar = (functools.cache(lambda name: open_task(name, data.tokenizer, cfg)),
-                       progress(ranks, len(jobs), "fine-tuning"))
+        opened = functools.cache(lambda name: open_task(name, data.tokenizer, cfg))
+        bar = progress(ranks, len(jobs), "fine-tuning")
         for stage in ([job for job in jobs if job[0] == "MNLI"], [job for job in jobs if job[0] != "MNLI"]):
-            for name, number, own in stage[ranks.rank::ranks.size]:
-                path = folder / (f"{name}-{number}-{own.get('finetune_lr', cfg.finetune_lr)}-"
-                                 f"{own.get('weight_decay', cfg.weight_decay)}.json")
-                if not path.exists():
-                    bar.set_description(f"fine-tuning {name}, run {number + 1}")
-                    finetune_one(opened(name), number, dataclasses.replace(cfg, **own), arch, source, data.device, path)
-                bar.update(ranks.size)
-            barrier(ranks)
+            with contextlib.suppress(Stop):  # a rank that is told to stop meets the others below
+                for name, number, own in stage[ranks.rank::ranks.size]:
+                    job = dataclasses.replace(cfg, **own)
+                    path = folder / f"{name}-{number}-{job.finetune_lr}-{job.weight_decay}.json"
+                    if not path.exists():
+                        bar.set_description(f"fine-tuning {name}, run {number + 1}")
+                        finetune_one(opened(name), number, job, arch, source, data.device, path)
+                    bar.update(ranks.size)
+            if stopping(ranks):
+                raise Stop
         bar.close()
         result = on_main(ranks, summarise, run.folder, names, cfg.preset == "small")
         run.finish(result)
@@ -1720,7 +1755,7 @@ def finetune_one(task, number, cfg, arch, source, device, path):
     """One job: a task, a seed, one setting. Writes its predictions, for MNLI its weights, and its result file last;
     continues where it was killed."""
     from common.distributed import Checkpoint, Ranks, load_file, save_file, seed_everything, write_atomic
-    began, mnli, note = time.perf_counter(), best_job(path.parent, "MNLI"), "from scratch"
+    began, mnli, note, diverged = time.perf_counter(), best_job(path.parent, "MNLI"), "from scratch", None
     checkpoint = Checkpoint(path.with_name(f"{path.stem}.training.pt"), Ranks(0, 1, device))
     seed_everything(cfg.seed, "head", task.name)
     model = SpanReader(arch, cfg) if task.span else Classifier(arch, cfg, task.outputs)
@@ -1736,13 +1771,13 @@ def finetune_one(task, number, cfg, arch, source, device, path):
         metrics = train_task(model, task, cfg, device, keep_best=True, checkpoint=checkpoint)
         metrics.update(task.predict(model, cfg, device, folder))
     except Diverged as error:
-        metrics = {"main": 0.0, "diverged": str(error)}
+        metrics, diverged = dict.fromkeys((*task.metrics, "main"), 0.0), str(error)
     if task.name == "MNLI":
         save_file(path.with_name(f"{folder.name}.pt"),
                   {name: value.cpu() for name, value in model.state_dict().items()})
     write_atomic(path, json.dumps({"job": folder.name, "task": task.name, "run": number, "lr": cfg.finetune_lr,
                                    "weight_decay": cfg.weight_decay, "metrics": metrics, "start": note,
-                                   "seconds": round(time.perf_counter() - began, 2)}, indent=1))
+                                   "diverged": diverged, "seconds": round(time.perf_counter() - began, 2)}, indent=1))
     checkpoint.remove()
 
 
@@ -1753,8 +1788,9 @@ def read_jobs(folder, name):
 
 
 def best_job(folder, name):
-    """The job of a task with the best dev score, None where there is none."""
-    return max(read_jobs(folder, name), key=lambda job: job["metrics"]["main"], default=None)
+    """The job of a task with the best dev score, None where there is none that has not diverged."""
+    jobs = [job for job in read_jobs(folder, name) if not job.get("diverged")]
+    return max(jobs, key=lambda job: job["metrics"]["main"], default=None)
 
 
 def summarise(folder, names, small):
@@ -1772,7 +1808,8 @@ def summarise(folder, names, small):
         tasks[name] = {"median": statistics.median(scores), "mean": statistics.mean(scores),
                        "sd": statistics.stdev(scores) if len(scores) > 1 else 0.0,
                        "n": len(scores), "lr": middle["lr"], "weight_decay": middle["weight_decay"],
-                       "metrics": middle["metrics"], "start": middle["start"]}
+                       "metrics": middle["metrics"], "start": middle["start"],
+                       "diverged": sum(bool(job.get("diverged")) for job in runs)}
         shutil.copytree(folder / "jobs" / middle["job"], folder / "submission", dirs_exist_ok=True)
     scores = {name: entry["metrics"] for name, entry in tasks.items() if not name.startswith("squad")}
     for name in {"MRPC", "QQP"} & scores.keys() if small else ():  # Sec. 4.2, footnote 2
@@ -1789,7 +1826,7 @@ def show_scores(result, ranks):
         others = ", ".join(f"{key} {value:.4g}" for key, value in entry["metrics"].items()
                            if isinstance(value, float) and key != "main")
         say(ranks, f"{name:8s} median {entry['median']:.4f}  mean {entry['mean']:.4f}  sd {entry['sd']:.4f}  "
-                   f"n {entry['n']}  ({others})")
+                   f"n {entry['n']}  ({others})" + (f"  {entry['diverged']} diverged" if entry.get("diverged") else ""))
     for name, value in result["averages"].items():
         say(ranks, f"{name}: {value}")
 
@@ -1836,6 +1873,7 @@ PUBLISHED_COUNTS = {  # (name, layers, hidden): parameters, those of the attenti
     ("autobert-zero", 12, 768): ("104M", "15.4M", 2.3e10),
     ("autobert-zero-att", 12, 768): (None, "16.5M", None),
     ("autobert-zero-conv", 12, 768): (None, "15.4M", None),
+    ("bert", 24, 1024): ("340M", None, 8.7e10),
     ("autobert-zero", 24, 1024): ("318M", None, 6.8e10),
     ("autobert-zero", 12, 256): ("13M", None, 2.9e9),
 }
@@ -1845,7 +1883,7 @@ def describe(cfg):
     """Print one JSON object: parameters, FLOPs, the published figures beside them, and with --measure latency and
     memory (Table 7)."""
     if cfg.init:
-        read_run(cfg)
+        cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
     arch = read_arch(cfg)
     parts, attention = count_parameters(arch, cfg)
     flops = count_flops(arch, cfg, 128)
@@ -1864,8 +1902,8 @@ def describe(cfg):
 
 @torch.no_grad()
 def measure(arch, cfg, rounds=5):
-    """Seconds and peak memory of a forward of --measure_batch sequences, beside BERT of the same shape, in turns (Table
-    7: batches of 128)."""
+    """Seconds and, on GPUs, peak memory of a forward of --measure_batch sequences, beside BERT of the same shape, in
+    turns (Table 7, App. D.3)."""
     from common.distributed import autocast, pick_device
     device, seconds = pick_device(cfg.device), {"this": [], "bert": []}
     models = {"this": Encoder(arch, cfg).to(device).eval(),
@@ -1880,7 +1918,9 @@ def measure(arch, cfg, rounds=5):
             with autocast(cfg.dtype, device):
                 model(ids, kinds, lengths)[0, 0, 0].item()  # waits for the device
             seconds[name] += [time.perf_counter() - began] * (number > 0)
-            memory[name] = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
+            waiting = models["bert" if name == "this" else "this"]  # its weights are on the device too
+            memory[name] = ((torch.cuda.max_memory_allocated(device) - sum(each.nbytes for each in waiting.parameters()))
+                            / 1e6 if device.type == "cuda" else None)
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     return {"batch": cfg.measure_batch, "length": cfg.length, "seconds": middle["this"], "bert_seconds": middle["bert"],
             "bert_over_this": middle["bert"] / middle["this"], "peak_memory_mb": memory["this"],
@@ -1896,6 +1936,8 @@ def analyze(cfg, name):
     folders = cfg.folders or ((cfg.init,) if cfg.init else ())
     if not folders:
         raise UserError("which runs? name them with --folders DIR...")
+    if name in ("fidelity", "operations") and len(folders) > 1:
+        raise UserError(f"--analyze {name} looks at one search; name one folder")
     with launch(cfg.device) as ranks:
         if ranks.size > 1:
             raise UserError("--analyze runs in one process; start it with python")
@@ -1968,25 +2010,18 @@ def measure_uniformity(cfg, folder, task, examples, device):
 
 
 def analyze_fidelity(cfg, folders, ranks):
-    """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone; Kendall's
-    tau, by task, between the score in the search and the score alone. Continues where it stopped, inside a
-    network's pre-training too."""
+    """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone, on the text
+    and the tasks of the search; Kendall's tau, by task, between the score in the search and the score alone. Continues
+    where it stopped, inside a network's pre-training too."""
     from common import metrics
-    from common.distributed import RunFolder, progress, read_jsonl
-    from common.inputs import fill_in, open_text
+    from common.distributed import progress
     from common.report import write_report
-    settings = read_settings(folders[0], "search")
-    for name in (*SHAPE, "tasks", "length", "init_std", "dropout"):  # as the candidates were
-        setattr(cfg, name, settings[name])
-    cfg.init = str(folders[0])
-    cfg.tokenizer = cfg.tokenizer or str(folders[0] / "corpus")
-    settings = dataclasses.asdict(cfg)
-    run = RunFolder(cfg.out, settings, "analyze", ranks, cfg.restart, fill_in(cfg, ranks, "corpus", "glue"))
-    text = open_text(cfg, ranks, run.folder)
-    data = Data(text.tokenizer, text.train, text.dev, [], ranks.device, run.folder)
-    data.tasks = proxy_tasks(cfg, data)
-    history = sorted((line for line in read_jsonl(folders[0] / "history.jsonl") if not line["diverged"]),
-                     key=lambda line: line["score"])
+    folder, settings = folders[0], read_settings(folders[0], "search")
+    take_settings(cfg, folder, settings, (*SHAPE, "tasks", "length", "init_std", "dropout"))  # as the candidates were
+    cfg.corpus, cfg.glue = cfg.corpus or tuple(settings["corpus"]), cfg.glue or settings["glue"]
+    cfg.init = str(folder)
+    history = sorted((line for line in read_history(folder) if not line["diverged"]), key=lambda line: line["score"])
+    run, data = open_run(cfg, "analyze", ranks, tasks=True)
     count = min(cfg.samples or 6, len(history))
     bar, rows, names = progress(ranks, count, "stand-alone training"), [], [task.name for task in data.tasks]
     for index in range(count):
@@ -2029,17 +2064,17 @@ def analyze_search(cfg, folders, ranks):
     """Figure 6: the best score so far by number of evaluated candidates, mean and spread over the seeds of each
     strategy among --folders."""
     from common.cli import UserError
-    from common.distributed import read_jsonl
     from common.report import write_report
-    curves = defaultdict(list)
+    curves, tasks = defaultdict(list), set()
     for folder in folders:
         settings = read_settings(folder, "search")
         name = settings["strategy"] + (", no weight sharing" if settings["no_weight_sharing"] else "")
         if settings["strategy"] == "op-nas":
             name += f" (alpha {settings['alpha']}, unit {settings['ucb_unit']})"
-        scores = [line["score"] for line in read_jsonl(folder / "history.jsonl")]
-        if not scores:
-            raise UserError(f"{folder}: no candidate is evaluated yet")
+        tasks.add(settings["tasks"])
+        if len(tasks) > 1:
+            raise UserError(f"{folder}: a search on other tasks, {settings['tasks']}; compare searches of equal tasks")
+        scores = [line["score"] for line in read_history(folder)]
         curves[name].append([max(scores[:index + 1]) for index in range(len(scores))])
     shortest = min(len(curve) for group in curves.values() for curve in group)
     marks = sorted({shortest, *[mark for mark in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100, 200, 400, 800)
@@ -2068,12 +2103,11 @@ def analyze_search(cfg, folders, ranks):
 def analyze_operations(cfg, folders, ranks):
     """What the UCB of a search has learned: the probability of each operation by position, and of each kernel size by
     layer."""
-    from common.distributed import read_jsonl
     from common.report import write_report
     settings = read_settings(folders[0], "search")
     own = dataclasses.replace(cfg, layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"],
                               strategy="op-nas")
-    priority = OperationPriority(read_jsonl(folders[0] / "history.jsonl"), own)
+    priority = OperationPriority(read_history(folders[0]), own)
     positions = [priority.operation_probabilities(position) for position in range(len(priority.cells))]
     kernels = [priority.kernel_probabilities(layer) for layer in range(own.layers)]
 
@@ -2112,29 +2146,18 @@ def shrink(cfg):
     cfg.out, cfg.restart, cfg.given = cfg.out + "-dry", True, cfg.given | {"finetune_epochs"}
 
 
-AT_LEAST = {  # setting: smallest value
-    **dict.fromkeys(("layers", "hidden", "heads", "ffn", "vocab_size", "batch", "save_every", "log_every", "eval_every",
-                     "finetune_epochs", "finetune_batch", "population", "parents", "children", "runs", "accumulate",
-                     "measure_batch"), 1),
-    **dict.fromkeys(("rounds", "train_rows", "epochs", "samples", "embedding", "steps", "alpha", "weight_decay",
-                     "warmup", "finetune_warmup", "dropout", "seed"), 0),
-    "max_path": 2, "length": 8, "squad_length": 32}
-ABOVE_ZERO = ("lr", "finetune_lr", "clip", "mask_rate", "init_std", "ucb_unit")
-AT_MOST = {"length": 512, "squad_length": 512, "warmup": 1, "finetune_warmup": 1, "mask_rate": 0.9, "dropout": 0.9}
+AT_LEAST = {"max_path": 2, "length": 8, "squad_length": 32, "finetune_epochs": 1, "finetune_batch": 1, "seed": 0}
+AT_MOST = {"length": 512, "squad_length": 512, "warmup": 1, "finetune_warmup": 1, "seed": 2 ** 63 - 1}
 
 
 def check(cfg):
-    """Refuse settings that cannot work, in one line."""
+    """Refuse settings that cannot work, in one line; what common.cli.LIMITS refuses does not come so far."""
     from common.cli import UserError
     for name, value in vars(cfg).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"--{name} {value}: must be a finite number")
         if name in AT_LEAST and value < AT_LEAST[name]:
             raise UserError(f"--{name} {value}: must be at least {AT_LEAST[name]}")
         if name in AT_MOST and value > AT_MOST[name]:
             raise UserError(f"--{name} {value}: must be at most {AT_MOST[name]}")
-        if name in ABOVE_ZERO and value <= 0:
-            raise UserError(f"--{name} {value}: must be above 0")
     for name, choices in (("strategy", ("op-nas", "evolution", "random")), ("variant", ("", "att", "conv"))):
         if getattr(cfg, name) not in choices:
             raise UserError(f"--{name} {getattr(cfg, name)}: choose {' or '.join(filter(None, choices))}")
@@ -2142,30 +2165,30 @@ def check(cfg):
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
-    if cfg.steps < 1 and not cfg.epochs:
-        raise UserError("--steps 0: give --steps or --epochs")
     if {"steps", "epochs"} <= cfg.given:
         raise UserError("--steps and --epochs: give one of them")
-    if cfg.init and cfg.out and Path(cfg.init).resolve() == Path(cfg.out).resolve():
+    if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
         raise UserError(f"--out {cfg.out}: is --init too; choose another")
 
 
 def main(argv=None):
     """Run one action of the command line."""
-    from common.cli import parse
+    from common.cli import UserError, parse
     from common.distributed import Stop
     action, value, cfg = parse(Config, PRESETS, ACTIONS, __doc__, argv)
     if action is None:
         return 0
-    check(cfg)
     cfg.out = cfg.out or f"runs/autobert_zero-{action}-{f'{value}-' if action == 'analyze' else ''}{cfg.preset}"
+    check(cfg)
     if cfg.dry_run:
         shrink(cfg)
-    actions = {"search": search, "pretrain": pretrain, "describe": describe}
+    actions = {"search": search, "pretrain": pretrain, "finetune": finetune, "analyze": analyze, "describe": describe}
     try:
-        actions[action](cfg) if action in actions else {"finetune": finetune, "analyze": analyze}[action](cfg, value)
+        actions[action](cfg, *([] if value is True else [value]))
     except Stop:
         print("stopped; the same command continues", file=sys.stderr)
+    except torch.OutOfMemoryError:
+        raise UserError(f"{cfg.out}: out of device memory; the same command with --recompute continues") from None
     return 0
 
 
