@@ -1017,9 +1017,11 @@ def search(cfg):
         while len(history) < sum(sizes):
             number = next(number for number in range(len(sizes)) if sum(sizes[:number + 1]) > len(history))
             proposals, first = propose(history, number, cfg), len(history)  # Alg. 1, lines 4 to 7
+            best = max((line["score"] for line in history), default=0.0)
             with contextlib.suppress(Stop):  # a rank that is told to stop meets the others below
                 for index in range(ranks.rank, len(proposals), ranks.size):
-                    describe_progress(bar, number, len(sizes), first + index, sum(sizes), history)
+                    bar.set_description(f"round {number + 1}/{len(sizes)} candidate {first + index + 1}/{sum(sizes)} "
+                                        f"best {best:.4f}")
                     evaluate_once(folder / str(first + index), proposals[index][1], number, supernet, data, cfg,
                                   lambda done: bar.update(done * ranks.size))  # Alg. 1, lines 8 and 9
             if stopping(ranks):
@@ -1089,12 +1091,6 @@ def record_best(run, history):
     write_atomic(run.folder / "best.mmd", mermaid(parse_arch(result["arch"])))
     run.finish(result)
     return result
-
-
-def describe_progress(bar, number, rounds, candidate, candidates, history):
-    """Round, candidate and best score beside the bar."""
-    best = max((line["score"] for line in history), default=0.0)
-    bar.set_description(f"round {number + 1}/{rounds} candidate {candidate + 1}/{candidates} best {best:.4f}")
 
 
 def show_best(best, ranks):
@@ -1504,12 +1500,9 @@ class HeldOutText:
         return evaluate_language_model(model, self.data, cfg, self.ranks, batches=32)["mlm_accuracy"]
 
 
-# A fine-tuning problem has name, metrics, outputs, span, steps, batches, loss, evaluate and predict; GlueTask and
-# SquadTask are the two kinds.
-
-
 class GlueTask:
-    """One GLUE task. splits: those of common.glue.load to read."""
+    """One GLUE task. splits: those of common.glue.load to read. As SquadTask, it has what a fine-tuning problem needs:
+    name, metrics, outputs, span, steps, batches, loss, evaluate and predict."""
 
     def __init__(self, task, tokenizer, cfg, splits=("train", "dev")):
         from common import glue
@@ -1545,11 +1538,14 @@ class GlueTask:
         return logits.numpy()
 
     def predict(self, model, cfg, device, folder):
-        """Write the submission files of the test splits that are there. Returns MNLI's mismatched score, if any."""
+        """Write the submission files of the test splits, or raise Diverged. Returns MNLI's mismatched score, if any."""
         from common import glue
         for split in self.features:
             if split.startswith("test"):
-                glue.write_submission(folder, self.task, self.logits(model, split, cfg, device), split)
+                logits = self.logits(model, split, cfg, device)
+                if not math.isfinite(logits.sum()):
+                    raise Diverged(f"{split} of {self.name}: what it predicts is no number")
+                glue.write_submission(folder, self.task, logits, split)
         if "dev_mismatched" not in self.features:
             return {}
         logits = self.logits(model, "dev_mismatched", cfg, device)

@@ -359,6 +359,15 @@ def test_a_diverged_fine_tuning_scores_0_and_is_counted(tmp_path, capsys):
     assert abz.best_job(tmp_path / "jobs", "MRPC")["run"] == 1
 
 
+def test_a_prediction_that_is_no_number_is_a_diverged_fine_tuning(tmp_path, monkeypatch):
+    """Not a mistake of the user's, which would end the program in the midst of its jobs, each time anew."""
+    task = abz.GlueTask.__new__(abz.GlueTask)
+    task.name, task.features = "CoLA", {"train": [], "test": []}
+    monkeypatch.setattr(abz.GlueTask, "logits", lambda *rest: torch.tensor([[0.0, float("nan")]]).numpy())
+    with pytest.raises(abz.Diverged, match="test of CoLA"):
+        task.predict(None, None, None, tmp_path)
+
+
 def raising(error):
     def function(*arguments, **named):
         raise error
