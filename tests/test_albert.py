@@ -911,6 +911,9 @@ def test_a_corpus_of_single_sentences_and_a_misplaced_answer(corpus, tasks, tmp_
     prepare_corpus([folder], tokenizer, tmp_path / "prepared", progress=False)
     with pytest.raises(UserError, match="prepared: no document has two sentences"):
         run_main("--pretrain", *SMALL, "--corpus", tmp_path / "prepared", "--out", tmp_path / "run")
+    (tmp_path / "prepared" / "meta.json").write_text("{")
+    with pytest.raises(UserError, match="prepared: no finished corpus is here"):
+        run_main("--pretrain", *SMALL, "--corpus", tmp_path / "prepared", "--out", tmp_path / "run")
     with pytest.raises(UserError, match="--vocab_size 77: .*spiece.model has 50 pieces"):
         run_main("--pretrain", *SMALL, "--corpus", corpus, "--out", tmp_path / "run", "--vocab_size", "77")
     (tmp_path / "lines.txt").write_text("\n\n".join(f"the {word} river was small." for word in ("stone", "green", "early", "quiet") * 200))
