@@ -121,11 +121,11 @@ def test_the_nine_rows_of_cifar10(name, parameters, gigaflops, honest):
     assert done <= mf.paper_flops(arch, cfg, honest=True)
 
 
-@pytest.mark.parametrize("cfg", [IMAGES, TEXT], ids=["images", "text"])
+@pytest.mark.parametrize("cfg", [IMAGES, TEXT, dataclasses.replace(TEXT, qkv=0, head_dim=8)], ids=["images", "text", "wide heads"])
 def test_flops_are_those_that_torch_counts(cfg):
     from torch.utils.flop_counter import FlopCounterMode
     archs = [mf.sample_arch(mf.space_of(cfg), random.Random(seed)) for seed in range(3)]
-    archs += [mf.retype(archs[0], "linear", ("types", *(("decoder_types", "cross_types") if cfg is TEXT else ()))), mf.retype(archs[1], "plain")]
+    archs += [mf.retype(archs[0], "linear", ("types", *(() if cfg is IMAGES else ("decoder_types", "cross_types")))), mf.retype(archs[1], "plain")]
     for arch in archs:
         with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:  # there, fused attention is counted too
             ids = torch.zeros(1, 30, dtype=torch.long)
@@ -153,6 +153,21 @@ def test_translation_rows_of_table_3(name, parameters, encoder, decoder, encoder
         return sum(values) / len(values)
     assert [round(mean(arch.ffn)), round(mean(arch.decoder_ffn))] == [encoder, decoder]
     assert round(mean(arch.heads), 2) == encoder_heads and [round(mean(arch.decoder_heads)), round(mean(arch.cross_heads))] == [decoder_heads, cross]
+
+
+def test_translation_rows_of_table_5():
+    cfg, rows = mf.paper_geometry(TEXT), mf.PUBLISHED["wmt14"]
+    assert set(rows) == set(mf.PUBLISHED["cifar10"]) and all(mf.why_illegal(arch, cfg) is None for arch in rows.values())
+    for name, printed, flops in (("transformer", 213.00e6, 12.7e9), ("cosformer", 213.00e6, None)):  # Transformer-big, whole
+        assert mf.paper_parameters(rows[name], cfg) == 176_357_376 + 37_000 * 1024 == pytest.approx(printed, rel=0.006)
+        assert flops is None or mf.paper_flops(rows[name], cfg) == pytest.approx(flops, rel=0.005)
+    assert sum(mf.count_parameters(rows["transformer"], cfg).values()) == 176_357_376 + 32_768 * 1024 + 4 * 1024  # and two last norms
+    for name, twin, printed in (("mformer", "softmax", 8.09 - 8.085), ("mformer", "linear", 8.081 - 8.085),
+                                ("cosformer*", "softmax", 8.34 - 8.32), ("transformer*", "linear", 9.84 - 9.86)):
+        row, other = rows[name], rows[f"{name}-{twin}"]
+        assert mf.paper_parameters(row, cfg) == mf.paper_parameters(other, cfg)  # as printed
+        assert (mf.paper_flops(other, cfg) - mf.paper_flops(row, cfg)) / 1e9 == pytest.approx(printed, abs=0.02)
+        assert (mf.paper_flops(other, cfg, True) > mf.paper_flops(row, cfg, True)) == (twin == "linear")  # 30 tokens do not profit
 
 
 def test_spaces_are_tables_1_and_2():
@@ -218,6 +233,25 @@ def test_subnets_equal_their_extracted_networks(cfg):
         torch.testing.assert_close(network(*inputs), supernet(*inputs, arch), rtol=1e-5, atol=1e-5)
         assert sum(mf.count_parameters(arch, cfg).values()) == sum(value.numel() for value in network.parameters())
     torch.testing.assert_close(supernet(*inputs), supernet(*inputs, mf.widest(space)))
+
+
+def test_a_supernet_starts_from_one_that_holds_its_space():
+    small, large = (mf.make_supernet(mf.space_of(cfg), cfg) for cfg in (dataclasses.replace(IMAGES, hidden=(24,)), IMAGES))
+    space = mf.space_of(small.cfg)
+    again = mf.inherited(IMAGES, large, mf.widest(space), space)
+    assert again.state_dict().keys() == small.state_dict().keys() and torch.equal(again.token, large.token[:24])
+    with pytest.raises(UserError, match="does not hold the space; it has token as \\(24,\\), not \\(32,\\)"):
+        mf.inherited(IMAGES, small, large.arch, mf.space_of(IMAGES))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_whole_model_in_bfloat16_is_near_float32(number):
+    torch.manual_seed(number)
+    model = mf.Translator(text_archs()[(0, 6, 9)[number]], TEXT).eval()
+    whole = model(*text_batch())
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model(*text_batch())
+    assert low.isfinite().all() and 0 < (low - whole).abs().max() < 0.05 * whole.abs().max()
 
 
 def test_only_what_a_subnet_uses_is_trained():
@@ -328,7 +362,7 @@ def test_two_readings_of_the_tenth():
     assert mf.latency_window(scores, latencies, cfg) == pytest.approx((1.1, 9.0), abs=0.11)
     assert mf.latency_window(scores, latencies, dataclasses.replace(cfg, drop_architectures=0.0)) == (0.1, 10.0)
     assert mf.latency_window(scores, latencies, dataclasses.replace(cfg, latency_limit=50.0))[1] == pytest.approx(5.0, abs=0.11)
-    with pytest.raises(ValueError, match=r"the fastest of 100 sampled architectures takes 1.000 ms"):
+    with pytest.raises(ValueError, match=r"the fastest of 100 sampled architectures takes 1 ms and"):
         mf.latency_window(scores, latencies, dataclasses.replace(cfg, latency_limit=5.0))
 
 
@@ -487,6 +521,90 @@ def test_the_winner_keeps_the_latency_limit(tmp_path, pictures):
     assert best["scores"]["latency"] <= limit and not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """A folder like that of a finished --train."""
+    folder = tmp_path_factory.mktemp("network")
+    mf.save_model(folder / "model.pt", mf.make_model(mf.Arch(2, 24, (32, 48), (2, 3), ("linear", "softmax")), IMAGES))
+    return folder
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda saved: [1], "no model of"), (lambda saved: {**saved, "settings": 3}, "no model of"), (lambda saved: {**saved, "arch": "x"}, "no model of"),
+    (lambda saved: {**saved, "weights": {}}, "no model of"), (lambda saved: {**saved, "space": [1]}, "no model of"),
+    (lambda saved: {**saved, "arch": saved["arch"].replace("48", "40")}, "no model of"),
+    (lambda saved: {**saved, "settings": {**saved["settings"], "patch": "8"}}, "--patch 8"),
+    (lambda saved: {**saved, "settings": {**saved["settings"], "patch": 0}}, "no model of"),
+    (lambda saved: {**saved, "settings": {**saved["settings"], "task": "wmt14"}}, "--task wmt14, not of --task cifar10")])
+def test_a_file_that_is_no_model_is_named(change, message, network, tmp_path):
+    torch.save(change(torch.load(network / "model.pt")), tmp_path / "model.pt")
+    with pytest.raises(UserError, match=message) as error:
+        mf.main(["--evaluate", "--init", str(tmp_path), "--out", str(tmp_path / "run")])
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_weights_of_a_network_bring_its_geometry_and_architecture(network, tmp_path, pictures, capsys):
+    rest = ["--cifar10", str(pictures), "--device", "cpu", "--latency", "flops", "--out", str(tmp_path / "run")]
+    with pytest.raises(UserError, match="a model of --patch 8, not of --patch 4"):
+        mf.main(["--evaluate", "--init", str(network), "--patch", "4", *rest])
+    mf.main(["--train", "--init", str(network), "--steps", "1", "--lr", "1e-12", "--lr_start", "0", "--weight_decay", "0", *rest])
+    one, two = (torch.load(folder / "model.pt") for folder in (network, tmp_path / "run"))
+    assert two["arch"] == one["arch"] and two["settings"]["patch"] == 8
+    torch.testing.assert_close(two["weights"], one["weights"])
+    mf.main(["--evaluate", "--init", str(network), "--dry_run", *rest[:-1], str(tmp_path / "scored")])
+    assert json.loads((tmp_path / "scored-dry" / "done.json").read_text())["examples"] == 60  # of at most 64
+    capsys.readouterr()
+    mf.main(["--describe", "--init", str(network)])
+    assert json.loads(capsys.readouterr().out)["parameters"] == sum(value.numel() for value in one["weights"].values())
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("history.jsonl", "3\n", "not written by --search"), ("history.jsonl", '{"round": "sample"}\n', "not written by --search"),
+    ("history.jsonl", "{\n\n", "line 1: no JSON"), ("config.json", "{", "damaged"), ("config.json", "[]", "no settings of a --search")])
+def test_a_damaged_search_folder_is_named(name, content, message, network, tmp_path):
+    (tmp_path / "model.pt").write_bytes((network / "model.pt").read_bytes())
+    settings = {key: value for key, value in dataclasses.asdict(IMAGES).items()}
+    (tmp_path / "config.json").write_text(json.dumps({"settings": settings}))
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        mf.main(["--analyze", "importance", "--init", str(tmp_path), "--device", "cpu", "--out", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize("content", ["{", "3", "null", "[3]", '{"accuracy": 1}'])
+def test_a_folder_without_scores_makes_no_front(content, tmp_path):
+    (tmp_path / "done.json").write_text(content)
+    with pytest.raises(UserError, match="damaged" if content == "{" else "no folder given holds a accuracy"):
+        mf.main(["--analyze", "pareto", "--compare", str(tmp_path), "--device", "cpu", "--out", str(tmp_path / "run")])
+
+
+def test_table_5_of_a_network_that_is_linear_everywhere(monkeypatch):
+    arch = mf.PUBLISHED["wmt14"]["cosformer*"]
+    monkeypatch.setattr(mf, "train_variants", lambda cfg, ranks, run, task, variants: variants)
+    variants = mf.analyze_types(dataclasses.replace(mf.paper_geometry(TEXT), arch=mf.arch_json(arch)), None, None, None)
+    assert variants == {"as found": arch, "all softmax": mf.PUBLISHED["wmt14"]["cosformer*-softmax"]}  # "all linear" is what was found
+
+
+def test_missing_test_data_end_an_analysis_before_it_trains(tmp_path, pictures, sentences, monkeypatch):
+    monkeypatch.setattr(mf, "train_network", lambda *args, **kwargs: pytest.fail("trained"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data_batch_1.bin").write_bytes((pictures / "data_batch_1.bin").read_bytes())
+    arch = mf.arch_json(mf.sample_arch(mf.space_of(IMAGES), random.Random(0)))
+    with pytest.raises(UserError, match="there is no test_batch.bin"):
+        mf.main(["--analyze", "types", "--arch", arch, *flags(RUN_IMAGES, tmp_path / "data"), "--out", str(tmp_path / "one")])
+    arch, given = mf.arch_json(mf.sample_arch(mf.space_of(TEXT), random.Random(0))), flags(RUN_TEXT, sentences)
+    place = given.index("--test_text")
+    with pytest.raises(UserError, match="--test_text: missing"):
+        mf.main(["--analyze", "decoder", "--arch", arch, *given[:place], *given[place + 2:], "--out", str(tmp_path / "two")])
+
+
+def test_growth_and_crossing_point_of_measured_lengths():
+    rows = [{"type": kind, "tokens": tokens, "forward_ms": cost, "backward_ms": cost, "kept_mb": cost}
+            for tokens in (512, 1024, 2048, 4096) for kind, cost in (("plain softmax", tokens ** 2 / 2000), ("linear", tokens))]
+    softmax, linear = mf.length_summary(rows)
+    assert softmax["power_of_time"] == pytest.approx(2) and linear["power_of_memory"] == pytest.approx(1)
+    assert softmax["linear_faster_from"] == 2048 and linear["linear_faster_from"] is None  # 2,048 ** 2 / 2,000 > 2,048
+
+
 class Killed(Exception):
     pass
 
@@ -584,6 +702,8 @@ def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp
     assert carved.set_aside == 20 and len(carved.order) == 280 and not set(carved.order) & set(carved.held)
     given = mf.TextTask(dataclasses.replace(cfg, valid_text=str(sentences / "valid"), held_out=15), ranks, tmp_path)
     assert given.set_aside == 15 and len(given.order) == 300 and len(given.held_text) == 20
+    with pytest.raises(ValueError, match="none of 300 pairs is left"):
+        mf.TextTask(dataclasses.replace(cfg, held_out=300), ranks, tmp_path)
 
 
 def test_linear_attention_in_the_decoder_is_analysed_case_by_case(tmp_path, sentences):
@@ -644,6 +764,10 @@ def test_describe_is_one_json_object(capsys):
     shown = json.loads(capsys.readouterr().out)
     assert shown["published"]["mformer"]["paper"] == {"parameters": 19_312_906, "flops": 8_389_966_208}
     assert shown["parameters"] == sum(shown["parts"].values()) and shown["flops"] > 8e9
+    assert mf.main(["--describe"]) == 0  # the demo's widest network, not the paper's
+    assert json.loads(capsys.readouterr().out)["arch"]["hidden"] == 64
+    mf.main(["--describe", "--arch", "mformer", "--image", "112"])  # a published one in the paper's geometry, but for what is given
+    assert shown["flops"] / 5 < json.loads(capsys.readouterr().out)["flops"] < shown["flops"] / 3
     mf.main(["--describe", "--task", "wmt14", "--arch", "mformer", "--preset", "base"])
     assert json.loads(capsys.readouterr().out)["published"]["cosformer*"]["paper"]["parameters"] == 79_783_936
 
@@ -654,9 +778,16 @@ def test_describe_is_one_json_object(capsys):
     (["--train", "--arch", '{"layers": 2, "hidden": 32, "ffn": [32], "heads": [2, 2], "types": ["linear", "linear"]}'],
      "ffn has 1 values for 2 layers"),
     (["--train", "--arch", '{"layers": 1, "hidden": 32, "ffn": 32, "heads": [2], "types": ["linear"]}'], "must be a list"),
+    (["--train", "--arch", '{"layers": 1, "hidden": 32, "ffn": [32], "heads": [2], "types": [["linear"]]}'], "there are the types softmax"),
+    (["--train", "--arch", str(ROOT)], "is no architecture"), (["--describe", "--image", "30"], "it is no multiple of --patch 8"),
+    (["--search", "--arch", "mformer"], "--search with --task cifar10 has no use for it"), (["--search", "--compare", "x"], "--compare: "),
+    (["--search", "--decoder_layers", "2"], "--decoder_layers: "), (["--train", "--task", "wmt14", "--patch", "4"], "--patch: "),
+    (["--search", "--task", "wmt14", "--decoder_softmax"], "--decoder_softmax: "), (["--train", "--translate", "x"], "--translate: "),
+    (["--train", "--task", "wmt14", "--length", "1"], "--length 1"), (["--search", "--task", "wmt14", "--hidden", "15"], "must be even"),
+    (["--search", "--task", "wmt14", "--heads", "3"], "--qkv 32"),
     (["--search", "--trim_timings", "0.5"], "nothing is left"), (["--search", "--held_out", "0"], "a search needs examples"),
     (["--evaluate"], "--init is missing"), (["--analyze", "nothing"], "choose from importance, types"),
-    (["--search", "--task", "wmt14", "--connect", "4", "--layers", "3"], "there are only 3 encoder layers"),
+    (["--search", "--task", "wmt14", "--connect", "4", "--layers", "3"], "4 of 3 encoder layers"),
     (["--search", "--cifar10", "nowhere"], "there is no data_batch"), (["--analyze", "importance"], "no history.jsonl"),
     (["--search", "--latency_limit", "0.0001"], "raise the limit")])
 def test_mistakes_end_in_one_line(arguments, message, tmp_path, pictures, sentences):
