@@ -272,7 +272,7 @@ class Encoder(nn.Module):
 
 
 class MaskedHead(nn.Module):
-    """H -> E, activation, LayerNorm, E -> V with the word embeddings as its matrix. (B, M, H) -> (B, M, V)."""
+    """H -> E, activation, LayerNorm, E -> V with the word embeddings (V, E) as its matrix. (B, M, H) -> (B, M, V)."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -850,7 +850,7 @@ def evaluate_language_model(model, text, cfg, ranks):
 
 
 def open_corpus(cfg, ranks, action="pretrain"):
-    """Open the run folder of --pretrain or --analyze layers and its text. Returns (run, common.inputs.Text)."""
+    """The run folder of --pretrain or --analyze layers, and its common.inputs.Text. UserError for unordered text."""
     import numpy as np
     from common.cli import UserError
     from common.distributed import RunFolder
