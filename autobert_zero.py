@@ -616,7 +616,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x, mask):
-        mixer = self.conv if hasattr(self, "conv") else self.attention
+        mixer = self.conv if hasattr(self, "conv") else self.attention  # the names of the super-net's two branches
         x = self.mixer_norm(x + self.dropout(mixer(x, mask)))
         return self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
 
@@ -1206,7 +1206,7 @@ def make_optimizer(model, weight_decay):
     decayed = [value for value in model.parameters() if value.dim() > 1]
     plain = [value for value in model.parameters() if value.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)
+    return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
 def set_rate(optimizer, rate):
@@ -1619,9 +1619,8 @@ def infer_batch(model, batch, cfg, device):
 def train_task(model, task, cfg, device, tick=lambda done: None, keep_best=False, checkpoint=None):
     """Fine-tune on one task (App. D.1, D.2); returns its metrics on dev.
 
-    keep_best: look at dev every --eval_every steps and end with the best weights seen, as App. D.2's evaluation
-    interval implies; otherwise the last weights count. Raises Diverged, and Stop after SIGTERM (state saved where there
-    is a checkpoint).
+    keep_best: look at dev every --eval_every steps and end with the best weights seen (D20); otherwise the last weights
+    count. Raises Diverged, and Stop after SIGTERM (state saved where there is a checkpoint).
     """
     from common.distributed import Stop, autocast, seed_everything, stop_requested
     model.to(device)
