@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.distributed import write_atomic
+from common.distributed import read_json, write_atomic
 
 BLOCK = 100_000  # lines encoded at once
 
@@ -52,8 +52,11 @@ class ParallelText:
     """Token ids of sentence pairs in a folder that encode_pairs made; without special pieces."""
 
     def __init__(self, folder):
-        self.tokens = [np.load(Path(folder) / f"{side}.npy", mmap_mode="r") for side in ("source", "target")]
-        self.starts = [np.load(Path(folder) / f"{side}.starts.npy") for side in ("source", "target")]
+        try:
+            self.tokens = [np.load(Path(folder) / f"{side}.npy", mmap_mode="r") for side in ("source", "target")]
+            self.starts = [np.load(Path(folder) / f"{side}.starts.npy") for side in ("source", "target")]
+        except (ValueError, EOFError):
+            raise UserError(f"{folder}: damaged token files; delete this folder, it is made anew") from None
 
     def __len__(self):
         return len(self.starts[0]) - 1
@@ -80,7 +83,7 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
     folder = Path(folder)
     about = {"prefix": str(prefix), "endings": list(endings), "tokenizer": tokenizer.fingerprint, "longest": longest}
     done = folder / "meta.json"
-    if not done.exists() or {**json.loads(done.read_text()), "pairs": 0} != {**about, "pairs": 0}:
+    if not done.exists() or {**read_json(done), "pairs": 0} != {**about, "pairs": 0}:
         folder.mkdir(parents=True, exist_ok=True)
         lines = read_pairs(prefix, *endings)
         # arrays: of millions of sentences lists would not fit

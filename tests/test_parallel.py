@@ -34,6 +34,10 @@ def test_pairs_are_encoded_once_and_filtered(tmp_path):
     encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=3)
     assert (tmp_path / "short" / "source.npy").stat().st_mtime_ns == written
     assert len(encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=4)) == 3
+    for name in ("source.npy", "meta.json"):
+        (tmp_path / "short" / name).write_text("{")
+        with pytest.raises(UserError, match="damaged.* delete th"):
+            encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=4)
 
 
 @pytest.mark.parametrize("source, target, message", [
