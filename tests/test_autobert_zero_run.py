@@ -386,14 +386,19 @@ def test_held_out_examples_do_not_depend_on_the_number_of_processes(monkeypatch)
     assert sorted(seen) == sorted(2 * [2 * number for number in range(16)])
 
 
-def test_describe_is_one_json_object():
-    result = run([sys.executable, "autobert_zero.py", "--describe", "--preset", "base"])
-    report = json.loads(result.stdout)
-    assert report["parameters"] == sum(report["parts"].values()) == 103_800_218
-    assert report["attention_parameters"] == 15_355_392
-    assert report["flops"] == pytest.approx(2.055e10, rel=1e-3) and report["flops_with_vocabulary_head"] == pytest.approx(2.66e10, rel=1e-2)
-    bert = json.loads(run([sys.executable, "autobert_zero.py", "--describe", "--preset", "base", "--arch", "bert"]).stdout)
-    assert bert["attention_parameters"] == 21_261_312 and bert["flops"] == pytest.approx(2.235e10, rel=1e-3)
+@pytest.mark.parametrize("more, total, attention, flops, published", [
+    ((), 103_800_218, 15_355_392, 2.055e10, ["104M", "15.4M", 2.3e10]), (("--arch", "bert"), 109_705_010, 21_261_312, 2.235e10, ["110M", "21.3M", 2.9e10]),
+    (("--variant", "att"), 104_980_274, 16_536_576, None, [None, "16.5M", None]), (("--variant", "conv"), 102_620_162, 14_174_208, None, [None, "15.4M", None]),
+    (("--arch", "bert", "--preset", "large"), 335_691_058, None, None, ["340M", None, 8.7e10])])
+def test_describe_is_one_json_object(capsys, monkeypatch, more, total, attention, flops, published):
+    """The counts of Tables 2 to 5 beside the published ones."""
+    monkeypatch.setattr(sys, "argv", ["autobert_zero.py", "--describe", "--preset", "base", *more])
+    assert abz.main() == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["parameters"] == sum(report["parts"].values()) == total and list(report["published"].values()) == published
+    assert attention in (None, report["attention_parameters"])
+    if flops:
+        assert report["flops"] == pytest.approx(flops, rel=1e-3) and report["flops_with_vocabulary_head"] == pytest.approx(flops + 6e9, rel=0.01)
 
 
 def test_without_an_action_the_help_is_printed():
@@ -402,9 +407,9 @@ def test_without_an_action_the_help_is_printed():
 
 
 @pytest.mark.parametrize("name", ["search", "operations", "fidelity"])
-def test_analyses_of_a_search(searched, files, tmp_path, name):
-    result = run(command(files, ["--analyze", name], tmp_path / name, "--folders", str(searched[0]), "--samples", "2"))
-    assert result.returncode == 0, result.stderr
+def test_analyses_of_a_search(searched, files, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sys, "argv", command(files, ["--analyze", name], tmp_path / name, "--folders", str(searched[0]), "--samples", "2")[1:])
+    assert abz.main() == 0
     report = json.loads((tmp_path / name / f"{name}.json").read_text())
     assert len(report["rows"]) >= 1 and (tmp_path / name / f"{name}.md").exists()
 
