@@ -1961,7 +1961,7 @@ def analyze_pareto(cfg, ranks, run, task):
         rows += [{"from": folder, **{key: row[key] for key in keep}} for row in done
                  if isinstance(row, dict) and {*keep} <= row.keys()]
     if not rows:
-        raise mistake(f"--compare: no folder given holds a {score}; --analyze pareto needs finished folders of "
+        raise mistake(f"--compare: no folder given holds any {score}; --analyze pareto needs finished folders of "
                       "--evaluate, --analyze types or --analyze decoder")
     return [{**row, "on_front": not any(other[score] >= row[score] and other["flops"] <= row["flops"]
                                  and (other[score], other["flops"]) != (row[score], row["flops"]) for other in rows)}

@@ -573,7 +573,7 @@ def test_a_damaged_search_folder_is_named(name, content, message, network, tmp_p
 @pytest.mark.parametrize("content", ["{", "3", "null", "[3]", '{"accuracy": 1}'])
 def test_a_folder_without_scores_makes_no_front(content, tmp_path):
     (tmp_path / "done.json").write_text(content)
-    with pytest.raises(UserError, match="damaged" if content == "{" else "no folder given holds a accuracy"):
+    with pytest.raises(UserError, match="damaged" if content == "{" else "no folder given holds any accuracy"):
         mf.main(["--analyze", "pareto", "--compare", str(tmp_path), "--device", "cpu", "--out", str(tmp_path / "run")])
 
 
