@@ -30,7 +30,7 @@ Differs: D1  The feed-forward activation is BERT's GELU; Eq. 3 prints the ReLU o
          D7  Pairwise accuracy is over unordered pairs, one tied in one score alone counts half; Eq. 5 divides by the
              ordered ones and could never reach 1.
          D8  Pre-training rows are [CLS] A [SEP] B [SEP] with B the continuation of A, so that fine-tuning on pairs
-             meets a trained segment embedding.
+             meets a trained segment embedding; there is no next-sentence loss, as in the released code.
          D9  Distillation leaves padding out of both means, and its input is not masked.
          D10 SentencePiece vocabulary unless --tokenizer, --teacher or --init bring a vocab.txt; the paper has
              WordPiece.
@@ -100,7 +100,7 @@ class Config:
     samples: int = 3  # M of Alg. 1: sub-models on each sub-batch
     length: int = 128  # tokens a sequence, special ones included
     steps: int = 640000  # updates of the SuperPLM: 5 epochs of BooksCorpus and Wikipedia, Sec. 4.1
-    further_steps: int = 640000  # updates of a single architecture: 5 epochs
+    further_steps: int = 640000  # updates of a single architecture: 5 epochs; the paper's BERT-S* had 10
     batch: int = 256  # sequences an update
     lr: float = 1e-5  # peak learning rate
     warmup: float = 0.1  # share of the steps; 0 where weights are taken over (Sec. 4.1)
@@ -144,12 +144,10 @@ PRESETS = {
     # The paper's proxy tasks stay at chance after minutes of pre-training; MLM and SST-2 do not (D12). About half of
     # the search space is 7.2 times as fast as this reference.
     "demo": {"vocab_size": 2000, "layers": 4, "hidden": 96, "heads": 6, "ffn": 384, "min_hidden": 32, "min_qkv": 48,
-             "dropout": 0.0, "init_std": 0.07, "accumulate": 2,
-             "length": 48, "squad_length": 96, "batch": 32, "lr": 3e-3, "steps": 600, "further_steps": 300,
-             "save_every": 100, "tasks": "MLM,SST-2",
+             "dropout": 0.0, "init_std": 0.07, "accumulate": 2, "length": 48, "squad_length": 96, "batch": 32,
+             "lr": 3e-3, "steps": 600, "further_steps": 300, "save_every": 100, "tasks": "MLM,SST-2",
              "finetune_epochs": 2, "finetune_lr": 1e-3, "finetune_batch": 32,
-             "reference": "8-96-384-6-96", "speedups": (7.2, 12.0),
-             **{phase: DEMO_SEARCH for phase in PHASES},
+             "reference": "8-96-384-6-96", "speedups": (7.2, 12.0), **{phase: DEMO_SEARCH for phase in PHASES},
              "analyze": dict(steps=150, further_steps=100, train_rows=640, population=4, generations=2,
                              latency_archs=60)},
     "base": dict(),
@@ -179,8 +177,7 @@ class Arch:
 
 
 def parse_arch(text):
-    """The Arch of a text such as 5-564-1054-8-512; ValueError says what is wrong. Any sizes that the heads divide are
-    taken."""
+    """The Arch of a text such as 5-564-1054-8-512, any sizes that the heads divide; ValueError says what is wrong."""
     parts = text.strip().split("-")
     if len(parts) != 5 or not all(re.fullmatch(r"[1-9]\d*(/[1-9]\d*)*", part) for part in parts):
         raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512")
@@ -196,23 +193,23 @@ def parse_arch(text):
     return arch
 
 
-TABLE_4 = {  # name: (architecture, published speed-up over BERT-base)
+TABLE_4 = {  # name: (architecture, published speed-up over BERT-base); Table 1 prints 31.3 and 31.0 for S4
     "BERT-S1": ("4-512-2048-8-512", 7.1), "BERT-S2": ("4-320-1280-5-320", 14.8), "BERT-S3": ("4-256-1024-4-256", 20.1),
-    "BERT-S4": ("4-192-768-3-192", 28.4), "AutoTinyBERT-S1": ("5-564-1054-8-512", 7.2),
-    "AutoTinyBERT-S2": ("4-396-624-6-384", 15.7),
+    "BERT-S4": ("4-192-768-3-192", 28.4),
+    "AutoTinyBERT-S1": ("5-564-1054-8-512", 7.2), "AutoTinyBERT-S2": ("4-396-624-6-384", 15.7),
     "AutoTinyBERT-S3": ("4-432-384-4-256", 20.2), "AutoTinyBERT-S4": ("3-320-608-4-256", 27.2),
     "BERT-KD-S1": ("4-512-2048-12-516", 4.9), "BERT-KD-S2": ("4-312-1200-12-312", 9.8),
-    "BERT-KD-S3": ("4-264-1056-12-264", 11.7),
-    "BERT-KD-S4": ("4-192-768-12-192", 17.0), "AutoTinyBERT-KD-S1": ("5-564-1024-12-528", 4.6),
-    "AutoTinyBERT-KD-S2": ("5-324-600-12-324", 9.0),
+    "BERT-KD-S3": ("4-264-1056-12-264", 11.7), "BERT-KD-S4": ("4-192-768-12-192", 17.0),
+    "AutoTinyBERT-KD-S1": ("5-564-1024-12-528", 4.6), "AutoTinyBERT-KD-S2": ("5-324-600-12-324", 9.0),
     "AutoTinyBERT-KD-S3": ("5-280-512-12-276", 10.7), "AutoTinyBERT-KD-S4": ("4-256-480-12-192", 17.0),
 }
-TABLE_F1 = {"BERT-S5": ("4-384-1536-6-384", 9.3), "AutoTinyBERT-S5": ("5-450-636-6-384", 10.8),
-            "AutoTinyBERT-Fast-S5": ("5-432-720-6-384", 10.3)}
-# Table 1; Turc et al. keep heads of 64
-PF = {"PF-4L512": ("4-512-2048-8-512", 7.1), "PF-2L768": ("2-768-3072-12-768", 7.0),
-      "PF-2L512": ("2-512-2048-8-512", 12.8),
-      "PF-6L256": ("6-256-1024-4-256", 13.3), "PF-6L128": ("6-128-512-2-128", 28.2)}
+TABLE_F1 = {  # Table 5 prints 9.9 for BERT-S5
+    "BERT-S5": ("4-384-1536-6-384", 9.3), "AutoTinyBERT-S5": ("5-450-636-6-384", 10.8),
+    "AutoTinyBERT-Fast-S5": ("5-432-720-6-384", 10.3)}
+PF = {  # Table 1; Turc et al. keep heads of 64
+    "PF-4L512": ("4-512-2048-8-512", 7.1), "PF-2L768": ("2-768-3072-12-768", 7.0),
+    "PF-2L512": ("2-512-2048-8-512", 12.8), "PF-6L256": ("6-256-1024-4-256", 13.3),
+    "PF-6L128": ("6-128-512-2-128", 28.2)}
 VARIANTS = {  # Table 3: (identical layers, sub-matrix extraction, effective batch-wise training)
     "hat": (False, False, False), "ils": (True, False, False), "sme": (True, True, False), "ebl": (True, True, True)}
 
@@ -234,8 +231,7 @@ def search_space(cfg, variant="ebl"):
     if cfg.hidden % cfg.heads:
         raise ValueError(f"--hidden {cfg.hidden} is no multiple of --heads {cfg.heads}")
     if cfg.min_hidden > min(cfg.hidden, cfg.ffn):
-        raise ValueError(f"--min_hidden {cfg.min_hidden} is more than the SuperPLM's hidden {cfg.hidden} or "
-                         f"ffn {cfg.ffn}")
+        raise ValueError(f"--min_hidden {cfg.min_hidden} is more than the SuperPLM's {cfg.hidden} or ffn {cfg.ffn}")
     if cfg.setting == "distill" and (cfg.min_qkv % cfg.heads or cfg.min_qkv > cfg.hidden):
         raise ValueError(f"--min_qkv {cfg.min_qkv} must be a multiple of --heads {cfg.heads}, at most {cfg.hidden}")
     if cfg.setting == "mlm":
@@ -288,10 +284,9 @@ def flops(arch, tokens=128):
 AXES = {  # module: what its weight's axes, (out, in), are widths of; a bias has the first
     "words": ("", "hidden"), "positions": ("", "hidden"), "segments": ("", "hidden"), "norm": ("hidden",),
     "query": ("qkv", "hidden"), "key": ("qkv", "hidden"), "value": ("qkv", "hidden"), "output": ("hidden", "qkv"),
-    "attention_norm": ("hidden",),
-    "expand": ("ffn", "hidden"), "shrink": ("hidden", "ffn"), "ffn_norm": ("hidden",), "pooler": ("hidden", "hidden"),
-    "transform": ("hidden", "hidden"), "transform_norm": ("hidden",), "fit": ("", "hidden"),
-}
+    "attention_norm": ("hidden",), "expand": ("ffn", "hidden"), "shrink": ("hidden", "ffn"), "ffn_norm": ("hidden",),
+    "pooler": ("hidden", "hidden"), "transform": ("hidden", "hidden"), "transform_norm": ("hidden",),
+    "fit": ("", "hidden")}
 
 
 class Cut:
@@ -313,8 +308,7 @@ class Cut:
         return sum((self.widths[axis] for axis in axes), ())
 
     def __call__(self, tensor, axes, view=False):
-        """The part of a weight of `top`. view: heads stay an axis of their own, so that what is written arrives in the
-        tensor."""
+        """The part of a weight of `top`. view: heads stay an axis, so that what is written arrives in the tensor."""
         for place in reversed(range(len(axes))):
             width = self.widths[axes[place]]
             if axes[place] == "qkv":
@@ -364,8 +358,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, mask, cut=None, with_scores=False):
-        """mask: (B, 1, 1, T) True at real tokens, None where all are. with_scores: also the raw attention scores
-        (B, N, T, T)."""
+        """mask: (B, 1, 1, T) True at real tokens, None: all are. with_scores: the raw attention (B, N, T, T) too."""
 
         def run(name, x):
             return apply(getattr(self, name), name, x, cut)
@@ -435,8 +428,7 @@ def init_weights(module):
 
 
 class LanguageModel(nn.Module):
-    """Encoder with the masked-language-model head, or with the projection to a teacher's width (fit = W > 0) for
-    distillation."""
+    """Encoder with the masked-language-model head or, for distillation, a projection to the teacher's width fit = W."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, fit=0, positions=512):
         super().__init__()
@@ -467,8 +459,7 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head: logits (B, outputs) of the pooled state, or (B, T, 2), start and end of an answer,
-    where spans."""
+    """Encoder with a linear head: logits (B, outputs) of the pooled state; spans: (B, T, 2), start and end."""
 
     def __init__(self, encoder, outputs, spans=False):
         super().__init__()
@@ -511,8 +502,7 @@ def axes_of(name):
 
 
 def cut_state(model, arch):
-    """{name: the part that sub-model `arch` uses} of a LanguageModel's weights, and nothing for the layers that it
-    leaves out."""
+    """{name: the part that sub-model `arch` uses} of a LanguageModel's weights; layers left out are not in it."""
     state = {}
     for name, value in model.state_dict().items():
         axes, layer = axes_of(name)
@@ -632,14 +622,6 @@ def target_threads(cfg):
         torch.set_num_threads(before)
 
 
-def time_together(archs, cfg, rounds=5):
-    """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the
-    machine meets all alike."""
-    with target_threads(cfg):
-        times = [[time_model(arch, cfg) for arch in archs] for _ in range(rounds)]
-    return {arch: sorted(column)[rounds // 2] for arch, column in zip(archs, zip(*times))}
-
-
 def latency_terms(kind, archs, tokens, top):
     """(n, terms) what a predictor sees of each architecture. linear: the costs that a Transformer's time is made of;
     flops: their matrix products; mlp: the variables as shares of the largest architecture `top`, as in HAT."""
@@ -722,28 +704,25 @@ def smallest(space):
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2 (D2): each variable moves with chance 1/2, at least one does, to a choice at most a tenth of its
-    range away."""
+    """Mut() of Alg. 2 (D2): each variable moves with chance 1/2 (not p_m, which rules whether this is called), at least
+    one does, to a choice at most a tenth of its range away."""
+    def size(choice):  # pairs of heads and d^q|k|v compare by the latter
+        return choice[-1] if isinstance(choice, tuple) else choice
+
     genes = genes_of(arch)
     moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
     for name in moving:
         choices = space[name]
-        place = min(range(len(choices)), key=lambda index: distance(choices[index], genes[name]))
+        place = min(range(len(choices)), key=lambda index: abs(size(choices[index]) - size(genes[name])))
         reach = max(1, len(choices) // 10)
-        near = [index for index in range(place - reach, place + reach + 1)
-                if 0 <= index < len(choices) and index != place]
+        near = [at for at in range(place - reach, place + reach + 1) if 0 <= at < len(choices) and at != place]
         genes[name] = choices[rng.choice(near)] if near else choices[place]
     return make_arch(genes)
 
 
-def distance(one, other):
-    """Between two choices of a variable: numbers, or pairs that compare by d^q|k|v."""
-    return abs(one[-1] - other[-1]) if isinstance(one, tuple) else abs(one - other)
-
-
 def sample_within(space, rng, allowed):
     """A random architecture for which allowed(arch); where 300 are not, one is made smaller, variable by variable,
-    until it is."""
+    until it is or there is nothing smaller (D3)."""
     for _ in range(300):
         arch = sample_arch(space, rng)
         if allowed(arch):
@@ -771,7 +750,7 @@ def fast_candidates(space, predict, limit):
 
 
 def roulette(lines, rng):
-    """One line of the history; the chance grows with the score over the worst one's, and the worst has a little too."""
+    """One line of the history; its chance is its score over the worst one's, and the worst has a little too (D2)."""
     scores = [line["score"] for line in lines]
     return rng.choices(lines, [score - min(scores) + 0.01 * (max(scores) - min(scores)) + 1e-9 for score in scores])[0]
 
@@ -795,9 +774,8 @@ def propose(history, number, cfg, predict, limit):
             proposals.append((parent, arch))
 
     tries = 0
-    # Alg. 2, line 5; the tries end where nothing new is left
-    while len(proposals) < cfg.population and tries < 20 + 20 * len(proposals):
-        tries += 1
+    while len(proposals) < cfg.population and tries < 20 + 20 * len(proposals):  # Alg. 2, line 5
+        tries += 1  # they end where next to nothing new is left
         if not last or cfg.strategy == "random":  # Alg. 2, line 2
             append(None, sample_within(space, rng, allowed))
             continue
@@ -960,12 +938,12 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is, which makes this an ordinary
     training. probes: sub-models whose held-out loss is followed. Raises Diverged, and Stop after SIGTERM (state saved).
     """
-    from common.distributed import (Checkpoint, ShardSum, Stop, peak_memory, progress, reduce_mean, seed_everything,
-                                    shard_range, stopping)
+    from common.distributed import (Checkpoint, ShardSum, Stop, peak_memory, progress, read_json, reduce_mean,
+                                    seed_everything, shard_range, stopping)
     ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
     if (folder / "curve.json").exists():
         model.load_state_dict(load_model(folder, cfg)[0].state_dict())
-        return json.loads((folder / "curve.json").read_text())
+        return read_json(folder / "curve.json")
     folder.mkdir(parents=True, exist_ok=True)
     model.to(data.device).train()
     optimizer = SlicedAdamW(model, cfg.weight_decay)
@@ -1027,15 +1005,14 @@ def finish_training(model, data, run, folder, curve):
 # --init and --teacher.
 
 HF_LAYER = {"query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-            "output": "attention.output.dense",
-            "attention_norm": "attention.output.LayerNorm", "expand": "intermediate.dense", "shrink": "output.dense",
-            "ffn_norm": "output.LayerNorm"}
+            "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
+            "expand": "intermediate.dense", "shrink": "output.dense", "ffn_norm": "output.LayerNorm"}
 HF_OTHER = {"encoder.words": "bert.embeddings.word_embeddings",
             "encoder.positions": "bert.embeddings.position_embeddings",
             "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
             "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense",
-            "transform": "cls.predictions.transform.dense",
-            "transform_norm": "cls.predictions.transform.LayerNorm", "fit": "fit"}
+            "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
+            "fit": "fit"}
 
 
 def hf_name(name, spans=False):
@@ -1052,8 +1029,7 @@ def hf_name(name, spans=False):
 
 
 def read_folder(path, names=("model", "superplm")):
-    """(folder, its config.json, {Hugging Face name: tensor}) of a Hugging Face folder, or of the first of `names` in a
-    run folder."""
+    """(folder, config.json, {Hugging Face name: tensor}) of a Hugging Face folder, or of a run's first of `names`."""
     from common.cli import UserError
     from common.weights import read_weights
     folder = next((Path(path) / name for name in names if (Path(path) / name / "config.json").exists()), Path(path))
@@ -1072,7 +1048,7 @@ def read_folder(path, names=("model", "superplm")):
             raise UserError(f"{folder / 'config.json'}: {key} is {config.get(key)!r}; only "
                             f"{' and '.join(map(str, readable))} can be read here")
     try:
-        parse_arch(str(arch_of(config)))
+        arch_of(config)
     except (KeyError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: this describes no architecture ({error})") from None
     weights = {}
@@ -1083,10 +1059,15 @@ def read_folder(path, names=("model", "superplm")):
 
 
 def arch_of(config):
-    """The Arch that a config.json describes."""
-    return Arch(config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"],
-                config["num_attention_heads"],
-                config.get("qkv_size", config["hidden_size"]))
+    """The Arch that a config.json describes; KeyError or ValueError where it does not."""
+    names = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"
+    return parse_arch("-".join(str(size) for size in (*(config[name] for name in names),
+                                                      config.get("qkv_size", config["hidden_size"]))))
+
+
+def table_sizes(weights):
+    """(pieces, positions) of weights under Hugging Face names; 1 for a table that is missing, which take_over names."""
+    return [len(weights.get(f"bert.embeddings.{name}_embeddings.weight", [0])) for name in ("word", "position")]
 
 
 def take_over(module, weights, place, prefix=""):
@@ -1098,7 +1079,7 @@ def take_over(module, weights, place, prefix=""):
         found = weights.get(hf_name(prefix + name))
         if found is None:
             anew.append(name)
-            if "layers" in name or "words" in name:
+            if (prefix + name).startswith("encoder.") and "pooler" not in name:
                 raise UserError(f"{place}: {hf_name(prefix + name)} is missing; this is no whole BERT")
         elif found.shape != value.shape:
             raise UserError(f"{place}: {hf_name(prefix + name)} is {tuple(found.shape)}, "
@@ -1115,16 +1096,13 @@ def load_model(path, cfg, names=("model", "superplm"), fit=0):
     fit: the width of the teacher that it will follow, whatever it learnt from before."""
     folder, config, weights = read_folder(path, names)
     fit = fit or (weights["fit.weight"].shape[0] if "fit.weight" in weights else 0)
-    words, places = (weights.get("bert.embeddings.word_embeddings.weight"),
-                     weights.get("bert.embeddings.position_embeddings.weight"))
-    vocab, positions = ((len(words), len(places)) if words is not None and places is not None
-                        else (config["vocab_size"], 512))
+    vocab, positions = table_sizes(weights)
     model = LanguageModel(arch_of(config), vocab, cfg.dropout, fit, positions)
     return model, take_over(model, weights, folder)
 
 
-def load_teacher(cfg, ranks):
-    """The Encoder of --teacher, frozen; UserError where its attention cannot be followed by the SuperPLM's."""
+def load_teacher(cfg, ranks, heads):
+    """The Encoder of --teacher, frozen; UserError where a student with so many heads cannot follow its attention."""
     from common.cli import UserError
     from common.distributed import say
     if cfg.setting != "distill":
@@ -1133,18 +1111,18 @@ def load_teacher(cfg, ranks):
                             "followed head by head; use --setting distill, which keeps all heads and narrows each")
         return None
     if not cfg.teacher:
-        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT or ELECTRA "
-                        "folder or a run folder")
+        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")
     folder, config, weights = read_folder(cfg.teacher)
-    arch, heads = arch_of(config), parse_arch(cfg.arch).heads if cfg.arch else cfg.heads
+    arch, (vocab, positions) = arch_of(config), table_sizes(weights)
     if arch.heads != heads:
-        raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; "
-                        "attention is compared head by head, so use --setting "
-                        f"distill, which keeps all heads, with --heads {arch.heads} (and a --hidden that it divides)")
-    vocab, positions = (len(weights["bert.embeddings.word_embeddings.weight"]),
-                        len(weights["bert.embeddings.position_embeddings.weight"]))
-    teacher = Encoder(arch, vocab, 0.0, positions, config.get("embedding_size"))
+        raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; attention is compared "
+                        "head by head, so use --setting distill, which keeps all heads, "
+                        f"with --heads {arch.heads} (and a --hidden that it divides)")
+    width = weights.get("bert.embeddings.word_embeddings.weight", torch.zeros(1, arch.hidden)).shape[-1]
+    teacher = Encoder(arch, vocab, 0.0, positions, width)
     say(ranks, "teacher", take_over(teacher, weights, folder, "encoder."))
+    if positions < cfg.length:
+        raise UserError(f"{folder}: the teacher has {positions} positions, too few for --length {cfg.length}")
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
@@ -1160,7 +1138,8 @@ def make_model(arch, cfg, data):
 
 
 def start_model(arch, cfg, data, ranks, names=("model", "superplm")):
-    """The LanguageModel to start from: --init's weights, cut to `arch` (None: as they are), or fresh ones."""
+    """The LanguageModel to start from: --init's weights, cut to `arch` (None: as they are), or fresh ones; UserError
+    where it does not fit to the data."""
     from common.cli import UserError
     from common.distributed import say, seed_everything
     if not cfg.init:
@@ -1168,12 +1147,18 @@ def start_model(arch, cfg, data, ranks, names=("model", "superplm")):
     if arch and arch_of(read_folder(cfg.init, names)[1]) != arch:
         names = ("superplm", "model")  # sub-models are parts of the SuperPLM, not of the model that came out of it
     seed_everything(cfg.seed, "weights made anew")
-    model, note = load_model(cfg.init, cfg, names, data.teacher.arch.hidden if data and data.teacher else 0)
+    model, note = load_model(cfg.init, cfg, names, data.teacher.arch.hidden if data.teacher else 0)
     say(ranks, note)
-    if data and model.encoder.words.num_embeddings != data.tokenizer.vocab_size:
+    longest = max([cfg.length, *(cfg.squad_length for task in data.tasks if task.name == "SQuAD")])
+    if (data.train or data.tasks) and model.encoder.positions.num_embeddings < longest:
+        raise UserError(f"{cfg.init}: the model has {model.encoder.positions.num_embeddings} positions, too few for "
+                        f"--length or --squad_length {longest}")
+    if data.train and not data.teacher and hasattr(model, "fit"):
+        raise UserError(f"{cfg.init}: a distilled model has no masked-language-model head; go on with --setting "
+                        "distill and its --teacher, or name other tasks than MLM")
+    if model.encoder.words.num_embeddings != data.tokenizer.vocab_size:
         raise UserError(f"{cfg.init}: {model.encoder.words.num_embeddings} pieces in the model, "
-                        f"{data.tokenizer.vocab_size} in "
-                        f"{data.tokenizer.path}; give the model's own vocabulary with --tokenizer")
+                        f"{data.tokenizer.vocab_size} in {data.tokenizer.path}; give its own with --tokenizer")
     if arch and arch != model.encoder.arch:
         reason = why_outside(arch, model.encoder.arch)
         if reason:
@@ -1195,14 +1180,13 @@ def save_model(folder, model, tokenizer):
                   {hf_name(name, spans): value for name, value in model.state_dict().items()})
     name = tokenizer.save(folder).name
     reader = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[name]
-    write_atomic(Path(folder) / "tokenizer_config.json",
-                 json.dumps({"tokenizer_class": reader, "do_lower_case": tokenizer.lower, "model_max_length": 512}))
+    write_atomic(Path(folder) / "tokenizer_config.json", json.dumps({"tokenizer_class": reader, "do_lower_case":
+                 tokenizer.lower, "model_max_length": encoder.positions.num_embeddings}))
     config = {"model_type": "bert", "architectures": [kind],
               **({"num_labels": model.head.out_features} if tuned else {}),
               "num_hidden_layers": arch.layers, "hidden_size": arch.hidden, "intermediate_size": arch.ffn,
-              "num_attention_heads": arch.heads, "qkv_size": arch.qkv,
-              "hidden_act": "gelu", "hidden_dropout_prob": encoder.dropout.p,
-              "attention_probs_dropout_prob": encoder.dropout.p,
+              "num_attention_heads": arch.heads, "qkv_size": arch.qkv, "hidden_act": "gelu",
+              "hidden_dropout_prob": encoder.dropout.p, "attention_probs_dropout_prob": encoder.dropout.p,
               "layer_norm_eps": 1e-12, "initializer_range": 0.02,
               "max_position_embeddings": encoder.positions.num_embeddings, "type_vocab_size": 2,
               "vocab_size": encoder.words.num_embeddings, "pad_token_id": tokenizer.pad_id}
@@ -1211,7 +1195,7 @@ def save_model(folder, model, tokenizer):
 
 # Fine-tuning.
 
-FINE_TUNING = {  # Table D.1: task: (batch, learning rate, epochs)
+FINE_TUNING = {  # Table D.1: task: (batch, learning rate, epochs); WNLI, which the paper leaves out, takes RTE's
     "SQuAD": (16, 3e-5, 4), "SST-2": (32, 2e-5, 4), "MNLI": (32, 3e-5, 4), "MRPC": (32, 2e-5, 10),
     "CoLA": (32, 1e-5, 10), "QNLI": (32, 2e-5, 10), "QQP": (32, 2e-5, 5), "STS-B": (32, 3e-5, 10),
     "RTE": (32, 2e-5, 10)}
@@ -1264,8 +1248,7 @@ def parse_task_names(text):
     from common import glue
     others, chosen = {"squad": "SQuAD", "mlm": "MLM"}, []
     for name in text.replace(",", " ").split() or [""]:
-        chosen += ([others[name.lower()]] if name.lower() in others
-                   else [task.name for task in glue.parse_tasks(name)])
+        chosen += [others[name.lower()]] if name.lower() in others else [task.name for task in glue.parse_tasks(name)]
     return list(dict.fromkeys(chosen))
 
 
@@ -1273,9 +1256,9 @@ def load_task(name, cfg, tokenizer, every=False):
     """A Task with its features; --train_rows cuts the training part, flags override Table D.1. every: also GLUE's test
     parts and MNLI's mismatched ones, where the files are there."""
     from common import glue, squad
-    batch, lr, epochs = FINE_TUNING.get(name, FINE_TUNING["RTE"])
     if name == "MLM":  # nothing to fine-tune
         return Task(name, None, {}, 0, 0.0, 0)
+    batch, lr, epochs = FINE_TUNING.get(name, FINE_TUNING["RTE"])
     recipe = cfg.finetune_batch or batch, cfg.finetune_lr or lr, cfg.finetune_epochs or epochs
     rows = cfg.train_rows or None
     if name == "SQuAD":
@@ -1297,11 +1280,9 @@ def fine_tune(encoder, task, cfg, device, seed):
     """Fine-tune a copy of the encoder on a task. Returns the TaskModel; raises Diverged, and Stop after SIGTERM."""
     from common.distributed import Stop, autocast, seed_everything, stop_requested
     seed_everything(seed, "head", task.name)
-    model = TaskModel(copy.deepcopy(encoder), task.kind.classes if task.kind else 2,
-                      spans=not task.kind).to(device).train()
+    model = TaskModel(copy.deepcopy(encoder), task.kind.classes if task.kind else 2, not task.kind).to(device).train()
     groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
-               "weight_decay": cfg.weight_decay * decayed}
-              for decayed in (True, False)]
+               "weight_decay": cfg.weight_decay * decayed} for decayed in (True, False)]
     optimizer, steps = torch.optim.AdamW(groups, lr=task.lr, eps=1e-6, fused=True), task.steps()
     batches = (batch for epoch in range(task.epochs)
                for batch in task.module.batches(task.features["train"], task.batch, seed=seed, epoch=epoch))
@@ -1379,36 +1360,42 @@ def judge(model, data, cfg, seed=0, folder=None):
 
 def share_out(names, folder, run, work):
     """[work(0), work(1), ...] for len(names) jobs, shared out over the processes. Each JSON result is kept as
-    folder/NAME.json, and what is there is not done again."""
-    from common.distributed import barrier, write_atomic
+    folder/NAME.json, and what is there is not done again. Raises Stop on every process after SIGTERM on any."""
+    from common.distributed import Stop, read_json, stop_requested, stopping, write_atomic
     folder.mkdir(parents=True, exist_ok=True)
-    for index in range(run.ranks.rank, len(names), run.ranks.size):
-        if not (folder / f"{names[index]}.json").exists():
-            write_atomic(folder / f"{names[index]}.json", json.dumps(work(index)))
-    barrier(run.ranks)
-    return [json.loads((folder / f"{name}.json").read_text()) for name in names]
+    with contextlib.suppress(Stop):  # who left here alone would leave the others waiting
+        for index in range(run.ranks.rank, len(names), run.ranks.size):
+            if not stop_requested() and not (folder / f"{names[index]}.json").exists():
+                write_atomic(folder / f"{names[index]}.json", json.dumps(work(index)))
+    if stopping(run.ranks):  # waits for all
+        raise Stop
+    return [read_json(folder / f"{name}.json") for name in names]
 
 
 # The phases of --search.
 
 
-def open_run(cfg, action, ranks, text=True, tasks=""):
-    """Open the run folder and what the action reads. Returns (common.distributed.RunFolder, Data or None)."""
+def open_run(cfg, action, ranks, text=True, tasks=None):
+    """Open the run folder and what the action reads. Returns (common.distributed.RunFolder, Data); Data is None where
+    nothing is to be read, or the run is finished, which is said."""
     from common.cli import UserError
-    from common.distributed import RunFolder
+    from common.distributed import RunFolder, say, shard_range
     from common.inputs import fill_in, open_text
     from common.tokenization import load_tokenizer
-    settings, names = dataclasses.asdict(cfg), parse_task_names(tasks) if tasks else []
-    if cfg.length > 512 or "SQuAD" in names and cfg.squad_length > 512:
-        raise UserError(f"--length {cfg.length}, --squad_length {cfg.squad_length}: models here have 512 positions")
+    settings, names = dataclasses.asdict(cfg), [] if tasks is None else parse_task_names(tasks)
+    if not 8 <= cfg.length <= 512 or "SQuAD" in names and not 8 <= cfg.squad_length <= 512:
+        raise UserError(f"--length {cfg.length}, --squad_length {cfg.squad_length}: choose 8 to 512 positions")
     if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} sub-batches; "
-                        "make it a multiple")
+        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches")
+    if text and action != "finetune":
+        shard_range(ranks, cfg.accumulate)  # a UserError now rather than in the first step
     if "MLM" in names and cfg.setting == "distill":
         raise UserError("--tasks MLM: --setting distill trains no masked-language-model head; name other tasks")
     needed = ["corpus"] * text + ["squad"] * ("SQuAD" in names) + ["glue"] * bool(set(names) - {"SQuAD", "MLM"})
     run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, fill_in(cfg, ranks, *needed))
-    if not text and not names:
+    if run.finished:
+        say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
+    if run.finished or not text and not names:
         return run, None
     sources = [read_folder(source)[0] for source in (cfg.init, cfg.teacher) if source]
     own = {folder: next((folder / name for name in ("vocab.txt", "spiece.model") if (folder / name).exists()), None)
@@ -1417,7 +1404,10 @@ def open_run(cfg, action, ranks, text=True, tasks=""):
         if not cfg.tokenizer and not path:
             raise UserError(f"{folder}: no vocab.txt and no spiece.model is here; give its vocabulary with --tokenizer")
         cfg.tokenizer = cfg.tokenizer or str(path)
-    teacher, opened = (load_teacher(cfg, ranks), open_text(cfg, ranks, run.folder)) if text else (None, None)  # D10
+    student = (parse_arch(cfg.arch) if cfg.arch else
+               arch_of(read_folder(cfg.init)[1]) if cfg.init and action == "further_train" else super_arch(cfg))
+    teacher = load_teacher(cfg, ranks, student.heads) if text else None
+    opened = open_text(cfg, ranks, run.folder) if text else None  # D10
     tokenizer = opened.tokenizer if opened else load_tokenizer(cfg.tokenizer)
     for folder, path in own.items():
         mine = path and load_tokenizer(path)
@@ -1427,6 +1417,8 @@ def open_run(cfg, action, ranks, text=True, tasks=""):
     if teacher and teacher.words.num_embeddings != tokenizer.vocab_size:
         raise UserError(f"{cfg.teacher}: {teacher.words.num_embeddings} pieces in the teacher, "
                         f"{tokenizer.vocab_size} in {tokenizer.path}; give the teacher's own")
+    if opened and not teacher and tokenizer.mask_id is None:
+        raise UserError(f"{tokenizer.path}: the vocabulary lacks [MASK]; take another")
     loaded = [load_task(name, cfg, tokenizer, every=action == "finetune") for name in names]
     return run, Data(tokenizer, opened and opened.train, opened and opened.dev, loaded, teacher, ranks.device)
 
@@ -1442,16 +1434,19 @@ def checked_space(cfg, variant="ebl"):
 
 def checked_arch(text, needed=True):
     """The Arch of --arch: its text form, or a best.json. None where there is no text and none is needed; UserError
-    where it is no architecture."""
+    where it is no architecture, or one whose layers differ, which no config.json can describe."""
     from common.cli import UserError
     if not text and not needed:
         return None
     if not text:
         raise UserError("give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json")
     try:
-        return parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text)
+        arch = parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{text}: no architecture is here ({error})") from None
+    if "/" in str(arch):
+        raise UserError(f"{arch}: give one number for all layers; layers of their own are for --variant hat alone")
+    return arch
 
 
 def train_superplm(variant, steps, data, cfg, run, folder):
@@ -1474,16 +1469,20 @@ def latency_setting(cfg):
 
 
 def read_measurements(cfg, folder):
-    """{Arch: [milliseconds]} of the latency file, in its order."""
-    from common.distributed import read_jsonl
+    """{Arch: [milliseconds]} of the latency file, in its order; UserError names a line that is no measurement."""
     from common.cli import UserError
-    found, setting, path = {}, latency_setting(cfg), cfg.latency_data or folder / "latency.jsonl"
+    found, setting, path, number = {}, latency_setting(cfg), Path(cfg.latency_data or folder / "latency.jsonl"), 0
     try:
-        for line in read_jsonl(path):
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
+            line = json.loads(text)
+            arch, took = parse_arch(line["arch"]), float(line["milliseconds"])
+            if not 0 < took < math.inf:
+                raise ValueError(f"{took} milliseconds")
             if all(line.get(key) == value for key, value in setting.items()):
-                found.setdefault(parse_arch(line["arch"]), []).append(line["milliseconds"])
-    except (ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: no file of measurements ({error})") from None
+                found.setdefault(arch, []).append(took)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}, line {number}: no measurement ({error}); delete the line, or name another file with "
+                        "--latency_data") from None
     return found
 
 
@@ -1491,6 +1490,7 @@ def measure_latency(cfg, folder, space, again=0):
     """Measure the reference, the smallest and --latency_archs random architectures of the whole space, --latency_rounds
     times each, one round after the other; what the file holds already counts. again: further measurements of the
     first two. Returns {Arch: [milliseconds]}."""
+    from common.cli import UserError
     from common.distributed import Stop, stop_requested
     from tqdm import tqdm
     rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
@@ -1498,11 +1498,15 @@ def measure_latency(cfg, folder, space, again=0):
     archs.update(dict.fromkeys(arch for arch in found if why_outside(arch, super_arch(cfg)) is None))
     while len(archs) < min(cfg.latency_archs + 2, space_size(space)):
         archs[sample_arch(space, rng)] = None
+    if len(archs) < 4:  # the reference, and three for report_predictors to learn from and to predict
+        raise UserError(f"--latency_archs {cfg.latency_archs} of {space_size(space)}: too few to learn from")
     jobs = [arch for round_ in range(cfg.latency_rounds) for arch in archs if len(found.get(arch, [])) <= round_]
     jobs += again * [checked_arch(cfg.reference), smallest(space)]
     path = Path(cfg.latency_data or folder / "latency.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     with target_threads(cfg), open(path, "a", encoding="utf-8") as file:
+        if path.read_bytes()[-1:] not in (b"", b"\n"):
+            file.write("\n")
         for arch in tqdm(jobs, desc="latency", disable=None):
             found.setdefault(arch, []).append(time_model(arch, cfg))
             file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")
@@ -1511,6 +1515,19 @@ def measure_latency(cfg, folder, space, again=0):
                 raise Stop
     # one order, so that what is learnt does not depend on the file's
     return {arch: found[arch] for arch in sorted(archs, key=str)}
+
+
+def time_together(archs, cfg, rounds=5):
+    """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the
+    machine meets all alike. Raises Stop after SIGTERM."""
+    from common.distributed import Stop, stop_requested
+    times = {arch: [] for arch in archs}
+    with target_threads(cfg):
+        for arch in rounds * list(times):
+            times[arch].append(time_model(arch, cfg))
+            if stop_requested():
+                raise Stop
+    return {arch: sorted(column)[rounds // 2] for arch, column in times.items()}
 
 
 def report_predictors(measured, cfg, folder):
@@ -1522,8 +1539,8 @@ def report_predictors(measured, cfg, folder):
     unseen, seen = archs[::5], [arch for index, arch in enumerate(archs) if index % 5]
     target, rows, predictions = [min(measured[arch]) for arch in unseen], [], {}
     for kind in ("linear", "mlp", "flops"):
-        predictor = Predictor(kind, super_arch(cfg), cfg.latency_length).fit(
-            seen, [min(measured[arch]) for arch in seen])
+        predictor = Predictor(kind, super_arch(cfg), cfg.latency_length)
+        predictor.fit(seen, [min(measured[arch]) for arch in seen])
         predictions[kind] = predictor(unseen)
         errors = [abs(guess / real - 1) for guess, real in zip(predictions[kind], target)]
         rows.append([kind, len(seen), len(unseen), 100 * sum(errors) / len(errors), 100 * max(errors),
@@ -1532,19 +1549,21 @@ def report_predictors(measured, cfg, folder):
     noise = [200 * abs(a - b) / (a + b) for a, b in twice] or [0.0]
     rows.append(["one measurement against another", "", len(twice), sum(noise) / len(noise), max(noise),
                  kendall(*zip(*twice)) if twice else 0.0])
-    write_report(folder, "predictor",
-                 ["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"], rows)
+    columns = ["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"]
+    write_report(folder, "predictor", columns, rows)
     table = [[str(arch), real, *guesses] for arch, real, *guesses in zip(unseen, target, *predictions.values())]
     write_report(folder, "predicted", ["unseen architecture", "measured ms", *(f"{kind} ms" for kind in predictions)],
                  table[::max(1, len(table) // 20)], {"all": table})
 
 
 def learn_latency(cfg, run):
-    """Measure, learn, report. Returns (predict, limit in ms); UserError where nothing meets the limit."""
+    """Measure, learn, report; again where other --latency_archs or --latency_rounds are asked of a folder without
+    candidates. Returns (predict, limit in ms); UserError where nothing meets the limit."""
     from common.cli import UserError
     from common.distributed import load_file, on_main, save_file
     space, folder, reference = checked_space(cfg), run.folder, checked_arch(cfg.reference)
     path, predict = folder / "predictor.pt", Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length)
+    asked = [cfg.latency_archs, cfg.latency_rounds]
 
     def learn(again):
         measured = measure_latency(cfg, folder, space, again)
@@ -1552,10 +1571,14 @@ def learn_latency(cfg, run):
         archs = [arch for arch in measured if why_outside(arch, super_arch(cfg)) is None]
         predict.fit(archs, [min(measured[arch]) for arch in archs])
         save_file(path, {"weights": predict.weights, "reference": min(measured[reference]),
-                         "smallest": min(measured[smallest(space)])})
+                         "smallest": min(measured[smallest(space)]), "asked": asked})
 
     for again in (0, 5):  # before a limit is called impossible, what says so is measured again
-        if again or not path.exists():
+        known = on_main(run.ranks, lambda: load_file(path).get("asked", asked) if path.exists() else None)
+        if known not in (None, asked) and any(folder.rglob("candidates")):
+            raise UserError(f"{folder}: its candidates were proposed with --latency_archs {known[0]} --latency_rounds "
+                            f"{known[1]}; go on with these, or choose another --out")
+        if again or known != asked:
             on_main(run.ranks, learn, again)
         saved = load_file(path)
         predict.weights = saved["weights"]
@@ -1596,12 +1619,14 @@ def confirm(history, cfg, run, folder):
     """The best architectures that meet the limit when they are measured beside the reference (D4): [{arch, score,
     milliseconds, speedup}], at most --winners. UserError where none does."""
     from common.cli import UserError
-    from common.distributed import on_main, say, write_atomic
+    from common.distributed import on_main, read_json, say, write_atomic
     path, reference = folder / "finalists.json", checked_arch(cfg.reference)
 
     def measure():
         ranked, found = sorted((line for line in history if not line["diverged"]),
                                key=lambda line: (-line["score"], line["id"])), []
+        if not ranked:
+            raise UserError(f"{folder}: the fine-tuning of every candidate has diverged; lower --finetune_lr")
         while ranked and len(found) < cfg.winners:
             tried, ranked = ranked[:cfg.winners], ranked[cfg.winners:]
             times = time_together([reference, *(parse_arch(line["arch"]) for line in tried)], cfg)
@@ -1611,8 +1636,7 @@ def confirm(history, cfg, run, folder):
                 say(run.ranks, f"{line['arch']}: {took:.2f} ms, {speedup:.2f} x, "
                                f"{'within' if speedup >= cfg.speedup else 'NOT within'} the limit")
                 if speedup >= cfg.speedup:
-                    found.append({"arch": line["arch"], "one_shot": line["score"],
-                                  "milliseconds": took, "speedup": speedup})
+                    found.append(dict(arch=line["arch"], one_shot=line["score"], milliseconds=took, speedup=speedup))
         if not found:
             raise UserError(f"--speedup {cfg.speedup}: none of {len(history)} candidates that were predicted to "
                             "meet it does when measured; the same command measures again, best on an idle machine")
@@ -1620,7 +1644,7 @@ def confirm(history, cfg, run, folder):
 
     if not path.exists():
         on_main(run.ranks, measure)
-    return json.loads(path.read_text())
+    return read_json(path)
 
 
 def train_further(superplm, arch, data, cfg, run, folder):
@@ -1639,22 +1663,22 @@ def search(cfg, action="search"):
     from common.distributed import barrier, launch, on_main, say, write_atomic
     with launch(cfg.device) as ranks:
         run, data = open_run(cfg, "search", ranks, action != "latency",
-                             cfg.tasks if action in ("search", "evolve") else "")
+                             cfg.tasks if action in ("search", "evolve") else None)
         if run.finished:
-            return say(ranks, f"{run.folder}: this search is finished (--restart begins anew)\n"
-                              f"{json.dumps(run.finished, indent=2)}")
+            return
+        superplm = None
         if action == "evolve" and not cfg.init and not (run.folder / "superplm" / "curve.json").exists():
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm first, or give one with --init")
-        if action in ("search", "latency", "evolve"):  # first, so that a limit that nothing meets costs no training
-            predict, limit = learn_latency(cfg, run)
-        if action == "latency":
-            return say(ranks, f"{run.folder}: measured; {cfg.speedup} x {cfg.reference} is {limit:.2f} ms")
-        if cfg.init and action != "superplm":
+        if cfg.init and action in ("search", "evolve"):
             superplm = start_model(None, cfg, data, ranks, ("superplm", "model")).to(data.device)
             if superplm.encoder.arch != super_arch(cfg):
                 raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but "
                                 f"--layers, --hidden, --ffn and --heads say {super_arch(cfg)}")
-        else:
+        if action != "superplm":  # before the training, so that a limit that nothing meets costs none
+            predict, limit = learn_latency(cfg, run)
+        if action == "latency":
+            return say(ranks, f"{run.folder}: measured; {cfg.speedup} x {cfg.reference} is {limit:.2f} ms")
+        if not superplm:
             superplm = train_superplm(cfg.variant, cfg.steps, data, cfg, run, run.folder / "superplm")
         if action == "superplm":
             return say(ranks, f"{run.folder / 'superplm'}: trained")
@@ -1675,26 +1699,27 @@ def search(cfg, action="search"):
         results = share_out([line["arch"] for line in finalists], run.folder / "finals", run,
                             lambda index: judge(models[index], data, cfg))
         winner = max(range(len(finalists)), key=lambda index: results[index]["score"])
-        result = {**finalists[winner], **results[winner], **cost,
-                  "parameters": sum(parameters(models[winner].encoder.arch, cfg.vocab_size).values())}
+        encoder = models[winner].encoder
+        count = parameters(encoder.arch, encoder.words.num_embeddings, encoder.positions.num_embeddings)
+        result = {**finalists[winner], **results[winner], **cost, "parameters": sum(count.values())}
         on_main(ranks, save_model, run.folder / "model", models[winner], data.tokenizer)
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         barrier(ranks)
         run.finish(result)
         say(ranks, f"{result['arch']}: score {result['score']:.4f} ({result['one_shot']:.4f} before further training), "
                    f"{result['milliseconds']:.2f} ms, {result['speedup']:.2f} x {cfg.reference}, "
-                   f"{result['parameters']:,} parameters: "
-                   f"{run.folder / 'model'}")
+                   f"{result['parameters']:,} parameters: {run.folder / 'model'}")
 
 
 def further_train(cfg):
     """Train one architecture: from --init's weights (a SuperPLM's, cut out), or from scratch."""
     from common.distributed import launch, say
+    arch = checked_arch(cfg.arch, needed=not cfg.init)
     with launch(cfg.device) as ranks:
         run, data = open_run(cfg, "further_train", ranks)
         if run.finished:
-            return say(ranks, f"{run.folder}: this training is finished (--restart begins anew)")
-        model = start_model(checked_arch(cfg.arch, needed=not cfg.init), cfg, data, ranks)
+            return
+        model = start_model(arch, cfg, data, ranks)
         curve = pretrain(model, lambda step, shard: [None], data, cfg, run, run.folder / "model", cfg.further_steps,
                          0.0 if cfg.init else cfg.warmup)
         run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
@@ -1717,6 +1742,8 @@ def finetune(cfg, tasks):
         raise UserError("--finetune needs weights: give a run folder or a Hugging Face folder with --init")
     with launch(cfg.device) as ranks:
         run, data = open_run(cfg, "finetune", ranks, "MLM" in parse_task_names(tasks), tasks)
+        if run.finished:
+            return
         model = start_model(checked_arch(cfg.arch, needed=False), cfg, data, ranks)
         jobs = [(task, seed) for task in data.tasks for seed in range(cfg.runs)]
         names, tuned = [f"{task.name}-{seed}" for task, seed in jobs], run.folder / "tuned"
@@ -1737,9 +1764,8 @@ def finetune(cfg, tasks):
 
         on_main(ranks, keep_best)
         means = {name: sum(values) / len(values) for name, values in scores.items()}
-        counted = {"Score": [value for name, value in means.items()  # Table 1
-                             if name in FINE_TUNING and name != "SQuAD"],
-                   "Avg.": [value for name, value in means.items() if name in FINE_TUNING]}
+        counted = {label: [value for name, value in means.items() if name in FINE_TUNING and name not in without]
+                   for label, without in (("Score", {"SQuAD"}), ("Avg.", ()))}  # Table 1
         rows = [[name, *(100 * value for value in mean_and_deviation(values)), len(values)]
                 for name, values in scores.items()]
         rows += [[f"{name} of {len(values)}", 100 * sum(values) / len(values), "", ""]
@@ -1750,8 +1776,7 @@ def finetune(cfg, tasks):
 
 CHANGE = (
     "\nThe query/key/value width (`qkv_size`, {qkv}) of this model is not its hidden width ({hidden}), which plain "
-    "`transformers` takes for granted.\n"
-    "Either load the folder with `autotinybert.py` (`--init`), or change two lines of "
+    "`transformers` takes for granted.\nEither load it with `autotinybert.py` (`--init`), or change two lines of "
     "`transformers/models/bert/modeling_bert.py` (Figure B.1):\n\n"
     '- `BertSelfAttention.__init__`: `self.attention_head_size = getattr(config, "qkv_size", config.hidden_size) '
     "// config.num_attention_heads`\n"
@@ -1770,8 +1795,10 @@ def export(cfg, folder):
     if Path(folder).exists() and any(Path(folder).iterdir()):
         raise UserError(f"{folder}: not empty; choose another folder")
     with launch(cfg.device) as ranks:
-        model = start_model(checked_arch(cfg.arch, needed=False), cfg, None, ranks)
-        tokenizer, arch = load_tokenizer(cfg.tokenizer or read_folder(cfg.init)[0]), model.encoder.arch
+        tokenizer = load_tokenizer(cfg.tokenizer or read_folder(cfg.init)[0])
+        data = Data(tokenizer, None, None, [], None, ranks.device)
+        model = start_model(checked_arch(cfg.arch, needed=False), cfg, data, ranks)
+        arch = model.encoder.arch
         if hasattr(model, "fit"):
             del model.fit  # belongs to the training, not to the model; then the folder holds the encoder alone
         plain = arch.qkv == arch.hidden
@@ -1783,24 +1810,26 @@ def export(cfg, folder):
             write_atomic(Path(folder) / "README.md",
                          f"# AutoTinyBERT {arch}\n\nlayers-hidden-ffn-heads-qkv {arch}, {count:,} parameters "
                          f"(encoder and pooler), trained with `autotinybert.py`.\n{use}")
-        say(ranks, f"{folder}: {arch}, {count:,} parameters"
-            + ("" if plain else "; its README says how transformers loads it"))
+        say(ranks, f"{folder}: {arch}, {count:,} parameters; its README says how transformers loads it")
 
 
 def describe(cfg):
-    """One JSON object: parameters, FLOPs, measured and (where there are measurements) predicted latency, and the search
-    space."""
-    arch, reference, space = (checked_arch(cfg.arch, needed=False) or super_arch(cfg), checked_arch(cfg.reference),
-                              checked_space(cfg))
-    parts, times = parameters(arch, cfg.vocab_size), time_together([reference, arch], cfg, rounds=3)
+    """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, measured latency, the predicted one
+    (null without 20 measurements in --latency_data, --init or --out), and the search space."""
+    arch, reference, space = checked_arch(cfg.arch, needed=False), checked_arch(cfg.reference), checked_space(cfg)
+    vocab, positions, setting = cfg.vocab_size, 512, latency_setting(cfg)
+    if cfg.init:
+        _, config, weights = read_folder(cfg.init)
+        arch, (vocab, positions) = arch or arch_of(config), table_sizes(weights)
+    arch = arch or super_arch(cfg)
+    parts, times = parameters(arch, vocab, positions), time_together([reference, arch], cfg, rounds=3)
     result = {"arch": str(arch), "parameters": sum(parts.values()), "parts": parts,
-              "flops": flops(arch, cfg.latency_length),
-              "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, "
-                                "2 for each multiply-add",
+              "flops": flops(arch, cfg.latency_length), "flops_counting": "matrix products of encoder and pooler, "
+              f"one sequence of {cfg.latency_length}, 2 for each multiply-add",
               "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
-              "speedup": times[reference] / times[arch],
-              "latency": latency_setting(cfg), "space": {"setting": cfg.setting, "architectures": space_size(space)}}
-    measured = read_measurements(cfg, Path(cfg.init or "."))
+              "speedup": times[reference] / times[arch], "predicted_ms": None,
+              "latency": setting, "space": {"setting": cfg.setting, "architectures": space_size(space)}}
+    measured = read_measurements(cfg, Path(cfg.init or cfg.out))
     inside = [each for each in measured if why_outside(each, super_arch(cfg)) is None]
     if len(inside) >= 20 and why_outside(arch, super_arch(cfg)) is None:
         predictor = Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length).fit(
@@ -1813,8 +1842,7 @@ def describe(cfg):
 
 
 def ranking_archs(cfg):
-    """The architectures of Sec. 4.3: four depths x four widths of BERT's rule, 2L128D to 8L768D where the SuperPLM is
-    the paper's."""
+    """The architectures of Sec. 4.3: four depths x four widths of BERT's rule; from the paper's, 2L128D to 8L768D."""
     heads = sorted({max(1, round(cfg.heads * share)) for share in (1 / 6, 1 / 3, 2 / 3, 1)})
     layers = sorted({max(1, round(cfg.layers * share)) for share in (1 / 4, 1 / 2, 3 / 4, 1)})
     head = cfg.hidden // cfg.heads
@@ -1827,6 +1855,8 @@ def analyze_ranking(cfg, run, data):
     from common.cli import UserError
     from common.metrics import kendall, pairwise_accuracy
     from common.report import write_report
+    if cfg.setting == "distill":
+        raise UserError("--analyze ranking: Table 3 is about --setting mlm; distillation has no other number of heads")
     archs, folder = ranking_archs(cfg), run.folder
     variants = [name.partition("*") for name in cfg.variant.split(",")]
     for name, star, times in variants:
@@ -1862,8 +1892,8 @@ def analyze_ranking(cfg, run, data):
     for row, by_task in zip(rows, table.values()):
         for task, values in by_task.items():
             truth = table["stand-alone"][task]
-            row += [100 * sum(values) / len(values), 100 * pairwise_accuracy(values, truth),  # D7
-                    kendall(values, truth)]
+            pairwise = pairwise_accuracy(values, truth)  # D7
+            row += [100 * sum(values) / len(values), 100 * pairwise, kendall(values, truth)]
     columns = ["training", "archs",
                *(f"{task} {what}" for task in table["stand-alone"] for what in ("score", "pairwise %", "tau"))]
 
@@ -1881,12 +1911,8 @@ def analyze_pareto(cfg, run, data):
     """Figure 1: score against measured speed-up of searched, BERT-rule and random architectures, each trained further
     from the SuperPLM alike. The rule's architecture is chosen like the searched one: of the widest within the limit at
     each depth, the best one-shot score that measures within it."""
-    from common.cli import UserError
     from common.distributed import on_main
     from common.report import write_report
-    if not cfg.init:
-        raise UserError("--analyze pareto needs a SuperPLM: "
-                        "give the run folder of a --search or --superplm with --init")
     superplm = start_model(super_arch(cfg), cfg, data, run.ranks, ("superplm", "model")).to(data.device)
     space, chosen = checked_space(cfg), []
     goals = [dataclasses.replace(cfg, speedup=speedup, winners=1) for speedup in cfg.speedups]
@@ -1901,9 +1927,8 @@ def analyze_pareto(cfg, run, data):
         if rule:
             chosen.append(("BERT rule", speedup, confirm(lines, inner, run, folder / "rule")[0]["arch"]))
         rng = random.Random(f"{cfg.seed} random {speedup}")
-        near = [sample_within(space, rng, lambda arch: (0.9 * limit < predict([arch])[0] <= limit
-                                                        or arch == smallest(space)))
-                for _ in range(2)]
+        near = [sample_within(space, rng, lambda arch: 0.9 * limit < predict([arch])[0] <= limit
+                              or arch == smallest(space)) for _ in range(2)]
         chosen += [("random", speedup, str(arch)) for arch in near]
     archs = list(dict.fromkeys(arch for _, _, arch in chosen))
     models = {arch: train_further(superplm, parse_arch(arch), data, cfg, run, run.folder / "further" / arch)[0]
@@ -1922,8 +1947,8 @@ def analyze_pareto(cfg, run, data):
 
     def draw(axes):
         for kind in ("searched", "BERT rule", "random"):
-            axes.scatter([row[4] for row in rows if row[0] == kind],
-                         [row[5] for row in rows if row[0] == kind], label=kind)
+            part = [row for row in rows if row[0] == kind]
+            axes.scatter([row[4] for row in part], [row[5] for row in part], label=kind)
         axes.set(xlabel=f"speed-up over {cfg.reference}", ylabel="score %", title="Figure 1")
         axes.legend()
 
@@ -1937,9 +1962,6 @@ def analyze_convergence(cfg, run, data):
     former reaches the latter's end."""
     from common.cli import UserError
     from common.report import write_report
-    if not cfg.init:
-        raise UserError("--analyze convergence needs a SuperPLM: "
-                        "give the run folder of a --search or --superplm with --init")
     arch = checked_arch(cfg.arch)
     superplm = start_model(super_arch(cfg), cfg, data, run.ranks, ("superplm", "model"))
     reason = why_outside(arch, superplm.encoder.arch)
@@ -1966,12 +1988,13 @@ def analyze_convergence(cfg, run, data):
 
 def analyze_latency(cfg, run, data):
     """Tables 1, 4 and F.1: speed-ups over BERT-base, all measured in the same rounds, beside the published ones."""
+    from common.distributed import on_main
     from common.metrics import kendall, spearman
     from common.report import write_report
     published = {**TABLE_4, **TABLE_F1, **PF}
     archs = {name: parse_arch(text) for name, (text, _) in published.items()}
-    reference = checked_arch("12-768-3072-12-768")
-    times = time_together(list(dict.fromkeys([reference, *archs.values()])), cfg, rounds=max(3, cfg.latency_rounds))
+    reference, setting = parse_arch("12-768-3072-12-768"), latency_setting(cfg)
+    times = on_main(run.ranks, time_together, [reference, *archs.values()], cfg, rounds=max(3, cfg.latency_rounds))
     speedups = {name: times[reference] / times[arch] for name, arch in archs.items()}
     rows = [["BERT-base", str(reference), times[reference], 1.0, 1.0, 0.0]]
     for name, (text, number) in published.items():
@@ -1983,9 +2006,11 @@ def analyze_latency(cfg, run, data):
     ordered = all(speedups[f"{family}-S{size}"] < speedups[f"{family}-S{size + 1}"]
                   for family in ("BERT-KD", "AutoTinyBERT-KD") for size in (1, 2, 3))
     numbers = {"pre-training rows": len(plain), "spearman": spearman(*pair), "kendall": kendall(*pair),
-               "worst of S1 to S3": worst, "distillation rows ordered": ordered, **latency_setting(cfg)}
-    write_report(run.folder, "speedups",
-                 ["model", "architecture", "ms", "speed-up", "published", "difference %"], rows, numbers)
+               "worst of S1 to S3": worst, "distillation rows ordered": ordered, **setting}
+    if not run.ranks.main:
+        return
+    columns = ["model", "architecture", "ms", "speed-up", "published", "difference %"]
+    write_report(run.folder, "speedups", columns, rows, numbers)
     print(f"Table 4, {len(plain)} pre-training rows: Spearman's correlation {numbers['spearman']:.3f}, "
           f"Kendall's {numbers['kendall']:.3f}; of S1 to S3 {worst} differs most, by "
           f"{100 * (speedups[worst] / published[worst][1] - 1):.0f}%; distillation rows ordered: {ordered}")
@@ -1998,19 +2023,20 @@ ANALYSES = {"ranking": analyze_ranking, "pareto": analyze_pareto, "convergence":
 def analyze(cfg, name):
     """Run one of ANALYSES in its own run folder."""
     from common.cli import UserError
-    from common.distributed import launch, say
+    from common.distributed import launch
     if name not in ANALYSES:
         raise UserError(f"--analyze {name}: choose from {', '.join(ANALYSES)}")
+    if name in ("pareto", "convergence") and not cfg.init:
+        raise UserError(f"--analyze {name} needs a SuperPLM: give the run folder of a --search or --superplm by --init")
     with launch(cfg.device) as ranks:
         run, data = open_run(cfg, f"analyze {name}", ranks, name != "latency",
-                             cfg.tasks if name in ("ranking", "pareto") else "")
+                             cfg.tasks if name in ("ranking", "pareto") else None)
         if run.finished:
-            return say(ranks, f"{run.folder}: this analysis is finished (--restart begins anew)")
+            return
         ANALYSES[name](cfg, run, data)
         run.finish({"analysis": name})
 
 # --- command line --------------------------------------------------------------------------------
-
 
 ACTIONS = {
     "search": ("all phases: text to a further-trained tiny model within the latency limit", None),
@@ -2023,11 +2049,8 @@ ACTIONS = {
     "analyze": (f"one of {', '.join(ANALYSES)}", "NAME"),
     "describe": ("parameters, FLOPs, latency of --arch and the size of the search space, as JSON", None),
 }
-
-
-CHOICES = {"setting": ("mlm", "distill"), "variant": tuple(VARIANTS), "latency_clock": ("wall", "cpu"),
-           "predictor": ("linear", "mlp"),
-           "strategy": ("evolution", "random", "fast")}
+CHOICES = {"setting": ("mlm", "distill"), "variant": VARIANTS, "latency_clock": ("wall", "cpu"), "predictor":
+           ("linear", "mlp"), "strategy": ("evolution", "random", "fast"), "dtype": ("auto", "float32", "bfloat16")}
 
 
 def shrink(cfg):
@@ -2054,8 +2077,15 @@ def main(argv=None):
     for name, choices in CHOICES.items():
         if getattr(cfg, name) not in choices and (name, value) != ("variant", "ranking"):
             raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(choices)}")
-    if cfg.arch:
-        cfg.arch = str(checked_arch(cfg.arch))
+    if not re.fullmatch("cpu" + r"|cuda(:\d+)?" * torch.cuda.is_available(), cfg.latency_device):
+        raise UserError(f"--latency_device {cfg.latency_device}: no such device is here; choose cpu or cuda")
+    if cfg.latency_clock == "cpu" and (cfg.latency_device != "cpu" or cfg.latency_threads > 1):
+        raise UserError("--latency_clock cpu counts the seconds of one CPU thread; with others choose wall")
+    if cfg.warmup > 1 or cfg.finetune_warmup > 1:
+        raise UserError("--warmup, --finetune_warmup: a share of the steps, at most 1")
+    if cfg.arch and action in PHASES:
+        raise UserError(f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture")
+    cfg.arch, cfg.reference = cfg.arch and str(checked_arch(cfg.arch)), str(checked_arch(cfg.reference))
     try:
         if action in PHASES:
             search(cfg, action)
@@ -2066,6 +2096,8 @@ def main(argv=None):
         print("stopped; the same command continues")
     except Diverged as error:
         raise UserError(f"{error}: the training has diverged; lower --lr") from None
+    except torch.OutOfMemoryError:
+        raise UserError("out of device memory; raise --accumulate, lower --batch or --finetune_batch") from None
     return 0
 
 

@@ -6,16 +6,20 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import autotinybert as atb
+from common import distributed
 from common.cli import UserError
 from common.tokenization import load_tokenizer, train_sentencepiece
+from common.weights import read_weights, write_weights
 from conftest import ROOT
 
 BASE = atb.Config(preset="base")
@@ -361,7 +365,7 @@ def test_fast_rule():
 
 class Vocabulary:
     """What save_model needs of a tokenizer."""
-    vocab_size, pad_id, lower = 50, 0, True
+    vocab_size, pad_id, lower, path = 50, 0, True, "vocab.txt"
 
     def save(self, folder):
         (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(45))]))
@@ -375,6 +379,29 @@ def test_saved_models_come_back_bit_for_bit(tmp_path):
         again, note = atb.load_model(tmp_path / text, TINY)
         assert str(again.encoder.arch) == text and "made anew: none; left out: none" in note
         assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_models_that_do_not_fit_to_the_data_are_refused(tmp_path):
+    """Too few positions, no masked-language-model head, no embeddings: words, and no traceback from inside a step."""
+    atb.save_model(tmp_path / "fit", tiny_model(fit=20), Vocabulary())
+    ranks = distributed.Ranks(0, 1, torch.device("cpu"))
+    data = atb.Data(Vocabulary(), object(), object(), [], None, ranks.device)
+    cfg = dataclasses.replace(TINY, init=str(tmp_path / "fit"))
+    with pytest.raises(UserError, match="no masked-language-model head"):
+        atb.start_model(None, cfg, data, ranks)
+    with pytest.raises(UserError, match="512 positions, too few"):
+        atb.start_model(None, dataclasses.replace(cfg, length=600), data, ranks)
+    assert atb.start_model(None, cfg, dataclasses.replace(data, train=None), ranks).encoder.arch == atb.super_arch(TINY)
+    for part in ("position", "token_type", "word"):
+        weights = weights_of(tmp_path / "fit")
+        del weights[f"bert.embeddings.{part}_embeddings.weight"]
+        shutil.copytree(tmp_path / "fit", tmp_path / part)
+        write_weights(tmp_path / part / "model.safetensors", weights)
+        with pytest.raises(UserError, match=f"{part}_embeddings.weight is missing"):
+            atb.load_model(tmp_path / part, TINY)
+        teaching = dataclasses.replace(TINY, setting="distill", teacher=str(tmp_path / part))
+        with pytest.raises(UserError, match="is missing|too few"):
+            atb.load_teacher(teaching, ranks, 4)
 
 
 @pytest.mark.parametrize("kind", ["bert", "electra"])
@@ -457,7 +484,6 @@ def run_here(argv, capsys=None):
 
 
 def weights_of(folder):
-    from common.weights import read_weights
     return read_weights(folder)
 
 
@@ -482,7 +508,6 @@ def histories(*folders):
 
 def test_search_killed_anywhere_equals_an_uninterrupted_one(tiny_data, whole, tmp_path, monkeypatch):
     """The search stopped dead after every few writes, and started again each time, ends with the same weights and history."""
-    from common import distributed
     folder, flags = tiny_data
     save, write, lives = distributed.save_file, distributed.write_atomic, [0]
 
@@ -622,6 +647,92 @@ def test_models_that_cannot_be_read_right_are_refused(tiny_data, whole, tmp_path
             "another vocabulary", "--tokenizer", whole / "superplm")
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Measuring by pretended_latency. After clock["kill"] more measurements this process gets SIGTERM; clock["count"]: how many there were."""
+    state = {"count": 0, "kill": -1}
+
+    def time_model(arch, cfg):
+        state["count"], state["kill"] = state["count"] + 1, state["kill"] - 1
+        if state["kill"] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return pretended_latency(arch)
+    monkeypatch.setattr(distributed, "_stop_requested", False)  # and back to False afterwards
+    monkeypatch.setattr(atb, "time_model", time_model)
+    return state
+
+
+def test_sigterm_is_obeyed_between_two_measurements(tiny_data, tmp_path, clock, monkeypatch, capsys):
+    folder, flags = tiny_data
+    flags = [*flags, "--latency_data", tmp_path / "latency.jsonl"]
+    for action in (["--latency"], ["--analyze", "latency"]):
+        out = tmp_path / action[-1]
+        clock.update(count=0, kill=3)
+        assert "stopped" in run_here([*action, *flags, "--out", out], capsys) and clock["count"] == 3
+        assert not (out / "done.json").exists() and not (out / "predictor.pt").exists()
+        monkeypatch.setattr(distributed, "_stop_requested", False)
+        run_here([*action, *flags, "--out", out])
+    history = [{"id": number, "score": 1.0 - number, "diverged": False, "arch": f"1-8-{8 + 4 * number}-1-6"} for number in range(3)]
+    cfg = dataclasses.replace(TINY, reference="6-128-512-4-128", speedup=2.0)
+    run = types.SimpleNamespace(ranks=distributed.Ranks(0, 1, torch.device("cpu")))
+    clock.update(count=0, kill=2)
+    with pytest.raises(distributed.Stop):  # the confirmation of the winners
+        atb.confirm(history, cfg, run, tmp_path)
+    assert clock["count"] == 2 and not (tmp_path / "finalists.json").exists()
+    monkeypatch.setattr(distributed, "_stop_requested", False)
+    assert [line["arch"] for line in atb.confirm(history, cfg, run, tmp_path)] == [line["arch"] for line in history]
+
+
+def test_sigterm_keeps_the_candidates_that_are_done(tmp_path, monkeypatch):
+    done, run = [], types.SimpleNamespace(ranks=distributed.Ranks(0, 1, torch.device("cpu")))
+
+    def work(index):
+        done.append(index)
+        monkeypatch.setattr(distributed, "_stop_requested", index == 1)
+        return index
+    monkeypatch.setattr(distributed, "_stop_requested", False)
+    with pytest.raises(distributed.Stop):
+        atb.share_out(["a", "b", "c"], tmp_path, run, work)
+    assert done == [0, 1]
+    monkeypatch.setattr(distributed, "_stop_requested", False)
+    assert atb.share_out(["a", "b", "c"], tmp_path, run, work) == [0, 1, 2] and done == [0, 1, 2]
+
+
+def test_finished_runs_say_so_and_measurements_can_be_added(tiny_data, tmp_path, clock, capsys):
+    folder, flags = tiny_data
+    flags = [*flags, "--latency_data", tmp_path / "latency.jsonl"]
+    run_here(["--analyze", "latency", *flags, "--out", tmp_path / "table"])
+    clock["count"] = 0
+    assert "table: finished" in run_here(["--analyze", "latency", *flags, "--out", tmp_path / "table"], capsys) and clock["count"] == 0
+    latency = ["--latency", *flags, "--out", tmp_path / "run", "--latency_archs"]
+    for number, more in ((5, 7), (6, 1), (6, 0)):  # the reference and the smallest one are measured too
+        clock["count"] = 0
+        assert "measured" in run_here([*latency, number], capsys) and clock["count"] == more
+        assert distributed.load_file(tmp_path / "run" / "predictor.pt")["asked"] == [number, 1]
+    (tmp_path / "run" / "candidates").mkdir()
+    with pytest.raises(UserError, match="proposed with --latency_archs 6"):  # they would not be the same ones
+        run_here([*latency, 8])
+
+
+@pytest.mark.parametrize("line", ['{"arch": "1-8-8-1-6", "mil', '{"step": 3}', "[1]", '{"arch": "1-8-8-1-6", "milliseconds": 0}',
+                                  '{"arch": "1-8-8-1-6", "milliseconds": "x"}', '{"arch": "1-8", "milliseconds": 1}', "\xe9"])
+def test_lines_that_are_no_measurements_are_named(tmp_path, line):
+    good = json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, **atb.latency_setting(TINY)})
+    path = tmp_path / "latency.jsonl"
+    path.write_bytes(f"{good}\n{good}".encode())  # a last line without its end counts, and nothing is glued to it
+    assert atb.read_measurements(TINY, tmp_path) == {atb.parse_arch("1-8-8-1-6"): [2.0, 2.0]}
+    path.write_bytes(f"{good}\n{line}".encode("latin-1"))
+    with pytest.raises(UserError, match="no measurement" if line == "\xe9" else "line 2: no measurement"):
+        atb.read_measurements(TINY, tmp_path)
+
+
+def test_a_last_line_without_its_end_stays_whole(tiny_data, tmp_path, clock):
+    (tmp_path / "latency.jsonl").write_text(json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, "threads": 99}))
+    run_here(["--latency", *tiny_data[1], "--latency_data", tmp_path / "latency.jsonl", "--latency_archs", "3", "--out", tmp_path / "run"])
+    lines = [json.loads(line) for line in (tmp_path / "latency.jsonl").read_text().splitlines()]
+    assert len(lines) == 1 + 5 and lines[0]["threads"] == 99
+
+
 def test_an_impossible_limit_is_measured_again(tiny_data, tmp_path):
     folder, flags = tiny_data
     flags = [*flags, "--latency_data", tmp_path / "latency.jsonl", "--latency_archs", "3", "--speedup", "100000"]
@@ -662,12 +773,17 @@ def test_mistakes_end_in_one_line_before_any_training(tiny_data, tmp_path):
         run_here(["--search", *flags, "--speedup", "100000", "--out", tmp_path / "fast"])
     assert not (tmp_path / "fast" / "superplm").exists()
     mistakes = (("--further_train --arch 2-8-8-3-8", "do not divide"), ("--further_train", "give --arch"), ("--evolve", "no SuperPLM yet"),
-                ("--superplm --setting kd", "choose from mlm, distill"), ("--superplm --length 600", "512 positions"),
+                ("--superplm --setting kd", "choose from mlm, distill"), ("--superplm --length 600", "8 to 512"),
                 ("--superplm --min_hidden 99", "more than the SuperPLM"), ("--analyze ranking --variant sme*x", "whole number"),
                 ("--search --tasks MLM --setting distill", "no masked-language-model head"), ("--latency --latency_device foo", "no such device"), ("--superplm --batch 7", "cannot be cut"),
                 ("--superplm --variant x", "choose from"), ("--analyze nothing", "choose from"), ("--finetune SST-2", "needs weights"),
                 ("--search --strategy x", "choose from evolution, random, fast"), ("--search --predictor x", "choose from linear, mlp"),
-                (f"--finetune SST-2 --init {folder}", "no readable config.json"))
+                (f"--finetune SST-2 --init {folder}", "no readable config.json"), ("--search --arch 2-8-8-2-8", "takes none"),
+                ("--further_train --arch 2-8-8/8-2-8", "one number for all layers"), ("--search --dtype x", "choose from auto"),
+                ("--latency --latency_clock cpu --latency_threads 2", "one CPU thread"), ("--superplm --warmup 2", "at most 1"),
+                ("--superplm --length 5", "8 to 512"), (f"--latency --latency_archs 1 --latency_data {folder}/none.jsonl", "too few"), ("--search --tasks ,", "no GLUE task"),
+                ("--latency --latency_device meta", "no such device"), ("--analyze pareto", "needs a SuperPLM"),
+                ("--latency --reference 8-8", "no architecture is here"))
     for number, (words, message) in enumerate(mistakes):
         with pytest.raises(UserError, match=message):
             run_here([*flags, *words.split(), "--out", tmp_path / str(number)])
@@ -677,6 +793,12 @@ def test_describe(tiny_data, tmp_path, capsys):
     folder, flags = tiny_data
     described = json.loads(run_here(["--describe", *flags, "--arch", "2-12-16-2-12"], capsys))
     assert described["parameters"] == sum(described["parts"].values()) == sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 46).values())
+    assert described["predicted_ms"] is None or described["predicted_ms"] > 0
+    model = atb.LanguageModel(atb.parse_arch("2-12-16-2-12"), 50, positions=64)
+    atb.save_model(tmp_path / "model", model, Vocabulary())
+    own = json.loads(run_here(["--describe", *flags, "--latency_data", tmp_path / "none.jsonl", "--init", tmp_path / "model"], capsys))
+    assert own["arch"] == "2-12-16-2-12" and own["parameters"] == sum(value.numel() for value in model.encoder.parameters())
+    assert own["predicted_ms"] is None
     assert described["speedup"] > 0 and described["flops_counting"] and described["space"]["architectures"] == 2 * 5 * 9 * 4
 
 
