@@ -1468,12 +1468,22 @@ def latency_setting(cfg):
             "length": cfg.latency_length, "clock": cfg.latency_clock, "hardware": environment(device)["hardware"]}
 
 
+def whole_lines(path):
+    """The lines of the latency file; a last one that a crash tore off is left out."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+    try:
+        json.loads(lines[-1])
+        return lines
+    except ValueError:
+        return lines[:-1]
+
+
 def read_measurements(cfg, folder):
     """{Arch: [milliseconds]} of the latency file, in its order; UserError names a line that is no measurement."""
     from common.cli import UserError
     found, setting, path, number = {}, latency_setting(cfg), Path(cfg.latency_data or folder / "latency.jsonl"), 0
     try:
-        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
+        for number, text in enumerate(whole_lines(path), 1):
             line = json.loads(text)
             arch, took = parse_arch(line["arch"]), float(line["milliseconds"])
             if not 0 < took < math.inf:
@@ -1491,7 +1501,7 @@ def measure_latency(cfg, folder, space, again=0):
     times each, one round after the other; what the file holds already counts. again: further measurements of the
     first two. Returns {Arch: [milliseconds]}."""
     from common.cli import UserError
-    from common.distributed import Stop, stop_requested
+    from common.distributed import Stop, stop_requested, write_atomic
     from tqdm import tqdm
     rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
     archs = dict.fromkeys([checked_arch(cfg.reference), smallest(space)])
@@ -1504,9 +1514,9 @@ def measure_latency(cfg, folder, space, again=0):
     jobs += again * [checked_arch(cfg.reference), smallest(space)]
     path = Path(cfg.latency_data or folder / "latency.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.read_bytes()[-1:] != b"\n":
+        write_atomic(path, "".join(line + "\n" for line in whole_lines(path)))
     with target_threads(cfg), open(path, "a", encoding="utf-8") as file:
-        if path.read_bytes()[-1:] not in (b"", b"\n"):
-            file.write("\n")
         for arch in tqdm(jobs, desc="latency", disable=None):
             found.setdefault(arch, []).append(time_model(arch, cfg))
             file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")

@@ -721,13 +721,15 @@ def test_lines_that_are_no_measurements_are_named(tmp_path, line):
     path = tmp_path / "latency.jsonl"
     path.write_bytes(f"{good}\n{good}".encode())  # a last line without its end counts, and nothing is glued to it
     assert atb.read_measurements(TINY, tmp_path) == {atb.parse_arch("1-8-8-1-6"): [2.0, 2.0]}
-    path.write_bytes(f"{good}\n{line}".encode("latin-1"))
+    path.write_bytes(f"{good}\n{line}\n".encode("latin-1"))
     with pytest.raises(UserError, match="no measurement" if line == "\xe9" else "line 2: no measurement"):
         atb.read_measurements(TINY, tmp_path)
 
 
-def test_a_last_line_without_its_end_stays_whole(tiny_data, tmp_path, clock):
-    (tmp_path / "latency.jsonl").write_text(json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, "threads": 99}))
+@pytest.mark.parametrize("torn", ["", '\n{"arch": "1-8-8-1-6", "mil'])
+def test_a_last_line_without_its_end_stays_whole_or_goes(tiny_data, tmp_path, clock, torn):
+    one = json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, "threads": 99})
+    (tmp_path / "latency.jsonl").write_text(one + torn)
     run_here(["--latency", *tiny_data[1], "--latency_data", tmp_path / "latency.jsonl", "--latency_archs", "3", "--out", tmp_path / "run"])
     lines = [json.loads(line) for line in (tmp_path / "latency.jsonl").read_text().splitlines()]
     assert len(lines) == 1 + 5 and lines[0]["threads"] == 99
