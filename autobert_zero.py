@@ -1913,13 +1913,14 @@ def measure(arch, cfg, rounds=5):
             with autocast(cfg.dtype, device):
                 model(ids, kinds, lengths)[0, 0, 0].item()  # waits for the device
             seconds[name] += [time.perf_counter() - began] * (number > 0)
-            waiting = models["bert" if name == "this" else "this"]  # its weights are on the device too
-            memory[name] = ((torch.cuda.max_memory_allocated(device) - sum(each.nbytes for each in waiting.parameters()))
-                            / 1e6 if device.type == "cuda" else None)
+            if device.type == "cuda":
+                other = models["bert" if name == "this" else "this"]  # its weights are on the device too
+                own = torch.cuda.max_memory_allocated(device) - sum(value.nbytes for value in other.parameters())
+                memory[name] = own / 1e6
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     return {"batch": cfg.measure_batch, "length": cfg.length, "seconds": middle["this"], "bert_seconds": middle["bert"],
-            "bert_over_this": middle["bert"] / middle["this"], "peak_memory_mb": memory["this"],
-            "bert_peak_memory_mb": memory["bert"]}
+            "bert_over_this": middle["bert"] / middle["this"], "peak_memory_mb": memory.get("this"),
+            "bert_peak_memory_mb": memory.get("bert")}
 
 
 def analyze(cfg, name):
