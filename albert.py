@@ -922,8 +922,6 @@ def check_pretraining(cfg, ranks):
         raise UserError(f"--length {cfg.length}: choose 8 to {cfg.positions}, the model's positions (--positions)")
     if cfg.objective not in ("sop", "nsp", "none", "shuffled"):
         raise UserError(f"--objective {cfg.objective}: choose sop, nsp, none or shuffled")
-    if not cfg.mask_rate:
-        raise UserError("--mask_rate 0: nothing would be predicted; choose a share above 0")
 
 
 def show_intrinsic(result, ranks):

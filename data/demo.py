@@ -366,7 +366,7 @@ def rte(documents, rng, count):
 
 def qnli(documents, rng, count):
     """Does the sentence answer the question (entailment), or is it one that would, scrambled? The words that both
-    share tell nothing. Rows of (label, cloze question, sentence)."""
+    share tell nothing, the order of the sentence's all. Rows of (label, cloze question, sentence)."""
     rows, labels = [], ("not_entailment", "entailment")
     for lines, position in pick(documents, rng, 2 * count):
         found, line = gap(lines[position], rng), lines[position]

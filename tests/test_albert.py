@@ -887,7 +887,6 @@ def test_recipes_are_table_14():
     (["--analyze", "width"], "--analyze width"),
     (["--export", "x"], "--export needs --init"),
     (["--pretrain", "--warmup", "50", "--steps", "40"], "--warmup 50: more than --steps 40"),
-    (["--pretrain", "--mask_rate", "0"], "--mask_rate 0"),
     (["--analyze", "speed", "--length", "600"], "--length 600"),
     (["--analyze", "layers", "--length", "600"], "--length 600"),
     (["--describe", "--init", "nowhere"], "nowhere: no model is here"),

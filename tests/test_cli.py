@@ -75,3 +75,10 @@ def test_defaults_and_presets_are_within_the_limits(file):
         if not isinstance(value, (bool, str)):
             cli.check_number(parser, name, value)
     assert len(checked) > 60
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file != "mformer"])
+def test_something_is_masked(file, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module(file).main(["--pretrain" if file != "autotinybert" else "--superplm", "--mask_rate", "0"])
+    assert "--mask_rate 0.0: choose above 0 and below 1" in capsys.readouterr().err
