@@ -2139,7 +2139,7 @@ def shrink(cfg):
         2, 0, 1, 2 * cfg.finetune_batch, 1, False)
     cfg.population, cfg.rounds, cfg.parents, cfg.children, cfg.samples = 2, 1, 1, 2, 2
     cfg.log_every = cfg.eval_every = 1
-    cfg.out, cfg.restart, cfg.given = cfg.out + "-dry", True, cfg.given | {"finetune_epochs"}
+    cfg.out, cfg.restart, cfg.given = cfg.out.rstrip("/") + "-dry", True, cfg.given | {"finetune_epochs"}
 
 
 AT_LEAST = {"max_path": 2, "length": 8, "squad_length": 32, "finetune_epochs": 1, "finetune_batch": 1, "seed": 0}

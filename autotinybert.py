@@ -2070,7 +2070,7 @@ def shrink(cfg):
      cfg.latency_archs, cfg.latency_runs, cfg.latency_rounds) = 2, 2, 1, 1, 20, 3, 1
     cfg.finetune_epochs, cfg.finetune_batch = 1, cfg.finetune_batch or 16
     cfg.train_rows, cfg.speedups = 2 * cfg.finetune_batch, cfg.speedups[:1]
-    cfg.out += "-dry"
+    cfg.out = cfg.out.rstrip("/") + "-dry"
 
 
 def main(argv=None):

@@ -2161,7 +2161,7 @@ def shrink(cfg):
         2, 1, 20, 1, 10, 2, 1)
     cfg.held_out, cfg.latency_runs, cfg.look_nets = min(cfg.held_out, 50), 2, 5
     cfg.vocab_size = cfg.vocab_size if cfg.train_text else min(cfg.vocab_size, 2000)  # the demo text gives no more
-    cfg.out += "-dry"
+    cfg.out = cfg.out.rstrip("/") + "-dry"
 
 
 def main(argv=None):

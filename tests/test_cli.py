@@ -82,3 +82,10 @@ def test_something_is_masked(file, capsys):
     with pytest.raises(SystemExit):
         importlib.import_module(file).main(["--pretrain" if file != "autotinybert" else "--superplm", "--mask_rate", "0"])
     assert "--mask_rate 0.0: choose above 0 and below 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_dry_run_stays_out_of_the_folder_of_the_real_one(file):
+    module = importlib.import_module(file)
+    module.shrink(cfg := module.Config(out="runs/one/"))
+    assert cfg.out == "runs/one-dry"
