@@ -15,6 +15,7 @@ no generator state, why a resumed run repeats an uninterrupted one, and why the 
 import contextlib
 import dataclasses
 import datetime
+import gc
 import hashlib
 import json
 import os
@@ -66,6 +67,7 @@ def launch(device="auto"):
         yield ranks
     finally:
         if size > 1:
+            gc.collect()  # a DDP left in a cycle keeps gloo's threads running: some runs aborted when they had finished
             dist.destroy_process_group()
 
 
