@@ -37,7 +37,7 @@ def fetch(args):
 
 def corpus(args):
     """Train or load the tokenizer and make the token files."""
-    from common.corpus import prepare_corpus
+    from data.text import prepare_corpus
     from common.tokenization import load_tokenizer, text_files, train_sentencepiece
     lower, folder, files = not args.cased, pathlib.Path(args.to), text_files(args.corpus)
     folder.mkdir(parents=True, exist_ok=True)

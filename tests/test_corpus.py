@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from common import corpus as module
 from common.cli import UserError
-from common.corpus import Corpus, Layout, chunks, layout_of, permute, prepare_corpus, read_documents, split_sentences
+from common.corpus import Corpus, join, permute
 from common.tokenization import load_tokenizer
 from conftest import ROOT
+from data import text as module
+from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences
 
 WORDS = [f"w{i}" for i in range(3000)]
 SENTENCES = ["Mr. Hale came home at noon.", "He was tired of the road, and of the rain that had followed him home.",
@@ -236,14 +237,14 @@ def test_a_full_disk_passes_up_and_leaves_the_old_corpus(tmp_path, tokenizer):
 
 KILLED = """
 import sys, time
-from common import corpus
 from common.tokenization import load_tokenizer
-corpus.CHUNK, corpus.WINDOW, encode = 2000, 200, corpus.encode_chunk
+from data import text
+text.CHUNK, text.WINDOW, encode = 2000, 200, text.encode_chunk
 def slow(*job):
     time.sleep(0.05)
     return encode(*job)
-corpus.encode_chunk = slow
-corpus.prepare_corpus([sys.argv[1]], load_tokenizer(sys.argv[2]), sys.argv[3], workers=int(sys.argv[4]), progress=False)
+text.encode_chunk = slow
+text.prepare_corpus([sys.argv[1]], load_tokenizer(sys.argv[2]), sys.argv[3], workers=int(sys.argv[4]), progress=False)
 """
 
 
@@ -517,3 +518,23 @@ def test_positions_beyond_32_bits(tmp_path):
     assert corpus.slots(128) == -(-last // 128) + -(-(total - last) // 128)
     assert corpus.gather(np.array([last]), np.array([5]), 8).tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
     assert corpus.segments(2**40, 64, 128, seed=0, short_prob=0.0).first_length.sum() > 60 * 128
+
+
+# --- packing ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("empty_second", [False, True])
+def test_join_packs_like_lists(empty_second):
+    tokenizer = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0)
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randint(5, 90, (2, 300, 9), generator=generator)
+    a, b = torch.randint(1, 9, (300,), generator=generator), torch.randint(0, 9, (300,), generator=generator)
+    b = torch.minimum(b, 9 - a)
+    ids, kinds, lengths = join(first, a, second, b, tokenizer, empty_second)
+    assert ids.shape == kinds.shape == (300, 12) and ids.dtype == kinds.dtype == lengths.dtype == torch.int64
+    for row in range(300):
+        one = [2, *first[row, :a[row]].tolist(), 3]
+        two = [*second[row, :b[row]].tolist(), 3] if b[row] or empty_second else []
+        assert lengths[row] == len(one + two)
+        filling = [0] * (12 - len(one + two))
+        assert ids[row].tolist() == one + two + filling
+        assert kinds[row].tolist() == [0] * len(one) + [1] * len(two) + filling

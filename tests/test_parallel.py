@@ -1,11 +1,11 @@
-"""common/parallel.py and common/cifar10.py: reading, errors, batches."""
+"""data/parallel.py and data/cifar10.py: reading, errors, batches."""
 import numpy as np
 import pytest
 import torch
 
-from common.cifar10 import class_names, load_cifar10
 from common.cli import UserError
-from common.parallel import TokenBatches, encode_pairs, pad, read_pairs
+from data.cifar10 import class_names, load_cifar10
+from data.parallel import TokenBatches, encode_pairs, pad, read_pairs
 
 
 class Words:

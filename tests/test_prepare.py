@@ -119,7 +119,8 @@ def test_stsb_and_test_files(made):
 
 
 def test_the_loaders_read_it(made):
-    from common import glue, race, squad
+    from common import glue, squad
+    from data import race
     assert len(glue.load(made["glue"], glue.TASKS["MNLI"], "train")) == demo.GLUE["MNLI"][1]
     assert len(squad.load(pathlib.Path(made["squad"], "dev-v2.0.json"))) > 500
     assert len(race.load(made["race"], "dev")) > 500

@@ -1,0 +1,243 @@
+"""Text -> token files on disk, for common/corpus.py.
+
+    corpus = prepare_corpus(["books/", "wiki.txt"], tokenizer, "cache/", workers=8)
+
+Everything streams, so memory does not grow with the corpus, and the number of workers does not change the result.
+
+How text is read. A file's first 128 KiB decide its layout:
+- wrapped: most lines are so full that the next line's first word would not have fitted, and most do not end a
+  sentence. The lines of a paragraph are joined and split into sentences.
+- split: lines hold several sentences each (WikiText), so each line is split. Otherwise a line is a sentence (BERT).
+- blank_ends: blank lines end documents (BERT). Not so in wrapped text, in files with ` = Title = ` lines and where
+  most paragraphs are single lines (of several sentences here and there): there the file is one document, cut before
+  titles and before headings in capitals that come after 2,000 characters or more.
+A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
+is near.
+"""
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import sys
+import threading
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from common.cli import UserError
+from common.corpus import NAMES, Corpus, read_meta
+from common.tokenization import text_files, write_whole
+
+# bytes: what decides the layout, a worker's share, where its end is looked for
+SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
+HEADING_AFTER, LONGEST_DOCUMENT = 2_000, 100_000  # characters
+TITLE = re.compile(r"= [^=\s](.*[^=\s])? =")
+CUTS = [re.compile(pattern) for pattern in (  # where a share may end, best first: before a title, after a blank line..
+    rb"\n(?=[ \t]*= [^=\s][^\n=]* =[ \t]*\r?\n)", rb"\n[ \t\r]*\n", rb"\n", rb" ", rb"(?=[\x00-\x7f\xc2-\xf4])")]
+SENTENCE_END = re.compile(r"""[.!?…؟।]+["'”’»)\]_*]*\s+|[。！？]+["”’」』）]*\s*""")
+OPENING = " \"'“‘«([_*¿¡-–—"
+ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres
+    esq jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb
+    mar apr jun jul aug sep sept oct nov dec""".split())
+
+
+class Layout(NamedTuple):
+    """How a file's lines are to be read: see the module's docstring."""
+    wrapped: bool
+    split: bool
+    blank_ends: bool
+
+
+def ends_sentence(text, match):
+    """Whether a SENTENCE_END match is one: no lower-case word follows, no abbreviation or initial before it."""
+    following = text[match.end():match.end() + 8].lstrip(OPENING)
+    if following[:1].islower() or match.group().rstrip() != ".":
+        return not following[:1].islower()
+    near = max(0, match.start() - 20)
+    word = text[max(near, text.rfind(" ", near, match.start()) + 1):match.start()].lstrip(OPENING)
+    if word.lower() in ("no", "nos"):  # an abbreviation only before a number
+        return not following[:1].isdigit()
+    initial = len(word) == 1 and word.isupper() and word != "I" or "." in word
+    return not initial and word.lower() not in ABBREVIATIONS
+
+
+def split_sentences(text):
+    """The sentences of one paragraph, stripped, none empty."""
+    found, start = [], 0
+    for match in SENTENCE_END.finditer(text):
+        end = match.end()
+        if end < len(text) and ends_sentence(text, match):
+            if text.startswith('" ', end) and text.count('"', start, end) % 2:
+                end += 2  # a closing quote that a tokeniser set apart
+            found.append(text[start:end].strip())
+            start = end
+    return [sentence for sentence in [*found, text[start:].strip()] if sentence]
+
+
+def text_blocks(text):
+    """Blocks of non-blank lines, each a list of stripped lines."""
+    blocks = re.split(r"\n[^\S\n]*\n", text.replace("\r\n", "\n").replace("\r", "\n"))
+    blocks = ([line.strip() for line in block.split("\n") if line.strip()] for block in blocks)
+    return [block for block in blocks if block]
+
+
+def layout_of(path):
+    """The Layout that the beginning of a file shows. UserError for what is not text."""
+    with open(path, "rb") as file:
+        head = file.read(SAMPLE)
+    if b"\0" in head:
+        raise UserError(f"{path}: this is not UTF-8 text (it has zero bytes); convert it to UTF-8, or take it out")
+    blocks = text_blocks(head.decode("utf-8", errors="replace"))
+    lines = list(chain.from_iterable(blocks))
+    inner = [(line, after.split(None, 1)[0]) for block in blocks for line, after in zip(block, block[1:])]
+    width = np.percentile([len(line) for line, _ in inner], 90) if inner else 0
+    full = sum(len(line) + 1 + len(word) > width for line, word in inner) > 0.6 * len(inner)
+    ended = sum(line[-1] in ".!?" for line, _ in inner) > 0.5 * len(inner)
+    wrapped = bool(full and not ended and width >= 30)
+    sentences = sum(len(split_sentences(line)) for line in lines)
+    titled = any(TITLE.fullmatch(line) for line in lines)
+    apart = len(lines) >= 1.5 * len(blocks) or sentences <= 1.05 * len(blocks)  # or each block is a sentence
+    return Layout(wrapped, wrapped or sentences > 1.5 * len(lines), not wrapped and not titled and apart)
+
+
+def read_documents(text, layout):
+    """Documents, each a list of sentences, of one chunk of a file."""
+    documents, size = [[]], 0
+    for block in text_blocks(text):
+        for unit in [" ".join(block)] if layout.wrapped else block:
+            heading = TITLE.fullmatch(unit) or len(unit) < 80 and unit.isupper() and size >= HEADING_AFTER
+            size = LONGEST_DOCUMENT if heading and not layout.blank_ends else size
+            for sentence in split_sentences(unit) if layout.split else [unit]:
+                if size >= LONGEST_DOCUMENT:
+                    documents.append([])
+                    size = 0
+                documents[-1].append(sentence)
+                size += len(sentence)
+        size = LONGEST_DOCUMENT if layout.blank_ends else size
+    return [document for document in documents if document]
+
+
+def chunks(path):
+    """(path, start byte, end byte, layout) of pieces of about CHUNK bytes; a function of the file alone."""
+    size, start, layout = os.path.getsize(path), 0, layout_of(path)
+    with open(path, "rb") as file:
+        while start < size:
+            end = size
+            if start + CHUNK + WINDOW < size:
+                file.seek(start + CHUNK)
+                window = file.read(WINDOW)
+                matches = (cut.search(window) for cut in CUTS[layout.blank_ends:])  # BERT's format has no titles
+                end = start + CHUNK + next((match.end() for match in matches if match), 0)
+            yield str(path), start, end, layout
+            start = end
+
+
+def token_dtype(tokenizer):
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
+
+
+def encode_chunk(tokenizer, job):
+    """(path, bytes, token array, tokens per sentence, sentences per document, undecodable sequences) of one chunk."""
+    path, start, end, layout = job
+    with open(path, "rb") as file:
+        file.seek(start)
+        raw = file.read(end - start)
+    text = raw.decode("utf-8", errors="replace")
+    broken = text.count("\ufffd") - raw.count("\ufffd".encode())
+    documents = read_documents(text.removeprefix("\ufeff"), layout)
+    rows = tokenizer.encode_batch(list(chain.from_iterable(documents)))
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    tokens = np.fromiter(chain.from_iterable(rows), token_dtype(tokenizer), int(lengths.sum()))
+    owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])[lengths > 0]
+    counts = np.bincount(owner, minlength=1)
+    return path, end - start, tokens, lengths[lengths > 0], counts[counts > 0], broken
+
+
+def start_worker(tokenizer):
+    """Keep the tokenizer in this worker process, and end when the parent does, however it ends."""
+    encode_in_worker.tokenizer = tokenizer
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def encode_in_worker(job):
+    return encode_chunk(encode_in_worker.tokenizer, job)
+
+
+def encode_all(jobs, tokenizer, workers):
+    """encode_chunk of each job, in order; 2 chunks a worker in flight, so that a slow disk does not fill the memory."""
+    if workers <= 1:
+        yield from (encode_chunk(tokenizer, job) for job in jobs)
+        return
+    with ProcessPoolExecutor(workers, initializer=start_worker, initargs=(tokenizer,)) as pool:
+        pending = deque()
+        try:
+            for job in jobs:
+                pending.append(pool.submit(encode_in_worker, job))
+                if len(pending) >= 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenProcessPool:
+            raise UserError("corpus: a worker was killed, perhaps for want of memory; use fewer workers") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def write_parts(results, parts, bar):
+    """Write the .part files from encode_chunk's results, synced to disk; returns the counts."""
+    count = {"tokens": 0, "sentences": 0, "documents": 0, "replaced": 0}
+    with open(parts[0], "wb") as tokens, open(parts[1], "wb") as sentences, open(parts[2], "wb") as documents:
+        for path, size, ids, lengths, per_document, broken in results:
+            if broken and not count["replaced"]:
+                print(f"{path}: not all is UTF-8; each bad spot becomes U+FFFD (see meta.json)", file=sys.stderr)
+            tokens.write(ids)
+            sentences.write(count["tokens"] + np.cumsum(lengths) - lengths)
+            documents.write(count["sentences"] + np.cumsum(per_document) - per_document)
+            for key, more in zip(count, (len(ids), len(lengths), len(per_document), broken)):
+                count[key] += int(more)
+            bar.update(size)
+        sentences.write(np.int64(count["tokens"]))
+        documents.write(np.int64(count["sentences"]))
+        for file in (tokens, sentences, documents):
+            file.flush()
+            os.fsync(file.fileno())
+    return count
+
+
+def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
+    """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
+
+    A folder made from the same files (path, size, time of change) by the same tokenizer is reused. Interrupted at any
+    point, a folder holds what it held before, or what Corpus refuses. UserError: a missing path, no sentence at all.
+    """
+    folder, files = Path(out_folder), text_files(paths)
+    sources = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    made_from = {"format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
+                 "dtype": token_dtype(tokenizer).name,
+                 "fingerprint": hashlib.sha256(json.dumps(sources).encode()).hexdigest()}
+    if made_from.items() <= read_meta(folder).items():
+        return Corpus(folder, tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [folder / f"{name}.bin.part" for name in NAMES]
+    total, jobs = sum(size for _, size, _ in sources), chain.from_iterable(map(chunks, files))
+    try:
+        with tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None if progress else True) as bar:
+            count = write_parts(encode_all(jobs, tokenizer, workers), parts, bar)
+        if not count["sentences"]:
+            raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")
+        (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written the folder is no corpus
+        for part in parts:
+            os.replace(part, part.with_suffix(""))
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+    write_whole(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources}, indent=1).encode())
+    return Corpus(folder, tokenizer)
