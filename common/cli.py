@@ -2,10 +2,11 @@
 
 A paper file keeps every knob in one dataclass, one line a knob:
 
-    lr: float = 1e-4  # peak learning rate, Table 6
+    dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
 
-The type rules the parsing, the trailing comment is the help text, a preset overrides the default, a flag overrides the
-preset. Abbreviations, unknown flags and numbers that make no sense (LIMITS) are errors.
+The type rules the parsing (Literal[...] gives the choices), the trailing comment is the help text, and the range at its
+end is enforced: an interval, `>= 1` or `> 0`; a number without one may not be negative. A preset overrides the default,
+a flag the preset. Abbreviations and unknown flags are errors.
 """
 import argparse
 import dataclasses
@@ -15,10 +16,23 @@ import re
 import sys
 import types
 import typing
+from pathlib import Path
+
+import torch
+
+RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|(>=?) (-?[\d.]+)$")
 
 
 class UserError(Exception):
     """A mistake the user can mend: shown as one line that names the place and the mend, exit status 2."""
+
+
+class Stop(Exception):
+    """Raised by a loop that has saved its state because SIGTERM asked it to stop."""
+
+
+class Diverged(Exception):
+    """A loss, a gradient or a prediction became infinite or not a number."""
 
 
 def field_comments(config_class):
@@ -31,56 +45,41 @@ def field_comments(config_class):
     return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE))
 
 
-def add_field(parser, field, help_text):
-    """One dataclass field as one flag. bool fields are switches and must default to False; tuple[X, ...] takes several
-    values."""
-    kind = field.type if not isinstance(field.type, str) else eval_type(field.type)
-    optional = isinstance(kind, types.UnionType)
+def fits(value, comment):
+    """Whether a number is finite and within the range at the end of its comment."""
+    found = RANGE.search(comment) or RANGE.search(">= 0")
+    opening, low, high, closing, sign, least = found.groups()
+    above = opening == "[" or sign == ">="
+    low, high = float(low or least), float(high or "inf")
+    return math.isfinite(value) and (low < value or above and value == low) and (
+        value < high or closing == "]" and value == high)
+
+
+def kind_of(field):
+    """(type of one value, choices or None, whether several values are taken, whether None is a value) of a field."""
+    kind, optional = field.type, isinstance(field.type, types.UnionType)
     if optional:  # `float | None`: None means "not given"
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
-    shown = "" if optional or field.default in ("", ()) else f" (default: {field.default})"
-    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": (help_text + shown).replace("%", "%%")}
+    if typing.get_origin(kind) is typing.Literal:
+        return str, typing.get_args(kind), False, optional
+    if typing.get_origin(kind) is tuple:
+        return typing.get_args(kind)[0], None, True, optional
+    return kind, None, False, optional
+
+
+def add_field(parser, field, comment):
+    """One dataclass field as one flag. bool fields are switches and must default to False; tuple[X, ...] takes several
+    values."""
+    kind, choices, several, optional = kind_of(field)
+    shown = "" if optional or field.default in ("", ()) or kind is bool else f" (default: {field.default})"
+    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": (comment + shown).replace("%", "%%")}
     if kind is bool:
-        parser.add_argument(f"--{field.name}", action="store_true", **options)
-    elif typing.get_origin(kind) is tuple:
-        parser.add_argument(f"--{field.name}", nargs="+", type=typing.get_args(kind)[0], metavar=field.name.upper(),
-                            **options)
+        options["action"] = "store_true"
     else:
-        parser.add_argument(f"--{field.name}", type=kind, metavar=field.name.upper(), **options)
-
-
-def eval_type(text):
-    """The type a postponed annotation names; only the handful that a Config may use."""
-    known = {"int": int, "float": float, "str": str, "bool": bool,
-             "int | None": int | None, "float | None": float | None, "str | None": str | None,
-             "tuple[str, ...]": tuple[str, ...], "tuple[int, ...]": tuple[int, ...]}
-    return known[text]
-
-
-LIMITS = (  # (in words, test, knobs): the numbers that a flag takes; a name means the same in all files
-    ("at least 1", lambda value: value >= 1,
-     "accumulate average batch beam children connect cross_heads decoder_ffn decoder_heads decoder_hidden "
-     "decoder_layers dev_rows eval_every evaluations ffn finalists generations groups head_dim heads hidden image "
-     "latency_batch latency_length latency_rounds latency_runs latency_threads layers length log_every look_every "
-     "look_nets max_path measure_batch min_hidden min_qkv ngram parents patch population positions relative runs "
-     "save_every squad_length steps vocab_size width_step winners"),
-    ("above 0", lambda value: value > 0, "clip crop_area init_std lr speedup speedups ucb_unit"),
-    ("0 or more and below 1", lambda value: 0 <= value < 1,
-     "classifier_dropout drop_architectures dropout label_smoothing"),
-    ("above 0 and below 1", lambda value: 0 < value < 1, "mask_rate"),
-    ("0 to 1", lambda value: 0 <= value <= 1, "erase exploration jitter mutation stability"),
-    ("-1, or 0 or more and below 1", lambda value: value == -1 or 0 <= value < 1, "finetune_dropout"),
-    ("any number", lambda value: True, "seed"),
-    ("0 or more", lambda value: value >= 0, ""),  # all others
-)
-
-
-def check_number(parser, name, value):
-    """End with one line where a number given to a flag makes no sense (LIMITS, and all must be finite)."""
-    words, fits, _ = next((row for row in LIMITS if name in row[2].split()), LIMITS[-1])
-    for number in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(number, (int, float)) and not (math.isfinite(number) and fits(number)):
-            parser.error(f"--{name} {number}: choose {words}")
+        options |= {"type": kind, "metavar": field.name.upper()}
+        options |= {"choices": choices} if choices else {}
+        options |= {"nargs": "+"} if several else {}
+    parser.add_argument(f"--{field.name}", **options)
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,42 +87,85 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
 
 
-def parse(config_class, presets, actions, description, argv=None):
-    """Parse a paper file's command line.
+def check_numbers(config, comments):
+    """UserError where a number of the config is outside the range in its knob's line."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, (int, float)) and not isinstance(number, bool):
+                comment = comments.get(field.name, ">= 0")
+                if not fits(number, comment):
+                    words = (RANGE.search(comment) or RANGE.search(">= 0")).group()
+                    raise UserError(f"--{field.name} {number}: choose a number {'in ' * (words[0] in '[(')}{words}")
 
-    config_class: dataclass with a field `preset`; presets: {preset: {field: value, ACTION: {field: value, ...}}}, the
-    inner ones for that action alone; actions: {name: (help, metavar or None)}, the metavar for an action that takes a
-    value (`--finetune TASKS`). The config's attribute `given` names the flags that were given. Returns (action, its
-    value or True, config); (None, None, config) where no action was given, after printing the help. Errors exit with
-    status 2 and one line.
+
+def settings_of(presets, preset, action, actions):
+    """The settings of a preset for an action: {field: value}."""
+    found = {**presets[preset], **presets[preset].get(action, {})}
+    return {name: value for name, value in found.items() if name not in actions}
+
+
+def parse(config_class, presets, actions, description, argv=None):
+    """Parse a paper file's command line; start() is what a paper file calls.
+
+    Returns (action, its value or True, config); (None, None, config) where no action was given, after printing the
+    help. Errors exit with status 2 and one line.
     """
     parser = Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one a call").add_mutually_exclusive_group()
-    for name, (help_text, metavar) in actions.items():
-        kind = {"metavar": metavar} if metavar else {"action": "store_true"}
+    for name, (_, help_text, *metavar) in actions.items():
+        kind = {"metavar": metavar[0]} if metavar else {"action": "store_true"}
         group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS, help=help_text, **kind)
     settings, comments = parser.add_argument_group("settings"), field_comments(config_class)
     for field in dataclasses.fields(config_class):
         add_field(settings, field, comments.get(field.name, ""))
     given = vars(parser.parse_args(argv))
     chosen = [(key.removeprefix("action_"), given.pop(key)) for key in list(given) if key.startswith("action_")]
-    for name, number in given.items():
-        check_number(parser, name, number)
-    preset = given.get("preset", config_class().preset)
-    if preset not in presets:
-        parser.error(f"--preset {preset}: there is no such preset; choose from {', '.join(presets)}")
     action, value = chosen[0] if chosen else (None, None)
-    defaults = {**presets[preset], **presets[preset].get(action, {})}
-    for name in actions:
-        defaults.pop(name, None)
-    config = config_class(**{**defaults, **given, "preset": preset})
-    config.given = frozenset(given)
-    for name, setting in vars(config).items():
-        if isinstance(setting, list):
-            setattr(config, name, tuple(setting))
+    preset = given.get("preset", config_class().preset)
+    names = [name for name in presets if name != "dry_run"]
+    if preset not in names:
+        parser.error(f"--preset {preset}: there is no such preset; choose from {', '.join(names)}")
+    given = {name: tuple(setting) if isinstance(setting, list) else setting for name, setting in given.items()}
+    config = config_class(**{**settings_of(presets, preset, action, actions), **given})
+    config.given, config.program = frozenset(given), Path(inspect.getsourcefile(config_class)).stem
+    if config.dry_run:
+        for name, setting in settings_of(presets, "dry_run", action, actions).items():
+            setattr(config, name, setting)
+    check_numbers(config, comments)
+    config.out = config.out or f"runs/{config.program}-{action}-{preset}"
+    if config.dry_run:  # a folder of its own, made anew each time
+        config.out, config.restart = config.out.rstrip("/") + "-dry", True
     if not chosen:
         parser.print_help()
     return action, value, config
+
+
+def start(config_class, presets, actions, description, check=None, argv=None):
+    """Parse the command line of a paper file and run its action.
+
+    config_class: dataclass with the fields preset, out, restart and dry_run. presets: {preset: {field: value, ACTION:
+    {field: value, ...}}}, the inner ones for that action alone; presets["dry_run"] is laid over all else with
+    --dry_run. actions: {name: (function, help)}, or (function, help, METAVAR) where the action takes a value, called
+    as function(config) or function(config, value). The config's attribute `given` names the flags that were given,
+    `program` the file. check(config, action): what else the file refuses, before the action.
+    """
+    action, value, config = parse(config_class, presets, actions, description, argv)
+    if action is None:
+        return 0
+    if check:
+        check(config, action)
+    try:
+        actions[action][0](config, *([] if value is True else [value]))
+    except Stop:
+        print("stopped; the same command continues", file=sys.stderr)
+    except Diverged as error:
+        raise UserError(f"{config.out}: the training diverged ({error}); choose a lower learning rate, and --restart"
+                        ) from None
+    except torch.OutOfMemoryError:
+        words = "--recompute" if hasattr(config, "recompute") else "a larger --accumulate or a smaller --batch"
+        raise UserError(f"{config.out}: out of device memory; try again with {words}") from None
+    return 0
 
 
 def run(main):

@@ -1,7 +1,7 @@
-"""Processes, run folders and checkpoints: what a training loop needs around it, so that the loop itself stays plain.
+"""Processes and randomness: what a training loop needs around it, so that the loop itself stays plain.
 
-    with distributed.launch(cfg.device) as ranks:             # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg.out, vars(cfg), "pretrain", ranks, cfg.restart)
+    with launch(cfg.device) as ranks:                           # torchrun or plain python, CPU or CUDA
+        run = RunFolder(cfg, "pretrain", ranks)                 # common/runs.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
         start = checkpoint.restore().get("step", 0)
         for step in range(start, cfg.steps):
@@ -19,24 +19,19 @@ import gc
 import hashlib
 import json
 import os
-import platform
 import random
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from tqdm import tqdm
 
-from common.cli import UserError
-
-NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute",  # in which a resumed run may differ
-                "latency_archs", "latency_rounds"}  # measurements are added to
-
+from common.cli import Stop, UserError
+from common.files import read_json, write_atomic
 
 # --- processes -----------------------------------------------------------------------------------
 
@@ -204,6 +199,42 @@ class ShardSum:
         return flat
 
 
+def data_parallel(model, ranks, compile=False):
+    """The model as a loop calls it: compiled where asked, its gradients averaged over the processes where there are
+    several."""
+    if compile:
+        torch.compiler.reset()  # a search compiles one network after the other, and after eight torch would give up
+        model = torch.compile(model)
+    if ranks.size == 1:
+        return model
+    return nn.parallel.DistributedDataParallel(
+        model, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
+
+
+def travelling(network, ranks, last):
+    """A context in which the gradients of data_parallel's network travel between the processes only with the last
+    micro-batch of an update."""
+    return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
+
+
+def share_out(ranks, names, folder, label, work):
+    """[work(name) for each name], JSON objects, shared out over the processes. Each is kept as folder/NAME.json, and
+    what is there is not done again. Raises Stop on every rank after SIGTERM on any."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # a rank that is told to stop meets the others below, where they wait for it
+    with progress(ranks, len(names), label) as bar, contextlib.suppress(Stop):
+        for name in names[ranks.rank::ranks.size]:
+            if stop_requested():
+                break
+            if not (folder / f"{name}.json").exists():
+                write_atomic(folder / f"{name}.json", json.dumps(work(name), indent=1))
+            bar.update(min(ranks.size, len(names) - bar.n))
+    if stopping(ranks):
+        raise Stop
+    return [read_json(folder / f"{name}.json") for name in names]
+
+
 # --- randomness and hardware ---------------------------------------------------------------------
 
 def seed_of(*key):
@@ -232,6 +263,22 @@ def peak_flops(device, dtype="auto", seconds=0.5):
     return 2 * size ** 3 / best
 
 
+def milliseconds(once, device, runs, warm_up=5, cut=0.25, clock=time.perf_counter):
+    """Milliseconds of once(), which leaves its work on the device: `runs` timed calls after warm_up others, sorted, the
+    share `cut` left out at both ends, the mean of the rest. clock: time.process_time counts the CPU seconds of this
+    process, which other processes do not lengthen."""
+    times = []
+    for _ in range(warm_up + runs):
+        began = clock()
+        once()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(1000 * (clock() - began))
+    left_out = int(cut * runs)
+    kept = sorted(times[warm_up:])[left_out:runs - left_out]
+    return sum(kept) / len(kept)
+
+
 def peak_memory(device):
     """Peak memory of this process in MB: the device's where it counts, else the resident set."""
     if device.type == "cuda":
@@ -241,31 +288,7 @@ def peak_memory(device):
     return peak / (1e6 if sys.platform == "darwin" else 1e3)
 
 
-def processor_name():
-    """The CPU's model name where Linux tells it, else what the platform module knows."""
-    try:
-        return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1].strip()
-    except (OSError, TypeError):
-        return platform.processor() or platform.machine()
-
-
-def environment(device):
-    """What config.json keeps about the machine and the code."""
-    source = Path(__file__).resolve().parent.parent
-    git = (subprocess.run(["git", "-C", source, "rev-parse", "HEAD"], capture_output=True, text=True)
-           if shutil.which("git") else None)
-    commit = git.stdout.strip() if git and git.returncode == 0 else None
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-    return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device),
-            "hardware": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-            "platform": platform.platform()}
-
-
-# --- run folder ----------------------------------------------------------------------------------
-
-class Stop(Exception):
-    """Raised by a loop that has saved its state because SIGTERM asked it to stop."""
-
+# --- stopping and telling -------------------------------------------------------------------------
 
 _stop_requested = False
 
@@ -273,118 +296,6 @@ _stop_requested = False
 def _note_sigterm(signum, frame):
     global _stop_requested
     _stop_requested = True
-
-
-def write_atomic(path, text):
-    """Write a small text file so that a reader or a crash sees the old one or the new one, never half of it."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_jsonl(path):
-    """The objects of a .jsonl file; a last line that a crash tore off is left out. UserError names a line that is none.
-    """
-    lines, records = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else [""], []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            records += [json.loads(line)] if line else []
-        except ValueError:
-            raise UserError(f"{path}, line {number}: no JSON; delete the line, or begin anew with --restart") from None
-    return records
-
-
-def read_json(path):
-    """The object in a .json file; UserError where it is none."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError:
-        raise UserError(f"{path}: damaged, no JSON; delete the folder or choose another --out") from None
-
-
-class RunFolder:
-    """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0; a folder made with other settings is
-    refused.
-
-    settings: every knob; compared with the folder's, but for NOT_COMPARED. restart: begin anew, everything in the
-    folder that a run writes goes.
-    """
-
-    def __init__(self, out, settings, action, ranks, restart=False, extra=None):
-        self.folder, self.ranks, self.began = Path(out), ranks, time.time()
-        on_main(ranks, self._open, dict(settings), action, restart, extra or {})
-
-    def _open(self, settings, action, restart, extra):
-        if restart:
-            self._clear(action)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        config, here = self.folder / "config.json", environment(self.ranks.device)
-        settings = json.loads(json.dumps(settings))  # tuples become lists, as they come back from the file
-        content = {path.name for path in self.folder.iterdir() if ".tmp" not in path.name}  # .tmp: of a killed write
-        if content - {"config.json", "log.jsonl"} and not config.exists():
-            raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
-        if content - {"config.json", "log.jsonl"}:  # else a run that ended before it began, by a mistake in its flags
-            self._compare(read_json(config), settings, action)
-            self._write("log.jsonl", {"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
-        else:
-            if config.exists():
-                self._compare_action(read_json(config), action)
-            record = {"action": action, "settings": settings, "argv": sys.argv, "environment": here,
-                      "processes": self.ranks.size, **extra}
-            write_atomic(config, json.dumps(record, indent=2))
-
-    def _clear(self, action):
-        """Begin anew: delete the folder if it is a run of this program's action, and nothing else."""
-        try:
-            old = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return
-        if isinstance(old, dict) and "settings" in old and old.get("action") == action:
-            program = Path(old.get("argv", sys.argv)[0]).name
-            if program != Path(sys.argv[0]).name:
-                raise UserError(f"{self.folder}: a run of {program}; choose another --out")
-            shutil.rmtree(self.folder)
-
-    def _compare_action(self, old, action):
-        if not isinstance(old, dict) or "settings" not in old:
-            raise UserError(f"{self.folder}: its config.json is none of a run; choose another --out")
-        if old["action"] != action:
-            raise UserError(f"{self.folder}: holds a run of --{old['action']}; choose another --out")
-
-    def _compare(self, old, settings, action):
-        self._compare_action(old, action)
-        names = [f"{name} ({old['settings'].get(name)} there, {value} here)" for name, value in settings.items()
-                 if name not in NOT_COMPARED and old["settings"].get(name) != value]
-        if names:
-            raise UserError(f"{self.folder}: made with other settings: {'; '.join(names)}; "
-                            "choose another --out, or --restart to begin anew")
-
-    def _write(self, name, record):
-        with open(self.folder / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def log(self, **record):
-        """One line of log.jsonl (rank 0)."""
-        if self.ranks.main:
-            self._write("log.jsonl", {**record, "elapsed": round(time.time() - self.began, 3)})
-
-    @property
-    def finished(self):
-        """The result of finish(), or None while the run is not finished."""
-        path = self.folder / "done.json"
-        return on_main(self.ranks, lambda: read_json(path) if path.exists() else None)
-
-    def finish(self, result):
-        """Mark the run as finished with its (JSON) result."""
-        if self.ranks.main:
-            write_atomic(self.folder / "done.json", json.dumps(result, indent=2))
 
 
 def stop_requested():
@@ -400,103 +311,11 @@ def stopping(ranks):
 def say(ranks, *words):
     """print on rank 0, above any progress bar."""
     if ranks.main:
-        from tqdm import tqdm
         tqdm.write(" ".join(str(word) for word in words), file=sys.stdout)
         sys.stdout.flush()
 
 
 def progress(ranks, total, label, start=0):
     """A tqdm bar on rank 0; where stderr is no terminal it prints a line now and then instead of flooding a log."""
-    from tqdm import tqdm
     return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, dynamic_ncols=True,
                 mininterval=0.2 if sys.stderr.isatty() else 10)
-
-
-# --- checkpoints ---------------------------------------------------------------------------------
-
-def save_file(path, state):
-    """torch.save to a temporary name, synced and renamed; the file that stood there before is kept as NAME.previous."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            os.replace(path, path.with_name(path.name + ".previous"))
-        os.replace(temporary, path)
-    except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
-        raise UserError(f"{path}: cannot be written ({str(error).splitlines()[0]}); "
-                        "free disk space, the same command continues") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def load_file(path, device="cpu"):
-    """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. UserError where it cannot be
-    read."""
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except Exception as error:  # torch raises many kinds for a torn or foreign file
-        raise UserError(f"{path}: no readable checkpoint ({type(error).__name__}: "
-                        f"{(str(error).splitlines() or [''])[0][:100]})") from None
-
-
-def load_newest(path):
-    """load_file of a checkpoint, or of the one before it where the newest is missing or torn."""
-    path = Path(path)
-    previous = path.with_name(path.name + ".previous")
-    try:
-        return load_file(path)
-    except UserError as error:
-        if not previous.exists():
-            raise
-        print(f"warning: {error}; taking the checkpoint before it", file=sys.stderr)
-        return load_file(previous)
-
-
-class Checkpoint:
-    """Saves and restores named objects that have state_dict / load_state_dict, plus small values.
-
-    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last save, {} where there is
-    none. A torn or missing newest file falls back to the one before it.
-    """
-
-    def __init__(self, path, ranks, **owned):
-        self.path, self.ranks, self.owned = Path(path), ranks, owned
-
-    def save(self, **values):
-        def write():
-            owned = {name: thing.state_dict() for name, thing in self.owned.items()}
-            save_file(self.path, {"values": values, "owned": owned})
-        on_main(self.ranks, write)
-
-    def restore(self):
-        name = on_main(self.ranks, self._newest)
-        if name is None:
-            return {}
-        state = load_file(name, self.ranks.device)
-        for key, thing in self.owned.items():
-            thing.load_state_dict(state["owned"][key])
-        return state["values"]
-
-    def _newest(self):
-        candidates = [path for path in (self.path, self.path.with_name(self.path.name + ".previous")) if path.exists()]
-        for path in candidates:
-            try:
-                load_file(path)
-                return str(path)
-            except UserError as error:
-                print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
-        if candidates:
-            raise UserError(f"{self.path}: neither it nor the one before can be read; --restart begins anew")
-        return None
-
-    def remove(self):
-        """Delete the files (a finished candidate needs none)."""
-        if self.ranks.main:
-            for path in [self.path, *self.path.parent.glob(f"{self.path.name}.*")]:  # .previous, .tmp of killed writes
-                path.unlink(missing_ok=True)

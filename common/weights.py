@@ -1,18 +1,21 @@
-"""Weights of others: Hugging Face folders read without the safetensors package, and .safetensors files written.
+"""Weights to start from: run folders of ours, and Hugging Face folders read and written without the safetensors
+package.
 
 A .safetensors file is an 8-byte little-endian length, a JSON header of that length ({name: dtype, shape, data_offsets})
 and the raw tensors behind it, so no code of a stranger is ever run; pytorch_model.bin is read with weights_only=True,
 which runs none either.
 """
+import dataclasses
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import torch
 
 from common.cli import UserError
-from common.distributed import load_file
+from common.files import atomic, load_file, load_newest, read_json, save_file, write_atomic
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
@@ -81,14 +84,78 @@ def write_weights(path, tensors):
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for tensor in tensors.values():
-                file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+# --- run folders ---------------------------------------------------------------------------------
+
+def read_init(cfg, names, also=()):
+    """What the newest checkpoint of the run folder cfg.init owns: {"model" or another name: weights by name}.
+
+    names: {action that may have made it: the settings that cfg takes over}; a flag that says otherwise is a UserError.
+    also: settings that cfg takes over where no flag says otherwise. The tokenizer is the folder's unless one is given.
+    """
+    folder = Path(cfg.init)
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: no run folder is here (config.json is missing); name one of --{' or --'.join(names)}")
+    record = read_json(folder / "config.json")
+    settings, action = (record.get("settings"), record.get("action")) if isinstance(record, dict) else (None, None)
+    if action not in names or record.get("program") != cfg.program or not {*names[action]} <= settings.keys():
+        made_by = f" but of {record.get('program')}.py --{action}" if settings else ""
+        raise UserError(f"{folder}: no run folder of {cfg.program}.py --{' or --'.join(names)}{made_by}; name another")
+    for name in names[action]:
+        value = tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
+        if name in cfg.given and getattr(cfg, name) != value:
+            raise UserError(f"--{name} {getattr(cfg, name)}: {folder} has {value}; leave --{name} out")
+        setattr(cfg, name, value)
+    for name in also:
+        if name not in cfg.given:
+            setattr(cfg, name, settings[name])
+    cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
+    if not (folder / "checkpoint.pt").exists() and not (folder / "checkpoint.pt.previous").exists():
+        raise UserError(f"{folder}: nothing is trained yet (checkpoint.pt is missing); the command that made it goes on")
+    if not (folder / "done.json").exists():
+        print(f"warning: {folder}: not finished; its newest checkpoint is taken", file=sys.stderr)
+    return load_newest(folder / "checkpoint.pt")["owned"]
+
+
+@torch.no_grad()
+def take_over(model, weights, source, heads=()):
+    """Copy weights into a model name by name; the line returned says what was taken over, made anew and left out.
+
+    heads: first parts of names that may have another shape: they are made anew. Any other misfit is a UserError.
+    """
+    state, taken = model.state_dict(), []
+    for name in [name for name in state if name in weights]:
+        given = weights[name]
+        if given.shape == state[name].shape:
+            if given.is_floating_point() and not given.isfinite().all():
+                raise UserError(f"{source}: {name} holds numbers that are not finite; this model has diverged")
+            state[name].copy_(given)
+            taken.append(name)
+        elif name.split(".")[0] not in heads:
+            raise UserError(f"{source}: {name} is {tuple(given.shape)} there and {tuple(state[name].shape)} here; "
+                            "use the same sizes and the same tokenizer")
+    anew, left_out = sorted(state.keys() - {*taken}), sorted(weights.keys() - {*taken})
+    return (f"{source}: {len(taken)} weights taken over; made anew: {', '.join(anew) or 'none'}; "
+            f"left out: {', '.join(left_out) or 'none'}")
+
+
+def keep_model(folder, action, cfg, tokenizer, **owned):
+    """Write what read_init reads into a folder of its own: config.json, the tokenizer's file, checkpoint.pt, done.json.
+
+    owned: {name: module, or weights by name}.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer:
+        tokenizer.save(folder)
+    record = {"program": cfg.program, "action": action, "settings": dataclasses.asdict(cfg), "argv": sys.argv}
+    write_atomic(folder / "config.json", json.dumps(record, indent=2))
+    states = {name: thing.state_dict() if hasattr(thing, "state_dict") else thing for name, thing in owned.items()}
+    save_file(folder / "checkpoint.pt", {"values": {}, "owned": {
+        name: {key: value.cpu() for key, value in state.items()} for name, state in states.items()}})
+    write_atomic(folder / "done.json", "{}")

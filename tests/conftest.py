@@ -1,4 +1,4 @@
-"""Shared by all tests: the repository on the path, a fixed number of threads, the demo data made once."""
+"""Shared by all tests: the repository on the path, a fixed number of threads, the demo data made once, slow tests."""
 import os
 import sys
 from pathlib import Path
@@ -8,6 +8,22 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests that take more than a few seconds too")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes more than a few seconds; runs with pytest --slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        skip = pytest.mark.skip(reason="takes more than a few seconds: pytest --slow runs it")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

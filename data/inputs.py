@@ -4,12 +4,51 @@ import dataclasses
 import os
 from pathlib import Path
 
+import torch
+
 from common.cli import UserError
-from common.corpus import Corpus, prepare_corpus, read_meta
+from common.corpus import Corpus, read_meta
 from common.distributed import on_main, say
+from common.runs import RunFolder
 from common.tokenization import load_tokenizer, train_sentencepiece
+from data.prepare import make_demo
+from data.text import prepare_corpus
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclasses.dataclass
+class Data:
+    """A tokenizer, and the corpus cut in a part to train on and a held-out one; None where they are not needed."""
+    device: torch.device
+    tokenizer: object = None
+    train: Corpus = None
+    dev: Corpus = None
+
+
+def open_run(cfg, action, ranks, *needs):
+    """Open the run folder and the text: (RunFolder, Data).
+
+    needs: data flags, for each of which the demo data stands in where it was left out; with "corpus" the text is opened,
+    with "tokenizer" the tokenizer alone, which is trained on the corpus where --tokenizer names none. The tokenizer's
+    file is copied into the run folder, where --init looks for it. Sets cfg.vocab_size. Of a finished run nothing but the
+    folder is opened.
+    """
+    settings = dataclasses.asdict(cfg)
+    reads_text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
+    flags = [name for name in needs if name not in ("corpus", "tokenizer")] + ["corpus"] * reads_text
+    demo = fill_in(cfg, ranks, *flags)
+    run, data = RunFolder(cfg, action, ranks, settings, **demo), Data(ranks.device)
+    if run.finished:
+        return run, data
+    if reads_text:
+        data.tokenizer, data.train, data.dev = open_text(cfg, ranks, run.folder)
+    elif "tokenizer" in needs:
+        data.tokenizer = load_tokenizer(cfg.tokenizer)
+        cfg.vocab_size = data.tokenizer.vocab_size
+    if data.tokenizer:
+        on_main(ranks, lambda: str(data.tokenizer.save(run.folder)))
+    return run, data
 
 
 def fill_in(cfg, ranks, *names):
@@ -18,7 +57,6 @@ def fill_in(cfg, ranks, *names):
     missing = [name for name in names if not getattr(cfg, name)]
     if not missing:
         return {}
-    from data.prepare import make_demo
     say(ranks, f"no --{', no --'.join(missing)}: using the demo data in {ROOT / 'data' / 'demo'} (made on first use)")
     paths = on_main(ranks, make_demo, ROOT / "data" / "demo")
     for name in missing:
@@ -27,16 +65,8 @@ def fill_in(cfg, ranks, *names):
     return {"demo_sha256": paths["sha256"]}
 
 
-@dataclasses.dataclass
-class Text:
-    """A tokenizer, and the corpus cut in a part to train on and a held-out one."""
-    tokenizer: object
-    train: Corpus
-    dev: Corpus
-
-
 def open_text(cfg, ranks, folder, held_out=0.05):
-    """cfg.corpus, cfg.tokenizer and cfg.vocab_size as Text.
+    """cfg.corpus, cfg.tokenizer and cfg.vocab_size as (tokenizer, Corpus to train on, held-out Corpus).
 
     A corpus that `data/prepare.py corpus` made (one folder with meta.json) is used as it is, with the tokenizer beside
     it. Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made under
@@ -48,7 +78,7 @@ def open_text(cfg, ranks, folder, held_out=0.05):
         on_main(ranks, make_text, cfg, target, ranks)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     cfg.vocab_size = tokenizer.vocab_size
-    return Text(tokenizer, *Corpus(target, tokenizer).split(held_out))
+    return tokenizer, *Corpus(target, tokenizer).split(held_out)
 
 
 def make_text(cfg, target, ranks):

@@ -1,0 +1,143 @@
+"""Run folders and checkpoints: what a run leaves behind, and what lets the same command go on where it was stopped."""
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from common.cli import UserError
+from common.distributed import on_main
+from common.files import load_file, read_json, save_file, write_atomic
+
+# settings in which a resumed run may differ; measurements of latency are added to
+NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "latency_archs", "latency_rounds"}
+
+
+def environment(device):
+    """What config.json keeps about the machine and the code."""
+    source = Path(__file__).resolve().parent.parent
+    git = (subprocess.run(["git", "-C", source, "rev-parse", "HEAD"], capture_output=True, text=True)
+           if shutil.which("git") else None)
+    commit = git.stdout.strip() if git and git.returncode == 0 else None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device),
+            "hardware": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "platform": platform.platform()}
+
+
+class RunFolder:
+    """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0; a folder made with other settings is
+    refused, with cfg.restart a run of the same action is deleted.
+
+    settings: what is compared with the folder's, NOT_COMPARED aside; default: every knob as it stands in cfg.
+    """
+
+    def __init__(self, cfg, action, ranks, settings=None, **extra):
+        self.folder, self.ranks, self.began = Path(cfg.out), ranks, time.time()
+        settings = json.loads(json.dumps(settings or dataclasses.asdict(cfg)))  # tuples become lists, as in the file
+        on_main(ranks, self._open, {"program": cfg.program, "action": action, "settings": settings,
+                                    "argv": sys.argv, "processes": ranks.size, **extra}, cfg.restart)
+
+    def _open(self, record, restart):
+        config = self.folder / "config.json"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = {path.name for path in self.folder.iterdir() if ".tmp" not in path.name}  # .tmp: of a killed write
+        begun = content - {"config.json", "log.jsonl"}  # else a run that ended before it began, by a mistake in flags
+        if begun and not config.exists():
+            raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
+        if config.exists():
+            old = read_json(config)
+            self._compare(old, record, begun and not restart)
+            if restart:
+                shutil.rmtree(self.folder)
+                self.folder.mkdir()
+        here = environment(self.ranks.device)
+        if begun and not restart:
+            self._write("log.jsonl", {"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
+        else:
+            write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
+
+    def _compare(self, old, record, settings):
+        """UserError where config.json is not of this program and action or, if settings are compared, of these."""
+        if not isinstance(old, dict) or not {"program", "action", "settings"} <= old.keys():
+            raise UserError(f"{self.folder}: its config.json is none of a run, or of an older version's; "
+                            "choose another --out")
+        if (old["program"], old["action"]) != (record["program"], record["action"]):
+            raise UserError(f"{self.folder}: holds a run of {old['program']}.py --{old['action']}; choose another --out")
+        differ = [f"{name} ({old['settings'].get(name)} there, {value} here)"
+                  for name, value in record["settings"].items()
+                  if settings and name not in NOT_COMPARED and old["settings"].get(name) != value]
+        if differ:
+            raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; "
+                            "choose another --out, or --restart to begin anew")
+
+    def _write(self, name, record):
+        with open(self.folder / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def log(self, **record):
+        """One line of log.jsonl (rank 0)."""
+        if self.ranks.main:
+            self._write("log.jsonl", {**record, "elapsed": round(time.time() - self.began, 3)})
+
+    @property
+    def finished(self):
+        """The result of finish(), or None while the run is not finished."""
+        path = self.folder / "done.json"
+        return on_main(self.ranks, lambda: read_json(path) if path.exists() else None)
+
+    def finish(self, result):
+        """Mark the run as finished with its (JSON) result."""
+        if self.ranks.main:
+            write_atomic(self.folder / "done.json", json.dumps(result, indent=2))
+
+
+class Checkpoint:
+    """Saves and restores named objects that have state_dict / load_state_dict, plus small values.
+
+    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last save, {} where there is
+    none. A torn or missing newest file falls back to the one before it.
+    """
+
+    def __init__(self, path, ranks, **owned):
+        self.path, self.ranks, self.owned = Path(path), ranks, owned
+
+    def save(self, **values):
+        def write():
+            owned = {name: thing.state_dict() for name, thing in self.owned.items()}
+            save_file(self.path, {"values": values, "owned": owned})
+        on_main(self.ranks, write)
+
+    def restore(self):
+        """The values of the newest save that can be read, after the owned objects have taken their state."""
+        name = on_main(self.ranks, self._newest)
+        if name is None:
+            return {}
+        state = load_file(name, self.ranks.device)
+        for key, thing in self.owned.items():
+            thing.load_state_dict(state["owned"][key])
+        return state["values"]
+
+    def _newest(self):
+        candidates = [path for path in (self.path, self.path.with_name(self.path.name + ".previous")) if path.exists()]
+        for path in candidates:
+            try:
+                load_file(path)
+                return str(path)
+            except UserError as error:
+                print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+        if candidates:
+            raise UserError(f"{self.path}: neither it nor the one before can be read; --restart begins anew")
+        return None
+
+    def remove(self):
+        """Delete the files (a finished candidate needs none)."""
+        if self.ranks.main:
+            for path in [self.path, *self.path.parent.glob(f"{self.path.name}.*")]:  # .previous, .tmp of killed writes
+                path.unlink(missing_ok=True)

@@ -1,0 +1,243 @@
+"""GLUE and SQuAD behind one face: all that a fine-tuning needs of a task but its model, its loss and its loop.
+
+    for task in (open_task(name, cfg, tokenizer, RECIPES) for name in parse_tasks("CoLA,SQuAD2.0", RECIPES)):
+        for step, batch in zip(range(task.steps), task.batches(seed=0)): ...    # an endless stream
+        outputs = task.collect("dev", lambda batch: model(batch))               # of all rows, in the order of the file
+        task.score("dev", outputs)                                              # {"main": 0.61, "matthews": 0.61}
+        task.write("test", outputs, folder)                                     # the leaderboard's file
+
+A fine-tuning is a list of jobs, each one task at one setting with one seed. run_jobs shares them out over the
+processes and summarise says what came out: jobs/JOB.json (metrics) and jobs/JOB/ (predictions, model) are one job's,
+TASK/ is what the median job of a task wrote.
+"""
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from common import glue, squad
+from common.cli import UserError
+from common.distributed import on_main, say, share_out
+from common.files import write_atomic
+
+FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, where MNLI is among the tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a paper fine-tunes one task."""
+    lr: float
+    batch: int
+    epochs: float = 0  # passes over the training rows; steps, where given, rule
+    steps: int = 0
+    warmup: float = 0.1  # share of the steps
+    dropout: float = 0.1
+    length: int = 128  # longest input, in tokens
+    main: str = "accuracy"  # the metric that counts
+
+
+def parse_tasks(text, recipes, groups=None):
+    """The tasks that "CoLA,squad1.1" names, in the order of the words; "glue", "squad" and `groups` ({word: names})
+    stand for several. UserError on an unknown name."""
+    known = {"glue": [name for name in recipes if name in glue.TASKS],
+             "squad": [name for name in recipes if name.startswith("SQuAD")],
+             **{name.lower(): [name] for name in recipes}, **(groups or {})}
+    words = text.lower().replace(",", " ").split()
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        raise UserError(f"{unknown[0] if unknown else 'no task is named'}: "
+                        f"choose from {', '.join(recipes)}, glue, squad{''.join(f', {name}' for name in groups or ())}")
+    return list(dict.fromkeys(itertools.chain(*(known[word] for word in words))))
+
+
+class Task:
+    """name; kind: "class", "value" (a regression), "span" or "choice"; outputs: numbers that a head gives (a span's: of
+    each token); metrics: names in a score; recipe: Recipe; splits: {split: features}, "train" and "dev" always; module:
+    common.glue or what has batches() like it."""
+
+    def __init__(self, name, kind, outputs, metrics, recipe, module, splits):
+        self.name, self.kind, self.outputs, self.metrics, self.recipe, self.module, self.splits = (
+            name, kind, outputs, metrics, recipe, module, splits)
+
+    @property
+    def steps(self):
+        """Updates of a fine-tuning."""
+        per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
+        return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
+
+    def batches(self, seed, start=0):
+        """Training batches from update `start` on, without end: dicts of CPU tensors. Each epoch has its own order."""
+        first, skipped = divmod(start, math.ceil(len(self.splits["train"]) / self.recipe.batch))
+        for epoch in itertools.count(first):
+            batches = self.module.batches(self.splits["train"], self.recipe.batch, seed=seed, epoch=epoch)
+            yield from itertools.islice(batches, skipped if epoch == first else 0, None)
+
+    def collect(self, split, forward):
+        """forward(batch) of all rows of a split in the order of the file, float32 on the CPU. It gives a tensor (B, ...)
+        or a tuple of them; of spans (B, T, ...), shorter batches are filled up with -1e4."""
+        features, found = self.splits[split], None
+        for batch in self.module.batches(features, 4 * self.recipe.batch):
+            output = forward(batch)
+            parts = [part.float().cpu() for part in (output if isinstance(output, tuple) else (output,))]
+            if found is None:
+                width = int(features.lengths.max()) if self.kind == "span" else None
+                found = [torch.full((len(features), *self.widened(part, batch, width)), -1e4) for part in parts]
+            for place, part in zip(found, parts):
+                if part.dim() > 1:  # a batch's width is rounded up, and may pass the longest row
+                    place[batch["index"], :part.shape[1]] = part[:, :place.shape[1]]
+                else:
+                    place[batch["index"]] = part
+        return tuple(found) if isinstance(output, tuple) else found[0]
+
+    @staticmethod
+    def widened(part, batch, width):
+        """The shape of a row, its axis of tokens as long as the longest of the split."""
+        tokens = width and part.dim() > 1 and part.shape[1] == batch["ids"].shape[1]
+        return (width, *part.shape[2:]) if tokens else part.shape[1:]
+
+
+class GlueTask(Task):
+    """One of GLUE; splits with "test" where the file is there, MNLI's mismatched ones too."""
+
+    def __init__(self, name, cfg, tokenizer, recipe):
+        self.task = glue.TASKS[name]
+        ends = ("", "_mismatched") if name == "MNLI" else ("",)
+        splits = ["train", *(part + end for part in ("dev", "test") for end in ends)]
+        rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
+                if not split.startswith("test") or (Path(cfg.glue) / name / file_of(name, split)).exists()}
+        super().__init__(name, "value" if self.task.regression else "class", self.task.classes,
+                         (*self.task.metrics, "main"), recipe, glue,
+                         {split: glue.encode(part, tokenizer, recipe.length) for split, part in rows.items()})
+
+    def score(self, split, outputs):
+        """The official metrics as shares, and "main". outputs: logits (n, classes), or scores (n, 1)."""
+        found = glue.score(self.task, outputs, self.splits[split].labels)
+        return {**found, "main": statistics.mean(found[name] for name in self.recipe.main.split("+"))}
+
+    def write(self, split, outputs, folder):
+        """The leaderboard's file of a test split."""
+        if split.startswith("test"):
+            glue.write_submission(folder, self.task, outputs, split)
+
+
+class SquadTask(Task):
+    """A span of the paragraph; in 2.0 [CLS] stands for "no answer"."""
+
+    def __init__(self, name, cfg, tokenizer, recipe):
+        self.questions = {split: squad.load(Path(cfg.squad) / f"{split}-v{name[5:]}.json")[:limit(split, cfg) or None]
+                          for split in ("train", "dev")}
+        windows = {split: squad.features(rows, tokenizer, recipe.length, min(128, recipe.length // 3),
+                                         training=split == "train") for split, rows in self.questions.items()}
+        super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, squad, windows)
+
+    def answers(self, outputs):
+        """common.squad.Predictions on dev. outputs: start and end logits (windows, T, 2)."""
+        return squad.extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
+
+    def evaluated(self, outputs):
+        """(predictions, the official scores in percent)."""
+        found = self.answers(outputs)
+        odds = found.null_odds if self.name == "SQuAD2.0" else None
+        return found, squad.evaluate(self.questions["dev"], found.texts, odds)
+
+    def score(self, split, outputs):
+        """The official scores as shares; "main" is F1, in 2.0 at the threshold of "no answer" that suits dev best."""
+        scores = {name: value if name.endswith(("total", "thresh")) else value / 100
+                  for name, value in self.evaluated(outputs)[1].items()}
+        return {**scores, "main": scores.get("best_f1", scores["f1"])}
+
+    def write(self, split, outputs, folder):
+        """predictions.json, answers above the best threshold withdrawn, nbest_predictions.json and null_odds.json."""
+        found, scores = self.evaluated(outputs)
+        highest = scores.get("best_f1_thresh", math.inf)
+        texts = {name: "" if found.null_odds.get(name, 0) > highest else text for name, text in found.texts.items()}
+        for name, content in (("predictions", texts), ("nbest_predictions", found.nbest),
+                              ("null_odds", found.null_odds)):
+            write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
+
+
+def file_of(name, split):
+    """The name of a GLUE file; MNLI's dev and test are the matched ones."""
+    return f"{glue.MNLI_FILES.get(split, split) if name == 'MNLI' else split}.tsv"
+
+
+def limit(split, cfg):
+    """Rows of a split to use, 0 for all: --train_rows of train, in a dry run of the others too."""
+    return cfg.train_rows if split == "train" or cfg.dry_run else 0
+
+
+def open_task(name, cfg, tokenizer, recipes, kinds=None):
+    """The Task of a name. The flags finetune_lr, _batch, ... that are not None take the place of the recipe's numbers.
+
+    kinds: {name: class} in place of GlueTask and SquadTask.
+    """
+    fields = [field.name for field in dataclasses.fields(Recipe)]
+    own = {key: getattr(cfg, f"finetune_{key}", None) for key in fields}
+    own = {key: value for key, value in own.items() if value is not None}
+    recipe = dataclasses.replace(recipes[name], **({"steps": 0} if "epochs" in own else {}), **own)
+    kind = (kinds or {}).get(name, SquadTask if name.startswith("SQuAD") else GlueTask)
+    return kind(name, cfg, tokenizer, recipe)
+
+
+# --- jobs
+
+def run_jobs(ranks, folder, jobs, work):
+    """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
+
+    jobs: {job: its task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...} and keeps its files
+    in folder/jobs/JOB/. start: None, or the folder of the best MNLI job for those of FROM_MNLI, which come last where
+    MNLI is among the tasks.
+    """
+    folder, results, start = Path(folder) / "jobs", [], None
+    late = [job for job, task in jobs.items() if task in FROM_MNLI and "MNLI" in jobs.values()]
+    for stage in ([job for job in jobs if job not in late], late):
+        results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start)) if stage else []
+        found = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]
+        start = folder / max(found, key=lambda result: result["metrics"]["main"])["job"] if found else None
+    return results
+
+
+def summarise(folder, results):
+    """{"tasks": {task: the median job's entries, median, mean, sd, n, diverged}, "averages": ...} of run_jobs' results.
+
+    Of several settings of a task, the one with the best median stands for it; a diverged job counts with its score,
+    the worst. What the median job wrote is copied to folder/TASK.
+    """
+    folder, tasks = Path(folder), {}
+    for name in dict.fromkeys(result["task"] for result in results):
+        settings = defaultdict(list)
+        for result in (result for result in results if result["task"] == name):
+            settings[str(result["setting"])].append(result)
+        runs = max(settings.values(), key=lambda runs: statistics.median(run["metrics"]["main"] for run in runs))
+        runs.sort(key=lambda run: run["metrics"]["main"])
+        scores, middle = [run["metrics"]["main"] for run in runs], runs[(len(runs) - 1) // 2]
+        tasks[name] = {**middle, "median": statistics.median(scores), "mean": statistics.mean(scores),
+                       "sd": statistics.stdev(scores) if len(runs) > 1 else None, "n": len(runs),
+                       "diverged": sum(bool(run["diverged"]) for run in runs)}
+        if (folder / "jobs" / middle["job"]).exists():
+            shutil.copytree(folder / "jobs" / middle["job"], folder / name, dirs_exist_ok=True)
+    scores = {name: entry["metrics"] for name, entry in tasks.items() if name in glue.TASKS}
+    if "mismatched" in scores.get("MNLI", {}):
+        scores["MNLI-mm"] = {"main": scores["MNLI"]["mismatched"]}
+        scores["MNLI"] = {key: value for key, value in scores["MNLI"].items() if key != "mismatched"}
+    return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
+
+
+def show(result, ranks):
+    """Print what summarise returned, in percent: median, mean and deviation of each task, averages where they are
+    complete."""
+    for name, entry in result["tasks"].items():
+        spread = "" if entry["sd"] is None else f", mean {100 * entry['mean']:.2f}, sd {100 * entry['sd']:.2f}"
+        others = ", ".join(f"{key} {100 * value:.2f}" for key, value in entry["metrics"].items()
+                           if key not in ("main",) and "total" not in key and "thresh" not in key)
+        diverged = f", {entry['diverged']} diverged" if entry["diverged"] else ""
+        say(ranks, f"{name:9} {100 * entry['median']:.2f} (median of {entry['n']}{spread}{diverged}; {others})")
+    for name in ("paper_avg", "glue_avg"):
+        if result["averages"].get(name) is not None and not result["averages"][name.replace("avg", "missing")]:
+            say(ranks, f"{name} {100 * result['averages'][name]:.2f}")
