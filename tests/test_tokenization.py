@@ -254,7 +254,9 @@ def test_save_and_pickle(spiece, wordpiece, tmp_path):
     for tokenizer, name in ((load_tokenizer(spiece, lower=False), "spiece.model"), (wordpiece, "vocab.txt")):
         target = tokenizer.save(tmp_path / name[:2])
         assert target.name == name and target.read_bytes() == tokenizer.path.read_bytes()
-        assert load_tokenizer(target.parent).fingerprint == tokenizer.fingerprint
+        read = load_tokenizer(target.parent)  # case is kept, or not, as it was
+        assert (read.fingerprint, read.lower) == (tokenizer.fingerprint, tokenizer.lower)
+        assert sorted(path.name for path in target.parent.iterdir()) == [name, *["tokenizer_config.json"] * (not read.lower)]
         copy = pickle.loads(pickle.dumps(tokenizer))
         assert copy.lower == tokenizer.lower and copy.encode("The dog") == tokenizer.encode("The dog")
 
