@@ -124,12 +124,12 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
     return Features(questions, passages, options, np.array(inputs, dtype=np.int32).reshape(-1, 2), specials, max_length)
 
 
-def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
+def batches(features, batch_size, seed=None, epoch=0):
     """Yield dicts of CPU tensors for B questions, in the order of glue.batch_indices: ids, segments (B, 4, T) int64,
     lengths (B, 4) int64, labels, index (B,) int64."""
     lengths = features.lengths
     labels = np.array([question.answer for question in features.questions], dtype=np.int64)
-    for index in batch_indices(lengths.max(axis=1), batch_size, seed, epoch, drop_last):
+    for index in batch_indices(lengths.max(axis=1), batch_size, seed, epoch):
         rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
         place, used = features.inputs[rows].T.astype(np.int64)
         width = padded_width(lengths[index].max(), features.max_length)

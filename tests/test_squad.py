@@ -261,14 +261,6 @@ def test_extract_finds_the_best_spans_of_all(tokenizer, tmp_path):
         assert found.null_odds[name] == pytest.approx(cls - expected[0][1], abs=1e-5)
 
 
-def test_blocks_of_windows_do_not_matter(tokenizer, tmp_path, monkeypatch):
-    features = squad.features(questions_of(tmp_path), tokenizer, max_length=64, doc_stride=16)
-    start, end = np.random.default_rng(1).normal(size=(2, len(features), 64))
-    whole = squad.extract(features, start, end)
-    monkeypatch.setattr(squad, "WINDOW_BLOCK", 5)
-    assert squad.extract(features, start, end) == whole
-
-
 def test_answers_are_at_most_max_answer_tokens_long(tokenizer, tmp_path):
     features = squad.features(questions_of(tmp_path, paragraphs=1), tokenizer)
     start, end = np.full((2, len(features), 384), -5.0)
