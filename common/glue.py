@@ -5,9 +5,8 @@ files are not CSV: quotes are plain text and often unbalanced, a file may begin 
 the Windows way, and some rows of QQP have lost columns. So a row is a line cut at its tabs, and nothing else is
 interpreted.
 
-    for task in parse_tasks("CoLA,RTE"):
-        train = encode(load(folder, task, "train"), tokenizer, max_length=128)
-        for batch in batches(train, 32, seed=1, epoch=0): ...
+    train = encode(load(folder, "CoLA", "train"), tokenizer, max_length=128)
+    for batch in batches(train, 32, seed=1, epoch=0): ...
 
 Most sentences are far shorter than the longest, and padding them all to 128 costs two to four times the work. `batches`
 puts sentences of about the same length together and pads to the longest of the batch.
@@ -39,10 +38,6 @@ class Task:
     columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
 
     @property
-    def main(self):
-        return self.metrics[0]
-
-    @property
     def classes(self):
         """Outputs that a model needs: the number of labels, 1 for regression."""
         return len(self.labels) or 1
@@ -68,20 +63,6 @@ SPLITS = ("train", "dev", "test")
 MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
               "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
-
-
-def parse_tasks(text):
-    """The tasks that "CoLA,sst-2" names, in that order, without repeats; "glue" is all nine. UserError on an unknown
-    name."""
-    known = {name.lower(): task for name, task in TASKS.items()}
-    chosen = []
-    for name in text.replace(",", " ").split():
-        if name.lower() != "glue" and name.lower() not in known:
-            raise UserError(f"{name}: there is no such GLUE task; choose from {', '.join(TASKS)}, or glue for all")
-        chosen += TASKS.values() if name.lower() == "glue" else [known[name.lower()]]
-    if not chosen:
-        raise UserError(f"no GLUE task is named; choose from {', '.join(TASKS)}, or glue for all")
-    return list(dict.fromkeys(chosen))
 
 
 # --- files
@@ -139,8 +120,7 @@ def check_header(task, header, needed, labelled, path):
     if len(header) < needed:
         raise UserError(f"{path}:1: {len(header)} columns, {task.name} has {needed} or more; take the official file")
     cell = header[task.label] if labelled else header[0]
-    is_data = cell in task.labels or cell.replace(".", "", 1).isdecimal()
-    if is_data:
+    if cell in task.labels or cell.replace(".", "", 1).isdecimal():
         raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
 
 
@@ -153,9 +133,10 @@ def load(folder, task, split):
     counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
-    if split not in SPLITS and not (task.name == "MNLI" and split in MNLI_FILES):
+    files = MNLI_FILES if task.name == "MNLI" else {}
+    if split not in (*SPLITS, *files):
         raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
-    path = Path(folder) / task.name / f"{MNLI_FILES.get(split, split) if task.name == 'MNLI' else split}.tsv"
+    path = Path(folder) / task.name / f"{files.get(split, split)}.tsv"
     labelled = split.startswith(("train", "dev"))
     text = task.text if labelled else task.test_text
     rows, width = read_rows(path), task.columns if labelled else 0
@@ -248,25 +229,21 @@ def encode(examples, tokenizer, max_length, block=10_000):
     return Features(ids, segments, examples.labels, tokenizer.pad_id, max_length)
 
 
-def batch_indices(lengths, batch_size, seed=None, epoch=0, drop_last=False, pool=50):
+def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
     """Yield the row numbers of each batch.
 
     With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches, sorted by length inside a pool, and the
     batches shuffled. The same arguments give the same batches. Without one: all rows from short to long.
     """
     lengths = np.asarray(lengths)
-    if seed is None:
-        order = np.argsort(lengths, kind="stable")
-    else:
+    order, starts = np.argsort(lengths, kind="stable"), np.arange(0, len(lengths), batch_size)
+    if seed is not None:
         random = np.random.default_rng([seed % 2 ** 63, epoch])  # numpy takes no negative seed
         order = random.permutation(len(lengths))
-    if drop_last:
-        order = order[:len(order) // batch_size * batch_size]
-    if seed is not None:
-        pools = (order[start:start + pool * batch_size] for start in range(0, len(order), pool * batch_size))
-        order = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in pools] or [order])
-    starts = np.arange(0, len(order), batch_size)
-    for start in starts if seed is None else random.permutation(starts):
+        pools = np.split(order, np.arange(pool * batch_size, len(order), pool * batch_size))
+        order = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in pools])
+        starts = random.permutation(starts)
+    for start in starts:
         yield order[start:start + batch_size]
 
 
@@ -275,15 +252,14 @@ def padded_width(longest, max_length):
     return max(int(longest), min(-(-int(longest) // 8) * 8, max_length))
 
 
-def batches(features, batch_size, seed=None, epoch=0, drop_last=False, pad_id=None):
+def batches(features, batch_size, seed=None, epoch=0):
     """Yield dicts of CPU tensors: ids (B, T) int64, segments (B, T) int64, lengths (B,) int64, index (B,) int64: the
     rows' numbers in features, and labels (B,) int64 or float32 where there are any. T is the longest of the batch;
     order as in batch_indices."""
     lengths = features.ids.lengths
-    pad_id = features.pad_id if pad_id is None else pad_id
-    for index in batch_indices(lengths, batch_size, seed, epoch, drop_last):
+    for index in batch_indices(lengths, batch_size, seed, epoch):
         shape = len(index), padded_width(lengths[index].max(), features.max_length)
-        ids, segments = np.full(shape, pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        ids, segments = np.full(shape, features.pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         features.ids.put(ids, index, 0, 0, lengths[index])
         features.segments.put(segments, index, 0, 0, lengths[index])
         batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index}
@@ -306,7 +282,7 @@ def score(task, predictions, labels):
         return dict.fromkeys((*task.metrics, "main"), 0.0)
     predictions = predictions.reshape(-1) if task.regression else predictions.argmax(axis=-1)
     values = {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
-    return {**values, "main": values[task.main]}
+    return {**values, "main": values[task.metrics[0]]}
 
 
 def averages(results):
