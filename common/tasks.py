@@ -59,7 +59,7 @@ def parse_tasks(text, recipes, groups=None):
 class Task:
     """name; kind: "class", "value" (a regression), "span" or "choice"; outputs: numbers that a head gives (a span's: of
     each token); metrics: names in a score; recipe: Recipe; splits: {split: features}, "train" and "dev" always; module:
-    common.glue or what has batches() like it."""
+    common.glue or what has batches() like it. A task also keeps rows, {split: what was read}."""
 
     def __init__(self, name, kind, outputs, metrics, recipe, module, splits):
         self.name, self.kind, self.outputs, self.metrics, self.recipe, self.module, self.splits = (
@@ -109,11 +109,11 @@ class GlueTask(Task):
         self.task = glue.TASKS[name]
         ends = ("", "_mismatched") if name == "MNLI" else ("",)
         splits = ["train", *(part + end for part in ("dev", "test") for end in ends)]
-        rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
-                if not split.startswith("test") or (Path(cfg.glue) / name / file_of(name, split)).exists()}
+        self.rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
+                     if not split.startswith("test") or (Path(cfg.glue) / name / file_of(name, split)).exists()}
         super().__init__(name, "value" if self.task.regression else "class", self.task.classes,
                          (*self.task.metrics, "main"), recipe, glue,
-                         {split: glue.encode(part, tokenizer, recipe.length) for split, part in rows.items()})
+                         {split: glue.encode(part, tokenizer, recipe.length) for split, part in self.rows.items()})
 
     def score(self, split, outputs):
         """The official metrics as shares, and "main". outputs: logits (n, classes), or scores (n, 1)."""
@@ -130,21 +130,24 @@ class SquadTask(Task):
     """A span of the paragraph; in 2.0 [CLS] stands for "no answer"."""
 
     def __init__(self, name, cfg, tokenizer, recipe):
-        self.questions = {split: squad.load(Path(cfg.squad) / f"{split}-v{name[5:]}.json")[:limit(split, cfg) or None]
-                          for split in ("train", "dev")}
+        self.rows = {split: squad.load(Path(cfg.squad) / f"{split}-v{name[5:]}.json")[:limit(split, cfg) or None]
+                     for split in ("train", "dev")}
         windows = {split: squad.features(rows, tokenizer, recipe.length, min(128, recipe.length // 3),
-                                         training=split == "train") for split, rows in self.questions.items()}
+                                         training=split == "train") for split, rows in self.rows.items()}
         super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, squad, windows)
 
     def answers(self, outputs):
-        """common.squad.Predictions on dev. outputs: start and end logits (windows, T, 2)."""
+        """common.squad.Predictions on dev. outputs: start and end logits (windows, T, 2), or what squad.rank made of a
+        beam, which is taken as it is."""
+        if isinstance(outputs, squad.Predictions):
+            return outputs
         return squad.extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
 
     def evaluated(self, outputs):
         """(predictions, the official scores in percent)."""
         found = self.answers(outputs)
         odds = found.null_odds if self.name == "SQuAD2.0" else None
-        return found, squad.evaluate(self.questions["dev"], found.texts, odds)
+        return found, squad.evaluate(self.rows["dev"], found.texts, odds)
 
     def score(self, split, outputs):
         """The official scores as shares; "main" is F1, in 2.0 at the threshold of "no answer" that suits dev best."""

@@ -92,6 +92,17 @@ def write_weights(path, tensors):
 
 # --- run folders ---------------------------------------------------------------------------------
 
+def take_settings(cfg, settings, source, names, also=()):
+    """Let cfg take over what `settings` of a model say: `names`, of which a flag that says otherwise is a UserError,
+    and `also`, over which a flag rules."""
+    for name in (*names, *also):
+        value = tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
+        if name in names and name in cfg.given and getattr(cfg, name) != value:
+            raise UserError(f"--{name} {getattr(cfg, name)}: {source} has {value}; leave --{name} out")
+        if name in names or name not in cfg.given:
+            setattr(cfg, name, value)
+
+
 def read_init(cfg, names, also=()):
     """What the newest checkpoint of the run folder cfg.init owns: {"model" or another name: weights by name}.
 
@@ -104,24 +115,22 @@ def read_init(cfg, names, also=()):
                         f"name one of --{' or --'.join(names)}")
     record = read_json(folder / "config.json")
     settings, action = (record.get("settings"), record.get("action")) if isinstance(record, dict) else (None, None)
-    if action not in names or record.get("program") != cfg.program or not {*names[action]} <= settings.keys():
+    if action not in names or record.get("program") != cfg.program or not {*names[action], *also} <= settings.keys():
         made_by = f" but of {record.get('program')}.py --{action}" if settings else ""
         raise UserError(f"{folder}: no run folder of {cfg.program}.py --{' or --'.join(names)}{made_by}; name another")
-    for name in names[action]:
-        value = tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
-        if name in cfg.given and getattr(cfg, name) != value:
-            raise UserError(f"--{name} {getattr(cfg, name)}: {folder} has {value}; leave --{name} out")
-        setattr(cfg, name, value)
-    for name in also:
-        if name not in cfg.given:
-            setattr(cfg, name, settings[name])
+    take_settings(cfg, settings, folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
     if not (folder / "checkpoint.pt").exists() and not (folder / "checkpoint.pt.previous").exists():
-        raise UserError(f"{folder}: nothing is trained yet (checkpoint.pt is missing); "
-                        "the command that made it goes on")
+        models = ", ".join(str(path.parent) for path in sorted(folder.glob("*/checkpoint.pt")))
+        raise UserError(f"{folder}: " + (f"a run of several tasks; name one of its models: {models}" if models else
+                                         "nothing is trained yet (checkpoint.pt is missing); "
+                                         "the command that made it goes on"))
     if not (folder / "done.json").exists():
         print(f"warning: {folder}: not finished; its newest checkpoint is taken", file=sys.stderr)
-    return load_newest(folder / "checkpoint.pt")["owned"]
+    state = load_newest(folder / "checkpoint.pt")
+    if not isinstance(state, dict) or not isinstance(state.get("owned"), dict):
+        raise UserError(f"{folder / 'checkpoint.pt'}: no checkpoint of {cfg.program}.py; name another folder")
+    return state["owned"]
 
 
 @torch.no_grad()

@@ -26,15 +26,15 @@ class Data:
     dev: Corpus = None
 
 
-def open_run(cfg, action, ranks, *needs):
+def open_run(cfg, action, ranks, *needs, **further):
     """Open the run folder and the text: (RunFolder, Data).
 
     needs: data flags, for each of which the demo data stands in where it was left out; with "corpus" the text is
     opened, with "tokenizer" the tokenizer alone, which is trained on the corpus where --tokenizer names none. The
-    tokenizer's file is copied into the run folder, where --init looks for it. Sets cfg.vocab_size. Of a finished run nothing but the
-    folder is opened.
+    tokenizer's file is copied into the run folder, where --init looks for it. Sets cfg.vocab_size. Of a finished run
+    nothing but the folder is opened. further: settings beside cfg's that the folder must agree with, such as tasks.
     """
-    settings = dataclasses.asdict(cfg)
+    settings = {**dataclasses.asdict(cfg), **further}
     reads_text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in needs if name not in ("corpus", "tokenizer")] + ["corpus"] * reads_text
     demo = fill_in(cfg, ranks, *flags)

@@ -168,13 +168,13 @@ class RaceTask(Task):
 
     def __init__(self, name, cfg, tokenizer, recipe):
         splits = [split for split in ("train", "dev", "test") if split != "test" or (Path(cfg.race) / split).is_dir()]
-        self.questions = {split: thin_out(load(cfg.race, split), limit(split, cfg)) for split in splits}
+        self.rows = {split: thin_out(load(cfg.race, split), limit(split, cfg)) for split in splits}
         super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe, sys.modules[__name__],
-                         {split: features(rows, tokenizer, recipe.length) for split, rows in self.questions.items()})
+                         {split: features(rows, tokenizer, recipe.length) for split, rows in self.rows.items()})
 
     def score(self, split, outputs):
         """{"main", "accuracy", "middle", "high"} as shares. outputs: logits (n, 4)."""
-        found = evaluate(self.questions[split], outputs)
+        found = evaluate(self.rows[split], outputs)
         return {**found, "main": found[self.recipe.main]}
 
     def write(self, split, outputs, folder):
