@@ -87,16 +87,33 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
 
 
+def check_number(name, number, comment):
+    """UserError where a number is outside the range at the end of its knob's comment."""
+    if not fits(number, comment):
+        words = (RANGE.search(comment) or RANGE.search(">= 0")).group()
+        raise UserError(f"--{name} {number}: choose a number {'in ' * (words[0] in '[(')}{words}")
+
+
 def check_numbers(config, comments):
     """UserError where a number of the config is outside the range in its knob's line."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, (int, float)) and not isinstance(number, bool):
-                comment = comments.get(field.name, ">= 0")
-                if not fits(number, comment):
-                    words = (RANGE.search(comment) or RANGE.search(">= 0")).group()
-                    raise UserError(f"--{field.name} {number}: choose a number {'in ' * (words[0] in '[(')}{words}")
+                check_number(field.name, number, comments.get(field.name, ">= 0"))
+
+
+def check_setting(config_class, name, value):
+    """UserError where a value that comes from a file is not what the knob `name` takes: its type, choices, range."""
+    field = next(field for field in dataclasses.fields(config_class) if field.name == name)
+    kind, choices, several, optional = kind_of(field)
+    for one in value if several and isinstance(value, tuple) else [value]:
+        if one is None and optional:
+            continue
+        if type(one) not in ((int, float) if kind is float else (kind,)) or choices and one not in choices:
+            raise UserError(f"{name} {value!r}: must be {', '.join(choices or [f'of type {kind.__name__}'])}")
+        if kind in (int, float):
+            check_number(name, one, field_comments(config_class).get(name, ">= 0"))
 
 
 def settings_of(presets, preset, action, actions):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from common.cli import UserError
+from common.cli import UserError, check_setting
 from common.files import atomic, load_file, load_newest, read_json, save_file, write_atomic
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -90,13 +90,30 @@ def write_weights(path, tensors):
             file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
+def write_folder(folder, weights, config, tokenizer, **tokenizer_config):
+    """Write a Hugging Face folder: model.safetensors, config.json, tokenizer_config.json and the tokenizer's file.
+    UserError where a run or a model of ours is."""
+    folder = Path(folder)
+    if any((folder / name).exists() for name in ("checkpoint.pt", "log.jsonl")):
+        raise UserError(f"--export {folder}: a model or a run is there; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_weights(folder / "model.safetensors", weights)
+    write_atomic(folder / "config.json", json.dumps(config, indent=2))
+    write_atomic(folder / "tokenizer_config.json", json.dumps(tokenizer_config, indent=2))
+    tokenizer.save(folder)
+
+
 # --- run folders ---------------------------------------------------------------------------------
 
 def take_settings(cfg, settings, source, names, also=()):
     """Let cfg take over what `settings` of a model say: `names`, of which a flag that says otherwise is a UserError,
-    and `also`, over which a flag rules."""
+    and `also`, over which a flag rules. Values that no flag could have are a UserError too."""
     for name in (*names, *also):
         value = tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
+        try:
+            check_setting(type(cfg), name, value)
+        except UserError as error:
+            raise UserError(f"{source / 'config.json'}: {error}") from None
         if name in names and name in cfg.given and getattr(cfg, name) != value:
             raise UserError(f"--{name} {getattr(cfg, name)}: {source} has {value}; leave --{name} out")
         if name in names or name not in cfg.given:

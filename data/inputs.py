@@ -47,6 +47,9 @@ def open_run(cfg, action, ranks, *needs, **further):
         data.tokenizer = load_tokenizer(cfg.tokenizer)
         cfg.vocab_size = data.tokenizer.vocab_size
     if data.tokenizer:
+        if "vocab_size" in cfg.given and cfg.vocab_size != settings["vocab_size"]:
+            raise UserError(f"--vocab_size {settings['vocab_size']}: {data.tokenizer.path} has {cfg.vocab_size} pieces; "
+                            "leave it out")
         on_main(ranks, lambda: str(data.tokenizer.save(run.folder)))
     return run, data
 
