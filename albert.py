@@ -125,12 +125,7 @@ HEAD_DROPOUT = 0.1  # before a task's head, Table 14
 
 
 def check_shape(cfg):
-    """ValueError where no model can be built from these settings, which may be a stranger's."""
-    for name in ("vocab_size", *SHAPE, *FREE):
-        value, kind = getattr(cfg, name), type(getattr(Config, name))
-        if (kind is int and (type(value) is not int or value < (name != "embedding"))
-                or kind is float and (type(value) not in (int, float) or not 0 <= value < 1)):
-            raise ValueError(f"{name} {value!r}: sizes are whole numbers above 0, dropout and init_std shares below 1")
+    """ValueError where no model can be built from these settings."""
     if cfg.hidden % cfg.heads:
         raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
     if cfg.embedding > cfg.hidden:
@@ -138,8 +133,6 @@ def check_shape(cfg):
                          "ALBERT maps from a smaller E up to H")
     if cfg.layers % cfg.groups:
         raise ValueError(f"groups {cfg.groups} do not divide the {cfg.layers} layers evenly")
-    if cfg.share not in ("all", "attention", "ffn", "none") or cfg.activation not in ACTIVATIONS:
-        raise ValueError(f"share {cfg.share!r}, activation {cfg.activation!r}: --help lists the choices")
     if cfg.share == "none" and cfg.groups > 1:
         raise ValueError(f"groups {cfg.groups} with share none: nothing is shared; leave one of them out")
 
@@ -307,14 +300,12 @@ class Classifier(nn.Module):
         return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
     def loss(self, batch):
-        logits = self(batch).float()
-        return (F.mse_loss(logits[:, 0], batch["labels"]) if logits.shape[1] == 1
-                else F.cross_entropy(logits, batch["labels"]))
+        logits, labels = self(batch).float(), batch["labels"]
+        return F.mse_loss(logits[:, 0], labels) if logits.shape[1] == 1 else F.cross_entropy(logits, labels)
 
 
 class MultipleChoice(Classifier):
-    """One score an option, softmax over the options (App. A.3, RACE). ids, segments (B, C, T), lengths (B, C) ->
-    (B, C)."""
+    """RACE (App. A.3): one score an option, softmax over the options. ids, segments (B, C, T) -> (B, C)."""
 
     def __init__(self, cfg):
         super().__init__(cfg, 1)
@@ -326,7 +317,7 @@ class MultipleChoice(Classifier):
 
 class SpanModel(nn.Module):
     """SQuAD v1.1 (App. A.3): a start and an end logit for each token, (B, T, 2). D13: no dropout before the head, as in
-    the official code, though Table 14 gives it 0.1."""
+    the official code; Table 14 gives it 0.1."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -405,10 +396,10 @@ def parts(cfg):
     with torch.device("meta"):
         model = LanguageModel(cfg)
     encoder = model.encoder
-    embeddings = sum(count(module) for module in (encoder.words, encoder.positions, encoder.segments, encoder.norm))
-    return {"embeddings": embeddings, "mapping": count(encoder.mapping) if cfg.embedding else 0,
-            "attention": count(encoder.attentions), "ffn": count(encoder.ffns), "pooler": count(model.pooler),
-            "mlm head": count(model.mlm), "order head": count(model.order)}
+    found = {"mapping": count(encoder.mapping) if cfg.embedding else 0, "attention": count(encoder.attentions),
+             "ffn": count(encoder.ffns), "pooler": count(model.pooler), "mlm head": count(model.mlm),
+             "order head": count(model.order)}
+    return {"embeddings": count(model) - sum(found.values()), **found}
 
 
 def countings(cfg):
@@ -427,8 +418,8 @@ def flops(cfg):
     2 a multiply-add."""
     T, H, E, M = cfg.length, cfg.hidden, cfg.embedding or cfg.hidden, predictions(cfg)
     layer = 2 * T * (4 * H * H + 2 * H * cfg.ffn) + 4 * T * T * H
-    mapping = 2 * T * E * H if cfg.embedding else 0
-    return mapping + cfg.layers * layer + 2 * H * H + 4 * H + 2 * M * (H * E + E * cfg.vocab_size)
+    return (2 * T * cfg.embedding * H + cfg.layers * layer + 2 * H * H + 4 * H  # mapping, layers, pooler, order
+            + 2 * M * (H * E + E * cfg.vocab_size))
 
 
 # Hugging Face's names. A layer group there is one attention and one feed-forward block, which are lists of their own
@@ -465,17 +456,15 @@ def from_hf(weights, cfg):
     """A Hugging Face state dict under our names. ValueError lists the names that belong to no ALBERT of this shape."""
     if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
         weights = {f"albert.{name}": value for name, value in weights.items()}
-    tied = weights.get("predictions.decoder.weight")
     words = weights.get("albert.embeddings.word_embeddings.weight")
-    if tied is not None and words is not None and not torch.equal(tied, words):
+    if words is not None and not torch.equal(weights.get("predictions.decoder.weight", words), words):
         raise ValueError("predictions.decoder.weight differs from the word embeddings; ALBERT's are tied")
-    names = {theirs.format(group): ours.format(group) for ours, theirs in HF_NAMES for group in range(cfg.groups)}
-    kept = {name: value for name, value in weights.items() if not HF_IGNORED.fullmatch(name)}
-    strange = [name for name in kept if name.rpartition(".")[0] not in names]
+    modules = {theirs.format(group): ours.format(group) for ours, theirs in HF_NAMES for group in range(cfg.groups)}
+    split = {name: name.rsplit(".", 1) for name in weights if not HF_IGNORED.fullmatch(name)}
+    strange = [name for name, (module, *_) in split.items() if module not in modules]
     if strange:
         raise ValueError(f"unexpected weights: {', '.join(strange)}")
-    return {f"{names[module]}.{leaf}": value.float()
-            for (module, _, leaf), value in ((name.rpartition("."), value) for name, value in kept.items())}
+    return {f"{modules[module]}.{leaf}": weights[name].float() for name, (module, leaf) in split.items()}
 
 
 def to_hf(weights, cfg):
@@ -513,12 +502,11 @@ def shape_of_hf(config):
     missing = [theirs for _, theirs, default in HF_CONFIG if default is None and theirs not in config]
     if missing:
         raise ValueError(f"lacks {', '.join(missing)}")
+    if config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
+        raise ValueError("inner_group_num and type_vocab_size: only 1 and 2 are built")
     shape = {"share": "all", **{ours: config.get(theirs, default) for ours, theirs, default in HF_CONFIG}}
-    act, inner, types = str(shape["activation"]), config.get("inner_group_num", 1), config.get("type_vocab_size", 2)
-    shape["activation"] = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}.get(act, act)
-    if shape["activation"] not in ACTIVATIONS or inner != 1 or types != 2:
-        raise ValueError(f"hidden_act {act}, inner_group_num {inner}, type_vocab_size {types}: "
-                         f"only {', '.join(ACTIVATIONS)}, 1 and 2 are built")
+    if shape["activation"] in ("gelu_pytorch_tanh", "gelu_fast"):
+        shape["activation"] = "gelu_new"
     return shape
 
 # --- objective -----------------------------------------------------------------------------------
@@ -628,11 +616,11 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone sti
     from common.corpus import join
     from common.distributed import (Ranks, autocast, data_parallel, gather, launch, on_main, peak_memory, progress, say,
                                     seed_everything, seed_of, shard_range, stop_requested, stopping, travelling)
-    from common.files import load_file, load_newest, read_json, save_file, write_atomic
+    from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, read_init, read_weights, take_over, take_settings, write_weights
+    from common.weights import keep_model, read_init, read_weights, take_over, take_settings, write_folder
     from data.inputs import open_run
     from data.race import RaceTask
 
@@ -697,8 +685,7 @@ def schedule(step, steps, warmup):
 
 
 def peak_rate(cfg):
-    """The peak learning rate of --pretrain: lr is for 4,096 sequences, and goes with the square root of the batch (You
-    et al. 2019)."""
+    """The peak learning rate of --pretrain goes with the square root of the batch (You et al. 2019)."""
     return cfg.lr * math.sqrt(cfg.batch / 4096)
 
 
@@ -711,9 +698,8 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed, alike=True)
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
-    batch = (ids, kinds, lengths, positions, labels, order)
     return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
-            for tensor in batch]
+            for tensor in (ids, kinds, lengths, positions, labels, order)]
 
 
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
@@ -723,12 +709,11 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     the same for any number of processes. Nothing in an update waits for the device; losses are read, and looked at for
     NaN, where they are logged.
     """
-    start = checkpoint.restore().get("step", 0)
-    shards = shard_range(ranks, cfg.accumulate)  # logical parts of a batch, those of this process
-    rows, network = cfg.batch // (len(shards) * ranks.size), data_parallel(model, ranks, cfg.compile)
+    start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)  # those of this process
+    rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
     peak, warmup, log_every = peak_rate(cfg), round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
-    began, first_logged = time.perf_counter(), start
+    began, logged = time.perf_counter(), start
     for step in range(start, cfg.steps):
         model.train()
         for module in model.modules():
@@ -738,9 +723,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
         for shard in shards:
             seed_everything(cfg.seed, "pretrain", step, shard)
-            position = step * cfg.batch + shard * rows
-            *inputs, labels, order = language_batch(text.train, text.tokenizer, cfg, cfg.objective, position, rows,
-                                                    ranks.device)
+            *inputs, labels, order = language_batch(text.train, text.tokenizer, cfg, cfg.objective,
+                                                    step * cfg.batch + shard * rows, rows, ranks.device)
             with travelling(network, ranks, shard == shards[-1]):  # processes meet once an update
                 with autocast(cfg.dtype, ranks.device):
                     logits, order_logits = network(*inputs)
@@ -756,18 +740,17 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
         done, stop = step + 1, (ranks.size == 1 or step % 20 == 0) and stopping(ranks)
         saved = done % cfg.save_every == 0 or done == cfg.steps or stop
         if done % log_every == 0 or saved:
-            everywhere = torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - first_logged)
-            mlm, order_loss, norm = everywhere.tolist()
+            mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
-            rate = (done - first_logged) * cfg.batch * cfg.length / (time.perf_counter() - began)
+            rate = (done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began)
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
                     tokens_per_second=round(rate), memory_mb=round(peak_memory(ranks.device)))
             bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate:.0f}")
-            sums.zero_()
-            if done % cfg.save_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats what is lost
+            if done % cfg.save_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats it
                 run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
-            first_logged, began = done, time.perf_counter()
+            sums.zero_()
+            logged, began = done, time.perf_counter()
         if saved:
             checkpoint.save(step=done)
         if stop:
@@ -794,8 +777,7 @@ def evaluate_language_model(model, text, cfg, ranks):
             asked = None if objective == "none" else 0  # words are scored once
             with autocast(cfg.dtype, ranks.device):
                 logits, order_logits = model(*inputs, places[:, :asked])
-            pairs = ((logits, labels[:, :asked]), (order_logits, order))
-            right += torch.stack([number for scores, truth in pairs
+            right += torch.stack([number for scores, truth in ((logits, labels[:, :asked]), (order_logits, order))
                                   for number in ((scores.argmax(-1) == truth).sum(), (truth != -100).sum())])
         totals[objective] = [sum(column) for column in zip(*gather(ranks, right.tolist()))]
     shares = {"mlm": totals["none"][:2], "nsp": totals["nsp"][2:], "sop": totals["sop"][2:]}
@@ -806,46 +788,38 @@ def evaluate_language_model(model, text, cfg, ranks):
 def pretrain(cfg):
     """Pre-train (Sec. 4.1) and evaluate on held-out text."""
     with launch(cfg.device) as ranks:
-        source, cfg.accumulate = read_source(cfg), max(cfg.accumulate, ranks.size)  # another number has other masks
-        if cfg.dry_run:
-            cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
+        source, pieces = read_source(cfg), cfg.vocab_size
+        cfg.accumulate = max(cfg.accumulate, ranks.size)  # a setting of the run: another number has other masks
+        cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
         if cfg.batch % cfg.accumulate:
-            raise UserError(f"--batch {cfg.batch} is no multiple of its {cfg.accumulate} parts "
-                            "(--accumulate, processes)")
+            raise UserError(f"--batch {cfg.batch} is no multiple of its {cfg.accumulate} parts (--accumulate, processes)")
         if cfg.length > cfg.positions:
-            raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions (--positions); use fewer")
-        pieces = cfg.vocab_size
+            raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions (--positions)")
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
-        if run.finished:
-            say(ranks, f"{run.folder}: this pre-training is finished (--restart begins anew)")
-            return show_intrinsic(run.finished, ranks)
-        settle_vocabulary(cfg, text.tokenizer, pieces)
-        if cfg.objective != "none" and np.diff(text.train.documents)[text.train.ids].max() < 2:
-            raise UserError(f"{cfg.corpus[0]}: no document has two sentences, so there is no order to predict; "
-                            "put one sentence on a line and a blank line between documents, or use --objective none")
-        seed_everything(cfg.seed, "pretrain", "weights")
-        model = LanguageModel(cfg)
-        if cfg.objective == "none":  # D5
-            for part in (model.pooler, model.order):
-                part.requires_grad_(False)
-        say(ranks, start_from(model, source) if source else "from scratch")
-        optimizer = Lamb(model.to(ranks.device).parameters(), cfg.lr, weight_decay=cfg.weight_decay)
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
-        say(ranks, f"{count(model):,} parameters, {cfg.steps} updates of {cfg.batch} x {cfg.length} tokens")
-        train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
-        result = {"steps": cfg.steps, "parameters": count(model), **evaluate_language_model(model, text, cfg, ranks)}
-        run.log(phase="dev", step=cfg.steps, **result)
-        run.finish(result)
-        show_intrinsic(result, ranks)
+        if not run.finished:
+            cfg.vocab_size = max(text.tokenizer.vocab_size, pieces if source else 0)  # released models may have more
+            if cfg.objective != "none" and np.diff(text.train.documents)[text.train.ids].max() < 2:
+                raise UserError(f"{cfg.corpus[0]}: no document has two sentences, so there is no order to predict; "
+                                "put a sentence on a line, a blank line between documents, or use --objective none")
+            seed_everything(cfg.seed, "pretrain", "weights")
+            model = LanguageModel(cfg)
+            if cfg.objective == "none":  # D5
+                model.pooler.requires_grad_(False)
+                model.order.requires_grad_(False)
+            say(ranks, start_from(model, source) if source else "from scratch")
+            say(ranks, f"{count(model):,} parameters, {cfg.steps} updates of {cfg.batch} x {cfg.length} tokens")
+            optimizer = Lamb(model.to(ranks.device).parameters(), cfg.lr, weight_decay=cfg.weight_decay)
+            checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
+            train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
+            found = evaluate_language_model(model, text, cfg, ranks)
+            run.log(phase="dev", step=cfg.steps, **found)
+            run.finish({"steps": cfg.steps, "parameters": count(model), **found})
+        found = run.finished
+        say(ranks, f"{run.folder}: finished; held-out accuracy in percent: " + ", ".join(
+            f"{name} {100 * found[name]:.1f} (of {total})" for name, total in found["scored"].items() if total))
 
 
-def show_intrinsic(result, ranks):
-    """Print the accuracies in percent."""
-    say(ranks, "held-out accuracy in percent: " + ", ".join(
-        f"{name} {100 * result[name]:.1f} (of {total})" for name, total in result["scored"].items() if total))
-
-
-# What a model starts from: a run folder or a task's folder of ours, or a Hugging Face folder.
+# What a model starts from: a run folder, the folder of a task or of a job in one, or a Hugging Face folder.
 
 Source = namedtuple("Source", "path weights task")  # weights under our names; task: whose head is among them, or ""
 HEADS = ("head", "span", "answer")
@@ -855,22 +829,18 @@ def read_source(cfg):
     """--init as a Source, None without. cfg takes over the model's shape, and its tokenizer unless one is given.
     UserError where a flag says otherwise, or where there is no model that can be built."""
     path, weights, task = Path(cfg.init), {}, ""
-    config = read_json(path / "config.json") if cfg.init and (path / "config.json").exists() else {"settings": None}
+    config = read_json(path / "config.json") if cfg.init and (path / "config.json").exists() else {"settings": {}}
     try:
         if not isinstance(config, dict) or "settings" not in config:
             take_settings(cfg, shape_of_hf(config), path, ("vocab_size", *SHAPE), FREE)
-            check_shape(cfg)
             weights, cfg.tokenizer = from_hf(read_weights(path), cfg), cfg.tokenizer or cfg.init
-            if len(weights.get("head.weight", ())) == 1:  # one output: RACE's options, or STS-B, the only regression
-                task = "RACE" if HF_CLASSES["RACE"] in config.get("architectures", ()) else "STS-B"
+            task = "RACE" if HF_CLASSES["RACE"] in config.get("architectures", ()) else ""
         elif cfg.init:
-            owned = read_init(cfg, {"pretrain": SHAPE, "finetune": SHAPE}, FREE)
+            own = config["settings"].get("share") != "all"  # layers with weights of their own do not multiply
+            owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), (*SHAPE, *["layers"] * own)), FREE)
             task = next(iter(owned.keys() - {"model", "optimizer"}), "")
             weights = owned[task or "model"]
             take_settings(cfg, {"vocab_size": len(weights["encoder.words.weight"])}, path, ("vocab_size",))
-            depth = 1 + max(int(name.split(".")[2]) for name in weights if re.match(r"encoder\.(att|ffn)", name))
-            if cfg.share != "all" and cfg.layers != depth:
-                raise ValueError(f"--layers {cfg.layers}: the model has {depth} layers of its own; leave --layers out")
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
@@ -894,25 +864,11 @@ def start_from(model, source, task=""):
     return take_over(model, weights, source.path, HEADS)
 
 
-def settle_vocabulary(cfg, tokenizer, pieces):
-    """Set cfg.vocab_size: `pieces` of the model of --init, which may have more than its tokenizer; else the
-    tokenizer's."""
-    if cfg.init and tokenizer.vocab_size > pieces:
-        raise UserError(f"{tokenizer.path}: {tokenizer.vocab_size} pieces where the model of --init has {pieces}; "
-                        "give the model's own tokenizer")
-    if not cfg.init and "vocab_size" in cfg.given and tokenizer.vocab_size != pieces:
-        raise UserError(f"--vocab_size {pieces}: {tokenizer.path} has {tokenizer.vocab_size} pieces; leave it out")
-    cfg.vocab_size = pieces if cfg.init else tokenizer.vocab_size
-
-
 def export(cfg, folder):
     """Write the model of --init as a Hugging Face folder."""
-    source, target = read_source(cfg), Path(folder)
-    if not source:
-        raise UserError("--export needs --init: the run folder whose model is to be written")
-    if target.resolve() == source.path.resolve() or any(
-            (target / name).exists() for name in ("checkpoint.pt", "log.jsonl")):
-        raise UserError(f"--export {folder}: a model or a run is there; name another folder")
+    source = read_source(cfg)
+    if not source or Path(folder).resolve() == source.path.resolve():
+        raise UserError("--export DIR needs --init with the run folder whose model is to be written, and another DIR")
     start_from(LanguageModel(cfg), source)  # a UserError lists what does not fit
     tokenizer, weights = load_tokenizer(cfg.tokenizer), to_hf(source.weights, cfg)
     kinds = [source.task, *(name.split(".")[0] for name in source.weights)]
@@ -921,15 +877,10 @@ def export(cfg, folder):
         weights = {name.removeprefix("albert."): value for name, value in weights.items()}
     if "answer" in kinds:
         print("left out: the SQuAD v2.0 head, which Hugging Face's ALBERT has not; its encoder is written")
-    target.mkdir(parents=True, exist_ok=True)
-    write_weights(target / "model.safetensors", weights)
-    config = hf_config(cfg, architecture, len(source.weights.get("head.weight", "ab")))  # two outputs are the default
-    write_atomic(target / "config.json", json.dumps(config, indent=2))
-    write_atomic(target / "tokenizer_config.json", json.dumps(
-        {"tokenizer_class": "AlbertTokenizer", "do_lower_case": tokenizer.lower, "keep_accents": False,
-         "model_max_length": cfg.positions}, indent=2))
-    tokenizer.save(target)
-    print(f"{target}: {architecture}, {sum(value.numel() for value in weights.values()):,} numbers in model.safetensors")
+    config = hf_config(cfg, architecture, len(source.weights.get("head.weight", "ab")))  # by default two outputs
+    write_folder(folder, weights, config, tokenizer, tokenizer_class="AlbertTokenizer", do_lower_case=tokenizer.lower,
+                 keep_accents=False, model_max_length=cfg.positions)
+    print(f"{folder}: {architecture}, {sum(value.numel() for value in weights.values()):,} numbers")
 
 
 # Fine-tuning (App. A.4). A job is one run of one task: it trains on one process and looks at the dev set now and then.
@@ -952,7 +903,7 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512),
 }
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # the tasks of Table 2, which --finetune paper names
-MAIN = {"CoLA": "matthews", "STS-B": "pearson", "SQuAD1.1": "f1", "SQuAD2.0": "f1"}  # else accuracy (D8)
+MAIN = {"CoLA": "matthews", "STS-B": "pearson", "SQuAD1.1": "f1", "SQuAD2.0": "f1"}  # else accuracy (official code)
 
 
 def recipes(cfg):
@@ -960,13 +911,6 @@ def recipes(cfg):
     return {name: Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps, dropout=dropout,
                          length=min(length, cfg.positions), main=MAIN.get(name, "accuracy"))
             for name, (lr, batch, dropout, steps, warmup, length) in TABLE14.items()}
-
-
-def make_model(task, cfg):
-    """The model of a task, its head fresh."""
-    if task.kind == "span":
-        return SpanModel(cfg) if task.name == "SQuAD1.1" else AnswerModel(cfg)
-    return MultipleChoice(cfg) if task.kind == "choice" else Classifier(cfg, task.outputs)
 
 
 @torch.no_grad()
@@ -981,53 +925,49 @@ def predict(model, task, split, cfg, device):
     found = task.collect(split, forward)
     if not all(part.isfinite().all() for part in (found if isinstance(found, tuple) else (found,))):
         raise Diverged(f"a prediction on {task.name} is not finite")
-    if task.name == "SQuAD2.0":
-        return squad.rank(task.splits[split], *(part.numpy() for part in found))
     if task.kind == "span":
-        return task.answers(found)
+        return task.answers(squad.rank(task.splits[split], *found) if isinstance(found, tuple) else found)
     return found if task.kind == "value" else found.softmax(-1)
 
 
 def train_task(model, task, seed, cfg, folder, device):
     """Train on a task and keep the best model by looks at the dev set (Sec. 4.2.2). Raises Stop after SIGTERM (state
-    saved). Returns {"best": weights or None, "curve": [[update, score of dev], ...], "diverged": None or what it was}.
+    saved). Returns {"best": weights or None, "curve": [[update, score on dev], ...], "diverged": None or the reason}.
 
-    D8: looks are evenly spaced, every --eval_every steps; the official code looks at every 100th. The state is saved at
-    each look: killed in between, the updates since then are repeated.
+    D8: looks are evenly spaced; the official code looks at every 100th update. The state is saved at each look: killed
+    in between, the updates since then are repeated.
     """
-    recipe, every = task.recipe, cfg.eval_every
-    warmup = round(recipe.warmup * task.steps)
-    looks = {*range(every, task.steps, every)} if every else {max(1, round(task.steps * i / 20)) for i in range(1, 20)}
-    optimizer = Lamb(model.parameters(), recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
+    steps, every, warmup = task.steps, cfg.eval_every, round(task.recipe.warmup * task.steps)
+    looks = {*range(every, steps, every)} if every else {max(1, round(steps * i / 20)) for i in range(1, 20)}
+    optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = {"step": 0, "main": -math.inf, "best": None, "curve": [], "diverged": None, **checkpoint.restore()}
     # D7: epochs are shuffled whole, rows of like length put together; the official code shuffles a buffer of 100 rows
-    for step, batch in zip(range(state["step"], task.steps), task.batches(seed, state["step"])):
+    for step, batch in zip(range(state["step"], steps), task.batches(seed, state["step"])):
         model.train()
         for group in optimizer.param_groups:
-            group["lr"] = recipe.lr * schedule(step, task.steps, warmup)
+            group["lr"] = task.recipe.lr * schedule(step, steps, warmup)
         seed_everything(seed, step)
-        for part in pieces_of(batch, cfg.accumulate):
-            part = {key: value.to(device) for key, value in part.items()}
+        for rows in torch.arange(len(batch["ids"])).chunk(cfg.accumulate):
+            part = {key: value[rows].to(device) for key, value in batch.items()}
             with autocast(cfg.dtype, device):
-                loss = model.loss(part) * len(part["ids"]) / len(batch["ids"])
+                loss = model.loss(part) * len(rows) / len(batch["ids"])
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # one that is no number shows at the next look
         optimizer.step()
         optimizer.zero_grad()
-        state["step"] = step + 1
-        look = step + 1 in looks or step + 1 == task.steps
-        if look:
+        state["step"] = done = step + 1
+        if done in looks or done == steps:
             try:
                 main = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
             except Diverged as error:  # the run ends with the best it had
-                state["diverged"] = f"{error} at update {step + 1}"
+                state["diverged"] = f"{error} at update {done}"
                 break
-            state["curve"].append([step + 1, main])
+            state["curve"].append([done, main])
             if main > state["main"]:
                 best = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
                 state |= {"main": main, "best": best}
-        if look or stop_requested():
+        if done in looks or done == steps or stop_requested():
             checkpoint.save(**state)
         if stop_requested():
             raise Stop
@@ -1035,18 +975,14 @@ def train_task(model, task, seed, cfg, folder, device):
     return state
 
 
-def pieces_of(batch, pieces):
-    """A batch as up to so many smaller ones."""
-    chunks = {key: value.chunk(pieces) for key, value in batch.items()}
-    return [{key: value[i] for key, value in chunks.items()} for i in range(len(chunks["ids"]))]
-
-
 def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
     """One run of a task: its head drawn from a seed, training, and the best model's predictions in a folder."""
-    seed = seed_of(cfg.seed, "fine-tuning", task.name, number)
+    seed, device = seed_of(cfg.seed, "fine-tuning", task.name, number), ranks.device
     seed_everything(seed, "weights")
-    model = make_model(task, dataclasses.replace(cfg, dropout=task.recipe.dropout))
-    note, device = start_from(model, source, task.name), ranks.device
+    shape = dataclasses.replace(cfg, dropout=task.recipe.dropout)
+    model = (MultipleChoice(shape) if task.kind == "choice" else Classifier(shape, task.outputs) if task.kind != "span"
+             else SpanModel(shape) if task.name == "SQuAD1.1" else AnswerModel(shape))
+    note = start_from(model, source, task.name)
     say(ranks, f"{folder.name}: {note}")
     folder.mkdir(parents=True, exist_ok=True)
     state, metrics = train_task(model.to(device), task, seed, cfg, folder, device), {"main": -1.0}  # below all scores
@@ -1054,15 +990,15 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
         say(ranks, f"{folder.name}: {state['diverged']}; the run ends here")
     if state["best"]:
         model.load_state_dict(state["best"])
-        metrics = write_predictions(task, {split: predict(model, task, split, cfg, device)
-                                           for split in task.splits if split != "train"}, folder)
+        found = {split: predict(model, task, split, cfg, device) for split in task.splits if split != "train"}
+        metrics = write_predictions(task, found, folder)
         keep_model(folder, "finetune", cfg, tokenizer, **{task.name: model})
     return {"job": folder.name, "task": task.name, "setting": [], "metrics": metrics, "start": note,
             "curve": state["curve"], "diverged": state["diverged"]}
 
 
 def write_predictions(task, found, folder):
-    """Write predict's answers to all splits: predictions.pt for --ensemble, and the official files. Returns the metrics
+    """Write predict's answers, {split: ...}: predictions.pt for --ensemble, and the official files. Returns the metrics
     of dev, and those of other splits with labels (MNLI mismatched, RACE test) with the split before their names."""
     metrics = task.score("dev", found["dev"])
     if "best_f1_thresh" in metrics:  # all of SQuAD v2.0 at the threshold that is best for this very split (official)
@@ -1075,30 +1011,28 @@ def write_predictions(task, found, folder):
             metrics |= {f"{split} {key}": value for key, value in scores.items() if key != "main"}
             metrics |= {"mismatched": scores["main"]} if split == "dev_mismatched" else {}
     plain = {split: outputs._asdict() if task.kind == "span" else outputs for split, outputs in found.items()}
-    save_file(folder / "predictions.pt", {"data": fingerprints(task), "found": plain})
+    save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": plain})
     return metrics
 
 
-def fingerprints(task):
-    """{split: a hash of its rows}, of those that are predicted."""
-    return {split: hashlib.sha256(repr(rows).encode()).hexdigest()[:16] for split, rows in task.rows.items()
-            if split != "train"}
+def fingerprint(task):
+    """A hash of the rows that are predicted."""
+    rows = {split: rows for split, rows in task.rows.items() if split != "train"}
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 def ensemble_job(name, cfg, folder):
     """Average what the run folders of --ensemble predict for a task (Sec. 4.9)."""
-    paths = [Path(member) / name for member in cfg.ensemble]
-    task = open_task(name, dataclasses.replace(cfg, train_rows=1), load_tokenizer(paths[0]), recipes(cfg),
-                     {"RACE": RaceTask})
-    members = [load_file(path / "predictions.pt") for path in paths]
-    for path, member in zip(paths, members):
-        if member.get("data") != fingerprints(task):
-            raise UserError(f"--ensemble {path.parent}: its predictions on {name} are for other data than is given here")
+    tokenizer, kinds = load_tokenizer(Path(cfg.ensemble[0]) / name), {"RACE": RaceTask}
+    task = open_task(name, dataclasses.replace(cfg, train_rows=1), tokenizer, recipes(cfg), kinds)
+    members = [load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble]
+    for path, member in zip(cfg.ensemble, members):
+        if member["data"] != fingerprint(task):
+            raise UserError(f"--ensemble {path}: its predictions on {name} are for other data than is given here")
     folder.mkdir(parents=True, exist_ok=True)
-    metrics = write_predictions(task, {split: average_predictions([member["found"][split] for member in members])
-                                       for split in members[0]["found"]}, folder)
-    return {"job": folder.name, "task": name, "setting": [], "metrics": metrics, "members": len(members),
-            "diverged": None}
+    found = {split: average_predictions([member["found"][split] for member in members]) for split in members[0]["found"]}
+    return {"job": folder.name, "task": name, "setting": [], "members": len(members), "diverged": None,
+            "metrics": write_predictions(task, found, folder)}
 
 
 def average_predictions(several):
@@ -1106,17 +1040,16 @@ def average_predictions(several):
     that have it among their best, and the scores of "no answer" over all."""
     if isinstance(several[0], torch.Tensor):
         return torch.stack(several).mean(0)
-    texts, nbest, odds = {}, {}, {}
+    result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
         scores = {}
-        for member in several:
-            for span in member["nbest"][key]:
-                scores.setdefault(span["text"], []).append(span["probability"])
+        for span in (span for member in several for span in member["nbest"][key]):
+            scores.setdefault(span["text"], []).append(span["probability"])
         ranked = sorted(((statistics.mean(values), text) for text, values in scores.items()), key=lambda pair: -pair[0])
-        nbest[key] = [{"text": text, "score": value, "probability": value} for value, text in ranked]
-        odds[key] = statistics.mean(member["null_odds"][key] for member in several)
-        texts[key] = ranked[0][1]
-    return squad.Predictions(texts, nbest, odds)
+        result.texts[key] = ranked[0][1]
+        result.nbest[key] = [{"text": text, "score": value, "probability": value} for value, text in ranked]
+        result.null_odds[key] = statistics.mean(member["null_odds"][key] for member in several)
+    return result
 
 
 def paper_average(tasks):
@@ -1137,29 +1070,24 @@ def finetune(cfg, text):
         if bool(cfg.init) == bool(cfg.ensemble):
             raise UserError("--finetune needs --init (a run folder of --pretrain, or a Hugging Face ALBERT folder), or "
                             "--ensemble, which trains nothing, without --init")
-        source = read_source(cfg)
+        source, pieces = read_source(cfg), cfg.vocab_size
         if (cfg.finetune_length or 0) > cfg.positions:
-            raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
-                            "use fewer")
+            raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions")
         flags = {"squad" if name.startswith("SQuAD") else "race" if name == "RACE" else "glue" for name in names}
-        pieces, jobs = cfg.vocab_size, {f"{name}-{number}": (name, number) for name in names
-                                        for number in range(cfg.runs if source else 1)}
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
+        cfg.vocab_size = max(cfg.vocab_size, pieces)  # released models may have more pieces than their tokenizer
+        jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
+
+        def work(job, mnli):
+            (name, number), folder = jobs[job], run.folder / "jobs" / job
+            if cfg.ensemble:
+                return ensemble_job(name, cfg, folder)
+            begin = Source(mnli, load_newest(mnli / "checkpoint.pt")["owned"]["MNLI"], "MNLI") if mnli else source
+            return finetune_job(task(name), number, begin, cfg, data.tokenizer, folder, ranks)
+
         if not run.finished:
-            if source:
-                settle_vocabulary(cfg, data.tokenizer, pieces)
-
-            @functools.lru_cache(maxsize=1)  # a process works off the runs of one task after the other
-            def task(name):
-                return open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask})
-
-            def work(job, mnli):
-                name, number = jobs[job]
-                if cfg.ensemble:
-                    return ensemble_job(name, cfg, run.folder / "jobs" / job)
-                begin = Source(mnli, load_newest(mnli / "checkpoint.pt")["owned"]["MNLI"], "MNLI") if mnli else source
-                return finetune_job(task(name), number, begin, cfg, data.tokenizer, run.folder / "jobs" / job, ranks)
-
+            task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
+                lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask}))
             results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
             result = on_main(ranks, summarise, run.folder, results)
             run.finish({**result, "average": paper_average(result["tasks"])})
