@@ -56,16 +56,15 @@ class Config:
     recompute: bool = False  # gradient checkpointing: keep each layer's input only
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face ALBERT folder
-    # data
-    corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
-    glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
-    squad: str = ""  # folder with train- and dev-v1.1.json, train- and dev-v2.0.json; default: the demo questions
-    race: str = ""  # folder with train, dev, test / middle, high; default: the demo questions
+    # data; what is left out is the demo data
+    corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
+    glue: str = ""  # folder with the GLUE tasks in their official layout
+    squad: str = ""  # folder with train- and dev-v1.1.json, train- and dev-v2.0.json
+    race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: that of --init, else one trained on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1 >= 1
     train_rows: int = 0  # use only so many training rows of each task; 0: all
-    # model; taken from --init where it is given, but --layers (depth warm start, Table 11), --init_std and --dropout
-    # may differ from it
+    # model; --init's where it is given, but --layers (depth warm start, Table 11), --init_std, --dropout may differ
     layers: int = 12  # L, Table 1 >= 1
     hidden: int = 768  # H >= 1
     heads: int = 12  # H / 64, Sec. 3.1 >= 1
@@ -73,7 +72,7 @@ class Config:
     embedding: int = 128  # E, Table 3; 0: words are H wide and not mapped, as in BERT (D9)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
     groups: int = 1  # groups of neighbouring layers that share, Sec. 4.5; L / groups is the group size M >= 1
-    activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new is the tanh form, ALBERT's; gelu: erf
+    activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
     positions: int = 512  # longest input >= 1
     init_std: float = 0.02  # deviation of new weights (0, 1)
     dropout: float = 0.1  # hidden and attention dropout of --pretrain: 0.1, xxlarge 0 (v1); 0 everywhere (v2) [0, 1)
@@ -104,8 +103,8 @@ class Config:
 
 PRESETS = {
     "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, init_std=0.06,
-                 dropout=0.0, length=64, steps=1500, batch=32, lr=0.0565685424949238,
-                 warmup=0.1, save_every=250, dev_rows=512,  # lr: 5e-3 at 32 sequences
+                 dropout=0.0, length=64, steps=1500, batch=32, warmup=0.1, save_every=250, dev_rows=512,
+                 lr=0.0565685424949238,  # 5e-3 for 32 sequences
                  finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3, finetune_warmup=0.1, finetune_length=128,
                  finetune_dropout=0.0, eval_every=32, train_rows=2000),
     "base": dict(),
@@ -148,9 +147,8 @@ ACTIVATIONS = {"gelu_new": gelu_new, "gelu": F.gelu, "relu": F.relu}
 
 
 def init_weights(std, *roots):
-    """Truncated normal, cut at twice its deviation, 0.02; biases 0 (official code). That suits H of 768 and more:
-    signals through a map shrink by about std sqrt(H), so a model of H = 96 starts with a deviation of 0.06, or it takes
-    long to notice its input."""
+    """Truncated normal, cut at twice its deviation; biases 0 (official code). Its 0.02 suits H of 768 and more: a map
+    shrinks signals by about std sqrt(H), so the demo's H = 96 starts with 0.06, or takes long to notice its input."""
     for module in (module for root in roots for module in root.modules()):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -395,22 +393,23 @@ def parts(cfg):
     """Parameters of the pre-training model by part; built without memory."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
-    encoder = model.encoder
-    found = {"mapping": count(encoder.mapping) if cfg.embedding else 0, "attention": count(encoder.attentions),
-             "ffn": count(encoder.ffns), "pooler": count(model.pooler), "mlm head": count(model.mlm),
-             "order head": count(model.order)}
+    modules = {"attention": model.encoder.attentions, "ffn": model.encoder.ffns, "pooler": model.pooler,
+               "mlm head": model.mlm, "order head": model.order}
+    if cfg.embedding:
+        modules["mapping"] = model.encoder.mapping
+    found = {"mapping": 0, **{name: count(module) for name, module in modules.items()}}
     return {"embeddings": count(model) - sum(found.values()), **found}
 
 
 def countings(cfg):
-    """Four ways to count a model's parameters: A without pooler and heads, B with the pooler, C with the pooler and
-    both heads, D like B with the position and segment tables and their LayerNorm H wide, as an older layout had them
-    (arithmetic; no model of ours). Each agrees with some rows of Tables 1, 3, 4 and 12."""
+    """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12: A without pooler and heads, B
+    with the pooler, C with the heads too, D like B, but with position and segment tables and their LayerNorm H wide, as
+    an older layout had them (arithmetic; no model of ours)."""
     found = parts(cfg)
     A = found["embeddings"] + found["mapping"] + found["attention"] + found["ffn"]
     B = A + found["pooler"]
-    return {"A": A, "B": B, "C": B + found["mlm head"] + found["order head"],
-            "D": B + (cfg.positions + 2 + 2) * (cfg.hidden - (cfg.embedding or cfg.hidden))}
+    return {"A": A, "B": B, "C": sum(found.values()),
+            "D": B + (cfg.positions + 4) * (cfg.hidden - (cfg.embedding or cfg.hidden))}
 
 
 def flops(cfg):
@@ -423,8 +422,7 @@ def flops(cfg):
 
 
 # Hugging Face's names. A layer group there is one attention and one feed-forward block, which are lists of their own
-# here, since Table 4 shares one and not the other; {} is the number of either. Both sides store a linear map as
-# (outputs, inputs), so weights are taken as they are.
+# here, since Table 4 shares one and not the other; {} is the number of either. Weights are taken as they are.
 
 GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
 HF_NAMES = (  # (ours, theirs)
@@ -440,8 +438,7 @@ HF_NAMES = (  # (ours, theirs)
     ("pooler", "albert.pooler"), ("mlm", "predictions"), ("mlm.transform", "predictions.dense"),
     ("mlm.norm", "predictions.LayerNorm"), ("order", "sop_classifier.classifier"), ("head", "classifier"),
     ("span", "qa_outputs"))
-HF_IGNORED = re.compile(  # buffers, tied weights
-    r"(albert\.)?embeddings\.(position_ids|token_type_ids)|predictions\.decoder\.(weight|bias)")
+HF_IGNORED = re.compile(r"albert\.embeddings\.(position_ids|token_type_ids)|predictions\.decoder\.\w+")  # buffers, tied
 HF_CONFIG = (  # (our setting, their key, what is meant where it is missing; None: it may not be)
     ("vocab_size", "vocab_size", None), ("embedding", "embedding_size", None), ("hidden", "hidden_size", None),
     ("layers", "num_hidden_layers", None), ("heads", "num_attention_heads", None), ("ffn", "intermediate_size", None),
@@ -456,8 +453,8 @@ def from_hf(weights, cfg):
     """A Hugging Face state dict under our names. ValueError lists the names that belong to no ALBERT of this shape."""
     if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
         weights = {f"albert.{name}": value for name, value in weights.items()}
-    words = weights.get("albert.embeddings.word_embeddings.weight")
-    if words is not None and not torch.equal(weights.get("predictions.decoder.weight", words), words):
+    tied, words = (weights.get(f"{name}.weight") for name in ("predictions.decoder", HF_NAMES[0][1]))
+    if tied is not None and words is not None and not torch.equal(tied, words):
         raise ValueError("predictions.decoder.weight differs from the word embeddings; ALBERT's are tied")
     modules = {theirs.format(group): ours.format(group) for ours, theirs in HF_NAMES for group in range(cfg.groups)}
     split = {name: name.rsplit(".", 1) for name in weights if not HF_IGNORED.fullmatch(name)}
@@ -510,18 +507,16 @@ def shape_of_hf(config):
     return shape
 
 # --- objective -----------------------------------------------------------------------------------
-# A training example is a run of text in two segments (common.corpus.Segments). Here it gets its label (which segment
-# came first?), its special pieces and its mask. All of it works on whole batches, and all chance comes from one
-# generator: an example depends on its place in the stream alone.
+# A training example is a run of text in two segments. Here it gets its label (which segment came first?), its special
+# pieces and its mask. All chance comes from one generator: an example depends on its place in the stream alone.
 
 
 def sentence_pairs(segments, tokenizer, objective, generator):
     """Two segments as one input, and what is to be told about them (Sec. 3.1, Inter-sentence coherence loss).
 
     sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
-    shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: so it is for a run without a
-    sentence boundary, which is one segment. The paper does not say; the official code pairs it with text from another
-    document and calls that "swapped".
+    shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: a run without a sentence boundary
+    is one segment and has none; the official code pairs it with another document and calls that "swapped".
     segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
     """
     first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
@@ -583,11 +578,9 @@ def predictions(cfg):
 
 
 def mask_tokens(ids, segments, tokenizer, cfg, generator):
-    """N-gram masking (Sec. 4.1); each chosen piece becomes [MASK] in 80%, a random piece in 10% of the cases, and stays
-    in the rest.
+    """N-gram masking (Sec. 4.1); a chosen piece becomes [MASK] in 80%, a random piece in 10% of the cases, or stays.
 
-    ids, segments (B, T). Returns the changed ids, positions (B, M) and labels (B, M); M is the same for all batches,
-    -100 marks what is unused.
+    ids, segments (B, T). Returns the changed ids, positions and labels (B, M), -100 where unused; M is always the same.
     """
     B, M = len(ids), predictions(cfg)
     budget = (MASKED * (ids != tokenizer.pad_id).sum(1)).round().long().clamp(1, M)
@@ -678,9 +671,8 @@ class Lamb(torch.optim.Optimizer):
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak learning rate at an update, from 0 (official code): step / warmup at first, so the first update
-    is 0, then the straight line that goes from 1 at update 0 to 0 at the last. The two do not meet: with 3,125 of
-    125,000 the rate falls by 2.5% where the warm-up ends."""
+    """Share of the peak learning rate at an update, from 0 (official code): step / warmup, then the line from 1 at
+    update 0 to 0 at the last. The two do not meet: with 3,125 of 125,000 the rate falls by 2.5% in between."""
     return step / warmup if step < warmup else 1 - step / steps
 
 
@@ -705,9 +697,8 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """Pre-training from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM (state saved).
 
-    A batch is cut into --accumulate logical shards, at least one a process, each with its own text, masks and dropout:
-    the same for any number of processes. Nothing in an update waits for the device; losses are read, and looked at for
-    NaN, where they are logged.
+    A batch is cut into --accumulate shards, each with its own text, masks and dropout: the same for any number of
+    processes. Nothing in an update waits for the device; losses are read, and looked at for NaN, where they are logged.
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)  # those of this process
     rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
@@ -763,9 +754,8 @@ def evaluate_language_model(model, text, cfg, ranks):
     """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP, whatever the model was trained for. The one
     two-way head answers both: 0 is "in order" in either.
 
-    D4: on held-out documents of the corpus; the paper's are made of SQuAD's and RACE's dev text. D5: words are scored
-    on pairs in their order for every objective, so that the same tokens are scored. With --objective none the pooler
-    and the order head stay as initialised: their accuracies are chance.
+    D4: held-out documents of the corpus; the paper reads SQuAD's and RACE's dev text. D5: words are scored on pairs in
+    their order, the same tokens for every objective; with none pooler and order head stay as they began: chance.
     """
     model.eval()
     rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # the same examples for every seed
@@ -792,7 +782,7 @@ def pretrain(cfg):
         cfg.accumulate = max(cfg.accumulate, ranks.size)  # a setting of the run: another number has other masks
         cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
         if cfg.batch % cfg.accumulate:
-            raise UserError(f"--batch {cfg.batch} is no multiple of its {cfg.accumulate} parts (--accumulate, processes)")
+            raise UserError(f"--batch {cfg.batch} is no multiple of its {cfg.accumulate} parts (--accumulate)")
         if cfg.length > cfg.positions:
             raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions (--positions)")
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
@@ -819,15 +809,15 @@ def pretrain(cfg):
             f"{name} {100 * found[name]:.1f} (of {total})" for name, total in found["scored"].items() if total))
 
 
-# What a model starts from: a run folder, the folder of a task or of a job in one, or a Hugging Face folder.
+# What a model starts from
 
 Source = namedtuple("Source", "path weights task")  # weights under our names; task: whose head is among them, or ""
 HEADS = ("head", "span", "answer")
 
 
 def read_source(cfg):
-    """--init as a Source, None without. cfg takes over the model's shape, and its tokenizer unless one is given.
-    UserError where a flag says otherwise, or where there is no model that can be built."""
+    """--init, a folder of ours or of Hugging Face, as a Source; None without. cfg takes over the model's shape, and its
+    tokenizer unless one is given. UserError where a flag says otherwise, or where no model can be built."""
     path, weights, task = Path(cfg.init), {}, ""
     config = read_json(path / "config.json") if cfg.init and (path / "config.json").exists() else {"settings": {}}
     try:
@@ -849,10 +839,8 @@ def read_source(cfg):
 
 def start_from(model, source, task=""):
     """Copy the weights of a Source into a model; the line returned says what was taken over, made anew and left out.
-
-    Encoder, pooler and the heads of pre-training must fit name by name where they are there (UserError); the head of a
-    task is taken over where it is this very task's and fits, else made anew.
-    """
+    Encoder, pooler and the heads of pre-training must fit where they are there (UserError); the head of a task is taken
+    over where it is this very task's and fits."""
     own, weights = model.state_dict(), source.weights
     if source.task not in ("", task):
         weights = {name: value for name, value in weights.items() if not name.startswith(HEADS)}
@@ -883,12 +871,10 @@ def export(cfg, folder):
     print(f"{folder}: {architecture}, {sum(value.numel() for value in weights.values()):,} numbers")
 
 
-# Fine-tuning (App. A.4). A job is one run of one task: it trains on one process and looks at the dev set now and then.
-# Jobs are shared out over the processes, so that "the median of 5 runs" of nine tasks keeps 45 GPUs busy and needs no
-# communication.
+# Fine-tuning (App. A.4). A job is one run of one task on one process: "the median of 5 runs" of nine tasks keeps 45
+# GPUs busy and needs no communication.
 
-TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input. The v2 models take the same, but for
-    # RACE: --finetune_lr 1e-5 --finetune_dropout 0 (official README)
+TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512),
     "SST-2": (1e-5, 32, 0.0, 20935, 1256, 512),
@@ -900,7 +886,7 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "WNLI": (2e-5, 16, 0.1, 2000, 250, 512),  # D10: the leaderboard's special treatment of WNLI and QNLI is not built
     "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384),
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512),
-    "RACE": (2e-5, 32, 0.1, 12000, 1000, 512),
+    "RACE": (2e-5, 32, 0.1, 12000, 1000, 512),  # v2 models: 1e-5 and dropout 0 (official README)
 }
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # the tasks of Table 2, which --finetune paper names
 MAIN = {"CoLA": "matthews", "STS-B": "pearson", "SQuAD1.1": "f1", "SQuAD2.0": "f1"}  # else accuracy (official code)
@@ -931,11 +917,10 @@ def predict(model, task, split, cfg, device):
 
 
 def train_task(model, task, seed, cfg, folder, device):
-    """Train on a task and keep the best model by looks at the dev set (Sec. 4.2.2). Raises Stop after SIGTERM (state
-    saved). Returns {"best": weights or None, "curve": [[update, score on dev], ...], "diverged": None or the reason}.
+    """Train on a task: {"best": weights of the best look at dev (Sec. 4.2.2) or None, "curve": [[update, score], ...],
+    "diverged": None or the reason}. The state is saved at each look, and after SIGTERM, which raises Stop.
 
-    D8: looks are evenly spaced; the official code looks at every 100th update. The state is saved at each look: killed
-    in between, the updates since then are repeated.
+    D8: looks are evenly spaced; the official code looks at every 100th update.
     """
     steps, every, warmup = task.steps, cfg.eval_every, round(task.recipe.warmup * task.steps)
     looks = {*range(every, steps, every)} if every else {max(1, round(steps * i / 20)) for i in range(1, 20)}
@@ -998,8 +983,8 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
 
 
 def write_predictions(task, found, folder):
-    """Write predict's answers, {split: ...}: predictions.pt for --ensemble, and the official files. Returns the metrics
-    of dev, and those of other splits with labels (MNLI mismatched, RACE test) with the split before their names."""
+    """Write what predict has found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
+    metrics, and those of other splits with labels (MNLI mismatched, RACE test) with the split before their names."""
     metrics = task.score("dev", found["dev"])
     if "best_f1_thresh" in metrics:  # all of SQuAD v2.0 at the threshold that is best for this very split (official)
         best = squad.evaluate(task.rows["dev"], found["dev"].texts, found["dev"].null_odds, metrics["best_f1_thresh"])
@@ -1030,7 +1015,8 @@ def ensemble_job(name, cfg, folder):
         if member["data"] != fingerprint(task):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data than is given here")
     folder.mkdir(parents=True, exist_ok=True)
-    found = {split: average_predictions([member["found"][split] for member in members]) for split in members[0]["found"]}
+    found = {split: average_predictions([member["found"][split] for member in members]) for split in task.splits
+             if split != "train"}
     return {"job": folder.name, "task": name, "setting": [], "members": len(members), "diverged": None,
             "metrics": write_predictions(task, found, folder)}
 

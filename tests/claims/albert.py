@@ -1,0 +1,157 @@
+"""What ALBERT's paper claims, re-made: python -m tests.claims.albert NAME ... (study.py says how).
+
+Flags that are no study's belong to albert.py: --init, --preset, --corpus, --length and so on.
+"""
+import dataclasses
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+
+import albert
+from common import cli
+from common.distributed import autocast, launch, pick_device, seed_everything
+from data.inputs import open_run
+from tests.claims import study
+
+PUBLISHED = (  # (table, configuration, settings, parameters that the paper gives in millions)
+    ("Table 1", "BERT base", albert.PRESETS["bert-base"], 108),
+    ("Table 1", "BERT large", albert.PRESETS["bert-large"], 334),
+    *(("Table 1", f"ALBERT {name}", albert.PRESETS[name], size)
+      for name, size in (("base", 12), ("large", 18), ("xlarge", 60), ("xxlarge", 235))),
+    *(("Table 3", f"not-shared E={E}", dict(embedding=E % 768, share="none"), size)  # E = H is 0: no mapping (D9)
+      for E, size in ((64, 87), (128, 89), (256, 93), (768, 108))),
+    *(("Table 3", f"all-shared E={E}", dict(embedding=E % 768), size)
+      for E, size in ((64, 10), (128, 12), (256, 16), (768, 31))),
+    *(("Table 4", f"{name} E={E}", dict(embedding=E % 768, share=share), size)
+      for E, sizes in ((768, (31, 83, 57, 108)), (128, (12, 64, 38, 89)))
+      for name, share, size in zip(("all-shared", "shared-attention", "shared-FFN", "not-shared"),
+                                   ("all", "attention", "ffn", "none"), sizes)),
+    ("Table 12", "H=4096, 3 layers", dict(albert.PRESETS["xxlarge"], layers=3), 225),
+    ("Table 12", "H=6144, 3 layers", dict(layers=3, hidden=6144, heads=96, ffn=24576), 499),
+)
+
+
+def read_flags(options):
+    """The Config of albert.py's flags, as its --pretrain would read them, and what --init holds."""
+    cfg = cli.parse(albert.Config, albert.PRESETS, {"pretrain": (None, "")}, "", ["--pretrain", *options.flags])[2]
+    source = albert.read_source(cfg)
+    if cfg.length > cfg.positions:
+        raise cli.UserError(f"--length {cfg.length}: the model has {cfg.positions} positions (--positions)")
+    return cfg, source
+
+
+def parameters(options):
+    """Tables 1, 3, 4, 12: our counts beside the published ones, and the countings that agree"""
+    columns = ["table", "configuration", "paper", "A no pooler", "B with pooler", "C with heads", "D wide positions",
+               "agrees"]
+    rows = []
+    for table, name, settings, published in PUBLISHED:
+        found = albert.countings(albert.Config(**settings))
+        agrees = ", ".join(key for key, value in found.items() if round(value / 1e6) == published)
+        nearest = min((value / 1e6 - published for value in found.values()), key=abs)
+        rows.append([table, name, f"{published}M", *(f"{value:,}" for value in found.values()),
+                     agrees or f"none; nearest: {nearest:+.1f}M"])
+    agreeing = sum(not row[-1].startswith("none") for row in rows)
+    study.write(options, columns, rows, claim="Parameters of the configurations of Tables 1, 3, 4 and 12",
+                verdict=f"holds in part: {agreeing} of {len(rows)} rows agree with one of four ways to count",
+                paper="xxlarge has 235M (Tables 1, 2), 233M (Sec. 3.2) or 225M (Table 12)")
+
+
+@torch.no_grad()
+def layer_distances(model, batches):
+    """Figure 1: for each layer the mean over all real tokens of the L2 distance and of the angle, in degrees, between
+    its input and its output.
+
+    model: an Encoder; batches: of (ids, segments, lengths). Returns [{"layer", "l2", "degrees"}].
+    """
+    model.eval()
+    totals, tokens = torch.zeros(model.depth, 2, dtype=torch.float64), 0
+    for ids, segments, lengths in batches:
+        real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        states = [state[real].double() for state in model(ids, segments, lengths, every_layer=True)]  # (tokens, H)
+        for number, (before, after) in enumerate(zip(states, states[1:])):
+            cosine = F.cosine_similarity(before, after, dim=-1).clamp(-1, 1)
+            totals[number] += torch.stack([(after - before).norm(dim=-1).sum(),
+                                           torch.rad2deg(cosine.acos()).sum()]).cpu()
+        tokens += int(real.sum())
+    return [{"layer": number, "l2": l2, "degrees": degrees}
+            for number, (l2, degrees) in enumerate((totals / tokens).tolist(), 1)]
+
+
+def draw_layers(axes, curves):
+    """Figure 1's two measures on two axes."""
+    for side, key, style, label in ((axes, "l2", "-", "L2 distance of input and output (solid)"),
+                                    (axes.twinx(), "degrees", "--", "their angle in degrees (dashed)")):
+        for name, lines in curves.items():
+            side.plot([line["layer"] for line in lines], [line[key] for line in lines], style, label=name)
+        side.set(xlabel="layer", ylabel=label, ylim=(0, None))
+    axes.legend(frameon=False)
+
+
+def layers(options):
+    """Figure 1 for the model of --init and, as a control, for the same model with random weights"""
+    cfg, source = read_flags(options)
+    cfg.out = str(options.runs)
+    with launch(cfg.device) as ranks:
+        _, text = open_run(cfg, "layers", ranks, "corpus")
+        rows, curves = min(16, cfg.dev_rows), {}
+        # held-out text of the corpus, with masks as in training: the paper does not say what it read
+        batches = [albert.language_batch(text.dev, text.tokenizer, cfg, "none", position, rows, ranks.device)[:3]
+                   for position in range(0, cfg.dev_rows, rows)]
+        for name, weights in (("trained", source), ("random", None)):
+            if name == "random" or weights:
+                seed_everything(cfg.seed, "pretrain", "weights")
+                model = albert.LanguageModel(cfg)
+                if weights:
+                    print(albert.start_from(model, weights))
+                curves[name] = layer_distances(model.encoder.to(ranks.device), batches)
+    table = [[lines[0]["layer"], *(line[key] for line in lines for key in ("l2", "degrees"))]
+             for lines in zip(*curves.values())]
+    study.write(options, ["layer", *(f"{name} {key}" for name in curves for key in ("L2", "degrees"))], table,
+                claim="Figure 1: layers change their input smoothly, and never stop changing it",
+                paper="distances and angles oscillate and do not converge to 0 after 24 layers (a picture, no numbers)",
+                draw=lambda axes: draw_layers(axes, curves))
+
+
+def speed(options, turns=8):
+    """Table 2: throughput of --preset in training against BERT of the same shape, --batch / --accumulate rows at once"""
+    # The two take turns, so that a machine that slows down slows both; the ratio is the median over the turns, "from"
+    # and "to" the second-lowest and second-highest. One process: what ALBERT saves in communication does not show.
+    cfg, _ = read_flags(options)
+    device, rows, M = pick_device(cfg.device), cfg.batch // cfg.accumulate, albert.predictions(cfg)
+    shapes = {"ALBERT": cfg, "BERT": dataclasses.replace(cfg, share="none", groups=1, embedding=0)}
+    models = {name: albert.LanguageModel(shape).to(device).train() for name, shape in shapes.items()}
+    optimizers = {name: albert.Lamb(model.parameters(), 1e-4) for name, model in models.items()}
+    ids, lengths = (torch.randint(5, cfg.vocab_size, (rows, cfg.length), device=device),
+                    torch.full((rows,), cfg.length, device=device))
+    positions, order = (torch.arange(M, device=device).expand(rows, M),
+                        torch.zeros(rows, dtype=torch.long, device=device))
+    seconds = {name: [] for name in models}
+    for name in list(models) * (1 + turns):  # the first turn warms up
+        began = time.perf_counter()
+        with autocast(cfg.dtype, device):
+            logits, order_logits = models[name](ids, torch.zeros_like(ids), lengths, positions)
+        loss = (albert.mean_loss(logits.flatten(0, 1), ids[:, :M].flatten()) + albert.mean_loss(order_logits, order))
+        loss.backward()
+        optimizers[name].step()
+        optimizers[name].zero_grad()
+        next(models[name].parameters()).sum().item()  # wait for the device
+        seconds[name].append(time.perf_counter() - began)
+    rates = {name: rows * cfg.length / statistics.median(times[1:]) for name, times in seconds.items()}
+    ratios = {name: sorted(bert / own for own, bert in zip(times[1:], seconds["BERT"][1:]))
+              for name, times in seconds.items()}
+    table = [[name, f"{albert.count(models[name]):,}", round(rate),
+              round(3 * albert.flops(shapes[name]) / cfg.length * rate / 1e9, 1),
+              statistics.median(ratios[name]), ratios[name][1], ratios[name][-2]]
+             for name, rate in rates.items()]
+    study.write(options, ["model", "parameters", "tokens/s", "GFLOP/s", "to BERT", "from", "to"], table,
+                claim="Table 2: ALBERT trains faster than BERT of the same shape", numbers={"seconds_each": seconds},
+                paper="base: 5.6 against 4.7 times BERT large's throughput, a ratio of 1.19, on many TPUs")
+
+
+CLAIMS = {"parameters": parameters, "layers": layers, "speed": speed}
+
+if __name__ == "__main__":
+    study.as_program("albert", CLAIMS)
