@@ -24,7 +24,6 @@ import functools
 import hashlib
 import json
 import math
-import re
 import statistics
 import time
 from collections import namedtuple
@@ -138,12 +137,7 @@ def check_shape(cfg):
 # --- model ---------------------------------------------------------------------------------------
 
 
-def gelu_new(x):
-    """The tanh form of GELU, which ALBERT's English models have."""
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS = {"gelu_new": gelu_new, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu": F.relu}
 
 
 def init_weights(std, *roots):
@@ -198,7 +192,7 @@ def blocks(cfg):
 
 class Encoder(nn.Module):
     """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), lengths (B,) real tokens
-    or None -> (B, T, H); with every_layer the input of the first layer and the output of each, L + 1 times (B, T, H).
+    or None -> (B, T, H).
 
     What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
     Sharing saves memory for weights, gradients and optimizer, and their exchange between processes; it saves no
@@ -226,7 +220,7 @@ class Encoder(nn.Module):
         attention = self.attentions[number * len(self.attentions) // self.depth]
         return self.ffns[number * len(self.ffns) // self.depth](attention(x, mask))
 
-    def forward(self, ids, segments, lengths=None, every_layer=False):
+    def forward(self, ids, segments, lengths=None):
         T = ids.shape[1]
         places = torch.arange(T, device=ids.device)
         mask = None if lengths is None else (places < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
@@ -234,14 +228,12 @@ class Encoder(nn.Module):
         x = self.dropout(self.norm(x))
         if hasattr(self, "mapping"):
             x = self.mapping(x)  # (B, T, E) -> (B, T, H)
-        states = [x]
         for number in range(self.depth):
             if self.recompute and self.training:
                 x = recompute(self.layer, number, x, mask, use_reentrant=False)
             else:
                 x = self.layer(number, x, mask)
-            states.append(x)
-        return states if every_layer else x
+        return x
 
 
 class MaskedHead(nn.Module):
@@ -420,92 +412,6 @@ def flops(cfg):
     return (2 * T * cfg.embedding * H + cfg.layers * layer + 2 * H * H + 4 * H  # mapping, layers, pooler, order
             + 2 * M * (H * E + E * cfg.vocab_size))
 
-
-# Hugging Face's names. A layer group there is one attention and one feed-forward block, which are lists of their own
-# here, since Table 4 shares one and not the other; {} is the number of either. Weights are taken as they are.
-
-GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
-HF_NAMES = (  # (ours, theirs)
-    ("encoder.words", "albert.embeddings.word_embeddings"),
-    ("encoder.positions", "albert.embeddings.position_embeddings"),
-    ("encoder.segments", "albert.embeddings.token_type_embeddings"),
-    ("encoder.norm", "albert.embeddings.LayerNorm"),
-    ("encoder.mapping", "albert.encoder.embedding_hidden_mapping_in"),
-    *((f"encoder.attentions.{{}}.{ours}", f"{GROUP}attention.{theirs}") for ours, theirs in (
-        ("query", "query"), ("key", "key"), ("value", "value"), ("output", "dense"), ("norm", "LayerNorm"))),
-    ("encoder.ffns.{}.expand", f"{GROUP}ffn"), ("encoder.ffns.{}.shrink", f"{GROUP}ffn_output"),
-    ("encoder.ffns.{}.norm", f"{GROUP}full_layer_layer_norm"),
-    ("pooler", "albert.pooler"), ("mlm", "predictions"), ("mlm.transform", "predictions.dense"),
-    ("mlm.norm", "predictions.LayerNorm"), ("order", "sop_classifier.classifier"), ("head", "classifier"),
-    ("span", "qa_outputs"))
-HF_IGNORED = re.compile(r"albert\.embeddings\.(position_ids|token_type_ids)|predictions\.decoder\.\w+")  # buffers, tied
-HF_CONFIG = (  # (our setting, their key, what is meant where it is missing; None: it may not be)
-    ("vocab_size", "vocab_size", None), ("embedding", "embedding_size", None), ("hidden", "hidden_size", None),
-    ("layers", "num_hidden_layers", None), ("heads", "num_attention_heads", None), ("ffn", "intermediate_size", None),
-    ("groups", "num_hidden_groups", 1), ("activation", "hidden_act", "gelu_new"),
-    ("positions", "max_position_embeddings", 512), ("init_std", "initializer_range", 0.02),
-    ("dropout", "hidden_dropout_prob", 0.0))
-HF_CLASSES = {"RACE": "AlbertForMultipleChoice", "mlm": "AlbertForPreTraining",  # of a task, or of a head
-              "head": "AlbertForSequenceClassification", "span": "AlbertForQuestionAnswering"}
-
-
-def from_hf(weights, cfg):
-    """A Hugging Face state dict under our names. ValueError lists the names that belong to no ALBERT of this shape."""
-    if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
-        weights = {f"albert.{name}": value for name, value in weights.items()}
-    tied, words = (weights.get(f"{name}.weight") for name in ("predictions.decoder", HF_NAMES[0][1]))
-    if tied is not None and words is not None and not torch.equal(tied, words):
-        raise ValueError("predictions.decoder.weight differs from the word embeddings; ALBERT's are tied")
-    modules = {theirs.format(group): ours.format(group) for ours, theirs in HF_NAMES for group in range(cfg.groups)}
-    split = {name: name.rsplit(".", 1) for name in weights if not HF_IGNORED.fullmatch(name)}
-    strange = [name for name, (module, *_) in split.items() if module not in modules]
-    if strange:
-        raise ValueError(f"unexpected weights: {', '.join(strange)}")
-    return {f"{modules[module]}.{leaf}": weights[name].float() for name, (module, leaf) in split.items()}
-
-
-def to_hf(weights, cfg):
-    """Our state dict under Hugging Face's names. What is shared in parts is written out as one group a layer, which
-    computes the same; without a mapping theirs is an identity (D9). Parts that Hugging Face's ALBERT lacks (the SQuAD
-    v2.0 head) are left out."""
-    groups, lists, result = max(blocks(cfg)), dict(zip(("attentions", "ffns"), blocks(cfg))), {}
-    for ours, theirs in HF_NAMES:
-        for group in range(groups if "{}" in ours else 1):
-            block = group * lists[ours.split(".")[1]] // groups if "{}" in ours else 0
-            for leaf in ("weight", "bias"):
-                if f"{ours.format(block)}.{leaf}" in weights:
-                    result[f"{theirs.format(group)}.{leaf}"] = weights[f"{ours.format(block)}.{leaf}"].clone()
-    if not cfg.embedding:
-        result["albert.encoder.embedding_hidden_mapping_in.weight"] = torch.eye(cfg.hidden)
-        result["albert.encoder.embedding_hidden_mapping_in.bias"] = torch.zeros(cfg.hidden)
-    return result
-
-
-def hf_config(cfg, architecture, outputs):
-    """config.json for transformers. outputs: of the head, where it is a classifier's."""
-    return {**{theirs: getattr(cfg, ours) for ours, theirs, _ in HF_CONFIG},
-            "architectures": [architecture], "model_type": "albert", "embedding_size": cfg.embedding or cfg.hidden,
-            "num_hidden_groups": max(blocks(cfg)), "inner_group_num": 1, "type_vocab_size": 2,
-            "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": HEAD_DROPOUT,
-            "layer_norm_eps": 1e-12, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
-            "id2label": {str(i): f"LABEL_{i}" for i in range(outputs)},
-            "label2id": {f"LABEL_{i}": i for i in range(outputs)}}
-
-
-def shape_of_hf(config):
-    """Our settings of a Hugging Face config.json. ValueError where it describes what this file cannot build."""
-    if not isinstance(config, dict) or config.get("model_type") != "albert":
-        raise ValueError("model_type is not albert")
-    missing = [theirs for _, theirs, default in HF_CONFIG if default is None and theirs not in config]
-    if missing:
-        raise ValueError(f"lacks {', '.join(missing)}")
-    if config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
-        raise ValueError("inner_group_num and type_vocab_size: only 1 and 2 are built")
-    shape = {"share": "all", **{ours: config.get(theirs, default) for ours, theirs, default in HF_CONFIG}}
-    if shape["activation"] in ("gelu_pytorch_tanh", "gelu_fast"):
-        shape["activation"] = "gelu_new"
-    return shape
-
 # --- objective -----------------------------------------------------------------------------------
 # A training example is a run of text in two segments. Here it gets its label (which segment came first?), its special
 # pieces and its mask. All chance comes from one generator: an example depends on its place in the stream alone.
@@ -613,7 +519,8 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone sti
     from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, read_init, read_weights, take_over, take_settings, write_folder
+    from common.weights import keep_model, read_init, take_over, take_settings
+    from data import hf_albert
     from data.inputs import open_run
     from data.race import RaceTask
 
@@ -789,8 +696,8 @@ def pretrain(cfg):
         if not run.finished:
             cfg.vocab_size = max(text.tokenizer.vocab_size, pieces if source else 0)  # released models may have more
             if cfg.objective != "none" and np.diff(text.train.documents)[text.train.ids].max() < 2:
-                raise UserError(f"{cfg.corpus[0]}: no document has two sentences, so there is no order to predict; "
-                                "put a sentence on a line, a blank line between documents, or use --objective none")
+                raise UserError(f"{cfg.corpus[0]}: no document has two sentences, so there is no order to predict; put "
+                                "one on a line, a blank line between documents, or use --objective none")
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
             if cfg.objective == "none":  # D5
@@ -822,9 +729,9 @@ def read_source(cfg):
     config = read_json(path / "config.json") if cfg.init and (path / "config.json").exists() else {"settings": {}}
     try:
         if not isinstance(config, dict) or "settings" not in config:
-            take_settings(cfg, shape_of_hf(config), path, ("vocab_size", *SHAPE), FREE)
-            weights, cfg.tokenizer = from_hf(read_weights(path), cfg), cfg.tokenizer or cfg.init
-            task = "RACE" if HF_CLASSES["RACE"] in config.get("architectures", ()) else ""
+            take_settings(cfg, hf_albert.settings(config), path, ("vocab_size", *SHAPE), FREE)
+            weights, task = hf_albert.read(path, config, cfg.groups)
+            cfg.tokenizer = cfg.tokenizer or cfg.init
         elif cfg.init:
             own = config["settings"].get("share") != "all"  # layers with weights of their own do not multiply
             owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), (*SHAPE, *["layers"] * own)), FREE)
@@ -858,45 +765,34 @@ def export(cfg, folder):
     if not source or Path(folder).resolve() == source.path.resolve():
         raise UserError("--export DIR needs --init with the run folder whose model is to be written, and another DIR")
     start_from(LanguageModel(cfg), source)  # a UserError lists what does not fit
-    tokenizer, weights = load_tokenizer(cfg.tokenizer), to_hf(source.weights, cfg)
-    kinds = [source.task, *(name.split(".")[0] for name in source.weights)]
-    architecture = next((HF_CLASSES[kind] for kind in kinds if kind in HF_CLASSES), "AlbertModel")
-    if architecture == "AlbertModel":
-        weights = {name.removeprefix("albert."): value for name, value in weights.items()}
-    if "answer" in kinds:
-        print("left out: the SQuAD v2.0 head, which Hugging Face's ALBERT has not; its encoder is written")
-    config = hf_config(cfg, architecture, len(source.weights.get("head.weight", "ab")))  # by default two outputs
-    write_folder(folder, weights, config, tokenizer, tokenizer_class="AlbertTokenizer", do_lower_case=tokenizer.lower,
-                 keep_accents=False, model_max_length=cfg.positions)
-    print(f"{folder}: {architecture}, {sum(value.numel() for value in weights.values()):,} numbers")
+    print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
 
 
 # Fine-tuning (App. A.4). A job is one run of one task on one process: "the median of 5 runs" of nine tasks keeps 45
 # GPUs busy and needs no communication.
 
-TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input
-    "CoLA": (1e-5, 16, 0.0, 5336, 320, 512),
-    "STS-B": (2e-5, 16, 0.0, 3598, 214, 512),
-    "SST-2": (1e-5, 32, 0.0, 20935, 1256, 512),
-    "MNLI": (3e-5, 128, 0.0, 10000, 1000, 512),
-    "QNLI": (1e-5, 32, 0.0, 33112, 1986, 512),
-    "QQP": (5e-5, 128, 0.1, 14000, 1000, 512),
-    "RTE": (3e-5, 32, 0.1, 800, 200, 512),
-    "MRPC": (2e-5, 32, 0.0, 800, 200, 512),
-    "WNLI": (2e-5, 16, 0.1, 2000, 250, 512),  # D10: the leaderboard's special treatment of WNLI and QNLI is not built
-    "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384),
-    "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512),
-    "RACE": (2e-5, 32, 0.1, 12000, 1000, 512),  # v2 models: 1e-5 and dropout 0 (official README)
+TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; the metric that counts (official code)
+    "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
+    "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
+    "SST-2": (1e-5, 32, 0.0, 20935, 1256, 512, "accuracy"),
+    "MNLI": (3e-5, 128, 0.0, 10000, 1000, 512, "accuracy"),
+    "QNLI": (1e-5, 32, 0.0, 33112, 1986, 512, "accuracy"),
+    "QQP": (5e-5, 128, 0.1, 14000, 1000, 512, "accuracy"),
+    "RTE": (3e-5, 32, 0.1, 800, 200, 512, "accuracy"),
+    "MRPC": (2e-5, 32, 0.0, 800, 200, 512, "accuracy"),
+    "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),  # D10: nothing special is done
+    "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384, "f1"),
+    "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
+    "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),  # v2 models: 1e-5 and dropout 0 (official README)
 }
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # the tasks of Table 2, which --finetune paper names
-MAIN = {"CoLA": "matthews", "STS-B": "pearson", "SQuAD1.1": "f1", "SQuAD2.0": "f1"}  # else accuracy (official code)
 
 
 def recipes(cfg):
     """Table 14 for a model, whose positions no input may pass: {task: Recipe}."""
     return {name: Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps, dropout=dropout,
-                         length=min(length, cfg.positions), main=MAIN.get(name, "accuracy"))
-            for name, (lr, batch, dropout, steps, warmup, length) in TABLE14.items()}
+                         length=min(length, cfg.positions), main=main)
+            for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items()}
 
 
 @torch.no_grad()
@@ -1054,8 +950,8 @@ def finetune(cfg, text):
     with launch(cfg.device) as ranks:
         names = parse_tasks(text, TABLE14, {"paper": PAPER})
         if bool(cfg.init) == bool(cfg.ensemble):
-            raise UserError("--finetune needs --init (a run folder of --pretrain, or a Hugging Face ALBERT folder), or "
-                            "--ensemble, which trains nothing, without --init")
+            raise UserError("--finetune needs either --init (a run folder of --pretrain, or a Hugging Face ALBERT "
+                            "folder), or --ensemble, which trains nothing")
         source, pieces = read_source(cfg), cfg.vocab_size
         if (cfg.finetune_length or 0) > cfg.positions:
             raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions")

@@ -19,6 +19,7 @@ import albert
 from common import weights as weight_files
 from common.cli import UserError
 from conftest import ROOT
+from data import hf_albert
 from tests.claims import albert as claims
 from tests.claims import study
 
@@ -205,8 +206,8 @@ def their_numbers(transformers, folder):
             ("choice", albert.MultipleChoice, 1, "AlbertForMultipleChoice", dict(several, labels=torch.tensor([1])), ("logits", "loss")),
             ("span", albert.SpanModel, 2, "AlbertForQuestionAnswering", dict(inputs, **spans), ("start_logits", "end_logits", "loss"))):
         model = formula_model(ours, PARITY, outputs) if ours is albert.Classifier else formula_model(ours, PARITY)
-        weight_files.write_weights(folder / "model.safetensors", albert.to_hf(model.state_dict(), PARITY))
-        (folder / "config.json").write_text(json.dumps(albert.hf_config(PARITY, name, outputs)))
+        weight_files.write_weights(folder / "model.safetensors", hf_albert.rename(model.state_dict(), 2))
+        (folder / "config.json").write_text(json.dumps(hf_albert.make_config(PARITY, name, outputs, 2)))
         theirs, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"] and not info["mismatched_keys"]
         found = theirs.eval()(**call)
@@ -236,8 +237,8 @@ def test_round_trip_through_a_hugging_face_state_dict(settings, tmp_path):
     cfg = tiny(**settings)
     torch.manual_seed(0)
     model = albert.LanguageModel(cfg).eval()
-    weight_files.write_weights(tmp_path / "model.safetensors", albert.to_hf(model.state_dict(), cfg))
-    (tmp_path / "config.json").write_text(json.dumps(albert.hf_config(cfg, "AlbertForPreTraining", 2)))
+    weight_files.write_weights(tmp_path / "model.safetensors", hf_albert.rename(model.state_dict(), max(albert.blocks(cfg))))
+    (tmp_path / "config.json").write_text(json.dumps(hf_albert.make_config(cfg, "AlbertForPreTraining", 2, max(albert.blocks(cfg)))))
     back, source = read_back(tmp_path)
     again = albert.LanguageModel(back).eval()
     assert "made anew: none; left out: none" in albert.start_from(again, source)
@@ -290,8 +291,8 @@ def test_weight_files(tmp_path):
 
 def test_weights_that_do_not_fit_are_listed(tmp_path):
     model = albert.LanguageModel(TINY)
-    (tmp_path / "config.json").write_text(json.dumps(albert.hf_config(TINY, "AlbertForPreTraining", 2)))
-    good, words = albert.to_hf(model.state_dict(), TINY), "albert.embeddings.word_embeddings.weight"
+    (tmp_path / "config.json").write_text(json.dumps(hf_albert.make_config(TINY, "AlbertForPreTraining", 2, 1)))
+    good, words = hf_albert.rename(model.state_dict(), 1), "albert.embeddings.word_embeddings.weight"
     missing = {name: value for name, value in good.items() if name != "albert.embeddings.LayerNorm.bias"}
     for state, message in ((missing, "missing encoder.norm.bias"),
                            ({**good, "albert.embeddings.position_embeddings.weight": torch.zeros(7, 8)},
@@ -314,9 +315,9 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
     ({"inner_group_num": 2}, "only 1 and 2 are built"), ({"max_position_embeddings": 7}, "is .40, 8. there and .7, 8. here")])
 def test_configurations_that_make_no_sense(change, message, tmp_path):
     """Each ends in one line, whatever the action; the last fits no weights."""
-    config = albert.hf_config(TINY, "AlbertForPreTraining", 2)
+    config = hf_albert.make_config(TINY, "AlbertForPreTraining", 2, 1)
     (tmp_path / "config.json").write_text(json.dumps({**config, **change} if isinstance(change, dict) else change))
-    weight_files.write_weights(tmp_path / "model.safetensors", albert.to_hf(albert.LanguageModel(TINY).state_dict(), TINY))
+    weight_files.write_weights(tmp_path / "model.safetensors", hf_albert.rename(albert.LanguageModel(TINY).state_dict(), 1))
     with pytest.raises(UserError, match=message):
         run_main("--describe", "--init", tmp_path)
         cfg, source = read_back(tmp_path)
@@ -798,7 +799,7 @@ def test_ensembles_average_what_run_folders_predict(finetuned, tasks, language_m
     averaged = sum(torch.load(run / "CoLA" / "predictions.pt")["found"]["test"] / 2 for run in members)
     expected = "".join(f"{i}\t{row.argmax().item()}\n" for i, row in enumerate(averaged))
     assert (tmp_path / "both" / "CoLA" / "CoLA.tsv").read_text() == "index\tprediction\n" + expected
-    with pytest.raises(UserError, match="--ensemble, which trains nothing"):
+    with pytest.raises(UserError, match="or --ensemble, which trains nothing"):
         run_main("--finetune", "CoLA", *FAST, *data_flags(tasks), "--ensemble", members[0], "--init", language_model)
     shutil.copytree(tasks / "glue", tmp_path / "glue")
     dev = (tmp_path / "glue" / "CoLA" / "dev.tsv").read_text().splitlines(keepends=True)
@@ -945,7 +946,7 @@ def test_recipes_are_table_14(corpus, tasks):
     (["--pretrain", "--length", "600"], "--length 600"),
     (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10 is no multiple of its 4 parts"),
     (["--finetune", "CoLa,xyz"], "xyz: choose from CoLA"),
-    (["--finetune", "CoLA"], "--finetune needs --init"),
+    (["--finetune", "CoLA"], "--finetune needs either --init"),
     (["--export", "x"], "--export DIR needs --init"),
     (["--pretrain", "--warmup", "50"], "--warmup 50"),
     (["--describe", "--init", "nowhere"], "nowhere: no run folder is here"),

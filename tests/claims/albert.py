@@ -67,10 +67,18 @@ def layer_distances(model, batches):
     model: an Encoder; batches: of (ids, segments, lengths). Returns [{"layer", "l2", "degrees"}].
     """
     model.eval()
-    totals, tokens = torch.zeros(model.depth, 2, dtype=torch.float64), 0
+    totals, tokens, states, layer = torch.zeros(model.depth, 2, dtype=torch.float64), 0, [], model.layer
+
+    def watched(number, x, mask):
+        states.append(x)
+        return layer(number, x, mask)
+
+    model.layer = watched
     for ids, segments, lengths in batches:
         real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        states = [state[real].double() for state in model(ids, segments, lengths, every_layer=True)]  # (tokens, H)
+        states.clear()
+        states.append(model(ids, segments, lengths))
+        states[:] = [state[real].double() for state in states]  # (tokens, H), L + 1 times
         for number, (before, after) in enumerate(zip(states, states[1:])):
             cosine = F.cosine_similarity(before, after, dim=-1).clamp(-1, 1)
             totals[number] += torch.stack([(after - before).norm(dim=-1).sum(),
