@@ -103,9 +103,8 @@ class Config:
 PRESETS = {
     "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, init_std=0.06,
                  dropout=0.0, length=64, steps=1500, batch=32, warmup=0.1, save_every=250, dev_rows=512,
-                 lr=0.0565685424949238,  # 5e-3 for 32 sequences
-                 finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3, finetune_warmup=0.1, finetune_length=128,
-                 finetune_dropout=0.0, eval_every=32, train_rows=2000),
+                 lr=0.0565685424949238, finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3,  # lr: 5e-3 for 32
+                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=32, train_rows=2000),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
@@ -127,8 +126,7 @@ def check_shape(cfg):
     if cfg.hidden % cfg.heads:
         raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
     if cfg.embedding > cfg.hidden:
-        raise ValueError(f"embedding {cfg.embedding} is larger than hidden {cfg.hidden}; "
-                         "ALBERT maps from a smaller E up to H")
+        raise ValueError(f"embedding {cfg.embedding} is larger than hidden {cfg.hidden}; ALBERT maps E up to H")
     if cfg.layers % cfg.groups:
         raise ValueError(f"groups {cfg.groups} do not divide the {cfg.layers} layers evenly")
     if cfg.share == "none" and cfg.groups > 1:
@@ -295,10 +293,7 @@ class Classifier(nn.Module):
 
 
 class MultipleChoice(Classifier):
-    """RACE (App. A.3): one score an option, softmax over the options. ids, segments (B, C, T) -> (B, C)."""
-
-    def __init__(self, cfg):
-        super().__init__(cfg, 1)
+    """RACE (App. A.3): one output for each option, softmax over them. ids, segments (B, C, T) -> (B, C)."""
 
     def forward(self, batch):
         options = {name: batch[name].flatten(0, 1) for name in ("ids", "segments", "lengths")}  # (B * C, T), (B * C,)
@@ -583,11 +578,6 @@ def schedule(step, steps, warmup):
     return step / warmup if step < warmup else 1 - step / steps
 
 
-def peak_rate(cfg):
-    """The peak learning rate of --pretrain goes with the square root of the batch (You et al. 2019)."""
-    return cfg.lr * math.sqrt(cfg.batch / 4096)
-
-
 def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     """Training examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (R, T),
     lengths (R,), positions, labels (R, M) of the masked words, order (R,)."""
@@ -609,7 +599,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)  # those of this process
     rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
-    peak, warmup, log_every = peak_rate(cfg), round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
+    peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # with the root of the batch (You et al. 2019)
+    warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
     began, logged = time.perf_counter(), start
     for step in range(start, cfg.steps):
@@ -708,15 +699,15 @@ def pretrain(cfg):
             optimizer = Lamb(model.to(ranks.device).parameters(), cfg.lr, weight_decay=cfg.weight_decay)
             checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
-            found = evaluate_language_model(model, text, cfg, ranks)
+            found = {"parameters": count(model), **evaluate_language_model(model, text, cfg, ranks)}
             run.log(phase="dev", step=cfg.steps, **found)
-            run.finish({"steps": cfg.steps, "parameters": count(model), **found})
+            run.finish({"steps": cfg.steps, **found})
         found = run.finished
         say(ranks, f"{run.folder}: finished; held-out accuracy in percent: " + ", ".join(
             f"{name} {100 * found[name]:.1f} (of {total})" for name, total in found["scored"].items() if total))
 
 
-# What a model starts from
+# What a model starts from.
 
 Source = namedtuple("Source", "path weights task")  # weights under our names; task: whose head is among them, or ""
 HEADS = ("head", "span", "answer")
@@ -771,7 +762,7 @@ def export(cfg, folder):
 # Fine-tuning (App. A.4). A job is one run of one task on one process: "the median of 5 runs" of nine tasks keeps 45
 # GPUs busy and needs no communication.
 
-TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; the metric that counts (official code)
+TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; what counts (official code)
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
     "SST-2": (1e-5, 32, 0.0, 20935, 1256, 512, "accuracy"),
@@ -861,8 +852,10 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
     seed, device = seed_of(cfg.seed, "fine-tuning", task.name, number), ranks.device
     seed_everything(seed, "weights")
     shape = dataclasses.replace(cfg, dropout=task.recipe.dropout)
-    model = (MultipleChoice(shape) if task.kind == "choice" else Classifier(shape, task.outputs) if task.kind != "span"
-             else SpanModel(shape) if task.name == "SQuAD1.1" else AnswerModel(shape))
+    if task.kind == "span":
+        model = SpanModel(shape) if task.name == "SQuAD1.1" else AnswerModel(shape)
+    else:
+        model = (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
     note = start_from(model, source, task.name)
     say(ranks, f"{folder.name}: {note}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -898,8 +891,7 @@ def write_predictions(task, found, folder):
 
 def fingerprint(task):
     """A hash of the rows that are predicted."""
-    rows = {split: rows for split, rows in task.rows.items() if split != "train"}
-    return hashlib.sha256(repr(rows).encode()).hexdigest()
+    return hashlib.sha256(repr([rows for split, rows in task.rows.items() if split != "train"]).encode()).hexdigest()
 
 
 def ensemble_job(name, cfg, folder):
@@ -937,11 +929,12 @@ def average_predictions(several):
 def paper_average(tasks):
     """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI matched; of the median
     runs. None where a task is missing, or has diverged."""
-    found = [tasks.get(name, {"metrics": {}})["metrics"] for name in PAPER]
-    if not all({"f1", "accuracy"} & metrics.keys() for metrics in found):
+    try:
+        found = {name: tasks[name]["metrics"] for name in PAPER}
+        return statistics.mean((scores["f1"] + scores["exact"]) / 2 if name.startswith("SQuAD") else scores["accuracy"]
+                               for name, scores in found.items())
+    except KeyError:
         return None
-    return statistics.mean((metrics["f1"] + metrics["exact"]) / 2 if "f1" in metrics else metrics["accuracy"]
-                           for metrics in found)
 
 
 def finetune(cfg, text):
@@ -983,19 +976,17 @@ def describe(cfg):
     """One JSON object about the model."""
     read_source(cfg)
     found = parts(cfg)
+    counting = (f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "
+                f"({predictions(cfg)} predictions), 2 a multiply-add")
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
-                      "flops": flops(cfg),
-                      "flops_counting": f"one forward pass over {cfg.length} tokens: matrix products of encoder, "
-                                        f"pooler and both heads ({predictions(cfg)} predictions), 2 a multiply-add"},
-                     indent=2))
+                      "flops": flops(cfg), "flops_counting": counting}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------
 
 
 ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
-    "finetune": (finetune, "fine-tune the model of --init: tasks such as CoLA,SQuAD2.0,RACE, or glue, squad, paper "
-                           "(the five of Table 2)", "TASKS"),
+    "finetune": (finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)", "TASKS"),
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "print the model's parameters and FLOPs as JSON"),
 }

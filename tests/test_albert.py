@@ -75,7 +75,7 @@ def test_other_countings():
         cfg = albert.Config()
         assert albert.count(albert.LanguageModel(cfg)) == 11_813_810
         assert albert.count(albert.Classifier(cfg, 2)) == 11_685_122
-        assert albert.count(albert.MultipleChoice(cfg)) == 11_684_353
+        assert albert.count(albert.MultipleChoice(cfg, 1)) == 11_684_353
         assert albert.count(albert.SpanModel(cfg)) == 11_094_530
         assert albert.count(albert.LanguageModel(albert.Config(embedding=768))) == 31_738_418 + 590_592  # mapped, as Hugging Face's
         assert albert.count(albert.AnswerModel(cfg).answer) == 2_364_674
@@ -169,7 +169,7 @@ def our_numbers():
     result["classification"] = [model(batch), model.loss(batch)]
     model = formula_model(albert.Classifier, PARITY, 1)
     result["regression"] = [model(batch), model.loss({**batch, "labels": torch.tensor([2.5, 0.0, 1.0])})]
-    model = formula_model(albert.MultipleChoice, PARITY)
+    model = formula_model(albert.MultipleChoice, PARITY, 1)
     several = {"ids": ids[None], "segments": segments[None], "lengths": lengths[None], "labels": torch.tensor([1])}
     result["choice"] = [model(several), model.loss(several)]
     model = formula_model(albert.SpanModel, PARITY)
@@ -205,7 +205,7 @@ def their_numbers(transformers, folder):
              dict(inputs, labels=torch.tensor([2.5, 0, 1])), ("logits", "loss")),
             ("choice", albert.MultipleChoice, 1, "AlbertForMultipleChoice", dict(several, labels=torch.tensor([1])), ("logits", "loss")),
             ("span", albert.SpanModel, 2, "AlbertForQuestionAnswering", dict(inputs, **spans), ("start_logits", "end_logits", "loss"))):
-        model = formula_model(ours, PARITY, outputs) if ours is albert.Classifier else formula_model(ours, PARITY)
+        model = formula_model(ours, PARITY, *[outputs] * issubclass(ours, albert.Classifier))
         weight_files.write_weights(folder / "model.safetensors", hf_albert.rename(model.state_dict(), 2))
         (folder / "config.json").write_text(json.dumps(hf_albert.make_config(PARITY, name, outputs, 2)))
         theirs, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
@@ -430,9 +430,6 @@ def test_lamb_is_its_numpy_transcription(bias_correction, adapt):
 def test_schedule_is_the_official_one():
     lr = [1.76e-3 * albert.schedule(step, 125000, 3125) for step in (0, 3124, 3125, 62500, 125000)]
     assert lr == pytest.approx([0, 0.0017594, 0.0017160, 0.00088, 0], abs=5e-8)
-    rates = [albert.peak_rate(albert.Config(batch=batch)) for batch in (64, 256, 512, 1024, 4096)]
-    assert rates == pytest.approx([2.2e-4, 4.4e-4, 6.22e-4, 8.8e-4, 1.76e-3], rel=1e-3)
-    assert albert.peak_rate(albert.Config(**albert.PRESETS["demo"])) == 5e-3
     assert round(albert.Config().warmup * albert.Config().steps) == 3125
 
 
@@ -685,6 +682,13 @@ def test_a_dry_run_is_small(corpus, tmp_path):
     assert (settings["batch"], settings["steps"]) == (16, 2) and (tmp_path / "run-dry" / "done.json").exists()
 
 
+@pytest.mark.parametrize("flags, batch, peak", [([], 32, 5e-3), (["--lr", "1.76e-3"], 64, 2.2e-4), (["--lr", "1.76e-3"], 16, 1.1e-4)])
+def test_learning_rate_goes_with_the_root_of_the_batch(flags, batch, peak, corpus, tmp_path):
+    pretrain(corpus, tmp_path, *flags, "--batch", batch, "--steps", "1", "--warmup", "0")
+    first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
+    assert first["lr"] == pytest.approx(peak, rel=1e-3) and (flags or first["lr"] == peak)
+
+
 def test_accumulated_parts_give_the_same_update_as_processes(corpus, tmp_path):
     """One process with two parts a batch, and two processes: the same weights to rounding."""
     one = pretrain(corpus, tmp_path / "one", "--accumulate", "2", "--recompute")
@@ -855,7 +859,7 @@ def open_task(name, tasks, tokenizer, **changes):
 def test_predictions_of_tasks_that_are_no_classes(name, corpus, tasks, tmp_path):
     from common.tokenization import load_tokenizer
     cfg, task = open_task(name, tasks, load_tokenizer(corpus), vocab_size=50, positions=90)  # batches are padded to a multiple of 8
-    model = {"SQuAD1.1": albert.SpanModel, "SQuAD2.0": albert.AnswerModel, "RACE": albert.MultipleChoice}[name](cfg)
+    model = {"SQuAD1.1": albert.SpanModel, "SQuAD2.0": albert.AnswerModel, "RACE": lambda cfg: albert.MultipleChoice(cfg, 1)}[name](cfg)
     found = albert.predict(model, task, "dev", cfg, torch.device("cpu"))
     metrics = albert.write_predictions(task, {"dev": found}, tmp_path)
     assert 0 <= metrics["main"] <= 1
