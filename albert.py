@@ -11,13 +11,13 @@ Run:     python albert.py --pretrain --dry_run                     two updates o
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 1 -> PRESETS     Table 5 -> evaluate_language_model     Table 14 -> TABLE14, train_task
-         Sec. 4.9 -> run_jobs (MNLI first), ensemble_job     Figure 1, Tables 1-4, 12 -> tests/claims/albert.py
+         Sec. 4.9 -> finetune (MNLI first), ensemble_job     Figure 1, Tables 1-4, 12 -> tests/claims/albert.py
 Differs: D1 segments without an order have no label · D2 n-grams stay inside a segment · D3 15% of the pieces are
          predicted · D4 intrinsic evaluation on held-out text of the corpus · D5 masked words are scored on pairs in
          their order · D6 one clip of the averaged gradient · D7 fine-tuning shuffles whole epochs · D8 evenly spaced
          looks at dev · D9 no mapping where E is H · D10 WNLI and QNLI like the others · D11 segments are cut without
          giving the order away · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's head
-         The reason of each stands where it happens: grep D4 albert.py
+         (the reason of each stands where it happens: grep D4 albert.py)
 """
 import dataclasses
 import functools
@@ -96,14 +96,13 @@ class Config:
     runs: int = 1  # of each task; their median is reported, Sec. 4.2.2 >= 1
     eval_every: int = 0  # updates between looks at dev, the best one counts (Sec. 4.2.2); 0: a twentieth of the steps
     ensemble: tuple[str, ...] = ()  # run folders of --finetune; averages their predictions, trains nothing (Sec. 4.9)
-
     given, program = frozenset(), "albert"  # the flags that were given
 
 
 PRESETS = {
     "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, init_std=0.06,
                  dropout=0.0, length=64, steps=1500, batch=32, warmup=0.1, save_every=250, dev_rows=512,
-                 lr=0.0565685424949238, finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3,  # lr: 5e-3 for 32
+                 lr=0.0565685424949238, finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3,  # lr: 5e-3 for batch 32
                  finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=32, train_rows=2000),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
@@ -184,7 +183,7 @@ class FeedForward(nn.Module):
 
 
 def blocks(cfg):
-    """Attention and feed-forward blocks that a model of L layers is made of (Table 4)."""
+    """[attention blocks, feed-forward blocks] of which a model makes its L layers (Table 4)."""
     return [cfg.groups if cfg.share in ("all", part) else cfg.layers for part in ("attention", "ffn")]
 
 
@@ -707,7 +706,7 @@ def pretrain(cfg):
             f"{name} {100 * found[name]:.1f} (of {total})" for name, total in found["scored"].items() if total))
 
 
-# What a model starts from.
+# What a model starts from. Folders of others are read and written by data/hf_albert.py, under the names used here.
 
 Source = namedtuple("Source", "path weights task")  # weights under our names; task: whose head is among them, or ""
 HEADS = ("head", "span", "answer")
@@ -771,7 +770,7 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "QQP": (5e-5, 128, 0.1, 14000, 1000, 512, "accuracy"),
     "RTE": (3e-5, 32, 0.1, 800, 200, 512, "accuracy"),
     "MRPC": (2e-5, 32, 0.0, 800, 200, 512, "accuracy"),
-    "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),  # D10: nothing special is done
+    "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),  # D10: no test-set tricks for it and QNLI (App. A.3)
     "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384, "f1"),
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),  # v2 models: 1e-5 and dropout 0 (official README)
@@ -952,6 +951,8 @@ def finetune(cfg, text):
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
         cfg.vocab_size = max(cfg.vocab_size, pieces)  # released models may have more pieces than their tokenizer
         jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
+        task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
+            lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask}))
 
         def work(job, mnli):
             (name, number), folder = jobs[job], run.folder / "jobs" / job
@@ -961,8 +962,6 @@ def finetune(cfg, text):
             return finetune_job(task(name), number, begin, cfg, data.tokenizer, folder, ranks)
 
         if not run.finished:
-            task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
-                lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask}))
             results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
             result = on_main(ranks, summarise, run.folder, results)
             run.finish({**result, "average": paper_average(result["tasks"])})
