@@ -38,6 +38,10 @@ class Task:
     columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
 
     @property
+    def main(self):
+        return self.metrics[0]
+
+    @property
     def classes(self):
         """Outputs that a model needs: the number of labels, 1 for regression."""
         return len(self.labels) or 1
@@ -282,7 +286,7 @@ def score(task, predictions, labels):
         return dict.fromkeys((*task.metrics, "main"), 0.0)
     predictions = predictions.reshape(-1) if task.regression else predictions.argmax(axis=-1)
     values = {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
-    return {**values, "main": values[task.metrics[0]]}
+    return {**values, "main": values[task.main]}
 
 
 def averages(results):
