@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.tokenization import pair
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,10 @@ class Task:
     test_text: tuple  # columns of the sentences in test
     metrics: tuple
     columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
+
+    @property
+    def main(self):
+        return self.metrics[0]
 
     @property
     def classes(self):
@@ -214,6 +217,20 @@ class Features:
         return len(self.ids)
 
 
+def pair(first_ids, second_ids, max_length, tokenizer):
+    """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
+
+    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room.
+    """
+    room = max_length - (2 if second_ids is None else 3)
+    if room < 2:
+        raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
+    keep = min(len(first_ids), room if second_ids is None else max(room - len(second_ids), (room + 1) // 2))
+    first = [tokenizer.cls_id, *first_ids[:keep], tokenizer.sep_id]
+    second = [] if second_ids is None else [*second_ids[:room - keep], tokenizer.sep_id]
+    return first + second, [0] * len(first) + [1] * len(second)
+
+
 def encode(examples, tokenizer, max_length, block=10_000):
     """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end."""
     ids, segments, name = Rows(), Rows(kind="b"), examples.path.parent.name
@@ -282,7 +299,7 @@ def score(task, predictions, labels):
         return dict.fromkeys((*task.metrics, "main"), 0.0)
     predictions = predictions.reshape(-1) if task.regression else predictions.argmax(axis=-1)
     values = {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
-    return {**values, "main": values[task.metrics[0]]}
+    return {**values, "main": values[task.main]}
 
 
 def averages(results):
