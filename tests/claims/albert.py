@@ -3,8 +3,8 @@
 Flags that are no study's belong to albert.py: --init, --preset, --corpus, --length and so on.
 
 The commands of the older tables (old-*.json) are those of their commits. Since then --lr is the rate of 4,096 sequences
-(5e-3 at --batch 32 is 0.0566 now), --warmup a share of the steps, --embedding 0 what E = H was (no mapping), --train_rows
-the first rows of GLUE and SQuAD instead of evenly spaced ones, SQuAD's windows of a short --finetune_length overlap by
+(5e-3 at --batch 32 is 0.0566 now), --warmup a share of the steps, --embedding 0 what E = H was (no mapping),
+--train_rows the first rows of GLUE and SQuAD instead of evenly spaced ones, SQuAD's windows of a short --finetune_length overlap by
 two thirds, --eval_every counts updates of a fine-tuning, MNLI always starts RTE, STS-B and MRPC, and a task's folder
 holds its median run, not its best.
 """
@@ -130,7 +130,7 @@ def layers(options):
 
 
 def speed(options, turns=8):
-    """Table 2: throughput of --preset in training against BERT of the same shape, --batch / --accumulate rows at once"""
+    """Table 2: throughput of --preset in training against BERT of its shape, --batch / --accumulate rows at once"""
     # The two take turns, so that a machine that slows down slows both; the ratio is the median over the turns, "from"
     # and "to" the second-lowest and second-highest. One process: what ALBERT saves in communication does not show.
     cfg, _ = read_flags(options)
