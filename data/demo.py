@@ -3,7 +3,8 @@ by rules.
 
 Nothing is downloaded. The text is the documentation that the installed Python, numpy and torch carry: the language
 reference behind `help()` and the docstrings of their modules, read with `ast` from the source files (no module is
-imported), and cleaned until running English is left. One module or topic is one document.
+imported), and cleaned until running English is left. One module or topic is what the tasks call a document; in the
+corpus each docstring of two sentences or more is one, so that the order of sentences has a meaning.
 
 The documents are dealt out by a hash of their names, so that nothing a task shows was ever in the pre-training text:
 
@@ -35,7 +36,7 @@ from tqdm import tqdm
 
 from common.cli import UserError
 
-RECIPE = 11  # raised when a rule in this file changes: demo data of an older recipe is made anew
+RECIPE = 12  # raised when a rule in this file changes: demo data of an older recipe is made anew
 SEED = 20
 LEAST_BYTES = 1_000_000  # of corpus text; less teaches a demo model nothing
 
@@ -79,19 +80,18 @@ def docstrings(body):
                     yield inspect.cleandoc(part.value)
 
 
-def module_text(path):
-    """All docstrings of one source file, blank lines between them; "" for files with few, and for those that this
-    Python can't parse."""
+def module_docstrings(path):
+    """All docstrings of one source file; [] for files with few, and for those that this Python can't parse."""
     source = path.read_bytes()
     if 3000 * source.count(b'"""') < len(source):  # a fifth of the time for a twentieth of the text
-        return ""
+        return []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # other people's invalid escape sequences
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return ""
-    return "\n\n".join([ast.get_docstring(tree) or "", *docstrings(tree.body)])
+        return []
+    return [ast.get_docstring(tree) or "", *docstrings(tree.body)]
 
 
 def without_code(text):
@@ -172,33 +172,34 @@ def prose(text, seen):
 
 
 def raw_documents():
-    """(source, name, text) of every module and help topic on this machine; source is language, python, numpy or
-    torch."""
+    """(source, name, texts) of every module and help topic on this machine, a text being one docstring or topic; source
+    is language, python, numpy or torch."""
     topics = importlib.util.find_spec("pydoc_data.topics")
     if topics:
         for node in ast.walk(ast.parse(pathlib.Path(topics.origin).read_bytes())):
             if isinstance(node, ast.Dict):
                 for key, value in zip(node.keys, node.values):
-                    yield "language", key.value, ast.literal_eval(value)
+                    yield "language", key.value, [ast.literal_eval(value)]
     roots = {"python": sysconfig.get_path("stdlib")}
     for name in ("numpy", "torch"):
         if spec := importlib.util.find_spec(name):  # found, not imported
             roots[name] = spec.submodule_search_locations[0]
     for source, root in roots.items():
         for path in source_files(root):
-            yield source, path.relative_to(root).as_posix(), module_text(path)
+            yield source, path.relative_to(root).as_posix(), module_docstrings(path)
 
 
 def read_documents(least=8, most=200):
-    """[(source, name, [sentences])], no sentence twice; documents of fewer than `least` sentences dropped, longer
-    than `most` cut."""
+    """[(source, name, [sentences], places)], no sentence twice; documents of fewer than `least` sentences dropped,
+    longer than `most` cut. places: for each sentence the number of its docstring."""
     documents, seen = [], set()
     bar = tqdm(raw_documents(), desc="reading documentation", unit=" modules", leave=False, disable=None)
-    for source, name, text in bar:
-        kept = prose(text, seen)
+    for source, name, texts in bar:
+        kept = [(place, sentence) for place, text in enumerate(texts) for sentence in prose(text, seen)]
         for start in range(0, len(kept), most):
             if len(kept[start:start + most]) >= least:
-                documents.append((source, f"{source}/{name}/{start}", kept[start:start + most]))
+                places, lines = zip(*kept[start:start + most])
+                documents.append((source, f"{source}/{name}/{start}", list(lines), places))
     return documents
 
 
@@ -632,11 +633,16 @@ def write_cifar10(folder, train=4000, test=1000):
 
 # --- the folder ------------------------------------------------------------------------------------------------------
 def write_corpus(folder, documents):
-    """One .txt file a source, one sentence a line, a blank line between documents; returns {source: sentences}."""
+    """One .txt file a source, one sentence a line, a blank line between docstrings of two sentences or more; returns
+    {source: sentences}."""
     folder.mkdir()
     counts = {}
-    for source in sorted({source for source, _, _ in documents}):
-        texts = ["\n".join(lines) for name, _, lines in documents if name == source]
+    for source in sorted({document[0] for document in documents}):
+        texts = []
+        for _, _, lines, places in (document for document in documents if document[0] == source):
+            for place in dict.fromkeys(places):
+                own = [line for line, number in zip(lines, places) if number == place]
+                texts += ["\n".join(own)] * (len(own) > 1)
         (folder / f"{source}.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
         counts[source] = sum(text.count("\n") + 1 for text in texts)
     return counts
@@ -654,12 +660,14 @@ def fingerprint(folder):
 def build(folder):
     """Write all demo data into the empty folder `folder`, demo.json last."""
     documents = read_documents()
-    size = sum(len(line.encode()) + 1 for _, _, lines in documents for line in lines)
+    size = sum(len(line.encode()) + 1 for document in documents for line in document[2])
     if size < LEAST_BYTES:
         raise UserError(f"{sysconfig.get_path('stdlib')}: only {size:,} bytes of documentation on this machine, the "
                         f"demo data need {LEAST_BYTES:,}; use a Python with its docstrings, or pass your own data")
+    corpus = deal(documents)["corpus"]
+    documents = [document[:3] for document in documents]
     parts = deal(documents)
-    steps = {"corpus": lambda path: write_corpus(path, parts["corpus"]), "glue": lambda path: write_glue(path, parts),
+    steps = {"corpus": lambda path: write_corpus(path, corpus), "glue": lambda path: write_glue(path, parts),
              "squad": lambda path: write_squad(path, parts), "race": lambda path: write_race(path, parts),
              "cifar10": write_cifar10, "translation": lambda path: write_translation(path, documents)}
     counts = {}
