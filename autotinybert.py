@@ -913,11 +913,11 @@ def finish_training(model, data, cfg, run, folder, curve):
 
 # Models on disk: of ours, a run folder; of others, a folder in Hugging Face layout.
 
-HUGGING_FACE_LAYER = {
+LAYER_NAMES = {  # ours: theirs
     "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
     "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
     "expand": "intermediate.dense", "shrink": "output.dense", "ffn_norm": "output.LayerNorm"}
-HUGGING_FACE_REST = {
+OTHER_NAMES = {
     "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
     "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
     "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "fit": "fit",
@@ -928,24 +928,22 @@ FIXED = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "position_embedding_type
 
 
 def hugging_face_names(layers):
-    """{our name: theirs} of all weights of a model."""
-    modules = {**HUGGING_FACE_REST, **{f"encoder.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{theirs}"
-                                       for layer in range(layers) for ours, theirs in HUGGING_FACE_LAYER.items()}}
+    """{our name: theirs} of all weights."""
+    modules = {**OTHER_NAMES, **{f"encoder.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{theirs}"
+                                 for layer in range(layers) for ours, theirs in LAYER_NAMES.items()}}
     return {"decoder_bias": "cls.predictions.bias",
             **{f"{ours}.{kind}": f"{modules[ours]}.{kind}" for ours in modules for kind in ("weight", "bias")}}
 
 
 def read_hugging_face(folder, config):
-    """(Arch, {our name: weight}) of a BERT or ELECTRA; UserError where it holds what does not run here."""
-    place = folder / "config.json"
-    for key, readable in (("model_type", ("bert", "electra")), *((key, (value,)) for key, value in FIXED.items())):
-        if config.get(key, readable[0]) not in readable:
-            raise UserError(f"{place}: {key} is {config.get(key)!r}; only {' and '.join(map(str, readable))} "
-                            "can be read here")
+    """(Arch, {our name: weight}) of a BERT or ELECTRA; UserError where it needs what does not run here."""
+    for key, values in (("model_type", ("bert", "electra")), *((key, (value,)) for key, value in FIXED.items())):
+        if config.get(key, values[0]) not in values:
+            raise UserError(f"{folder}: {key} is {config[key]!r}; only {' and '.join(map(str, values))} can be read")
     try:
-        arch = parse_arch("-".join(str({"qkv_size": config.get("hidden_size"), **config}[size]) for size in SIZES))
+        arch = parse_arch("-".join(str({"qkv_size": config["hidden_size"], **config}[size]) for size in SIZES))
     except (KeyError, ValueError) as error:
-        raise UserError(f"{place}: this describes no architecture ({error})") from None
+        raise UserError(f"{folder / 'config.json'}: this describes no architecture ({error})") from None
     ours, weights = {theirs: name for name, theirs in hugging_face_names(arch.layers).items()}, {}
     for name, value in read_weights(folder).items():
         name = re.sub(r"^(electra\.|(?=embeddings|encoder\.layer|pooler))", "bert.", name)
@@ -955,90 +953,77 @@ def read_hugging_face(folder, config):
 
 
 def model_folder(path, first="model"):
-    """Where the model of a run is: its model/ or superplm/, the `first` of them before the other, else path itself."""
+    """Where the model of a run is: its model/ or superplm/, `first` before the other, else path itself."""
     return next((Path(path) / name for name in (first, "model", "superplm")
                  if (Path(path) / name / "checkpoint.pt").exists()), Path(path))
 
 
-def read_model(path, cfg, arch=None, first="model"):
-    """(folder, Arch, {our name: weight}) of a run folder or a Hugging Face folder. arch: what is to be cut out of it;
-    where model/ is another than that, the SuperPLM beside it is taken, whose parts all architectures are."""
-    folder = model_folder(path, first)
+def read_model(path, cfg, arch="", first="model"):
+    """(folder, Arch, {our name: weight}) of a run folder or a Hugging Face folder. Where a run's model is not the `arch`
+    that is wanted, its SuperPLM is taken, which all architectures are parts of."""
+    folder, whole = model_folder(path, first), model_folder(path, "superplm")
     config = read_json(folder / "config.json")
     if "model_type" in config:
         return folder, *read_hugging_face(folder, config)
-    settings = dataclasses.replace(cfg, init=str(folder), arch="", tokenizer="")  # read_init fills in arch
-    weights = read_init(settings, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
-    if arch and str(arch) != settings.arch and folder.name == "model" and model_folder(path, "superplm") != folder:
-        return read_model(model_folder(path, "superplm"), cfg)
-    return folder, parse_arch(settings.arch), weights
+    own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
+    weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
+    if arch not in ("", own.arch) and whole != folder:
+        return read_model(whole, cfg)
+    return folder, parse_arch(own.arch), weights
 
 
-def table_sizes(weights):
-    """(pieces, positions) of a model; 1 for a table that is missing, which fill names."""
-    return [len(weights.get(f"encoder.{name}.weight", [0])) for name in ("words", "positions")]
-
-
-def fill(model, weights, arch, folder):
-    """Copy read_model's weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what
-    was taken over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
+def fill(model, weights, folder):
+    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what was taken
+    over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
     for name in model.state_dict().keys() - weights.keys():
         if name.startswith("encoder.") and "pooler" not in name:
-            raise UserError(f"{folder}: {hugging_face_names(arch.layers)[name]} is missing; this is no whole BERT")
+            raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
     return take_over(model, weights, folder)
 
 
-def load_teacher(cfg, ranks, heads):
+def load_teacher(cfg, ranks, vocab, heads):
     """The Encoder of --teacher, frozen; UserError where a student with so many heads cannot follow its attention."""
     folder, arch, weights = read_model(cfg.teacher, cfg)
-    vocab, positions = table_sizes(weights)
     if arch.heads != heads:
         raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; attention is compared "
-                        f"head by head, so use --setting distill, which keeps all heads, with {arch.heads} heads in "
-                        "--largest")
-    width = weights.get("encoder.words.weight", torch.zeros(1, arch.hidden)).shape[-1]
+                        f"head by head, so give --largest {arch.heads} heads")
+    positions = len(weights.get("encoder.positions.weight", [0]))
+    width = weights.get("encoder.words.weight", torch.zeros(1, arch.hidden)).shape[1]
     teacher = Encoder(arch, vocab, 0.0, positions, width)
-    say(ranks, "teacher", fill(nn.ModuleDict({"encoder": teacher}), weights, arch, folder))
+    say(ranks, "teacher", fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
     if positions < cfg.length:
         raise UserError(f"{folder}: the teacher has {positions} positions, too few for --length {cfg.length}")
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
-def make_model(arch, cfg, data):
-    """A LanguageModel with fresh weights, a function of the seed and the architecture."""
-    seed_everything(cfg.seed, "weights", str(arch))
-    model = LanguageModel(arch, data.tokenizer.vocab_size, cfg.dropout, data.teacher.arch.hidden if data.teacher else 0)
-    with torch.no_grad():
-        for value in model.parameters():
-            value.mul_(cfg.init_std / 0.02 if value.dim() > 1 else 1)
-    return model
-
-
 def start_model(arch, cfg, data, ranks, first="model"):
-    """The LanguageModel to start from: --init's weights, cut to `arch` (None: as they are), or fresh ones; UserError
-    where it does not fit to the data."""
+    """The LanguageModel to start from: --init's weights, cut to the text `arch` ("": as they are), or fresh ones, a
+    function of the seed and the architecture; UserError where it does not fit to the data."""
+    fit, vocab = data.teacher.arch.hidden if data.teacher else 0, data.tokenizer.vocab_size
     if not cfg.init:
-        return make_model(arch, cfg, data)
+        seed_everything(cfg.seed, "weights", arch)
+        model = LanguageModel(parse_arch(arch), vocab, cfg.dropout, fit)
+        with torch.no_grad():
+            for value in model.parameters():
+                value.mul_(cfg.init_std / 0.02 if value.dim() > 1 else 1)
+        return model
     folder, whole, weights = read_model(cfg.init, cfg, arch, first)
-    vocab, positions = table_sizes(weights)
+    positions = len(weights.get("encoder.positions.weight", [0]))
     longest = max([cfg.length, *(task.recipe.length for task in data.tasks.values() if task)])
     if (data.train or data.tasks) and positions < longest:
-        raise UserError(f"{folder}: the model has {positions} positions, too few for --length or --finetune_length "
-                        f"{longest}")
+        raise UserError(f"{folder}: its {positions} positions are too few for --length or --finetune_length {longest}")
     if data.train and not data.teacher and "fit.weight" in weights:
         raise UserError(f"{folder}: a distilled model has no masked-language-model head; go on with --setting "
                         "distill and its --teacher, or name other tasks than MLM")
-    if vocab != data.tokenizer.vocab_size:
-        raise UserError(f"{folder}: {vocab} pieces in the model, {data.tokenizer.vocab_size} in "
-                        f"{data.tokenizer.path}; give its own with --tokenizer")
     seed_everything(cfg.seed, "weights made anew")
-    fit = data.teacher.arch.hidden if data.teacher else len(weights.get("fit.weight", ()))  # of the teacher to follow
-    model = LanguageModel(whole, vocab, cfg.dropout, fit, positions)
-    say(ranks, fill(model, weights, whole, folder))
-    reason = arch and why_outside(arch, whole)
+    model = LanguageModel(whole, vocab, cfg.dropout, fit or len(weights.get("fit.weight", ())), positions)
+    say(ranks, fill(model, weights, folder))
+    if not arch or arch == str(whole):
+        return model
+    reason = why_outside(parse_arch(arch), whole)
     if reason:
         raise UserError(f"{folder}: {reason}; choose a smaller --arch")
-    return extract(model, arch) if arch and arch != whole else model
+    return extract(model, parse_arch(arch))
 
 
 # Fine-tuning.
@@ -1051,32 +1036,31 @@ METRICS = {"CoLA": "matthews", "STS-B": "pearson+spearman", "SQuAD1.1": "f1"}  #
 
 
 def recipes():
-    """{task: how it is fine-tuned}; there is nothing to fine-tune for MLM."""
-    found = {name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128,
-                          main=METRICS.get(name, "accuracy")) for name, (batch, lr, epochs) in TABLE_D1.items()}
-    return {**found, "MLM": Recipe(0.0, 1)}
+    """{task: its Recipe}; MLM has nothing to fine-tune."""
+    return {"MLM": Recipe(0.0, 1), **{
+        name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=METRICS.get(name, "accuracy"))
+        for name, (batch, lr, epochs) in TABLE_D1.items()}}
 
 
 def task_loss(task, logits, batch):
-    """Cross-entropy of logits (B, classes), squared error of a value (B, 1); of spans (B, T, 2) the mean of start and
-    end."""
+    """Cross-entropy of logits (B, classes); squared error of a value; of spans (B, T, 2) the mean of start and end."""
     if task.kind == "span":
         return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
     return (F.mse_loss(logits[:, 0], batch["labels"]) if task.kind == "value"
             else F.cross_entropy(logits, batch["labels"]))
 
 
-def fine_tune(encoder, task, cfg, device):
+def fine_tune(encoder, task, cfg, device, seed):
     """Fine-tune a copy of the encoder on a task. Returns the TaskModel; raises Diverged, and Stop after SIGTERM."""
-    seed_everything(cfg.seed, "head", task.name)
+    seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
     groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
                "weight_decay": cfg.weight_decay * decayed} for decayed in (True, False)]
-    optimizer = torch.optim.AdamW(groups, lr=task.recipe.lr, eps=1e-6, fused=True)
-    for step, batch in zip(range(task.steps), task.batches(cfg.seed)):
+    optimizer = torch.optim.AdamW(groups, eps=1e-6, fused=True)
+    for step, batch in zip(range(task.steps), task.batches(seed)):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
-        seed_everything(cfg.seed, "fine-tuning", task.name, step)
+        seed_everything(seed, "fine-tuning", task.name, step)
         batch = {name: value.to(device) for name, value in batch.items()}
         with autocast(cfg.dtype, device):
             logits = model(batch["ids"], batch["segments"], batch["lengths"])
@@ -1089,14 +1073,12 @@ def fine_tune(encoder, task, cfg, device):
             raise Diverged(f"{task.name}: loss {loss:.4g} at step {step}")
         if stop_requested():
             raise Stop
-    return model
+    return model.eval()
 
 
 @torch.no_grad()
 def predict_task(model, task, split, cfg, device):
-    """Logits of all rows of a split, on the CPU: (rows, outputs), or (windows, longest, 2); Diverged where they are no
-    numbers."""
-    model.eval()
+    """Logits of all rows of a split, on the CPU; Diverged where they are no numbers."""
     with autocast(cfg.dtype, device):
         logits = task.collect(split, lambda batch: model(*(batch[name].to(device)
                                                            for name in ("ids", "segments", "lengths"))))
@@ -1105,51 +1087,36 @@ def predict_task(model, task, split, cfg, device):
     return logits
 
 
+def score_task(model, name, data, cfg, number=0, folder=None):
+    """A task's metrics on dev after fine-tuning the LanguageModel on it, with the seed of run `number`. folder: the
+    fine-tuned model and what it predicts are kept there. MLM is the same in all runs."""
+    if name == "MLM":
+        return {"main": held_out_accuracy(model, data, cfg)}
+    task = data.tasks[name]
+    tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number)
+    logits = {split: predict_task(tuned, task, split, cfg, data.device)
+              for split in task.splits if split == "dev" or folder and split != "train"}
+    metrics = task.score("dev", logits["dev"])
+    if folder:
+        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=name)
+        keep_model(folder, "finetune", settings, data.tokenizer, model=tuned)
+        for split in logits:
+            task.write(split, logits[split], folder)
+    if "dev_mismatched" in logits:
+        metrics["mismatched"] = task.score("dev_mismatched", logits["dev_mismatched"])["main"]
+    return metrics
+
+
 def judge(model, data, cfg):
-    """What a trained LanguageModel is worth: the mean of its scores on the dev parts of data.tasks, fine-tuned on each
-    (Sec. 3.5). {score, scores, diverged, seconds}."""
+    """What a LanguageModel is worth: {score: the mean over data.tasks (Sec. 3.5), scores, diverged, seconds}."""
     began, result = time.perf_counter(), {"score": -1.0, "scores": {}, "diverged": False}
     try:
-        for name, task in data.tasks.items():
-            if name == "MLM":
-                result["scores"][name] = held_out_accuracy(model, data, cfg)
-                continue
-            tuned = fine_tune(model.encoder, task, cfg, data.device)
-            result["scores"][name] = task.score("dev", predict_task(tuned, task, "dev", cfg, data.device))["main"]
+        for name in data.tasks:
+            result["scores"][name] = score_task(model, name, data, cfg)["main"]
         result["score"] = sum(result["scores"].values()) / len(data.tasks)
     except Diverged:  # the worst score, and the search goes on
         result["diverged"] = True
     return {**result, "seconds": round(time.perf_counter() - began, 3)}
-
-
-def finetune_job(job, name, model, data, cfg, folder):
-    """One job of --finetune: a task and a seed. Keeps the fine-tuned model and its predictions in folder/job."""
-    folder, task, diverged = folder / job, data.tasks[name], None
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        if task is None:
-            metrics = {"main": held_out_accuracy(model, data, cfg)}
-        else:
-            tuned = fine_tune(model.encoder, task, cfg, data.device)
-            logits = {split: predict_task(tuned, task, split, cfg, data.device)
-                      for split in task.splits if split != "train"}
-            metrics = task.score("dev", logits["dev"])
-            if "dev_mismatched" in logits:
-                metrics["mismatched"] = task.score("dev_mismatched", logits["dev_mismatched"])["main"]
-            for split in logits:
-                task.write(split, logits[split], folder)
-            settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=name)
-            keep_model(folder, "finetune", settings, data.tokenizer, model=tuned)
-    except Diverged as error:
-        metrics, diverged = dict.fromkeys(task.metrics, 0.0), str(error)
-    return {"job": job, "task": name, "setting": task and task.recipe.lr, "metrics": metrics, "diverged": diverged}
-
-
-def table_1(tasks):
-    """Score and Avg. of summarise's tasks: means over what there is of GLUE (but for WNLI), and of that with SQuAD."""
-    means = {name: entry["mean"] for name, entry in tasks.items() if name in TABLE_D1 and name != "WNLI"}
-    parts = {"Score": [mean for name, mean in means.items() if name != "SQuAD1.1"], "Avg.": list(means.values())}
-    return {name: statistics.mean(values) for name, values in parts.items() if values}
 
 
 def finetune(cfg, text):
@@ -1157,27 +1124,32 @@ def finetune(cfg, text):
     Table 1. Each task's median run stays in the folder TASK: the model, for --init, and its predictions."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
-        if run.finished:
-            return show(run.finished, ranks)
-        model = start_model(parse_arch(cfg.arch) if cfg.arch else None, cfg, data, ranks)
+        if not data:
+            return
+        model = start_model(cfg.arch, cfg, data, ranks)
         jobs = {f"{name}-{number}": name for name in data.tasks for number in range(cfg.runs)}
 
         def work(job, mnli):
-            """mnli: the folder of MNLI's best run, where its encoder is to be started from (D7: the paper does not say
-            so; BERT's authors and those after them do it for small tasks, and so do all files here)."""
-            name, number = job.rsplit("-", 1)
-            start = model
+            """mnli: the folder of the best MNLI run, in whose encoder this task is to start. D7: the paper does not say
+            so; what MNLI teaches helps the small tasks, and all files here do it alike."""
+            (name, number), start, diverged = job.rsplit("-", 1), copy.deepcopy(model), None
             if mnli:
-                start = copy.deepcopy(model)
-                say(ranks, fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], model.encoder.arch, mnli))
-            return finetune_job(job, name, start, data, dataclasses.replace(cfg, seed=cfg.seed + int(number)),
-                                run.folder / "jobs")
+                fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
+            try:
+                metrics = score_task(start, name, data, cfg, int(number), run.folder / "jobs" / job)
+            except Diverged as error:
+                metrics, diverged = {"main": 0.0}, str(error)
+            return {"job": job, "task": name, "setting": cfg.finetune_lr, "metrics": metrics, "diverged": diverged}
 
         result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, jobs, work))
-        result["averages"] |= table_1(result["tasks"])
+        means = {name: entry["mean"] for name, entry in result["tasks"].items() if name in TABLE_D1 and name != "WNLI"}
+        for label, without in (("Score", {"SQuAD1.1"}), ("Avg.", set())):  # Table 1
+            counted = [means[name] for name in means.keys() - without]
+            if counted:
+                result["averages"][label] = statistics.mean(counted)
+                say(ranks, f"{label} of {len(counted)}: {100 * result['averages'][label]:.2f}")
         run.finish(result)
         show(result, ranks)
-        say(ranks, "Table 1:", ", ".join(f"{name} {100 * value:.2f}" for name, value in table_1(result["tasks"]).items()))
 
 
 # The phases of --search.
@@ -1185,7 +1157,7 @@ def finetune(cfg, text):
 
 def open_data(cfg, action, ranks, text=False, tasks=""):
     """Open the run folder and what the action reads: text to train on, tasks (MLM reads text too). Returns
-    (common.runs.RunFolder, Data); of a finished run nothing is read.
+    (common.runs.RunFolder, Data); Data is None where the run is finished, which is said.
 
     D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless --tokenizer, --teacher or --init
     bring a vocab.txt.
@@ -1195,93 +1167,78 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM"}}
     folders = [model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
-    vocabularies = [folder for folder in folders if any((folder / name).exists() for name in ("vocab.txt",
-                                                                                              "spiece.model"))]
-    for folder in folders:
-        if not cfg.tokenizer and folder not in vocabularies:
-            raise UserError(f"{folder}: no vocab.txt and no spiece.model is here; give its vocabulary with --tokenizer")
-        cfg.tokenizer = cfg.tokenizer or str(folder)
+    cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
     run, opened = open_run(cfg, action, ranks, *(name for name in needs if needs[name]))
     if run.finished:
+        say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
         return run, None
-    data, tokenizer = Data(opened.device, opened.tokenizer, opened.train, opened.dev), opened.tokenizer
-    for folder in vocabularies:
+    data = Data(ranks.device, opened.tokenizer, opened.train, opened.dev)
+    for folder in folders:
+        if not any((folder / name).exists() for name in ("vocab.txt", "spiece.model")):
+            continue  # then --tokenizer is given
         mine = load_tokenizer(folder)
-        if (mine.fingerprint, mine.lower) != (tokenizer.fingerprint, tokenizer.lower):
-            raise UserError(f"{folder}: another vocabulary (or case) than {tokenizer.path}; a model, its teacher and "
-                            "the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
+        if (mine.fingerprint, mine.lower) != (data.tokenizer.fingerprint, data.tokenizer.lower):
+            raise UserError(f"{folder}: another vocabulary (or case) than {data.tokenizer.path}; a model, its teacher "
+                            "and the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
     if text and cfg.setting == "distill":
-        student = cfg.arch or (str(read_model(cfg.init, cfg)[1]) if cfg.init and action == "further_train"
-                               else cfg.largest)
-        data.teacher = load_teacher(cfg, ranks, parse_arch(student).heads)
-        if data.teacher.words.num_embeddings != tokenizer.vocab_size:
-            raise UserError(f"{cfg.teacher}: {data.teacher.words.num_embeddings} pieces in the teacher, "
-                            f"{tokenizer.vocab_size} in {tokenizer.path}; give the teacher's own")
-    elif text and tokenizer.mask_id is None:
-        raise UserError(f"{tokenizer.path}: the vocabulary lacks [MASK]; take another")
-    data.tasks = {name: None if name == "MLM" else open_task(name, cfg, tokenizer, recipes()) for name in names}
+        further = action == "further_train" and not cfg.arch
+        student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
+        data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, student.heads)
+    elif text and data.tokenizer.mask_id is None:
+        raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]; take another")
+    data.tasks = {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, recipes()) for name in names}
     return run, data
 
 
 def train_superplm(cfg, data, run):
     """One-shot training (Alg. 1), or loading what it left in the run folder. Returns the SuperPLM."""
-    arch, space, folder = parse_arch(cfg.largest), search_space(cfg, cfg.variant), run.folder / "superplm"
-    model = start_model(arch, cfg, data, run.ranks)
-    least = (space["attention"] if VARIANTS[cfg.variant][1] else space["attention"][-1:])[0]
-    probes = (arch, make_arch({**{name: choices[0] for name, choices in space.items()}, "attention": least}))
-    pretrain(model, lambda step, shard: sub_models(cfg, cfg.variant, step, shard), data, cfg, run, folder, cfg.steps,
-             cfg.warmup, probes)
+    arch, space = parse_arch(cfg.largest), search_space(cfg, cfg.variant)
+    model = start_model(cfg.largest, cfg, data, run.ranks)
+    attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
+    probes = arch, make_arch({**{name: choices[0] for name, choices in space.items()}, "attention": attention})
+    pretrain(model, lambda step, shard: sub_models(cfg, cfg.variant, step, shard), data, cfg, run,
+             run.folder / "superplm", cfg.steps, cfg.warmup, probes)
     return model
 
 
-def counts_cpu_seconds(cfg):
-    """Whether the clock is a single CPU thread's own seconds: other processes would lengthen the one on the wall."""
-    return cfg.latency_device == "cpu" and cfg.latency_threads == 1
-
-
-def latency_setting(cfg):
-    """What a measurement holds for; measurements of other settings are left alone."""
-    device = pick_device(cfg.latency_device)
-    return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
-            "length": cfg.latency_length, "clock": "cpu" if counts_cpu_seconds(cfg) else "wall",
-            "hardware": environment(device)["hardware"]}
+def clock_of(cfg):
+    """cpu: a single CPU thread's own seconds, which other processes do not lengthen; wall: all others'."""
+    return "cpu" if (cfg.latency_device, cfg.latency_threads) == ("cpu", 1) else "wall"
 
 
 @torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of one forward pass of encoder and pooler as a stand-alone model, after two that warm up. Weights are
-    random, and the vocabulary is small: neither changes the time."""
-    device = torch.device(cfg.latency_device)
+    """Milliseconds of one forward pass of encoder and pooler as a stand-alone model, after two that warm up, on the
+    target's device and threads. Weights are random, and the vocabulary is small: neither changes the time."""
+    device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
     with torch.device("meta"):
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
     encoder = encoder.to_empty(device=device).eval()
     for value in encoder.parameters():
         value.uniform_(-0.05, 0.05)
     ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
-    clock = time.process_time if counts_cpu_seconds(cfg) else time.perf_counter
-    return milliseconds(lambda: encoder.pool(encoder(ids, torch.zeros_like(ids))), device, TIMED_RUNS, 2, clock=clock)
-
-
-def time_models(archs, cfg):
-    """Yield (arch, milliseconds) one after the other, with as many threads as the target has. Stop after SIGTERM."""
-    before = torch.get_num_threads()
     torch.set_num_threads(cfg.latency_threads)
-    try:
-        for arch in archs:
-            yield arch, time_model(arch, cfg)
-            if stop_requested():
-                raise Stop
-    finally:
-        torch.set_num_threads(before)
+    took = milliseconds(lambda: encoder.pool(encoder(ids, torch.zeros_like(ids))), device, TIMED_RUNS, 2,
+                        clock=time.process_time if clock_of(cfg) == "cpu" else time.perf_counter)
+    torch.set_num_threads(threads)
+    if stop_requested():
+        raise Stop
+    return took
 
 
 def time_together(archs, cfg, rounds=5):
     """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the
-    machine meets all alike. Raises Stop after SIGTERM."""
-    times = {arch: [] for arch in archs}
-    for arch, took in time_models(rounds * list(times), cfg):
-        times[arch].append(took)
-    return {arch: statistics.median(column) for arch, column in times.items()}
+    machine meets all alike."""
+    times = [[time_model(arch, cfg) for arch in archs] for _ in range(rounds)]
+    return {arch: statistics.median(column) for arch, column in zip(archs, zip(*times))}
+
+
+def latency_setting(cfg):
+    """What a measurement holds for; measurements of other settings are left alone."""
+    device = pick_device(cfg.latency_device)
+    return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
+            "length": cfg.latency_length, "clock": clock_of(cfg),
+            "hardware": environment(device)["hardware"]}
 
 
 def read_measurements(cfg, folder):
@@ -1306,51 +1263,48 @@ def measure_latency(cfg, folder, space, again=0):
     times each, one round after the other; what was measured before already counts. again: further measurements of the
     first two. Returns {Arch: [milliseconds]}."""
     rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
-    first = [parse_arch(cfg.reference), smallest_arch(space)]
-    archs = dict.fromkeys(first)
-    archs.update(dict.fromkeys(arch for arch in found if why_outside(arch, parse_arch(cfg.largest)) is None))
+    first, top = [parse_arch(cfg.reference), smallest_arch(space)], parse_arch(cfg.largest)
+    archs = dict.fromkeys([*first, *(arch for arch in found if why_outside(arch, top) is None)])
     while len(archs) < min(cfg.latency_archs + 2, space_size(space)):
         archs[sample_arch(space, rng)] = None
     jobs = [arch for done in range(cfg.latency_rounds) for arch in archs if len(found.get(arch, [])) <= done]
-    jobs += again * first
-    path = folder / "latency.jsonl"
-    if path.exists() and not path.read_bytes().endswith(b"\n"):  # a crash tore off the last line
-        write_atomic(path, "".join(line + "\n" for line in path.read_text(encoding="utf-8").split("\n")[:-1]))
-    with open(path, "a", encoding="utf-8") as file:
-        for arch, took in tqdm(time_models(jobs, cfg), desc="latency", total=len(jobs), disable=None):
-            found.setdefault(arch, []).append(took)
-            file.write(json.dumps({"arch": str(arch), "milliseconds": took, **setting}) + "\n")
-            file.flush()
+    jobs, path = jobs + again * first, folder / "latency.jsonl"
+    if jobs and (folder / "candidates").exists():
+        raise UserError(f"{folder}: its candidates were proposed with fewer measurements; go on with the same "
+                        "--latency_archs and --latency_rounds, or choose another --out")
+    if jobs:  # what was learnt is out of date; and a last line that a crash tore off goes
+        (folder / "predictor.pt").unlink(missing_ok=True)
+        kept = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_atomic(path, kept[:kept.rfind("\n") + 1])
+    for arch in tqdm(jobs, desc="latency", disable=None):
+        found.setdefault(arch, []).append(time_model(arch, cfg))
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")
     # one order, so that what is learnt does not depend on the file's
     return {arch: found[arch] for arch in sorted(archs, key=str)}
 
 
 def learnt_from(measured, cfg):
-    """The Predictor that learns from measure_latency's milliseconds what lies within the SuperPLM."""
+    """The Predictor that learns from {Arch: [milliseconds]}, of what lies within the SuperPLM."""
     top = parse_arch(cfg.largest)
     inside = [arch for arch in measured if why_outside(arch, top) is None]
     return Predictor(cfg.predictor, top, cfg.latency_length).fit(inside, [min(measured[arch]) for arch in inside])
 
 
 def learn_latency(cfg, run):
-    """Measure and learn; again where other --latency_archs or --latency_rounds are asked of a folder without
-    candidates. Returns (predict, limit in ms); UserError where nothing meets the limit."""
-    space, folder, reference = search_space(cfg), run.folder, parse_arch(cfg.reference)
-    path, predict = folder / "predictor.pt", Predictor(cfg.predictor, parse_arch(cfg.largest), cfg.latency_length)
-    asked, smallest = [cfg.latency_archs, cfg.latency_rounds], smallest_arch(space)
+    """Measure, and learn where anything new was measured. Returns (predict, limit in ms); UserError where nothing meets
+    the limit."""
+    space, path, reference = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.reference)
+    predict, smallest = Predictor(cfg.predictor, parse_arch(cfg.largest), cfg.latency_length), smallest_arch(space)
 
     def learn(again):
-        measured = measure_latency(cfg, folder, space, again)
-        save_file(path, {"weights": learnt_from(measured, cfg).weights, "reference": min(measured[reference]),
-                         "smallest": min(measured[smallest]), "asked": asked})
+        measured = measure_latency(cfg, run.folder, space, again)
+        if not path.exists():
+            save_file(path, {"weights": learnt_from(measured, cfg).weights, "reference": min(measured[reference]),
+                             "smallest": min(measured[smallest])})
 
     for again in (0, 5):  # before a limit is called impossible, what says so is measured again
-        known = on_main(run.ranks, lambda: load_file(path).get("asked", asked) if path.exists() else None)
-        if known not in (None, asked) and (folder / "candidates").exists():
-            raise UserError(f"{folder}: its candidates were proposed with --latency_archs {known[0]} --latency_rounds "
-                            f"{known[1]}; go on with these, or choose another --out")
-        if again or known != asked:
-            on_main(run.ranks, learn, again)
+        on_main(run.ranks, learn, again)
         saved = load_file(path)
         predict.weights = saved["weights"]
         limit, fastest = saved["reference"] / cfg.speedup, max(saved["smallest"], *predict([smallest]))
@@ -1361,8 +1315,8 @@ def learn_latency(cfg, run):
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
-    """Alg. 2, or one of the other strategies: the history, one dictionary for each evaluated architecture. The
-    candidates of a generation are shared out over the processes; all else is the same on each of them."""
+    """Alg. 2, or another strategy: the history, one dictionary for each evaluated architecture. The candidates of a
+    generation are shared out over the processes; all else is the same on each of them."""
     history = []
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
         proposals = propose(history, number, cfg, predict, limit)
@@ -1372,12 +1326,12 @@ def evolve(superplm, predict, limit, data, cfg, run):
         for (parent, arch), result in zip(proposals, results):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
                             "predicted_ms": round(predict([arch])[0], 6), **result})
-        if run.ranks.main:
-            write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-        best = max(history, key=lambda line: line["score"], default=None)
-        if best is None:
+        if not history:
             raise UserError(f"--strategy {cfg.strategy}: it has no candidate within {limit:.2f} ms; "
                             "use --strategy evolution, or a lower --speedup")
+        if run.ranks.main:
+            write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+        best = max(history, key=lambda line: line["score"])
         run.log(phase="evolve", generation=number, candidates=len(history), best=best["score"], arch=best["arch"])
         say(run.ranks, f"generation {number + 1}: {len(history)} architectures, "
                        f"best {best['arch']} with {best['score']:.4f}")
@@ -1387,8 +1341,8 @@ def evolve(superplm, predict, limit, data, cfg, run):
 def confirm(history, cfg, run):
     """The best architectures that meet the limit: [{arch, one_shot, milliseconds, speedup}], at most --winners.
 
-    D4: the evolution checks the limit by predicting alone; what it found is measured beside the reference, and only what
-    then meets the limit is trained further. UserError where nothing does.
+    D4: the evolution checks the limit by predicting alone. What it found is measured beside the reference, --winners at
+    a time, and only what then meets the limit is trained further; UserError where nothing does.
     """
     path, reference = run.folder / "finalists.json", parse_arch(cfg.reference)
 
@@ -1397,16 +1351,17 @@ def confirm(history, cfg, run):
                                key=lambda line: (-line["score"], line["id"])), []
         if not ranked:
             raise UserError(f"{run.folder}: the fine-tuning of every candidate has diverged; lower --finetune_lr")
-        while ranked and len(found) < cfg.winners:
-            tried, ranked = ranked[:cfg.winners], ranked[cfg.winners:]
-            times = time_together([reference, *(parse_arch(line["arch"]) for line in tried)], cfg)
-            for line in tried:
-                took = times[parse_arch(line["arch"])]
-                speedup = times[reference] / took
-                say(run.ranks, f"{line['arch']}: {took:.2f} ms, {speedup:.2f} x, "
+        for start in range(0, len(ranked), cfg.winners):
+            tried = {parse_arch(line["arch"]): line["score"] for line in ranked[start:start + cfg.winners]}
+            times = time_together([reference, *tried], cfg)
+            for arch, score in tried.items():
+                speedup = times[reference] / times[arch]
+                say(run.ranks, f"{arch}: {times[arch]:.2f} ms, {speedup:.2f} x, "
                                f"{'within' if speedup >= cfg.speedup else 'NOT within'} the limit")
                 if speedup >= cfg.speedup:
-                    found.append(dict(arch=line["arch"], one_shot=line["score"], milliseconds=took, speedup=speedup))
+                    found.append(dict(arch=str(arch), one_shot=score, milliseconds=times[arch], speedup=speedup))
+            if len(found) >= cfg.winners:
+                break
         if not found:
             raise UserError(f"--speedup {cfg.speedup}: none of {len(history)} candidates that were predicted to "
                             "meet it does when measured; the same command measures again, best on an idle machine")
@@ -1417,15 +1372,19 @@ def confirm(history, cfg, run):
     return read_json(path)
 
 
+def whole_model(step, shard):
+    """What an ordinary training draws: the model as it is."""
+    return [None]
+
+
 def train_winners(superplm, finalists, data, cfg, run):
     """Extract the finalists from the SuperPLM, train them further and judge them (Sec. 3.6); the best stays in the
     run's model/. Returns its entry of best.json."""
     models = {}
     for arch in (line["arch"] for line in finalists):
         models[arch] = extract(superplm, parse_arch(arch))
-        try:  # without warm-up, Sec. 4.1
-            pretrain(models[arch], lambda step, shard: [None], data, cfg, run, run.folder / "further" / arch,
-                     cfg.further_steps, 0.0)
+        try:
+            pretrain(models[arch], whole_model, data, cfg, run, run.folder / "further" / arch, cfg.further_steps, 0.0)
         except Diverged as error:  # the others go on; this one keeps the SuperPLM's weights
             say(run.ranks, f"{error}; its training is left out")
             models[arch] = extract(superplm, parse_arch(arch))
@@ -1444,13 +1403,13 @@ def search(cfg, phase="search"):
     with launch(cfg.device) as ranks:
         evolving = phase in ("search", "evolve")
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
-        if run.finished:
-            return say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
+        if not data:
+            return
         superplm = None
         if phase == "evolve" and not (cfg.init or cfg.dry_run or (run.folder / "superplm" / "curve.json").exists()):
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm first, or give one with --init")
         if cfg.init and evolving:
-            superplm = start_model(None, cfg, data, ranks, "superplm").to(data.device)
+            superplm = start_model("", cfg, data, ranks, "superplm").to(data.device)
             if str(superplm.encoder.arch) != cfg.largest:
                 raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but --largest is {cfg.largest}")
         if phase != "superplm":  # before the training, so that a limit that nothing meets costs none
@@ -1461,93 +1420,85 @@ def search(cfg, phase="search"):
         if phase == "superplm":
             return say(ranks, f"{run.folder / 'superplm'}: trained")
         history = evolve(superplm, predict, limit, data, cfg, run)
-        finalists = confirm(history, cfg, run)
-        cost = {"evaluated": len(history), "search_seconds": round(sum(line["seconds"] for line in history), 1)}
-        if phase == "evolve":
-            on_main(ranks, write_atomic, run.folder / "best.json", json.dumps({**finalists[0], **cost}, indent=2))
-            return say(ranks, f"{run.folder / 'best.json'}: {finalists[0]['arch']}")
-        result = {**train_winners(superplm, finalists, data, cfg, run), **cost}
+        result = confirm(history, cfg, run)
+        result = result[0] if phase == "evolve" else train_winners(superplm, result, data, cfg, run)
+        result |= {"evaluated": len(history), "search_seconds": round(sum(line["seconds"] for line in history), 1)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-        barrier(ranks)
-        run.finish(result)
-        say(ranks, f"{result['arch']}: score {result['score']:.4f} ({result['one_shot']:.4f} before further training), "
-                   f"{result['milliseconds']:.2f} ms, {result['speedup']:.2f} x {cfg.reference}, "
-                   f"{result['parameters']:,} parameters: {run.folder / 'model'}")
+        say(ranks, f"{run.folder / 'best.json'}: {json.dumps(result, indent=2)}")
+        if phase == "search":
+            run.finish(result)
 
 
 def further_train(cfg):
     """Train one architecture: from --init's weights (a SuperPLM's, cut out), or from scratch."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "further_train", ranks, text=True)
-        if run.finished:
-            return say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
-        model = start_model(parse_arch(cfg.arch) if cfg.arch else None, cfg, data, ranks)
-        curve = pretrain(model, lambda step, shard: [None], data, cfg, run, run.folder / "model", cfg.further_steps,
-                         0.0 if cfg.init else cfg.warmup)
+        if not data:
+            return
+        model = start_model(cfg.arch, cfg, data, ranks)
+        curve = pretrain(model, whole_model, data, cfg, run, run.folder / "model", cfg.further_steps,
+                         0.0 if cfg.init else cfg.warmup)  # Sec. 4.1
         run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
         say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
-
-
-CHANGE = (
-    "\nThe query/key/value width (`qkv_size`, {qkv}) of this model is not its hidden width ({hidden}), which plain "
-    "`transformers` takes for granted.\nEither load it with `autotinybert.py` (`--init`), or change two lines of "
-    "`transformers/models/bert/modeling_bert.py` (Figure B.1):\n\n"
-    '- `BertSelfAttention.__init__`: `self.attention_head_size = getattr(config, "qkv_size", config.hidden_size) '
-    "// config.num_attention_heads`\n"
-    "  (and leave out the check above it that the hidden size is a multiple of the number of heads)\n"
-    '- `BertSelfOutput.__init__`: `self.dense = nn.Linear(getattr(config, "qkv_size", config.hidden_size), '
-    "config.hidden_size)`\n")
 
 
 def write_hugging_face(folder, model, tokenizer):
     """Write a LanguageModel or a TaskModel as a Hugging Face folder: weights, vocabulary, config.json (last)."""
     folder, encoder, arch = Path(folder), model.encoder, model.encoder.arch
     folder.mkdir(parents=True, exist_ok=True)
-    names = hugging_face_names(arch.layers)
-    if getattr(model, "spans", False):
-        names = {**names, "head.weight": "qa_outputs.weight", "head.bias": "qa_outputs.bias"}
+    names, kind, more = hugging_face_names(arch.layers), "ForMaskedLM" if hasattr(model, "transform") else "Model", {}
+    if hasattr(model, "head"):
+        kind, more = "ForSequenceClassification", {"num_labels": model.head.out_features}
+        if model.spans:
+            kind = "ForQuestionAnswering"
+            names |= {"head.weight": "qa_outputs.weight", "head.bias": "qa_outputs.bias"}
     write_weights(folder / "model.safetensors", {names[name]: value for name, value in model.state_dict().items()})
     reader = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[tokenizer.save(folder).name]
     positions = encoder.positions.num_embeddings
     write_atomic(folder / "tokenizer_config.json", json.dumps({
         "tokenizer_class": reader, "do_lower_case": tokenizer.lower, "model_max_length": positions}))
-    tuned = hasattr(model, "head")
-    kind = (("QuestionAnswering" if model.spans else "SequenceClassification") if tuned
-            else "MaskedLM" if hasattr(model, "transform") else "Model")
-    config = {"model_type": "bert", "architectures": [f"BertFor{kind}".replace("ForModel", "Model")],
-              **({"num_labels": model.head.out_features} if tuned else {}),
-              **dict(zip(SIZES, dataclasses.astuple(arch))), **FIXED, "initializer_range": 0.02,
-              "hidden_dropout_prob": encoder.dropout.p, "attention_probs_dropout_prob": encoder.dropout.p,
-              "max_position_embeddings": positions, "type_vocab_size": 2,
-              "vocab_size": encoder.words.num_embeddings, "pad_token_id": tokenizer.pad_id}
+    config = {"model_type": "bert", "architectures": [f"Bert{kind}"], **more, **FIXED, "initializer_range": 0.02,
+              **dict(zip(SIZES, dataclasses.astuple(arch))), "hidden_dropout_prob": encoder.dropout.p,
+              "attention_probs_dropout_prob": encoder.dropout.p, "max_position_embeddings": positions,
+              "type_vocab_size": 2, "vocab_size": encoder.words.num_embeddings, "pad_token_id": tokenizer.pad_id}
     write_atomic(folder / "config.json", json.dumps(config, indent=2))
 
 
+CHANGE = """
+The query/key/value width (`qkv_size`) of this model is not its hidden width, which plain `transformers` takes for
+granted. Load it with `autotinybert.py --init`, or change two lines of `modeling_bert.py` (Figure B.1), leaving out the
+check that the hidden size is a multiple of the number of heads:
+
+- `BertSelfAttention.__init__`: `self.attention_head_size = config.qkv_size // config.num_attention_heads`
+- `BertSelfOutput.__init__`: `self.dense = nn.Linear(config.qkv_size, config.hidden_size)`
+"""
+
+
 def export(cfg, folder):
-    """Write --init's model, or the part --arch of it, as a Hugging Face folder with a README; a fine-tuned one with its
-    head."""
-    if Path(folder).exists() and any(Path(folder).iterdir()):
+    """Write --init's model, or the part --arch of it, as a Hugging Face folder with a README; a fine-tuned model with
+    its head."""
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; choose another folder")
     with launch(cfg.device) as ranks:
         tokenizer = load_tokenizer(cfg.tokenizer or model_folder(cfg.init))
-        model = start_model(parse_arch(cfg.arch) if cfg.arch else None, cfg, Data(ranks.device, tokenizer), ranks)
-        place, arch, weights = read_model(cfg.init, cfg)
-        if "head.weight" in weights and model.encoder.arch == arch:
-            task = read_json(place / "config.json").get("settings", {}).get("tasks", "")
+        model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
+        place, whole, weights = read_model(cfg.init, cfg)
+        arch = model.encoder.arch
+        if "head.weight" in weights and arch == whole:
+            task = read_json(place / "config.json").get("settings", {}).get("tasks")
             model = TaskModel(model.encoder, len(weights["head.weight"]), spans=task == "SQuAD1.1")
-            say(ranks, fill(model, weights, arch, place))
+            take_over(model, weights, place)
         if hasattr(model, "fit"):
             del model.fit  # belongs to the training, not to the model; then the folder holds the encoder alone
-        arch = model.encoder.arch
-        use = ("`BertModel.from_pretrained` of plain `transformers` loads this folder.\n" if arch.qkv == arch.hidden
-               else CHANGE.format(qkv=arch.qkv, hidden=arch.hidden))
-        count = sum(value.numel() for value in model.encoder.parameters())
+        words = (f"{arch}, {sum(value.numel() for value in model.encoder.parameters()):,} parameters "
+                 "(encoder and pooler)")
         if ranks.main:
             write_hugging_face(folder, model, tokenizer)
-            write_atomic(Path(folder) / "README.md",
-                         f"# AutoTinyBERT {arch}\n\nlayers-hidden-ffn-heads-qkv {arch}, {count:,} parameters "
-                         f"(encoder and pooler), trained with `autotinybert.py`.\n{use}")
-        say(ranks, f"{folder}: {arch}, {count:,} parameters; its README says how transformers loads it")
+            use = "\n`BertModel.from_pretrained` of plain `transformers` loads this folder.\n"
+            write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n"
+                         f"{use if arch.qkv == arch.hidden else CHANGE}")
+        say(ranks, f"{folder}: {words}; its README says how transformers loads it")
 
 
 def describe(cfg):
@@ -1556,11 +1507,11 @@ def describe(cfg):
     arch, vocab, positions = parse_arch(cfg.arch or cfg.largest), cfg.vocab_size, 512
     if cfg.init:
         _, whole, weights = read_model(cfg.init, cfg)
-        arch, (vocab, positions) = parse_arch(cfg.arch) if cfg.arch else whole, table_sizes(weights)
-    reference, parts = parse_arch(cfg.reference), parameters(arch, vocab, positions)
-    times = time_together([reference, arch], cfg, rounds=3)
-    top, measured = parse_arch(cfg.largest), read_measurements(cfg, cfg.out)
-    known = sum(why_outside(each, top) is None for each in measured) >= 20 and why_outside(arch, top) is None
+        arch = arch if cfg.arch else whole
+        vocab, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
+    reference, parts, top = parse_arch(cfg.reference), parameters(arch, vocab, positions), parse_arch(cfg.largest)
+    times, measured = time_together([reference, arch], cfg, rounds=3), read_measurements(cfg, cfg.out)
+    known = why_outside(arch, top) is None and sum(why_outside(each, top) is None for each in measured) >= 20
     print(json.dumps({
         "arch": str(arch), "parameters": sum(parts.values()), "parts": parts,
         "flops": flops(arch, cfg.latency_length), "flops_counting": "matrix products of encoder and pooler, "
@@ -1585,16 +1536,15 @@ ACTIONS = {
 }
 
 
-def plain_arch(name, text):
-    """The text form of --name, an architecture or the path of a best.json; UserError where it is none, or one whose
-    layers differ: that is for --variant hat alone, and no config.json can describe it."""
+def read_arch(text):
+    """The text form of an architecture, or of the one in a best.json."""
     try:
-        arch = parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text)
+        arch = str(parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"--{name} {text}: no architecture is here ({error})") from None
-    if "/" in str(arch):
-        raise UserError(f"--{name} {arch}: give one number for all layers")
-    return str(arch)
+        raise UserError(f"{text}: no architecture is here ({error})") from None
+    if "/" in arch:
+        raise UserError(f"{arch}: give one number for all layers; layers of their own are for --variant hat alone")
+    return arch
 
 
 def check(cfg, action):
@@ -1603,33 +1553,30 @@ def check(cfg, action):
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
     for name in ("arch", "largest", "smallest", "reference"):
         if getattr(cfg, name):
-            setattr(cfg, name, plain_arch(name, getattr(cfg, name)))
+            setattr(cfg, name, read_arch(getattr(cfg, name)))
     try:
         size = space_size(search_space(cfg))
     except ValueError as error:
         raise UserError(str(error)) from None
-    text = action in ("search", "superplm", "evolve", "further_train")
-    tasks = cfg.tasks.lower() if action in ("search", "evolve") else ""
-    device = re.fullmatch("cpu" + r"|cuda(:\d+)?" * torch.cuda.is_available(), cfg.latency_device)
-    for wrong, words in (
-            (cfg.arch and action in PHASES, f"--arch {cfg.arch}: --{action} takes none; --further_train trains one"),
-            (action == "further_train" and not (cfg.arch or cfg.init), "give --arch layers-hidden-ffn-heads-qkv, such "
-             "as 5-564-1054-8-512, or the path of a best.json"),
-            (action in ("finetune", "export") and not cfg.init,
-             f"--{action} needs weights: give a run folder or a Hugging Face folder with --init"),
-            (cfg.batch % cfg.accumulate,
-             f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches"),
-            (cfg.setting == "distill" and "mlm" in tasks,
-             "--tasks MLM: --setting distill trains no masked-language-model head; name other tasks"),
-            (cfg.setting == "distill" and text and not cfg.teacher,
-             "--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder"),
-            (cfg.setting != "distill" and cfg.teacher, f"--teacher {cfg.teacher}: --setting {cfg.setting} drops heads, "
-             "and a teacher is followed head by head; use --setting distill, which keeps all heads and narrows each"),
-            (not device, f"--latency_device {cfg.latency_device}: no such device is here; choose cpu or cuda"),
-            (size < 3, f"--smallest {cfg.smallest}, --largest {cfg.largest}: {size} architectures are too few to "
-             "learn the latency from")):
-        if wrong:
-            raise UserError(words)
+    if size < 3:
+        raise UserError(f"--smallest {cfg.smallest}, --largest {cfg.largest}: too few to learn the latency from")
+    if cfg.arch and action in PHASES:
+        raise UserError(f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture")
+    if action == "further_train" and not (cfg.arch or cfg.init):
+        raise UserError("give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json")
+    if action in ("finetune", "export") and not cfg.init:
+        raise UserError(f"--{action} needs weights: give a run folder or a Hugging Face folder with --init")
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches")
+    if not re.fullmatch("cpu" + r"|cuda(:\d+)?" * torch.cuda.is_available(), cfg.latency_device):
+        raise UserError(f"--latency_device {cfg.latency_device}: no such device is here; choose cpu or cuda")
+    if cfg.setting == "mlm" and cfg.teacher:
+        raise UserError(f"--teacher {cfg.teacher}: --setting mlm drops heads, and a teacher is followed head by head; "
+                        "use --setting distill, which keeps all heads and narrows each")
+    if cfg.setting == "distill" and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"):
+        raise UserError("--tasks MLM: --setting distill trains no masked-language-model head; name other tasks")
+    if cfg.setting == "distill" and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"):
+        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")
 
 
 def main(argv=None):
