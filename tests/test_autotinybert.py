@@ -23,6 +23,7 @@ from common.files import load_file, read_jsonl
 from common.tokenization import load_tokenizer, train_sentencepiece
 from common.weights import read_weights, write_weights
 from conftest import ROOT
+from tests.claims import autotinybert as claims, study
 
 BASE = atb.Config(preset="base")
 TINY = atb.Config(largest="3-24-40-4-24", smallest="1-8-8-1-8", dropout=0.0, vocab_size=50, length=16, batch=8,
@@ -822,6 +823,47 @@ def test_describe(tiny_data, tmp_path, capsys, clock):
     run_here(["--latency", *flags, "--out", tmp_path / "run"], capsys)
     measured = json.loads(run_here(["--describe", *flags, "--arch", "2-12-16-2-12", "--out", tmp_path / "run"], capsys))
     assert measured["predicted_ms"] == pytest.approx(pretended_latency(atb.parse_arch("2-12-16-2-12")), rel=0.2)
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+def claimed(name, flags, tmp_path, *more):
+    """The record that a claim leaves, made in tmp_path."""
+    study.main("autotinybert", claims.CLAIMS, [name, "--runs", str(tmp_path / name), "--results", str(tmp_path), "--seeds", "1",
+                                               *map(str, [*flags, *more])])
+    return json.loads((tmp_path / f"{name}.json").read_text())
+
+
+def test_published_tables_and_what_is_made_of_measurements(tiny_data, tmp_path, clock):
+    for name, (text, speedup) in {**claims.TABLE_4, **claims.TABLE_F1, **claims.PF}.items():
+        assert str(atb.parse_arch(text)) == text and 4 < speedup < 30
+    rows = claimed("latency", ["--preset", "base"], tmp_path)["rows"]
+    assert len(rows) == 1 + 16 + 3 + 5 and rows[0][3] == 1 and all(row[3] > 1 for row in rows[1:])
+    run_here(["--latency", *tiny_data[1], "--out", tmp_path / "run"])
+    rows = claimed("predictor", tiny_data[1], tmp_path, "--folders", tmp_path / "run")["rows"]
+    assert [row[0] for row in rows[:3]] == ["proportional to FLOPs", "linear", "mlp"] and rows[1][3] < rows[0][3]
+
+
+def test_claims_name_what_is_wrong(tiny_data, tmp_path):
+    for name, words, message in (("ranking", "--variants sme*x", "whole number"), ("convergence", "", "give --arch"),
+                                 ("ranking", "--setting distill", "setting mlm")):
+        with pytest.raises(UserError, match=message):
+            claimed(name, tiny_data[1], tmp_path, *words.split())
+
+
+@pytest.mark.slow
+def test_claims_that_train(tiny_data, whole, tmp_path):
+    flags = [*tiny_data[1], "--population", "2", "--steps", "2", "--further_steps", "1"]
+    rows = claimed("ranking", flags, tmp_path, "--variants", "ebl,ils", "--largest", "1-24-40-2-24", "--tasks", "MLM")["rows"]
+    assert [row[0] for row in rows] == ["stand-alone", "ebl", "ils"] and rows[0][3] == 100
+    rows = claimed("pareto", [*flags, "--tasks", "MLM"], tmp_path, "--limits", "2", "--folders", whole)["rows"]
+    assert {row[0] for row in rows} >= {"searched", "random"}
+    rows = claimed("convergence", flags, tmp_path, "--arch", "2-12-16-2-12", "--folders", whole)["rows"]
+    assert len(rows) == 1 and rows[0][1] > 0
+
+
+def test_the_page_of_claims_is_that_of_its_results():
+    assert (ROOT / "tests" / "claims" / "autotinybert.md").read_text() == study.page("autotinybert")
 
 
 # --- the text of the file ------------------------------------------------------------------------

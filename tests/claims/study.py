@@ -57,7 +57,8 @@ def run_all(options, commands, done="done.json"):
     """Run commands of paper files, options.jobs at a time with one thread each; {name: run folder}.
 
     commands: {name: [file, argument, ...]}; each gets --out options.runs/NAME, and is skipped where that run is
-    finished, which the file `done` says. What a command prints goes to NAME.txt beside its folder. UserError where one fails.
+    finished, which the file `done` says. What a command prints goes to NAME.txt beside its folder. UserError where one
+    fails.
     """
     folders = {name: options.runs / name for name in commands}
 
