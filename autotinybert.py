@@ -190,11 +190,6 @@ def search_space(cfg, variant="ebl"):
             "ffn": range(low.ffn, high.ffn + 1, WIDTH_STEP), "attention": attention}
 
 
-def space_size(space):
-    """Number of architectures with identical layers."""
-    return math.prod(map(len, space.values()))
-
-
 def make_arch(genes):
     """The Arch of {variable: choice}."""
     return Arch(genes["layers"], genes["hidden"], genes["ffn"], *genes["attention"])
@@ -741,7 +736,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from tqdm import tqdm
     from common import corpus
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Ranks, ShardSum, autocast, barrier, launch, milliseconds, on_main, peak_memory,
+    from common.distributed import (ShardSum, autocast, launch, milliseconds, on_main, peak_memory,
                                     pick_device, progress, reduce_mean, say, seed_everything, seed_of, shard_range,
                                     share_out, stop_requested, stopping)
     from common.files import load_file, load_newest, read_json, read_jsonl, save_file, write_atomic
@@ -827,11 +822,10 @@ def held_out_accuracy(model, data, cfg, rows=1024, size=64):
 
 
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
-    """Alg. 1. Train the model in place, or load what an earlier call left in `folder`, and return [(step, held-out loss
-    of each probe)].
+    """Alg. 1: train the model in place, or load what an earlier call left in `folder`. Returns [(step, held-out loss of
+    each of the sub-models `probes`)]; raises Diverged, and Stop after SIGTERM (state saved).
 
-    draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is, which makes this an ordinary
-    training. probes: sub-models whose held-out loss is followed. Raises Diverged, and Stop after SIGTERM (state saved).
+    draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is: an ordinary training.
     """
     ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
     if (folder / "curve.json").exists():
@@ -862,9 +856,8 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         lr = cfg.lr * schedule(step, steps, warmup)
         norm = optimizer.step(total.total(), optimizer.used, lr, CLIP)  # Alg. 1, line 11
         bar.update(1)
-        done, last = step + 1, step + 1 == steps
-        stop = (ranks.size == 1 or step % 10 == 0) and stopping(ranks)  # a collective question
-        look, save = last or done % every == 0, stop or done % cfg.save_every == 0 and not last
+        done, stop = step + 1, (ranks.size == 1 or step % 10 == 0) and stopping(ranks)  # a collective question
+        look, save = done in (steps, done // every * every), stop or done % cfg.save_every == 0 and done < steps
         if look:
             curve.append([done, *(held_out_loss(model, data, cfg, probe) for probe in probes)])
         if (look or save) and not math.isfinite(norm.item() + sum(curve[-1][1:] if curve else [])):
@@ -880,18 +873,12 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         if stop:
             raise Stop
     bar.close()
-    finish_training(model, data, cfg, run, folder, curve)
-    checkpoint.remove()
-    return curve
-
-
-def finish_training(model, data, cfg, run, folder, curve):
-    """Keep the trained model in its folder, for --init; curve.json, last, says that it is complete."""
     model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
     settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-    on_main(run.ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)
-    on_main(run.ranks, write_atomic, folder / "curve.json", json.dumps(curve))
-    barrier(run.ranks)
+    on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)  # what --init reads
+    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
+    checkpoint.remove()
+    return curve
 
 
 # Models on disk: of ours, a run folder; of others, a folder in Hugging Face layout.
@@ -940,7 +927,7 @@ def model_folder(path, first="model"):
     found = next((Path(path) / name for name in (first, "model", "superplm")
                   if (Path(path) / name / "checkpoint.pt").exists()), Path(path))
     if not (found / "config.json").exists():
-        raise UserError(f"{found}: no model is here (config.json is missing); give a run folder or a Hugging Face folder")
+        raise UserError(f"{found}: no model is here (config.json is missing); give a run or a Hugging Face folder")
     return found
 
 
@@ -1061,34 +1048,28 @@ def fine_tune(encoder, task, cfg, device, seed):
     return model.eval()
 
 
-@torch.no_grad()
-def predict_task(model, task, split, cfg, device):
-    """Logits of all rows of a split, on the CPU; Diverged where they are no numbers."""
-    with autocast(cfg.dtype, device):
-        logits = task.collect(split, lambda batch: model(*(batch[name].to(device)
-                                                           for name in ("ids", "segments", "lengths"))))
-    if not logits.isfinite().all():
-        raise Diverged(f"{task.name}: what it predicts of {split} is no number")
-    return logits
-
-
 def score_task(model, name, data, cfg, number=0, folder=None):
-    """A task's metrics on dev after fine-tuning the LanguageModel on it, with the seed of run `number`. folder: the
-    fine-tuned model and what it predicts are kept there. MLM is the same in all runs."""
+    """A task's metrics on dev after fine-tuning the LanguageModel on it with the seed of run `number`; MLM is the same
+    in all runs. folder: the fine-tuned model and what it predicts are kept there. Raises Diverged, and Stop."""
     if name == "MLM":
         return {"main": held_out_accuracy(model, data, cfg)}
-    task = data.tasks[name]
+    task, logits = data.tasks[name], {}
     tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number)
-    logits = {split: predict_task(tuned, task, split, cfg, data.device)
-              for split in task.splits if split == "dev" or folder and split != "train"}
+    for split in task.splits if folder else ["dev"]:
+        if split != "train":
+            with torch.no_grad(), autocast(cfg.dtype, data.device):
+                logits[split] = task.collect(split, lambda batch: tuned(*(
+                    batch[key].to(data.device) for key in ("ids", "segments", "lengths"))))
+            if not logits[split].isfinite().all():
+                raise Diverged(f"{name}: what it predicts of {split} is no number")
     metrics = task.score("dev", logits["dev"])
+    if "dev_mismatched" in logits:
+        metrics["mismatched"] = task.score("dev_mismatched", logits["dev_mismatched"])["main"]
     if folder:
         settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=name)
         keep_model(folder, "finetune", settings, data.tokenizer, model=tuned)
         for split in logits:
             task.write(split, logits[split], folder)
-    if "dev_mismatched" in logits:
-        metrics["mismatched"] = task.score("dev_mismatched", logits["dev_mismatched"])["main"]
     return metrics
 
 
@@ -1185,11 +1166,6 @@ def train_superplm(cfg, data, run):
     return model
 
 
-def clock_of(cfg):
-    """cpu: a single CPU thread's own seconds, which other processes do not lengthen; wall: all others'."""
-    return "cpu" if (cfg.latency_device, cfg.latency_threads) == ("cpu", 1) else "wall"
-
-
 @torch.no_grad()
 def time_model(arch, cfg):
     """Milliseconds of one forward pass of encoder and pooler as a stand-alone model, after two that warm up, on the
@@ -1201,9 +1177,10 @@ def time_model(arch, cfg):
     for value in encoder.parameters():
         value.uniform_(-0.05, 0.05)
     ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
+    # a single CPU thread's own seconds: other processes do not lengthen them
+    clock = time.process_time if (device.type, cfg.latency_threads) == ("cpu", 1) else time.perf_counter
     torch.set_num_threads(cfg.latency_threads)
-    took = milliseconds(lambda: encoder.pool(encoder(ids, torch.zeros_like(ids))), device, TIMED_RUNS, 2,
-                        clock=time.process_time if clock_of(cfg) == "cpu" else time.perf_counter)
+    took = milliseconds(lambda: encoder.pool(encoder(ids, torch.zeros_like(ids))), device, TIMED_RUNS, 2, clock=clock)
     torch.set_num_threads(threads)
     if stop_requested():
         raise Stop
@@ -1221,8 +1198,7 @@ def latency_setting(cfg):
     """What a measurement holds for; measurements of other settings are left alone."""
     device = pick_device(cfg.latency_device)
     return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
-            "length": cfg.latency_length, "clock": clock_of(cfg),
-            "hardware": environment(device)["hardware"]}
+            "length": cfg.latency_length, "hardware": environment(device)["hardware"]}
 
 
 def read_measurements(cfg, folder):
@@ -1249,7 +1225,7 @@ def measure_latency(cfg, folder, space, again=0):
     rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
     first, top = [parse_arch(cfg.reference), smallest_arch(space)], parse_arch(cfg.largest)
     archs = dict.fromkeys([*first, *(arch for arch in found if why_outside(arch, top) is None)])
-    while len(archs) < min(cfg.latency_archs + 2, space_size(space)):
+    while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
         archs[sample_arch(space, rng)] = None
     jobs = [arch for done in range(cfg.latency_rounds) for arch in archs if len(found.get(arch, [])) <= done]
     jobs, path = jobs + again * first, folder / "latency.jsonl"
@@ -1353,11 +1329,6 @@ def confirm(history, cfg, run):
     return read_json(path)
 
 
-def whole_model(step, shard):
-    """What an ordinary training draws: the model as it is."""
-    return [None]
-
-
 def train_winners(superplm, finalists, data, cfg, run):
     """Extract the finalists from the SuperPLM, train them further and judge them (Sec. 3.6); the best stays in the
     run's model/. Returns its entry of best.json."""
@@ -1365,7 +1336,8 @@ def train_winners(superplm, finalists, data, cfg, run):
     for arch in (line["arch"] for line in finalists):
         models[arch] = extract(superplm, parse_arch(arch))
         try:
-            pretrain(models[arch], whole_model, data, cfg, run, run.folder / "further" / arch, cfg.further_steps, 0.0)
+            pretrain(models[arch], lambda step, shard: [None], data, cfg, run, run.folder / "further" / arch,
+                     cfg.further_steps, 0.0)  # no warm-up, Sec. 4.1
         except Diverged as error:  # the others go on; this one keeps the SuperPLM's weights
             say(run.ranks, f"{error}; its training is left out")
             models[arch] = extract(superplm, parse_arch(arch))
@@ -1417,8 +1389,8 @@ def further_train(cfg):
         if not data:
             return
         model = start_model(cfg.arch, cfg, data, ranks)
-        curve = pretrain(model, whole_model, data, cfg, run, run.folder / "model", cfg.further_steps,
-                         0.0 if cfg.init else cfg.warmup)  # Sec. 4.1
+        curve = pretrain(model, lambda step, shard: [None], data, cfg, run, run.folder / "model", cfg.further_steps,
+                         0.0 if cfg.init else cfg.warmup)
         run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
         say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
 
@@ -1498,7 +1470,7 @@ def describe(cfg):
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
         "speedup": times[reference] / times[arch],
         "predicted_ms": learnt_from(measured, cfg)([arch])[0] if known else None, "latency": latency_setting(cfg),
-        "space": {"setting": cfg.setting, "architectures": space_size(search_space(cfg))}}, indent=2))
+        "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))}}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------
 
@@ -1515,30 +1487,23 @@ ACTIONS = {
 }
 
 
-def read_arch(text):
-    """The text form of an architecture, or of the one in a best.json."""
-    try:
-        arch = str(parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{text}: no architecture is here ({error})") from None
-    if "/" in arch:
-        raise UserError(f"{arch}: give one number for all layers; layers of their own are for --variant hat alone")
-    return arch
-
-
 def check(cfg, action):
     """UserError where settings do not go together, before anything is done."""
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
-    for name in ("arch", "largest", "smallest", "reference"):
-        if getattr(cfg, name):
-            setattr(cfg, name, read_arch(getattr(cfg, name)))
+    for name in [name for name in ("arch", "largest", "smallest", "reference") if getattr(cfg, name)]:
+        text = getattr(cfg, name)
+        try:
+            arch = str(parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"--{name} {text}: no architecture is here ({error})") from None
+        if "/" in arch:
+            raise UserError(f"--{name} {arch}: give one number for all layers; others are for --variant hat alone")
+        setattr(cfg, name, arch)
     try:
-        size = space_size(search_space(cfg))
+        search_space(cfg)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if size < 3:
-        raise UserError(f"--smallest {cfg.smallest}, --largest {cfg.largest}: too few to learn the latency from")
     if cfg.arch and action in PHASES:
         raise UserError(f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture")
     if action == "further_train" and not (cfg.arch or cfg.init):
