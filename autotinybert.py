@@ -765,20 +765,18 @@ def schedule(step, steps, warmup):
 
 
 def text_batch(text, data, cfg, position, rows):
-    """Training examples position .. position + rows - 1 of the endless stream of a Corpus, on the device: ids, segments
-    (B, T), lengths (B,), and positions, labels (B, I) of what is masked; a teacher's rows are not (D9: what it says of
-    whole text is what a student is to learn).
+    """Training examples position .. position + rows - 1 of a Corpus's endless stream, on the device: ids, segments
+    (B, T), lengths (B,), and positions, labels (B, I) of what is masked. D9: what a teacher reads is not masked.
 
-    D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A, so that fine-tuning on pairs meets a trained
-    segment embedding; there is no next-sentence loss, as in the released code. One long sentence is [CLS] A [SEP].
+    D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
+    meet a trained segment embedding in fine-tuning; there is no next-sentence loss, as in the released code.
     """
     cut = text.segments(position, rows, cfg.length - 3, cfg.seed)
-    ids, segments, lengths = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
-    batch = [ids, segments, lengths]
+    batch = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
     if not data.teacher:
         generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
-        ids, positions, labels = mask_tokens(ids, data.tokenizer, generator)
-        batch = [ids, segments, lengths, positions, labels]
+        ids, *masked = mask_tokens(batch[0], data.tokenizer, generator)
+        batch = [ids, *batch[1:], *masked]
     return [tensor.to(data.device, non_blocking=True) for tensor in batch]
 
 
@@ -809,15 +807,15 @@ def held_out_loss(model, data, cfg, arch=None, rows=256):
 
 @torch.no_grad()
 def held_out_accuracy(model, data, cfg, rows=1024, size=64):
-    """The task "MLM": the share of masked pieces of held-out text, the same for every model, that are found. D12: the
-    demo needs it, since minutes of pre-training are too little for the paper's proxy tasks."""
+    """The task "MLM": the share of masked pieces of held-out text, the same for every model, that are found. D12:
+    minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
     model.to(data.device).eval()
     found = count = 0
     for start in range(0, rows, size):
         *inputs, labels = text_batch(data.dev, data, cfg, start, size)
         with autocast(cfg.dtype, data.device):
-            guesses = model(*inputs).argmax(-1)  # (B, I)
-        found, count = found + (guesses == labels).sum().item(), count + (labels != -100).sum().item()
+            found += (model(*inputs).argmax(-1) == labels).sum().item()  # (B, I)
+        count += (labels != -100).sum().item()
     return found / count
 
 
@@ -982,20 +980,18 @@ def start_model(arch, cfg, data, ranks, first="model"):
     folder, whole, weights = read_model(cfg.init, cfg, arch, first)
     positions = len(weights.get("encoder.positions.weight", [0]))
     longest = max([cfg.length, *(task.recipe.length for task in data.tasks.values() if task)])
+    reason = arch and why_outside(parse_arch(arch), whole)
     if (data.train or data.tasks) and positions < longest:
-        raise UserError(f"{folder}: its {positions} positions are too few for --length or --finetune_length {longest}")
+        reason = f"its {positions} positions are too few for --length or --finetune_length {longest}"
     if data.train and not data.teacher and "fit.weight" in weights:
-        raise UserError(f"{folder}: a distilled model has no masked-language-model head; go on with --setting "
-                        "distill and its --teacher, or name other tasks than MLM")
+        reason = ("a distilled model has no masked-language-model head; go on with --setting distill and its "
+                  "--teacher, or name other tasks than MLM")
+    if reason:
+        raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
     model = LanguageModel(whole, vocab, cfg.dropout, fit or len(weights.get("fit.weight", ())), positions)
     say(ranks, fill(model, weights, folder))
-    if not arch or arch == str(whole):
-        return model
-    reason = why_outside(parse_arch(arch), whole)
-    if reason:
-        raise UserError(f"{folder}: {reason}; choose a smaller --arch")
-    return extract(model, parse_arch(arch))
+    return extract(model, parse_arch(arch)) if arch not in ("", str(whole)) else model
 
 
 # Fine-tuning.
@@ -1075,14 +1071,13 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 def judge(model, data, cfg):
     """What a LanguageModel is worth: {score: the mean over data.tasks (Sec. 3.5), scores, diverged, seconds}."""
-    began, result = time.perf_counter(), {"score": -1.0, "scores": {}, "diverged": False}
+    began, score, scores, diverged = time.perf_counter(), -1.0, {}, False
     try:
-        for name in data.tasks:
-            result["scores"][name] = score_task(model, name, data, cfg)["main"]
-        result["score"] = sum(result["scores"].values()) / len(data.tasks)
+        scores |= {name: score_task(model, name, data, cfg)["main"] for name in data.tasks}
+        score = sum(scores.values()) / len(scores)
     except Diverged:  # the worst score, and the search goes on
-        result["diverged"] = True
-    return {**result, "seconds": round(time.perf_counter() - began, 3)}
+        diverged = True
+    return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def finetune(cfg, text):
@@ -1168,8 +1163,8 @@ def train_superplm(cfg, data, run):
 
 @torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of one forward pass of encoder and pooler as a stand-alone model, after two that warm up, on the
-    target's device and threads. Weights are random, and the vocabulary is small: neither changes the time."""
+    """Milliseconds of a forward pass of encoder and pooler as a stand-alone model on the target's device and threads,
+    after two that warm up. Weights are random, and the vocabulary is small: neither changes the time."""
     device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
     with torch.device("meta"):
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
@@ -1279,22 +1274,21 @@ def evolve(superplm, predict, limit, data, cfg, run):
     generation are shared out over the processes; all else is the same on each of them."""
     history = []
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
-        proposals = propose(history, number, cfg, predict, limit)
-        archs = {str(len(history) + index): arch for index, (_, arch) in enumerate(proposals)}
-        results = share_out(run.ranks, list(archs), run.folder / "candidates", f"generation {number + 1}",
-                            lambda name: judge(extract(superplm, archs[name]), data, cfg))  # Alg. 2, line 11
-        for (parent, arch), result in zip(proposals, results):
+        proposals = {str(len(history) + index): proposal
+                     for index, proposal in enumerate(propose(history, number, cfg, predict, limit))}
+        results = share_out(run.ranks, list(proposals), run.folder / "candidates", f"generation {number + 1}",
+                            lambda name: judge(extract(superplm, proposals[name][1]), data, cfg))  # Alg. 2, line 11
+        for (parent, arch), result in zip(proposals.values(), results):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
                             "predicted_ms": round(predict([arch])[0], 6), **result})
         if not history:
             raise UserError(f"--strategy {cfg.strategy}: it has no candidate within {limit:.2f} ms; "
                             "use --strategy evolution, or a lower --speedup")
-        if run.ranks.main:
-            write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+        on_main(run.ranks, write_atomic, run.folder / "history.jsonl",
+                "".join(json.dumps(line) + "\n" for line in history))
         best = max(history, key=lambda line: line["score"])
         run.log(phase="evolve", generation=number, candidates=len(history), best=best["score"], arch=best["arch"])
-        say(run.ranks, f"generation {number + 1}: {len(history)} architectures, "
-                       f"best {best['arch']} with {best['score']:.4f}")
+        say(run.ranks, f"{len(history)} architectures, best {best['arch']} with {best['score']:.4f}")
     return history
 
 
@@ -1320,8 +1314,8 @@ def confirm(history, cfg, run):
                                   "speedup": speedup})
         if not found:
             raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates that were predicted to meet it "
-                            f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and none "
-                            "of the others does when measured; the same command measures again")
+                            f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and "
+                            "none of the others does when measured; the same command measures again")
         write_atomic(path, json.dumps(found[:cfg.winners], indent=2))
 
     if not path.exists():
