@@ -8,11 +8,11 @@ looks for the best shape below the limit, and the weights of the winners, taken 
 Run:     python autotinybert.py --search --dry_run             two steps of every phase on demo data, under a minute
          python autotinybert.py --search --speedup 7.2         text to a tiny model on demo data, minutes on two cores
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
-                  --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes, a week of 16 V100
+                  --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
 Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer
          Sec. 3.4, Figure 3 -> Cut, extract        Alg. 1 -> sub_models, pretrain, SlicedAdamW
          Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve
-         Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners          Table D.1 -> TABLE_D1
+         Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Table D.1 -> TABLE_D1
 Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
          the limit · D4 winners are measured · D5 latency from hundreds of measurements, by least squares · D6 what no
          sub-model used is left alone · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments · D9 no padding and
