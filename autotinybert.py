@@ -981,11 +981,11 @@ def start_model(arch, cfg, data, ranks, first="model"):
     positions = len(weights.get("encoder.positions.weight", [0]))
     longest = max([cfg.length, *(task.recipe.length for task in data.tasks.values() if task)])
     reason = arch and why_outside(parse_arch(arch), whole)
-    if (data.train or data.tasks) and positions < longest:
-        reason = f"its {positions} positions are too few for --length or --finetune_length {longest}"
     if data.train and not data.teacher and "fit.weight" in weights:
         reason = ("a distilled model has no masked-language-model head; go on with --setting distill and its "
                   "--teacher, or name other tasks than MLM")
+    if (data.train or data.tasks) and positions < longest:
+        reason = f"its {positions} positions are too few for --length or --finetune_length {longest}"
     if reason:
         raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
