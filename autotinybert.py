@@ -5,51 +5,32 @@ How deep and how wide should a BERT be that has to answer within so many millise
 trained so that every smaller one cut out of it works at once (one-shot learning, Alg. 1). An evolution (Alg. 2) then
 looks for the best shape below the limit, and the weights of the winners, taken from the SuperPLM, are trained further.
 
-Run:     torchrun autotinybert.py --search --speedup 7.2         text to a tiny model on demo data, minutes on two cores
+Run:     python autotinybert.py --search --dry_run             two steps of every phase on demo data, under a minute
+         python autotinybert.py --search --speedup 7.2         text to a tiny model on demo data, minutes on two cores
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
-                  --corpus TEXTS --glue GLUE --squad SQUAD
-         torchrun --nproc_per_node=16 autotinybert.py --search --preset base --setting distill --teacher ELECTRA
-                  --speedup 4.6 --corpus TEXTS ...
-         python autotinybert.py --finetune SQuAD,MNLI,RTE --init runs/x --glue GLUE --squad SQUAD
-         python autotinybert.py --export DIR --arch 5-564-1054-8-512 --init runs/x
-Map:     Table B.1 -> search_space               Eq. 1, 2, 3 -> Layer
-         Sec. 3.4, Figure 3 -> Cut, extract      Alg. 1 -> sub_models, pretrain
-         Lat(.), Sec. 3.5 -> Predictor, time_model
-         Alg. 2 -> propose, evolve               Sec. 4.4 -> fast_candidates      Table D.1 -> FINE_TUNING
-Differs: D1  The feed-forward activation is BERT's GELU; Eq. 3 prints the ReLU of the generic Transformer.
-         D2  Mut() of Alg. 2 is not given. Here each of the four variables moves with chance 1/2, by up to a tenth of
-             its range (mutate). The roulette leaves the worst a hundredth of the range of scores.
-         D3  Alg. 2 can draw an architecture twice or one that is too slow; here all are new and within the limit: a
-             draw is repeated, and the last of 300 in vain made smaller.
-         D4  The limit is checked by predicting before, and by measuring after the evolution; only what measures within
-             it is trained further.
-         D5  The latency predictor learns from hundreds of measurements instead of 10k, and is by default a
-             least-squares fit; the network (--predictor mlp) has HAT's three layers of 400 and predicts logarithms.
-         D6  Entries that no sub-model of an update used get no update of any kind (the paper does not say). See
-             SlicedAdamW.
-         D7  Pairwise accuracy is over unordered pairs, one tied in one score alone counts half; Eq. 5 divides by the
-             ordered ones and could never reach 1.
-         D8  Pre-training rows are [CLS] A [SEP] B [SEP] with B the continuation of A, so that fine-tuning on pairs
-             meets a trained segment embedding; there is no next-sentence loss, as in the released code.
-         D9  Distillation leaves padding out of both means, and its input is not masked.
-         D10 SentencePiece vocabulary unless --tokenizer, --teacher or --init bring a vocab.txt; the paper has
-             WordPiece.
-         D11 Of the rule's candidates at one depth (Sec. 4.4) the one is tested that is predicted slowest within 95% of
-             the limit: with four or eight candidates in all, most must still meet it when they are measured.
-         D12 --tasks takes MLM beside GLUE's and SQuAD: held-out masked-word accuracy. The demo uses it, since minutes
-             of pre-training are too little for the paper's proxy tasks.
+                  --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
+Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer
+         Sec. 3.4, Figure 3 -> Cut, extract        Alg. 1 -> sub_models, pretrain, SlicedAdamW
+         Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve
+         Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Table D.1 -> TABLE_D1
+Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
+         the limit · D4 winners are measured · D5 latency from hundreds of measurements, by least squares · D6 what no
+         sub-model used is left alone · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments · D9 no padding and
+         no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth · D12 MLM is a task
 """
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import random
 import re
-import shutil
+import statistics
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,14 +45,15 @@ from torch import nn
 @dataclasses.dataclass
 class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
+    given, program = frozenset(), "autotinybert"  # set by common.cli: the flags that were given, the file's name
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
-    out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
+    out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET, the phases of --search share one
     restart: bool = False  # begin anew in a run folder that is there
     seed: int = 0  # of everything drawn
     device: str = "auto"  # auto | cpu | cuda
-    dtype: str = "auto"  # auto (bfloat16 autocast on GPUs that have it) | float32 | bfloat16
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
     compile: bool = False  # torch.compile the further training; the SuperPLM changes its shape with every step
-    accumulate: int = 16  # N of Alg. 1: sub-batches with sub-models of their own, shared out over the processes
+    accumulate: int = 16  # N of Alg. 1: sub-batches with sub-models of their own, shared out over the processes >= 1
     dry_run: bool = False  # two real steps of every phase, on tiny budgets
     init: str = ""  # start from these weights: run or Hugging Face folder; in --search and --evolve, the SuperPLM
     # data
@@ -79,78 +61,70 @@ class Config:
     glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt; default: the teacher's or --init's, else trained on the corpus
-    vocab_size: int = 30522  # pieces of the vocabulary
-    tasks: str = "SQuAD,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: held-out text (D12)
+    vocab_size: int = 30522  # pieces of the vocabulary >= 1
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: held-out text (D12)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
-    layers: int = 8  # l^t of the SuperPLM, Sec. 3.4
-    hidden: int = 768  # d^m and d^q|k|v of the SuperPLM
-    heads: int = 12  # h of the SuperPLM
-    ffn: int = 3072  # d^f of the SuperPLM
-    min_hidden: int = 128  # smallest d^m and d^f, Table B.1
-    min_qkv: int = 180  # smallest d^q|k|v of --setting distill, Table B.1
-    width_step: int = 4  # between choices of d^m and of d^f, Table B.1
-    dropout: float = 0.1  # hidden and attention dropout
-    init_std: float = 0.02  # deviation of new weights; BERT's 0.02 suits widths near 768, narrow models want more
-    setting: str = "mlm"  # mlm (pre-training, heads of full width) | distill (all heads, each narrower); Table B.1
-    teacher: str = ""  # teacher of --setting distill: BERT or ELECTRA folder in Hugging Face layout, or a run folder
-    variant: str = "ebl"  # Table 3: hat | ils | sme | ebl (the paper's); --analyze ranking: several; sme*3: 3 x steps
+    largest: str = "8-768-3072-12-768"  # the SuperPLM, Sec. 3.4
+    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; of the last two mlm reads heads, distill qkv
+    dropout: float = 0.1  # hidden and attention dropout [0, 1)
+    init_std: float = 0.02  # deviation of new weights; 0.02 is BERT's, narrow models want more > 0
+    setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: heads of full width, or all heads, each narrower
+    teacher: str = ""  # of --setting distill: a BERT or ELECTRA folder in Hugging Face layout, or a run folder
+    variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # one-shot training, Table 3; ebl is the paper's
     # one-shot and further training
-    samples: int = 3  # M of Alg. 1: sub-models on each sub-batch
-    length: int = 128  # tokens a sequence, special ones included
-    steps: int = 640000  # updates of the SuperPLM: 5 epochs of BooksCorpus and Wikipedia, Sec. 4.1
-    further_steps: int = 640000  # updates of a single architecture: 5 epochs; the paper's BERT-S* had 10
-    batch: int = 256  # sequences an update
-    lr: float = 1e-5  # peak learning rate
-    warmup: float = 0.1  # share of the steps; 0 where weights are taken over (Sec. 4.1)
+    samples: int = 3  # M of Alg. 1: sub-models on each sub-batch >= 1
+    length: int = 128  # tokens a sequence, special ones included [8, 512]
+    steps: int = 640000  # updates of the SuperPLM: 5 epochs of BooksCorpus and Wikipedia, Sec. 4.1 >= 1
+    further_steps: int = 640000  # updates of a single architecture: 5 epochs; the paper's BERT-S* had 10 >= 1
+    batch: int = 256  # sequences an update, Sec. 4.1 >= 1
+    lr: float = 1e-5  # peak learning rate, Sec. 4.1 > 0
+    warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
     weight_decay: float = 0.01  # AdamW, not on biases and LayerNorms
-    clip: float = 1.0  # largest gradient norm
-    mask_rate: float = 0.15  # share of the tokens predicted
-    save_every: int = 1000  # steps between checkpoints
-    # fine-tuning; 0 takes the task's own number from Table D.1
-    finetune_epochs: int = 0  # passes over the task
-    finetune_batch: int = 0  # examples an update
-    finetune_lr: float = 0.0  # peak learning rate
-    finetune_warmup: float = 0.1  # share of the steps
-    squad_length: int = 384  # tokens of a SQuAD window
-    runs: int = 1  # fine-tunings with other seeds: --finetune, --analyze ranking and pareto
+    save_every: int = 1000  # steps between checkpoints >= 1
+    # fine-tuning; Table D.1's number where not given
+    finetune_epochs: int | None = None  # passes over the task >= 1
+    finetune_batch: int | None = None  # examples an update >= 1
+    finetune_lr: float | None = None  # peak learning rate > 0
+    finetune_warmup: float = 0.1  # share of the steps [0, 1]
+    finetune_length: int | None = None  # tokens a row; else 128, SQuAD's windows 384 [8, 512]
+    runs: int = 1  # fine-tunings with other seeds in --finetune >= 1
     # latency
-    speedup: float = 7.2  # how much faster than --reference a model must be (Table 1)
-    speedups: tuple[float, ...] = (7.2, 15.7, 20.2)  # the limits of --analyze pareto
+    speedup: float = 7.2  # how much faster than --reference a model must be, Table 1 > 0
     reference: str = "12-768-3072-12-768"  # speed-ups are counted from its latency: BERT-base
-    latency_device: str = "cpu"  # target device
-    latency_threads: int = 1  # CPU threads there
-    latency_batch: int = 1  # sequences at a time there
-    latency_length: int = 128  # tokens a sequence there
-    latency_clock: str = "wall"  # wall | cpu (the process's own seconds: for one thread on a busy machine)
-    latency_runs: int = 9  # timed runs of a measurement, after two to warm up; fastest and slowest quarter are left out
-    latency_rounds: int = 2  # times that each architecture is measured; the lower value counts
-    latency_archs: int = 400  # architectures to measure for the predictor
-    latency_data: str = ""  # file of measurements, kept and added to; default: latency.jsonl in the run folder
-    predictor: str = "linear"  # mlp (the paper's network) | linear (least squares of FLOP terms); both are reported
+    latency_device: Literal["cpu", "cuda"] = "cpu"  # target device
+    latency_threads: int = 1  # CPU threads there; of a single one its own CPU seconds count >= 1
+    latency_batch: int = 1  # sequences at a time there >= 1
+    latency_length: int = 128  # tokens a sequence there >= 1
+    latency_rounds: int = 2  # times that each architecture is measured; the lowest value counts >= 1
+    latency_archs: int = 400  # architectures to measure for the predictor >= 2
+    predictor: Literal["linear", "mlp"] = "linear"  # least squares of the costs, or the paper's network (D5)
     # search
-    strategy: str = "evolution"  # evolution (Alg. 2) | random | fast (Sec. 4.4)
-    population: int = 25  # S of Alg. 2
-    generations: int = 4  # T of Alg. 2, the first one included
-    mutation: float = 0.5  # p_m of Alg. 2
-    exploration: float = 0.5  # p_e of Alg. 2
-    winners: int = 3  # architectures trained further, Sec. 4.1
+    strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or Sec. 4.4's rule
+    population: int = 25  # S of Alg. 2 >= 1
+    generations: int = 4  # T of Alg. 2, the first one included >= 1
+    winners: int = 3  # architectures trained further, Sec. 4.1 >= 1
 
 
-PHASES = ("search", "superplm", "latency", "evolve")  # share one run folder
-DEMO_SEARCH = dict(steps=600, further_steps=300, population=8, generations=3, latency_archs=120)
+MUTATION = EXPLORATION = 0.5  # p_m and p_e of Alg. 2
+WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
+MASK_RATE = 0.15  # share of the tokens predicted, BERT's
+CLIP = 1.0  # largest gradient norm, the released code's
+TIMED_RUNS = 9  # of a latency measurement, the released code's; the fastest and the slowest quarter are left out
+
 PRESETS = {
     # The paper's proxy tasks stay at chance after minutes of pre-training; MLM and SST-2 do not (D12). About half of
     # the search space is 7.2 times as fast as this reference.
-    "demo": {"vocab_size": 2000, "layers": 4, "hidden": 96, "heads": 6, "ffn": 384, "min_hidden": 32, "min_qkv": 48,
-             "dropout": 0.0, "init_std": 0.07, "accumulate": 2, "length": 48, "squad_length": 96, "batch": 32,
-             "lr": 3e-3, "steps": 600, "further_steps": 300, "save_every": 100, "tasks": "MLM,SST-2",
-             "finetune_epochs": 2, "finetune_lr": 1e-3, "finetune_batch": 32,
-             "reference": "8-96-384-6-96", "speedups": (7.2, 12.0), **{phase: DEMO_SEARCH for phase in PHASES},
-             "analyze": dict(steps=150, further_steps=100, train_rows=640, population=4, generations=2,
-                             latency_archs=60)},
-    "base": dict(),
+    "demo": {"vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
+             "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
+             "steps": 600, "further_steps": 300, "save_every": 100, "tasks": "MLM,SST-2", "finetune_epochs": 2,
+             "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "8-96-384-6-96", "population": 8,
+             "generations": 3, "latency_archs": 120},
+    "base": {},
+    "dry_run": {"steps": 2, "further_steps": 2, "population": 2, "generations": 2, "winners": 1, "runs": 1,
+                "latency_archs": 20, "latency_rounds": 1, "finetune_epochs": 1, "finetune_batch": 16,
+                "train_rows": 32},
 }
 
 # --- search space --------------------------------------------------------------------------------
@@ -171,9 +145,8 @@ class Arch:
         return tuple(value[layer] if isinstance(value, tuple) else value for value in (self.ffn, self.heads, self.qkv))
 
     def __str__(self):
-        widths = ["/".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                  for value in (self.ffn, self.heads, self.qkv)]
-        return "-".join([str(self.layers), str(self.hidden), *widths])
+        return "-".join("/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                        for value in dataclasses.astuple(self))
 
 
 def parse_arch(text):
@@ -185,70 +158,36 @@ def parse_arch(text):
     arch = Arch(*(value[0] if len(value) == 1 else value for value in numbers))
     if any(len(value) not in (1, arch.layers) for value in numbers[2:]) or max(len(value) for value in numbers[:2]) > 1:
         raise ValueError(f"{text!r}: give one number for all layers, or {parts[0]} of them")
-    for layer in range(arch.layers):
-        ffn, heads, qkv = arch.shape(layer)
+    for ffn, heads, qkv in map(arch.shape, range(arch.layers)):
         if qkv % heads:
             raise ValueError(f"{text!r}: {heads} heads do not divide the query/key/value width {qkv}; "
                              f"use a multiple of {heads}")
     return arch
 
 
-TABLE_4 = {  # name: (architecture, published speed-up over BERT-base); Table 1 prints 31.3 and 31.0 for S4
-    "BERT-S1": ("4-512-2048-8-512", 7.1), "BERT-S2": ("4-320-1280-5-320", 14.8), "BERT-S3": ("4-256-1024-4-256", 20.1),
-    "BERT-S4": ("4-192-768-3-192", 28.4),
-    "AutoTinyBERT-S1": ("5-564-1054-8-512", 7.2), "AutoTinyBERT-S2": ("4-396-624-6-384", 15.7),
-    "AutoTinyBERT-S3": ("4-432-384-4-256", 20.2), "AutoTinyBERT-S4": ("3-320-608-4-256", 27.2),
-    "BERT-KD-S1": ("4-512-2048-12-516", 4.9), "BERT-KD-S2": ("4-312-1200-12-312", 9.8),
-    "BERT-KD-S3": ("4-264-1056-12-264", 11.7), "BERT-KD-S4": ("4-192-768-12-192", 17.0),
-    "AutoTinyBERT-KD-S1": ("5-564-1024-12-528", 4.6), "AutoTinyBERT-KD-S2": ("5-324-600-12-324", 9.0),
-    "AutoTinyBERT-KD-S3": ("5-280-512-12-276", 10.7), "AutoTinyBERT-KD-S4": ("4-256-480-12-192", 17.0),
-}
-TABLE_F1 = {  # Table 5 prints 9.9 for BERT-S5
-    "BERT-S5": ("4-384-1536-6-384", 9.3), "AutoTinyBERT-S5": ("5-450-636-6-384", 10.8),
-    "AutoTinyBERT-Fast-S5": ("5-432-720-6-384", 10.3)}
-PF = {  # Table 1; Turc et al. keep heads of 64
-    "PF-4L512": ("4-512-2048-8-512", 7.1), "PF-2L768": ("2-768-3072-12-768", 7.0),
-    "PF-2L512": ("2-512-2048-8-512", 12.8), "PF-6L256": ("6-256-1024-4-256", 13.3),
-    "PF-6L128": ("6-128-512-2-128", 28.2)}
 VARIANTS = {  # Table 3: (identical layers, sub-matrix extraction, effective batch-wise training)
     "hat": (False, False, False), "ils": (True, False, False), "sme": (True, True, False), "ebl": (True, True, True)}
 
 
-def super_arch(cfg):
-    """The architecture of the whole SuperPLM."""
-    return Arch(cfg.layers, cfg.hidden, cfg.ffn, cfg.heads, cfg.hidden)
-
-
 def search_space(cfg, variant="ebl"):
     """Table B.1: {variable: its choices}, the one definition that sampling, mutation, the rule of Section 4.4 and
-    counting read.
+    counting read; ValueError where --smallest and --largest leave nothing.
 
     "attention" pairs the number of heads with d^q|k|v: whole heads in pre-training, all heads with less of each in
     distillation, and without SME (Table 3) every number of heads that divides the full width.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"{variant!r} is no variant; choose from {', '.join(VARIANTS)}")
-    if cfg.hidden % cfg.heads:
-        raise ValueError(f"--hidden {cfg.hidden} is no multiple of --heads {cfg.heads}")
-    if cfg.min_hidden > min(cfg.hidden, cfg.ffn):
-        raise ValueError(f"--min_hidden {cfg.min_hidden} is more than the SuperPLM's {cfg.hidden} or ffn {cfg.ffn}")
-    if cfg.setting == "distill" and (cfg.min_qkv % cfg.heads or cfg.min_qkv > cfg.hidden):
-        raise ValueError(f"--min_qkv {cfg.min_qkv} must be a multiple of --heads {cfg.heads}, at most {cfg.hidden}")
-    if cfg.setting == "mlm":
-        attention = [(heads, heads * (cfg.hidden // cfg.heads)) for heads in range(1, cfg.heads + 1)]
-    elif cfg.setting == "distill":
-        attention = [(cfg.heads, qkv) for qkv in range(cfg.min_qkv, cfg.hidden + 1, cfg.heads)]
-    else:
-        raise ValueError(f"setting {cfg.setting!r}: choose mlm or distill")
+    low, high = parse_arch(cfg.smallest), parse_arch(cfg.largest)
+    for name in ("layers", "hidden", "ffn", "heads" if cfg.setting == "mlm" else "qkv"):
+        if getattr(low, name) > getattr(high, name):
+            raise ValueError(f"--smallest {low}: its {name} is more than the SuperPLM's, --largest {high}")
+    if cfg.setting == "distill" and low.qkv % high.heads:
+        raise ValueError(f"--smallest {low}: its qkv must be a multiple of the {high.heads} heads of --largest {high}")
+    attention = ([(heads, heads * high.qkv // high.heads) for heads in range(low.heads, high.heads + 1)]
+                 if cfg.setting == "mlm" else [(high.heads, qkv) for qkv in range(low.qkv, high.qkv + 1, high.heads)])
     if not VARIANTS[variant][1]:
-        attention = [(heads, cfg.hidden) for heads, _ in attention if cfg.hidden % heads == 0]
-    return {"layers": range(1, cfg.layers + 1), "hidden": range(cfg.min_hidden, cfg.hidden + 1, cfg.width_step),
-            "ffn": range(cfg.min_hidden, cfg.ffn + 1, cfg.width_step), "attention": attention}
-
-
-def space_size(space):
-    """Number of architectures with identical layers."""
-    return math.prod(map(len, space.values()))
+        attention = [(heads, high.qkv) for heads, _ in attention if high.qkv % heads == 0]
+    return {"layers": range(low.layers, high.layers + 1), "hidden": range(low.hidden, high.hidden + 1, WIDTH_STEP),
+            "ffn": range(low.ffn, high.ffn + 1, WIDTH_STEP), "attention": attention}
 
 
 def make_arch(genes):
@@ -259,6 +198,11 @@ def make_arch(genes):
 def genes_of(arch):
     """{variable: choice} of an Arch; make_arch(genes_of(a)) == a."""
     return {"layers": arch.layers, "hidden": arch.hidden, "ffn": arch.ffn, "attention": (arch.heads, arch.qkv)}
+
+
+def smallest_arch(space):
+    """The smallest architecture of a space, and so the fastest."""
+    return make_arch({name: choices[0] for name, choices in space.items()})
 
 
 def sample_arch(space, rng, identical=True):
@@ -322,16 +266,13 @@ class Cut:
 
 def why_outside(arch, top):
     """None where `arch` can be cut out of `top`, else the reason in words."""
-    for name in ("layers", "hidden"):
-        if getattr(arch, name) > getattr(top, name):
-            return f"{name} {getattr(arch, name)} of {arch} is more than the {getattr(top, name)} of {top}"
-    for layer in range(arch.layers):
-        (ffn, heads, qkv), (top_ffn, top_heads, top_qkv) = arch.shape(layer), top.shape(layer)
-        if ffn > top_ffn:
-            return f"ffn {ffn} of {arch} is more than the {top_ffn} of {top}"
-        if qkv != top_qkv and (heads > top_heads or qkv // heads > top_qkv // top_heads):
-            return (f"{heads} heads of {qkv // heads} of {arch} are not within "
-                    f"the {top_heads} heads of {top_qkv // top_heads} of {top}")
+    widest = max(arch.shape(layer)[0] for layer in range(arch.layers))
+    for name, size in (("layers", arch.layers), ("hidden", arch.hidden), ("ffn", widest)):
+        if size > getattr(top, name):
+            return f"{name} {size} of {arch} is more than the {getattr(top, name)} of {top}"
+    for _, heads, qkv in map(arch.shape, range(arch.layers)):
+        if qkv != top.qkv and (heads > top.heads or qkv // heads > top.qkv // top.heads):
+            return f"{heads} heads of {qkv // heads} of {arch} are not within {top.heads} of {top.qkv // top.heads}"
     return None
 
 
@@ -376,7 +317,8 @@ class Layer(nn.Module):
             mixed = F.scaled_dot_product_attention(query, key, value, mask, rate)  # Eq. 1
         # Eq. 2; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
         x = run("attention_norm", x + self.dropout(run("output", mixed.transpose(1, 2).flatten(2))))
-        x = run("ffn_norm", x + self.dropout(run("shrink", F.gelu(run("expand", x)))))  # Eq. 3, D1
+        # Eq. 3; D1: it prints the ReLU of the generic Transformer, BERT has GELU
+        x = run("ffn_norm", x + self.dropout(run("shrink", F.gelu(run("expand", x)))))
         return (x, scores) if with_scores else x
 
 
@@ -501,27 +443,20 @@ def axes_of(name):
     return (axes[:1] if parts[-1] == "bias" else axes), int(parts[2]) if "layers" in parts else None
 
 
-def cut_state(model, arch):
-    """{name: the part that sub-model `arch` uses} of a LanguageModel's weights; layers left out are not in it."""
-    state = {}
-    for name, value in model.state_dict().items():
-        axes, layer = axes_of(name)
-        if layer is None or layer < arch.layers:
-            state[name] = Cut(arch, model.encoder.arch, layer or 0)(value, axes)
-    return state
-
-
 def extract(model, arch):
     """The stand-alone LanguageModel of a sub-model, with its own copy of the weights; ValueError where `arch` is not
     within the model."""
-    encoder = model.encoder
+    encoder, fit, state = model.encoder, model.fit.out_features if hasattr(model, "fit") else 0, {}
     reason = why_outside(arch, encoder.arch)
     if reason:
         raise ValueError(reason)
-    fit = model.fit.out_features if hasattr(model, "fit") else 0
+    for name, value in model.state_dict().items():
+        axes, layer = axes_of(name)
+        if layer is None or layer < arch.layers:
+            state[name] = Cut(arch, encoder.arch, layer or 0)(value, axes)
     sub = LanguageModel(arch, encoder.words.num_embeddings, encoder.dropout.p, fit,
                         encoder.positions.num_embeddings).to(encoder.words.weight.device)
-    sub.load_state_dict(cut_state(model, arch))
+    sub.load_state_dict(state)
     return sub
 
 
@@ -543,8 +478,9 @@ def mark_used(model, archs, used):
 
 
 class SlicedAdamW:
-    """AdamW in which an entry that no sub-model of the update used is left alone (D6): its weight with its decay, both
-    its moments, and the count of its updates, which rules its own bias correction.
+    """AdamW in which an entry that no sub-model of the update used is left alone: its weight with its decay, both its
+    moments, and the count of its updates, which rules its own bias correction. D6: the paper does not say; otherwise
+    such entries would shrink, and move on by what others' batches have left in their moments.
 
     All parameters of the model become views of one flat tensor, and their gradients views of another (`grads`), so that
     a sub-batch's gradients are one tensor to sum, and an update a handful of operations.
@@ -589,107 +525,40 @@ class SlicedAdamW:
 # --- search --------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def time_model(arch, cfg):
-    """Milliseconds of one forward pass of encoder and pooler as a stand-alone model: the mean of the middle half of the
-    timed runs, after two that warm up. Weights are random, and the vocabulary is small: neither changes the time."""
-    device = torch.device(cfg.latency_device)
-    with torch.device("meta"):
-        encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
-    encoder = encoder.to_empty(device=device).eval()
-    for value in encoder.parameters():
-        value.uniform_(-0.05, 0.05)
-    ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
-    times, clock = [], time.process_time if cfg.latency_clock == "cpu" else time.perf_counter
-    for _ in range(cfg.latency_runs + 2):
-        began = clock()
-        encoder.pool(encoder(ids, torch.zeros_like(ids)))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(1000 * (clock() - began))
-    times, cut = sorted(times[2:]), cfg.latency_runs // 4
-    return sum(times[cut:len(times) - cut]) / (len(times) - 2 * cut)
-
-
-@contextlib.contextmanager
-def target_threads(cfg):
-    """Inside, torch uses as many threads as the target has."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(cfg.latency_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def latency_terms(kind, archs, tokens, top):
     """(n, terms) what a predictor sees of each architecture. linear: the costs that a Transformer's time is made of;
-    flops: their matrix products; mlp: the variables as shares of the largest architecture `top`, as in HAT."""
-    rows = []
-    for arch in archs:
-        l, d, f, h, q = arch.layers, arch.hidden, arch.ffn, arch.heads, arch.qkv
-        if kind == "mlp":
-            rows.append([l / top.layers, d / top.hidden, f / top.ffn, h / top.heads, q / top.qkv])
-        elif kind == "flops":
-            rows.append([flops(arch, tokens)])
-        else:  # projections, attention, feed-forward; softmax, LayerNorm, GELU and copies; one call of each layer;
-            # once: embeddings, pooler, start
-            rows.append([l * d * q, l * tokens * q, l * d * f, l * h * tokens, l * d, l * f, l * q, l, d,
-                         d * d / tokens, 1])
-    return torch.tensor(rows, dtype=torch.float64)
+    mlp: the variables as shares of the largest architecture `top`, as in HAT."""
+    sizes = [dataclasses.astuple(arch) for arch in archs]  # l^t, d^m, d^f, h, d^q|k|v
+    if kind == "mlp":
+        return torch.tensor(sizes, dtype=torch.float64) / torch.tensor(dataclasses.astuple(top))
+    # projections, attention, feed-forward; softmax, LayerNorm, GELU and copies; one call of each layer; once:
+    # embeddings, pooler, start
+    return torch.tensor([[l * d * q, l * tokens * q, l * d * f, l * h * tokens, l * d, l * f, l * q, l, d,
+                          d * d / tokens, 1] for l, d, f, h, q in sizes], dtype=torch.float64)
 
 
 class Predictor:
-    """Lat(.) of Eq. 4: milliseconds of architectures, learnt from measurements (D5). kind: mlp, linear, or flops (time
-    proportional to FLOPs)."""
+    """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from measurements.
+
+    D5: they are hundreds where the paper has 10k. kind "linear", the default, is a least-squares fit; "mlp" is the
+    paper's feed-forward network with HAT's three layers of 400, here for the logarithm of the time.
+    """
 
     def __init__(self, kind, top, tokens):
         self.kind, self.top, self.tokens, self.weights = kind, top, tokens, {}
 
     def fit(self, archs, milliseconds, steps=600):
-        """Learn from measured architectures; relative errors count."""
-        terms, target = (latency_terms(self.kind, archs, self.tokens, self.top),
-                         torch.tensor(milliseconds, dtype=torch.float64))
-        if self.kind == "mlp":
-            self._train(terms.float(), target.float(), steps)
-            return self
-        scale, kept = terms.abs().amax(0), torch.ones(terms.shape[1], dtype=torch.bool)
-        rows = terms / scale / target[:, None]  # rows @ weights = 1 is an exact prediction
-        while True:  # no cost is negative: terms that come out so are left out, and the others are fitted again
-            chosen = rows[:, kept]
-            # keeps terms that say nearly the same from growing against each other
-            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))
-            goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()
-            weights = torch.zeros(len(kept), dtype=torch.double)
-            weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
-            if (weights >= 0).all():
-                break
-            kept &= weights > weights.min()
-        # the last bits of a fit vary with where its arrays lie in memory
-        exact = [float(f"{weight:.9g}") for weight in (weights / scale).tolist()]
-        self.weights = {"weights": torch.tensor(exact, dtype=torch.float64)}
+        """Learn from measured architectures; relative errors count. steps: of the network. Returns itself."""
+        terms = latency_terms(self.kind, archs, self.tokens, self.top)
+        target = torch.tensor(milliseconds, dtype=torch.float64)
+        self.weights = (fit_network(terms.float(), target.float(), steps) if self.kind == "mlp"
+                        else {"weights": fit_costs(terms, target)})
         return self
 
-    def _train(self, terms, target, steps):
-        """The paper's feed-forward network, for the logarithm of the time: three hidden layers of 400, as in HAT."""
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(0)
-            widths = [terms.shape[1], 400, 400, 400, 1]
-            net = nn.Sequential(*itertools.chain(*((nn.Linear(a, b), nn.ReLU())
-                                                   for a, b in zip(widths, widths[1:]))))[:-1]
-            optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-            for step in range(steps):
-                optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
-                loss = (net(terms)[:, 0] - (target / target.mean()).log()).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        self.weights = {"mean": target.mean(), **{name: value.detach() for name, value in net.state_dict().items()}}
-
     def __call__(self, archs):
-        """[milliseconds] of architectures with identical layers."""
+        """[milliseconds] of architectures."""
         x = latency_terms(self.kind, archs, self.tokens, self.top)
-        if self.kind != "mlp":
+        if self.kind == "linear":
             return (x @ self.weights["weights"]).tolist()
         x = x.float()
         for layer in (0, 2, 4, 6):
@@ -698,14 +567,40 @@ class Predictor:
         return (x[:, 0].exp() * self.weights["mean"]).tolist()
 
 
-def smallest(space):
-    """The smallest architecture of a space, and so the fastest."""
-    return make_arch({name: choices[0] for name, choices in space.items()})
+def fit_costs(terms, target):
+    """Weights, none negative, for terms (n, costs) @ weights ~ target (n,), by least squares of the relative errors."""
+    scale, kept = terms.abs().amax(0), torch.ones(terms.shape[1], dtype=torch.bool)
+    rows, weights = terms / scale / target[:, None], torch.tensor([-1.0])  # rows @ weights = 1 is exact
+    while (weights < 0).any():  # no cost is negative: such terms are left out, and the others are fitted again
+        kept &= weights > weights.min() if len(weights) > 1 else kept
+        chosen = rows[:, kept]
+        ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # keeps terms that say nearly the same from growing apart
+        goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()
+        weights = torch.zeros(len(kept), dtype=torch.double)
+        weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
+    # the last bits of a fit vary with where its arrays lie in memory
+    return torch.tensor([float(f"{weight:.9g}") for weight in (weights / scale).tolist()], dtype=torch.float64)
+
+
+def fit_network(terms, target, steps):
+    """Weights of the network for terms (n, variables) and target (n,), a function of these alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(terms.shape[1], 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(),
+                            nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1))
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
+            loss = (net(terms)[:, 0] - (target / target.mean()).log()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return {"mean": target.mean(), **{name: value.detach() for name, value in net.state_dict().items()}}
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2 (D2): each variable moves with chance 1/2 (not p_m, which rules whether this is called), at least
-    one does, to a choice at most a tenth of its range away."""
+    """Mut() of Alg. 2, which the paper does not give (D2): each variable moves with chance 1/2 (not p_m, which rules
+    whether this is called), at least one does, to a choice at most a tenth of its range away."""
     def size(choice):  # pairs of heads and d^q|k|v compare by the latter
         return choice[-1] if isinstance(choice, tuple) else choice
 
@@ -727,7 +622,7 @@ def sample_within(space, rng, allowed):
         arch = sample_arch(space, rng)
         if allowed(arch):
             return arch
-    while not allowed(arch) and arch != smallest(space):
+    while not allowed(arch) and arch != smallest_arch(space):
         genes = genes_of(arch)
         name = rng.choice([name for name in space if genes[name] != space[name][0]])
         genes[name] = space[name][rng.randrange(list(space[name]).index(genes[name]))]
@@ -736,8 +631,11 @@ def sample_within(space, rng, allowed):
 
 
 def fast_candidates(space, predict, limit):
-    """Section 4.4: architectures by the rule 1.6 d^m <= d^f <= 1.9 d^m, 0.7 d^m <= d^q|k|v <= d^m, one for each depth:
-    the one predicted slowest of those within 95% of the limit (D11)."""
+    """Sec. 4.4: architectures by the rule 1.6 d^m <= d^f <= 1.9 d^m, 0.7 d^m <= d^q|k|v <= d^m, one for each depth.
+
+    D11: the one predicted slowest of those within 95% of the limit; with four or eight candidates in all, most must
+    still meet it when they are measured.
+    """
     found = []
     for layers in space["layers"]:
         archs = [Arch(layers, hidden, ffn, heads, qkv)
@@ -750,15 +648,19 @@ def fast_candidates(space, predict, limit):
 
 
 def roulette(lines, rng):
-    """One line of the history; its chance is its score over the worst one's, and the worst has a little too (D2)."""
+    """One line of the history; its chance is its score over the worst one's. The worst has a little too, a hundredth of
+    the range of scores (D2)."""
     scores = [line["score"] for line in lines]
     return rng.choices(lines, [score - min(scores) + 0.01 * (max(scores) - min(scores)) + 1e-9 for score in scores])[0]
 
 
 def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)], a function of the history, the seed and
-    the predictor alone, so that a resumed search and every process propose the same. All are new and predicted within
-    the limit (D3); a generation is smaller than S only where the limit leaves no more."""
+    the predictor alone, so that a resumed search and every process propose the same.
+
+    D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow. Here all are new and predicted
+    within the limit; a generation is smaller than S only where the limit leaves no more.
+    """
     rng, space = random.Random(f"{cfg.seed} generation {number}"), search_space(cfg)
     if cfg.strategy == "fast":
         return [(None, arch) for arch in fast_candidates(space, predict, limit)] if number == 0 else []
@@ -780,54 +682,28 @@ def propose(history, number, cfg, predict, limit):
             append(None, sample_within(space, rng, allowed))
             continue
         parent = roulette(last, rng)  # Alg. 2, line 6
-        if rng.random() < cfg.mutation:  # Alg. 2, line 7
+        if rng.random() < MUTATION:  # Alg. 2, line 7
             append(parent["id"], mutate(parse_arch(parent["arch"]), space, rng))
-        if rng.random() < cfg.exploration:  # Alg. 2, line 8
+        if rng.random() < EXPLORATION:  # Alg. 2, line 8
             append(None, sample_within(space, rng, allowed))
     return proposals
-
-
-def bert_rule(space, predict, limit):
-    """The conventional rule d^q|k|v = d^m, d^f = 4 d^m at each depth: the widest within the limit."""
-    found = []
-    for layers in space["layers"]:
-        archs = [Arch(layers, qkv, 4 * qkv, heads, qkv) for heads, qkv in space["attention"]
-                 if 4 * qkv <= max(space["ffn"])]
-        within = [arch for arch, time in zip(archs, predict(archs)) if time <= limit] if archs else []
-        found += within[-1:]
-    return found
 
 # --- objective -----------------------------------------------------------------------------------
 
 
-def join_sentences(segments, tokenizer):
-    """[CLS] A [SEP] B [SEP] with B the text that follows A, or [CLS] A [SEP] where a row is one sentence (D8).
-
-    segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), with T = the segments' width + 3.
-    """
-    R, width = segments.first.shape
-    a, b = segments.first_length[:, None], segments.second_length[:, None]  # (R, 1)
-    place = torch.arange(width + 3)[None].expand(R, -1)  # (R, T)
-    ids = segments.first.gather(1, (place - 1).clamp(0, width - 1))
-    ids = torch.where(place > a + 1, segments.second.gather(1, (place - a - 2).clamp(0, width - 1)), ids)
-    lengths = a + b + 2 + (b > 0)
-    ids = ids.masked_fill((place == a + 1) | (place == lengths - 1), tokenizer.sep_id)
-    ids = ids.masked_fill(place >= lengths, tokenizer.pad_id).masked_fill(place == 0, tokenizer.cls_id)
-    return ids, ((place > a + 1) & (place < lengths)).long(), lengths[:, 0]
-
-
-def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking: `rate` of each row's text is predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
+def mask_tokens(ids, tokenizer, generator):
+    """BERT's masking: MASK_RATE of each row's text is predicted; 80% of it becomes [MASK], 10% a random piece, 10%
+    stays.
 
     ids (B, T). Returns the changed ids, positions (B, I) and labels (B, I); I is the same for all batches of one width,
     -100 marks what a row shorter than T leaves over.
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
-    most = max(1, round(rate * T))
+    most = max(1, round(MASK_RATE * T))
     chance, positions = torch.where(  # (B, I)
         text, torch.rand(B, T, generator=generator), 2.0).topk(most, dim=1, largest=False)
-    wanted = (rate * text.sum(1, keepdim=True)).round().clamp(1, most)
+    wanted = (MASK_RATE * text.sum(1, keepdim=True)).round().clamp(1, most)
     chosen = (torch.arange(most) < wanted) & (chance < 1)  # (B, I)
     originals = ids.gather(1, positions)
     kind = torch.rand(B, most, generator=generator)
@@ -847,7 +723,7 @@ def masked_loss(model, batch, arch=None):
 def distillation_loss(student, teacher, lengths):
     """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of the raw attention
     scores (B, N, T, T) and of the states (B, T, W), equally weighted. Pairs and places that are padding are no part of
-    the means (D9)."""
+    the means, which otherwise depend on how rows are batched (D9)."""
     real = torch.arange(student[0].shape[1], device=lengths.device) < lengths[:, None]  # (B, T)
     pairs = (real[:, None, :, None] & real[:, None, None, :]).expand_as(student[1])  # (B, N, T, T)
     states, scores = ((mine.float() - theirs.float()).square() for mine, theirs in zip(student, teacher))
@@ -856,20 +732,30 @@ def distillation_loss(student, teacher, lengths):
 
 # --- training ------------------------------------------------------------------------------------
 
-
-class Diverged(Exception):
-    """A loss or a gradient became infinite or not a number."""
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
+    from tqdm import tqdm
+    from common import corpus
+    from common.cli import Diverged, Stop, UserError, run, start
+    from common.distributed import (ShardSum, autocast, launch, milliseconds, on_main, peak_memory,
+                                    pick_device, progress, reduce_mean, say, seed_everything, seed_of, shard_range,
+                                    share_out, stop_requested, stopping)
+    from common.files import load_file, load_newest, read_json, read_jsonl, save_file, write_atomic
+    from common.runs import Checkpoint, environment
+    from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
+    from common.tokenization import load_tokenizer
+    from common.weights import keep_model, read_init, read_weights, take_over, write_weights
+    from data.inputs import open_run
 
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads, on one device."""
-    tokenizer: object
-    train: object  # common.corpus.Corpus to train on
-    dev: object  # held-out part
-    tasks: list  # of Task
-    teacher: object  # Encoder, or None
+    """What a run reads, on one device; train and dev are a common.corpus.Corpus and its held-out part."""
     device: torch.device
+    tokenizer: object = None
+    train: object = None
+    dev: object = None
+    tasks: dict = dataclasses.field(default_factory=dict)  # {name: common.tasks.Task}; MLM's is None
+    teacher: Encoder | None = None
 
 
 def schedule(step, steps, warmup):
@@ -878,22 +764,24 @@ def schedule(step, steps, warmup):
     return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
 
 
-def text_batch(corpus, data, cfg, position, rows):
-    """Training examples position .. position + rows - 1 of the endless stream, on the device; masked unless there is a
-    teacher (D9)."""
-    from common.distributed import seed_of
-    ids, kinds, lengths = join_sentences(corpus.segments(position, rows, cfg.length - 3, cfg.seed), data.tokenizer)
-    batch = [ids, kinds, lengths]
+def text_batch(text, data, cfg, position, rows):
+    """Training examples position .. position + rows - 1 of a Corpus's endless stream, on the device: ids, segments
+    (B, T), lengths (B,), and positions, labels (B, I) of what is masked. D9: what a teacher reads is not masked.
+
+    D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
+    meet a trained segment embedding in fine-tuning; there is no next-sentence loss, as in the released code.
+    """
+    cut = text.segments(position, rows, cfg.length - 3, cfg.seed)
+    batch = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
     if not data.teacher:
         generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
-        ids, positions, labels = mask_tokens(ids, data.tokenizer, cfg.mask_rate, generator)
-        batch = [ids, kinds, lengths, positions, labels]
+        ids, *masked = mask_tokens(batch[0], data.tokenizer, generator)
+        batch = [ids, *batch[1:], *masked]
     return [tensor.to(data.device, non_blocking=True) for tensor in batch]
 
 
 def make_objective(data, cfg, batch):
     """loss(model, arch) on a batch. The teacher is asked once, without gradients, and serves every sub-model."""
-    from common.distributed import autocast
     if data.teacher:
         with torch.no_grad(), autocast(cfg.dtype, data.device):
             target = data.teacher(*batch, with_scores=True)
@@ -919,41 +807,37 @@ def held_out_loss(model, data, cfg, arch=None, rows=256):
 
 @torch.no_grad()
 def held_out_accuracy(model, data, cfg, rows=1024, size=64):
-    """The task "MLM" (D12): the share of masked pieces of held-out text, the same for every model, that are found."""
-    from common.distributed import autocast
+    """The task "MLM": the share of masked pieces of held-out text, the same for every model, that are found. D12:
+    minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
     model.to(data.device).eval()
     found = count = 0
     for start in range(0, rows, size):
         *inputs, labels = text_batch(data.dev, data, cfg, start, size)
         with autocast(cfg.dtype, data.device):
-            guesses = model(*inputs).argmax(-1)  # (B, I)
-        found, count = found + (guesses == labels).sum().item(), count + (labels != -100).sum().item()
+            found += (model(*inputs).argmax(-1) == labels).sum().item()  # (B, I)
+        count += (labels != -100).sum().item()
     return found / count
 
 
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
-    """Alg. 1. Train the model in place, or load what an earlier call left in `folder`, and return [(step, held-out loss
-    of each probe)].
+    """Alg. 1: train the model in place, or load what an earlier call left in `folder`. Returns [(step, held-out loss of
+    each of the sub-models `probes`)]; raises Diverged, and Stop after SIGTERM (state saved).
 
-    draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is, which makes this an ordinary
-    training. probes: sub-models whose held-out loss is followed. Raises Diverged, and Stop after SIGTERM (state saved).
+    draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is: an ordinary training.
     """
-    from common.distributed import (Checkpoint, ShardSum, Stop, peak_memory, progress, read_json, reduce_mean,
-                                    seed_everything, shard_range, stopping)
     ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
     if (folder / "curve.json").exists():
-        model.load_state_dict(load_model(folder, cfg)[0].state_dict())
+        model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
         return read_json(folder / "curve.json")
     folder.mkdir(parents=True, exist_ok=True)
-    model.to(data.device).train()
-    optimizer = SlicedAdamW(model, cfg.weight_decay)
-    checkpoint = Checkpoint(folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
+    optimizer = SlicedAdamW(model.to(data.device).train(), cfg.weight_decay)
+    checkpoint = Checkpoint(folder / "training.pt", ranks, model=model, optimizer=optimizer)
     saved = checkpoint.restore()
-    start, curve, every = saved.get("step", 0), saved.get("curve", []), max(1, steps // 20)
+    first, curve, every = saved.get("step", 0), saved.get("curve", []), max(1, steps // 20)
     if cfg.compile and probes == (None,):
         model.encoder.compile()
-    bar, began, first = progress(ranks, steps, folder.name, start), time.perf_counter(), start
-    for step in range(start, steps):
+    bar, began = progress(ranks, steps, folder.name, first), time.perf_counter()
+    for step in range(first, steps):
         archs = [draw(step, shard) for shard in range(N)]  # Alg. 1, line 7: the same list on every process
         total, losses = ShardSum(ranks), []
         for shard in shard_range(ranks, N):  # Alg. 1, lines 3, 4 and 8
@@ -968,688 +852,470 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         optimizer.used.zero_()
         mark_used(model, set(itertools.chain(*archs)), optimizer.used_views)
         lr = cfg.lr * schedule(step, steps, warmup)
-        norm = optimizer.step(total.total(), optimizer.used, lr, cfg.clip)  # Alg. 1, line 11
+        norm = optimizer.step(total.total(), optimizer.used, lr, CLIP)  # Alg. 1, line 11
         bar.update(1)
-        if (step + 1) % every == 0 or step + 1 == steps:
-            curve.append([step + 1, *(held_out_loss(model, data, cfg, probe) for probe in probes)])
+        done, stop = step + 1, (ranks.size == 1 or step % 10 == 0) and stopping(ranks)  # a collective question
+        look, save = done in (steps, done // every * every), stop or done % cfg.save_every == 0 and done < steps
+        if look:
+            curve.append([done, *(held_out_loss(model, data, cfg, probe) for probe in probes)])
+        if (look or save) and not math.isfinite(norm.item() + sum(curve[-1][1:] if curve else [])):
+            raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
+        if look:
             loss, = reduce_mean(ranks, ranks.size * sum(losses).item())
-            speed = (step + 1 - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            if not math.isfinite(norm.item() + loss + curve[-1][1]):
-                raise Diverged(f"{folder.name}: loss {loss:.4g}, gradient norm {norm.item():.4g} at step {step + 1}")
-            run.log(phase=folder.name, step=step + 1, loss=loss, held_out=curve[-1][1:], lr=lr, tokens_per_second=speed,
+            speed = (done - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
+            run.log(phase=folder.name, step=done, loss=loss, held_out=curve[-1][1:], lr=lr, tokens_per_second=speed,
                     memory=peak_memory(data.device))
             bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}", tok_s=f"{speed:.0f}")
-        stop = (ranks.size == 1 or step % 10 == 0) and stopping(ranks)  # a collective question
-        if stop or (step + 1) % cfg.save_every == 0 and step + 1 < steps:
-            if not math.isfinite(norm.item()):
-                raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {step + 1}")
-            checkpoint.save(step=step + 1, curve=curve)
+        if save:
+            checkpoint.save(step=done, curve=curve)
         if stop:
             raise Stop
     bar.close()
-    finish_training(model, data, run, folder, curve)
+    model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
+    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
+    on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)  # what --init reads
+    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
     checkpoint.remove()
     return curve
 
 
-def finish_training(model, data, run, folder, curve):
-    """Write the trained model into its folder; curve.json, last, says that it is complete."""
-    from common.distributed import barrier, on_main, write_atomic
-    model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
-    on_main(run.ranks, save_model, folder, model, data.tokenizer)
-    on_main(run.ranks, write_atomic, folder / "curve.json", json.dumps(curve))
-    barrier(run.ranks)
+# Models on disk: of ours, a run folder; of others, a folder in Hugging Face layout.
+
+LAYER_NAMES = {  # ours: theirs
+    "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
+    "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
+    "expand": "intermediate.dense", "shrink": "output.dense", "ffn_norm": "output.LayerNorm"}
+OTHER_NAMES = {
+    "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
+    "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
+    "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "fit": "fit",
+    "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
+    "head": "classifier"}
+SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size")  # Arch's fields
+FIXED = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "position_embedding_type": "absolute"}  # all that runs here
 
 
-# Weights on disk are in Hugging Face layout, SuperPLMs, stand-alone models and exports alike, so one reader serves
-# --init and --teacher.
-
-HF_LAYER = {"query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-            "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
-            "expand": "intermediate.dense", "shrink": "output.dense", "ffn_norm": "output.LayerNorm"}
-HF_OTHER = {"encoder.words": "bert.embeddings.word_embeddings",
-            "encoder.positions": "bert.embeddings.position_embeddings",
-            "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
-            "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense",
-            "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
-            "fit": "fit"}
+def hugging_face_names(layers):
+    """{our name: theirs} of all weights."""
+    modules = {**OTHER_NAMES, **{f"encoder.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{theirs}"
+                                 for layer in range(layers) for ours, theirs in LAYER_NAMES.items()}}
+    return {"decoder_bias": "cls.predictions.bias",
+            **{f"{ours}.{kind}": f"{modules[ours]}.{kind}" for ours in modules for kind in ("weight", "bias")}}
 
 
-def hf_name(name, spans=False):
-    """The Hugging Face name of a parameter of LanguageModel, or of TaskModel."""
-    if name == "decoder_bias":
-        return "cls.predictions.bias"
-    if name.startswith("head."):
-        return name.replace("head", "qa_outputs" if spans else "classifier")
-    module, kind = name.rsplit(".", 1)
-    if ".layers." in module:
-        _, _, layer, module = module.split(".")
-        return f"bert.encoder.layer.{layer}.{HF_LAYER[module]}.{kind}"
-    return f"{HF_OTHER[module]}.{kind}"
-
-
-def read_folder(path, names=("model", "superplm")):
-    """(folder, config.json, {Hugging Face name: tensor}) of a Hugging Face folder, or of a run's first of `names`."""
-    from common.cli import UserError
-    from common.weights import read_weights
-    folder = next((Path(path) / name for name in names if (Path(path) / name / "config.json").exists()), Path(path))
+def read_hugging_face(folder, config):
+    """(Arch, {our name: weight}) of a BERT or ELECTRA; UserError where it needs what does not run here."""
+    for key, values in (("model_type", ("bert", "electra")), *((key, (value,)) for key, value in FIXED.items())):
+        if config.get(key, values[0]) not in values:
+            raise UserError(f"{folder}: {key} is {config[key]!r}; only {' and '.join(map(str, values))} can be read")
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(f"{folder}: no readable config.json; give a run folder with a finished model, or a "
-                        "Hugging Face folder") from None
-    config = config if isinstance(config, dict) else {}
-    if "settings" in config:
-        raise UserError(f"{folder}: this run has no finished model ({' or '.join(names)}) yet")
-    for key, default, readable in (("model_type", None, ("bert", "electra")), ("hidden_act", "gelu", ("gelu",)),
-                                   ("layer_norm_eps", 1e-12, (1e-12,)),
-                                   ("position_embedding_type", "absolute", ("absolute",))):
-        if config.get(key, default) not in readable:
-            raise UserError(f"{folder / 'config.json'}: {key} is {config.get(key)!r}; only "
-                            f"{' and '.join(map(str, readable))} can be read here")
-    try:
-        arch_of(config)
+        arch = parse_arch("-".join(str({"qkv_size": config["hidden_size"], **config}[size]) for size in SIZES))
     except (KeyError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: this describes no architecture ({error})") from None
-    weights = {}
+    ours, weights = {theirs: name for name, theirs in hugging_face_names(arch.layers).items()}, {}
     for name, value in read_weights(folder).items():
         name = re.sub(r"^(electra\.|(?=embeddings|encoder\.layer|pooler))", "bert.", name)
-        weights[name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")] = value
-    return folder, config, weights
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        weights[ours.get(name, name)] = value
+    return arch, weights
 
 
-def arch_of(config):
-    """The Arch that a config.json describes; KeyError or ValueError where it does not."""
-    names = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"
-    return parse_arch("-".join(str(size) for size in (*(config[name] for name in names),
-                                                      config.get("qkv_size", config["hidden_size"]))))
+def model_folder(path, first="model"):
+    """Where the model of a run is: its model/ or superplm/, `first` before the other, else path itself."""
+    found = next((Path(path) / name for name in (first, "model", "superplm")
+                  if (Path(path) / name / "checkpoint.pt").exists()), Path(path))
+    if not (found / "config.json").exists():
+        raise UserError(f"{found}: no model is here (config.json is missing); give a run or a Hugging Face folder")
+    return found
 
 
-def table_sizes(weights):
-    """(pieces, positions) of weights under Hugging Face names; 1 for a table that is missing, which take_over names."""
-    return [len(weights.get(f"bert.embeddings.{name}_embeddings.weight", [0])) for name in ("word", "position")]
+def read_model(path, cfg, arch="", first="model"):
+    """(folder, Arch, {our name: weight}) of a run folder or a Hugging Face folder. Where a run's model is not the
+    `arch` that is wanted, its SuperPLM is taken, which all architectures are parts of."""
+    folder, whole = model_folder(path, first), model_folder(path, "superplm")
+    config = read_json(folder / "config.json")
+    if "model_type" in config:
+        return folder, *read_hugging_face(folder, config)
+    own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
+    weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
+    if arch not in ("", own.arch) and whole != folder:
+        return read_model(whole, cfg)
+    return folder, parse_arch(own.arch), weights
 
 
-def take_over(module, weights, place, prefix=""):
-    """Copy weights under Hugging Face names into a LanguageModel (an Encoder with prefix "encoder."); returns a line
-    that says what was done."""
-    from common.cli import UserError
-    state, anew = module.state_dict(), []
-    for name, value in state.items():
-        found = weights.get(hf_name(prefix + name))
-        if found is None:
-            anew.append(name)
-            if (prefix + name).startswith("encoder.") and "pooler" not in name:
-                raise UserError(f"{place}: {hf_name(prefix + name)} is missing; this is no whole BERT")
-        elif found.shape != value.shape:
-            raise UserError(f"{place}: {hf_name(prefix + name)} is {tuple(found.shape)}, "
-                            f"but config.json asks for {tuple(value.shape)}")
-        else:
-            value.copy_(found)
-    left = set(weights) - {hf_name(prefix + name) for name in state}
-    return (f"{place}: {len(state) - len(anew)} tensors taken over; made anew: {', '.join(anew) or 'none'}; left out: "
-            f"{', '.join(sorted(left)) or 'none'}")
+def fill(model, weights, folder):
+    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what was taken
+    over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
+    for name in model.state_dict().keys() - weights.keys():
+        if name.startswith("encoder.") and "pooler" not in name:
+            raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
+    return take_over(model, weights, folder)
 
 
-def load_model(path, cfg, names=("model", "superplm"), fit=0):
-    """(LanguageModel, note) from a Hugging Face or run folder, in its own architecture; note: what was taken over.
-    fit: the width of the teacher that it will follow, whatever it learnt from before."""
-    folder, config, weights = read_folder(path, names)
-    fit = fit or (weights["fit.weight"].shape[0] if "fit.weight" in weights else 0)
-    vocab, positions = table_sizes(weights)
-    model = LanguageModel(arch_of(config), vocab, cfg.dropout, fit, positions)
-    return model, take_over(model, weights, folder)
-
-
-def load_teacher(cfg, ranks, heads):
+def load_teacher(cfg, ranks, vocab, heads):
     """The Encoder of --teacher, frozen; UserError where a student with so many heads cannot follow its attention."""
-    from common.cli import UserError
-    from common.distributed import say
-    if cfg.setting != "distill":
-        if cfg.teacher:
-            raise UserError(f"--teacher {cfg.teacher}: --setting {cfg.setting} drops heads, and a teacher is "
-                            "followed head by head; use --setting distill, which keeps all heads and narrows each")
-        return None
-    if not cfg.teacher:
-        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")
-    folder, config, weights = read_folder(cfg.teacher)
-    arch, (vocab, positions) = arch_of(config), table_sizes(weights)
+    folder, arch, weights = read_model(cfg.teacher, cfg)
+    words, positions = (weights.get(f"encoder.{name}.weight", torch.zeros(1, 1)) for name in ("words", "positions"))
     if arch.heads != heads:
         raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; attention is compared "
-                        "head by head, so use --setting distill, which keeps all heads, "
-                        f"with --heads {arch.heads} (and a --hidden that it divides)")
-    width = weights.get("bert.embeddings.word_embeddings.weight", torch.zeros(1, arch.hidden)).shape[-1]
-    teacher = Encoder(arch, vocab, 0.0, positions, width)
-    say(ranks, "teacher", take_over(teacher, weights, folder, "encoder."))
-    if positions < cfg.length:
-        raise UserError(f"{folder}: the teacher has {positions} positions, too few for --length {cfg.length}")
+                        f"head by head, so give --largest {arch.heads} heads")
+    teacher = Encoder(arch, vocab, 0.0, len(positions), words.shape[1])
+    say(ranks, "teacher", fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
+    if len(positions) < cfg.length:
+        raise UserError(f"{folder}: the teacher has {len(positions)} positions, too few for --length {cfg.length}")
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
-def make_model(arch, cfg, data):
-    """A LanguageModel with fresh weights, a function of the seed and the architecture."""
-    from common.distributed import seed_everything
-    seed_everything(cfg.seed, "weights", str(arch))
-    model = LanguageModel(arch, data.tokenizer.vocab_size, cfg.dropout, data.teacher.arch.hidden if data.teacher else 0)
-    with torch.no_grad():
-        for value in model.parameters():
-            value.mul_(cfg.init_std / 0.02 if value.dim() > 1 else 1)
-    return model
-
-
-def start_model(arch, cfg, data, ranks, names=("model", "superplm")):
-    """The LanguageModel to start from: --init's weights, cut to `arch` (None: as they are), or fresh ones; UserError
-    where it does not fit to the data."""
-    from common.cli import UserError
-    from common.distributed import say, seed_everything
+def start_model(arch, cfg, data, ranks, first="model"):
+    """The LanguageModel to start from: --init's weights, cut to the text `arch` ("": as they are), or fresh ones, a
+    function of the seed and the architecture; UserError where it does not fit to the data."""
+    fit, vocab = data.teacher.arch.hidden if data.teacher else 0, data.tokenizer.vocab_size
     if not cfg.init:
-        return make_model(arch, cfg, data)
-    if arch and arch_of(read_folder(cfg.init, names)[1]) != arch:
-        names = ("superplm", "model")  # sub-models are parts of the SuperPLM, not of the model that came out of it
+        seed_everything(cfg.seed, "weights", arch)
+        model = LanguageModel(parse_arch(arch), vocab, cfg.dropout, fit)
+        with torch.no_grad():
+            for value in model.parameters():
+                value.mul_(cfg.init_std / 0.02 if value.dim() > 1 else 1)
+        return model
+    folder, whole, weights = read_model(cfg.init, cfg, arch, first)
+    positions = len(weights.get("encoder.positions.weight", [0]))
+    longest = max([cfg.length, *(task.recipe.length for task in data.tasks.values() if task)])
+    reason = arch and why_outside(parse_arch(arch), whole)
+    if data.train and not data.teacher and "fit.weight" in weights:
+        reason = ("a distilled model has no masked-language-model head; go on with --setting distill and its "
+                  "--teacher, or name other tasks than MLM")
+    if (data.train or data.tasks) and positions < longest:
+        reason = f"its {positions} positions are too few for --length or --finetune_length {longest}"
+    if reason:
+        raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
-    model, note = load_model(cfg.init, cfg, names, data.teacher.arch.hidden if data.teacher else 0)
-    say(ranks, note)
-    longest = max([cfg.length, *(cfg.squad_length for task in data.tasks if task.name == "SQuAD")])
-    if (data.train or data.tasks) and model.encoder.positions.num_embeddings < longest:
-        raise UserError(f"{cfg.init}: the model has {model.encoder.positions.num_embeddings} positions, too few for "
-                        f"--length or --squad_length {longest}")
-    if data.train and not data.teacher and hasattr(model, "fit"):
-        raise UserError(f"{cfg.init}: a distilled model has no masked-language-model head; go on with --setting "
-                        "distill and its --teacher, or name other tasks than MLM")
-    if model.encoder.words.num_embeddings != data.tokenizer.vocab_size:
-        raise UserError(f"{cfg.init}: {model.encoder.words.num_embeddings} pieces in the model, "
-                        f"{data.tokenizer.vocab_size} in {data.tokenizer.path}; give its own with --tokenizer")
-    if arch and arch != model.encoder.arch:
-        reason = why_outside(arch, model.encoder.arch)
-        if reason:
-            raise UserError(f"{cfg.init}: {reason}; choose a smaller --arch")
-        model = extract(model, arch)
-    return model
-
-
-def save_model(folder, model, tokenizer):
-    """Write a LanguageModel or a TaskModel as a Hugging Face folder: weights, vocabulary, config.json (last)."""
-    from common.distributed import write_atomic
-    from common.weights import write_weights
-    arch, encoder = model.encoder.arch, model.encoder
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    tuned, spans = hasattr(model, "head"), getattr(model, "spans", False)
-    kind = (("BertForQuestionAnswering" if spans else "BertForSequenceClassification") if tuned
-            else "BertForMaskedLM" if hasattr(model, "transform") else "BertModel")
-    write_weights(Path(folder) / "model.safetensors",
-                  {hf_name(name, spans): value for name, value in model.state_dict().items()})
-    name = tokenizer.save(folder).name
-    reader = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[name]
-    write_atomic(Path(folder) / "tokenizer_config.json", json.dumps({"tokenizer_class": reader, "do_lower_case":
-                 tokenizer.lower, "model_max_length": encoder.positions.num_embeddings}))
-    config = {"model_type": "bert", "architectures": [kind],
-              **({"num_labels": model.head.out_features} if tuned else {}),
-              "num_hidden_layers": arch.layers, "hidden_size": arch.hidden, "intermediate_size": arch.ffn,
-              "num_attention_heads": arch.heads, "qkv_size": arch.qkv, "hidden_act": "gelu",
-              "hidden_dropout_prob": encoder.dropout.p, "attention_probs_dropout_prob": encoder.dropout.p,
-              "layer_norm_eps": 1e-12, "initializer_range": 0.02,
-              "max_position_embeddings": encoder.positions.num_embeddings, "type_vocab_size": 2,
-              "vocab_size": encoder.words.num_embeddings, "pad_token_id": tokenizer.pad_id}
-    write_atomic(Path(folder) / "config.json", json.dumps(config, indent=2))
+    model = LanguageModel(whole, vocab, cfg.dropout, fit or len(weights.get("fit.weight", ())), positions)
+    say(ranks, fill(model, weights, folder))
+    return extract(model, parse_arch(arch)) if arch not in ("", str(whole)) else model
 
 
 # Fine-tuning.
 
-FINE_TUNING = {  # Table D.1: task: (batch, learning rate, epochs); WNLI, which the paper leaves out, takes RTE's
-    "SQuAD": (16, 3e-5, 4), "SST-2": (32, 2e-5, 4), "MNLI": (32, 3e-5, 4), "MRPC": (32, 2e-5, 10),
+TABLE_D1 = {  # task: (batch, learning rate, epochs); WNLI, which the paper leaves out, takes RTE's
+    "SQuAD1.1": (16, 3e-5, 4), "SST-2": (32, 2e-5, 4), "MNLI": (32, 3e-5, 4), "MRPC": (32, 2e-5, 10),
     "CoLA": (32, 1e-5, 10), "QNLI": (32, 2e-5, 10), "QQP": (32, 2e-5, 5), "STS-B": (32, 3e-5, 10),
-    "RTE": (32, 2e-5, 10)}
+    "RTE": (32, 2e-5, 10), "WNLI": (32, 2e-5, 10)}
+METRICS = {"CoLA": "matthews", "STS-B": "pearson+spearman", "SQuAD1.1": "f1"}  # Table 1; accuracy for the rest
 
 
-@dataclasses.dataclass
-class Task:
-    """A task of --tasks: SQuAD v1.1 (kind None), or one of GLUE (kind a common.glue.Task)."""
-    name: str
-    kind: object
-    features: dict  # {split: common.squad.Features or common.glue.Features}
-    batch: int
-    lr: float
-    epochs: int
-
-    @property
-    def module(self):
-        """common.squad or common.glue, which have batches() alike."""
-        from common import glue, squad
-        return glue if self.kind else squad
-
-    def steps(self):
-        return self.epochs * math.ceil(len(self.features["train"]) / self.batch)
-
-    def loss(self, logits, batch):
-        """Fine-tuning loss of a batch on the logits' device."""
-        if not self.kind:
-            return sum(F.cross_entropy(logits[..., side], batch[name].to(logits.device))
-                       for side, name in enumerate(("start", "end"))) / 2
-        labels = batch["labels"].to(logits.device)
-        return F.mse_loss(logits[:, 0], labels) if self.kind.regression else F.cross_entropy(logits, labels)
-
-    def score(self, logits, split="dev"):
-        """The number of Table 1 as a share: F1 for SQuAD, Matthews for CoLA, the mean of both correlations for STS-B,
-        accuracy for the rest."""
-        from common import glue, squad
-        features = self.features[split]
-        if not self.kind:
-            if not torch.isfinite(logits).all():
-                return 0.0
-            answers = squad.extract(features, logits[..., 0], logits[..., 1])
-            return squad.evaluate(features.questions, answers.texts)["f1"] / 100
-        values = glue.score(self.kind, logits.numpy(), features.labels)
-        return ((values["pearson"] + values["spearman"]) / 2 if self.kind.regression
-                else values.get("matthews", values.get("accuracy")))
+def recipes():
+    """{task: its Recipe}; MLM has nothing to fine-tune."""
+    return {"MLM": Recipe(0.0, 1), **{
+        name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=METRICS.get(name, "accuracy"))
+        for name, (batch, lr, epochs) in TABLE_D1.items()}}
 
 
-def parse_task_names(text):
-    """Names in FINE_TUNING's spelling, and MLM; "glue" is all of GLUE's."""
-    from common import glue
-    others, chosen = {"squad": "SQuAD", "mlm": "MLM"}, []
-    for name in text.replace(",", " ").split() or [""]:
-        chosen += [others[name.lower()]] if name.lower() in others else [task.name for task in glue.parse_tasks(name)]
-    return list(dict.fromkeys(chosen))
-
-
-def load_task(name, cfg, tokenizer, every=False):
-    """A Task with its features; --train_rows cuts the training part, flags override Table D.1. every: also GLUE's test
-    parts and MNLI's mismatched ones, where the files are there."""
-    from common import glue, squad
-    if name == "MLM":  # nothing to fine-tune
-        return Task(name, None, {}, 0, 0.0, 0)
-    batch, lr, epochs = FINE_TUNING.get(name, FINE_TUNING["RTE"])
-    recipe = cfg.finetune_batch or batch, cfg.finetune_lr or lr, cfg.finetune_epochs or epochs
-    rows = cfg.train_rows or None
-    if name == "SQuAD":
-        questions = {split: squad.load(Path(cfg.squad) / f"{split}-v1.1.json") for split in ("train", "dev")}
-        questions["train"] = questions["train"][:rows]
-        windows = {split: squad.features(part, tokenizer, cfg.squad_length, training=split == "train")
-                   for split, part in questions.items()}
-        return Task(name, None, windows, *recipe)
-    files = {split: glue.MNLI_FILES.get(split, split) if name == "MNLI" else split
-             for split in ("dev_mismatched", "test", "test_mismatched")}
-    others = [split for split, file in files.items() if every and (Path(cfg.glue) / name / f"{file}.tsv").exists()]
-    examples = {split: glue.load(cfg.glue, name, split) for split in ("train", "dev", *others)}
-    examples["train"] = examples["train"].head(cfg.train_rows)
-    return Task(name, glue.TASKS[name],
-                {split: glue.encode(part, tokenizer, cfg.length) for split, part in examples.items()}, *recipe)
+def task_loss(task, logits, batch):
+    """Cross-entropy of logits (B, classes); squared error of a value; of spans (B, T, 2) the mean of start and end."""
+    if task.kind == "span":
+        return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
+    return (F.mse_loss(logits[:, 0], batch["labels"]) if task.kind == "value"
+            else F.cross_entropy(logits, batch["labels"]))
 
 
 def fine_tune(encoder, task, cfg, device, seed):
     """Fine-tune a copy of the encoder on a task. Returns the TaskModel; raises Diverged, and Stop after SIGTERM."""
-    from common.distributed import Stop, autocast, seed_everything, stop_requested
     seed_everything(seed, "head", task.name)
-    model = TaskModel(copy.deepcopy(encoder), task.kind.classes if task.kind else 2, not task.kind).to(device).train()
+    model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
     groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
                "weight_decay": cfg.weight_decay * decayed} for decayed in (True, False)]
-    optimizer, steps = torch.optim.AdamW(groups, lr=task.lr, eps=1e-6, fused=True), task.steps()
-    batches = (batch for epoch in range(task.epochs)
-               for batch in task.module.batches(task.features["train"], task.batch, seed=seed, epoch=epoch))
-    for step, batch in enumerate(batches):
+    optimizer = torch.optim.AdamW(groups, eps=1e-6, fused=True)
+    for step, batch in zip(range(task.steps), task.batches(seed)):
         for group in optimizer.param_groups:
-            group["lr"] = task.lr * schedule(step, steps, cfg.finetune_warmup)
+            group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
         seed_everything(seed, "fine-tuning", task.name, step)
+        batch = {name: value.to(device) for name, value in batch.items()}
         with autocast(cfg.dtype, device):
-            logits = model(*(batch[key].to(device) for key in ("ids", "segments", "lengths"))).float()
-        loss = task.loss(logits, batch)
+            logits = model(batch["ids"], batch["segments"], batch["lengths"])
+        loss = task_loss(task, logits.float(), batch)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        if (step % 50 == 0 or step + 1 == steps) and not math.isfinite(norm + loss.detach()):
+        if (step % 50 == 0 or step + 1 == task.steps) and not math.isfinite(norm + loss.detach()):
             raise Diverged(f"{task.name}: loss {loss:.4g} at step {step}")
         if stop_requested():
             raise Stop
-    return model
+    return model.eval()
 
 
-@torch.no_grad()
-def predict_task(model, task, cfg, device, split="dev"):
-    """Logits of a split in the order of its rows, on the CPU: (rows, classes), or (windows, longest, 2)."""
-    from common.distributed import autocast
-    features = task.features[split]
-    model.eval()
-    shape = (len(features), task.kind.classes) if task.kind else (len(features), int(features.lengths.max()), 2)
-    logits = torch.zeros(shape)
-    for batch in task.module.batches(features, 4 * task.batch):
-        with autocast(cfg.dtype, device):
-            output = model(*(batch[key].to(device) for key in ("ids", "segments", "lengths"))).float().cpu()
-        if task.kind:
-            logits[batch["index"]] = output
-        else:
-            # the batch's width, rounded up, may pass the longest window
-            logits[batch["index"], :output.shape[1]] = output[:, :shape[1]]
-    return logits
+def score_task(model, name, data, cfg, number=0, folder=None):
+    """A task's metrics on dev after fine-tuning the LanguageModel on it with the seed of run `number`; MLM is the same
+    in all runs. folder: the fine-tuned model and what it predicts are kept there. Raises Diverged, and Stop."""
+    if name == "MLM":
+        return {"main": held_out_accuracy(model, data, cfg)}
+    task, logits = data.tasks[name], {}
+    tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number)
+    for split in task.splits if folder else ["dev"]:
+        if split != "train":
+            with torch.no_grad(), autocast(cfg.dtype, data.device):
+                logits[split] = task.collect(split, lambda batch: tuned(*(
+                    batch[key].to(data.device) for key in ("ids", "segments", "lengths"))))
+            if not logits[split].isfinite().all():
+                raise Diverged(f"{name}: what it predicts of {split} is no number")
+    metrics = task.score("dev", logits["dev"])
+    if "dev_mismatched" in logits:
+        metrics["mismatched"] = task.score("dev_mismatched", logits["dev_mismatched"])["main"]
+    if folder:
+        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=name)
+        keep_model(folder, "finetune", settings, data.tokenizer, model=tuned)
+        for split in logits:
+            task.write(split, logits[split], folder)
+    return metrics
 
 
-def keep_tuned(tuned, task, data, cfg, folder):
-    """Write a TaskModel's folder: its weights, the leaderboard's files of GLUE's test parts, or SQuAD's
-    predictions.json of dev. Returns further scores: MNLI's mismatched one."""
-    from common import glue, squad
-    from common.distributed import write_atomic
-    save_model(folder, tuned, data.tokenizer)
-    logits = {split: predict_task(tuned, task, cfg, data.device, split) for split in task.features if split != "train"}
-    if not task.kind:
-        texts = squad.extract(task.features["dev"], logits["dev"][..., 0], logits["dev"][..., 1]).texts
-        write_atomic(folder / "predictions.json", json.dumps(texts))
-    for split in logits:
-        if split.startswith("test"):
-            glue.write_submission(folder, task.kind, logits[split], split)
-    return {"MNLI-mm": task.score(logits[split], split) for split in logits if split == "dev_mismatched"}
-
-
-def judge(model, data, cfg, seed=0, folder=None):
-    """What a trained LanguageModel is worth: fine-tuned on each task, scored on its dev part. Returns {score, scores,
-    diverged, seconds}. folder: keep the fine-tuned model there."""
-    began, result = time.perf_counter(), {"score": -1.0, "scores": {}, "diverged": False}
+def judge(model, data, cfg):
+    """What a LanguageModel is worth: {score: the mean over data.tasks (Sec. 3.5), scores, diverged, seconds}."""
+    began, score, scores, diverged = time.perf_counter(), -1.0, {}, False
     try:
-        for task in data.tasks:
-            if task.name == "MLM":
-                result["scores"]["MLM"] = held_out_accuracy(model, data, cfg)
-                continue
-            tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + seed)
-            result["scores"][task.name] = task.score(predict_task(tuned, task, cfg, data.device))
-            if folder:
-                result["scores"] |= keep_tuned(tuned, task, data, cfg, folder)
-        result["score"] = sum(result["scores"][task.name] for task in data.tasks) / len(data.tasks)  # Sec. 3.5
+        scores |= {name: score_task(model, name, data, cfg)["main"] for name in data.tasks}
+        score = sum(scores.values()) / len(scores)
     except Diverged:  # the worst score, and the search goes on
-        result["diverged"] = True
-    return {**result, "seconds": round(time.perf_counter() - began, 3)}
+        diverged = True
+    return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
 
 
-def share_out(names, folder, run, work):
-    """[work(0), work(1), ...] for len(names) jobs, shared out over the processes. Each JSON result is kept as
-    folder/NAME.json, and what is there is not done again. Raises Stop on every process after SIGTERM on any."""
-    from common.distributed import Stop, read_json, stop_requested, stopping, write_atomic
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(Stop):  # who left here alone would leave the others waiting
-        for index in range(run.ranks.rank, len(names), run.ranks.size):
-            if not stop_requested() and not (folder / f"{names[index]}.json").exists():
-                write_atomic(folder / f"{names[index]}.json", json.dumps(work(index)))
-    if stopping(run.ranks):  # waits for all
-        raise Stop
-    return [read_json(folder / f"{name}.json") for name in names]
+def finetune(cfg, text):
+    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds; dev scores as in
+    Table 1. The folder TASK keeps the median run's model, for --init, and its predictions."""
+    with launch(cfg.device) as ranks:
+        run, data = open_data(cfg, "finetune", ranks, tasks=text)
+        if not data:
+            return
+        model = start_model(cfg.arch, cfg, data, ranks)
+        jobs = {f"{name}-{number}": name for name in data.tasks for number in range(cfg.runs)}
+
+        def work(job, mnli):
+            """mnli: the folder of the best MNLI run, in whose encoder this task is to start. D7: the paper does not say
+            so; what MNLI teaches helps the small tasks, and all files here do it alike."""
+            (name, number), start, diverged = job.rsplit("-", 1), copy.deepcopy(model), None
+            if mnli:
+                fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
+            try:
+                metrics = score_task(start, name, data, cfg, int(number), run.folder / "jobs" / job)
+            except Diverged as error:
+                metrics, diverged = {"main": 0.0}, str(error)
+            return {"job": job, "task": name, "setting": cfg.finetune_lr, "metrics": metrics, "diverged": diverged}
+
+        result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, jobs, work))
+        means = {name: entry["mean"] for name, entry in result["tasks"].items() if name in TABLE_D1 and name != "WNLI"}
+        for label, without in (("Score", {"SQuAD1.1"}), ("Avg.", set())):  # Table 1
+            counted = [means[name] for name in means.keys() - without]
+            result["averages"] |= {f"{label} of {len(counted)}": statistics.fmean(counted)} if counted else {}
+        run.finish(result)
+        show(result, ranks)
+        say(ranks, *(f"{name}: {100 * result['averages'][name]:.2f}" for name in result["averages"] if " of " in name))
 
 
 # The phases of --search.
 
 
-def open_run(cfg, action, ranks, text=True, tasks=None):
-    """Open the run folder and what the action reads. Returns (common.distributed.RunFolder, Data); Data is None where
-    nothing is to be read, or the run is finished, which is said."""
-    from common.cli import UserError
-    from common.distributed import RunFolder, say, shard_range
-    from common.inputs import fill_in, open_text
-    from common.tokenization import load_tokenizer
-    settings, names = dataclasses.asdict(cfg), [] if tasks is None else parse_task_names(tasks)
-    if not 8 <= cfg.length <= 512 or "SQuAD" in names and not 8 <= cfg.squad_length <= 512:
-        raise UserError(f"--length {cfg.length}, --squad_length {cfg.squad_length}: choose 8 to 512 positions")
-    if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches")
-    if text and action != "finetune":
-        shard_range(ranks, cfg.accumulate)  # a UserError now rather than in the first step
-    if "MLM" in names and cfg.setting == "distill":
-        raise UserError("--tasks MLM: --setting distill trains no masked-language-model head; name other tasks")
-    needed = ["corpus"] * text + ["squad"] * ("SQuAD" in names) + ["glue"] * bool(set(names) - {"SQuAD", "MLM"})
-    run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, fill_in(cfg, ranks, *needed))
+def open_data(cfg, action, ranks, text=False, tasks=""):
+    """Open the run folder and what the action reads: text to train on, tasks (MLM reads text too). Returns
+    (common.runs.RunFolder, Data); Data is None where the run is finished, which is said.
+
+    D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless --tokenizer, --teacher or --init
+    bring a vocab.txt.
+    """
+    names = parse_tasks(tasks, recipes()) if tasks else []
+    text = text or "MLM" in names
+    needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
+             "glue": {*names} - {"SQuAD1.1", "MLM"}}
+    folders = [model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
+    cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
+    run, opened = open_run(cfg, action, ranks, *(name for name in needs if needs[name]))
     if run.finished:
         say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
-    if run.finished or not text and not names:
         return run, None
-    sources = [read_folder(source)[0] for source in (cfg.init, cfg.teacher) if source]
-    own = {folder: next((folder / name for name in ("vocab.txt", "spiece.model") if (folder / name).exists()), None)
-           for folder in sources}
-    for folder, path in own.items():
-        if not cfg.tokenizer and not path:
-            raise UserError(f"{folder}: no vocab.txt and no spiece.model is here; give its vocabulary with --tokenizer")
-        cfg.tokenizer = cfg.tokenizer or str(path)
-    student = (parse_arch(cfg.arch) if cfg.arch else
-               arch_of(read_folder(cfg.init)[1]) if cfg.init and action == "further_train" else super_arch(cfg))
-    teacher = load_teacher(cfg, ranks, student.heads) if text else None
-    opened = open_text(cfg, ranks, run.folder) if text else None  # D10
-    tokenizer = opened.tokenizer if opened else load_tokenizer(cfg.tokenizer)
-    for folder, path in own.items():
-        mine = path and load_tokenizer(path)
-        if path and (mine.fingerprint, mine.lower) != (tokenizer.fingerprint, tokenizer.lower):
-            raise UserError(f"{path}: another vocabulary (or case) than {tokenizer.path}; a model, its teacher and the "
-                            "corpus must share one: give it with --tokenizer, and a --corpus of plain text")
-    if teacher and teacher.words.num_embeddings != tokenizer.vocab_size:
-        raise UserError(f"{cfg.teacher}: {teacher.words.num_embeddings} pieces in the teacher, "
-                        f"{tokenizer.vocab_size} in {tokenizer.path}; give the teacher's own")
-    if opened and not teacher and tokenizer.mask_id is None:
-        raise UserError(f"{tokenizer.path}: the vocabulary lacks [MASK]; take another")
-    loaded = [load_task(name, cfg, tokenizer, every=action == "finetune") for name in names]
-    return run, Data(tokenizer, opened and opened.train, opened and opened.dev, loaded, teacher, ranks.device)
+    data = Data(ranks.device, opened.tokenizer, opened.train, opened.dev)
+    for folder in folders:
+        if not any((folder / name).exists() for name in ("vocab.txt", "spiece.model")):
+            continue  # then --tokenizer is given
+        mine = load_tokenizer(folder)
+        if (mine.fingerprint, mine.lower) != (data.tokenizer.fingerprint, data.tokenizer.lower):
+            raise UserError(f"{folder}: another vocabulary (or case) than {data.tokenizer.path}; a model, its teacher "
+                            "and the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
+    if text and cfg.setting == "distill":
+        further = action == "further_train" and not cfg.arch
+        student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
+        data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, student.heads)
+    elif text and data.tokenizer.mask_id is None:
+        raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]; take another")
+    data.tasks = {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, recipes()) for name in names}
+    return run, data
 
 
-def checked_space(cfg, variant="ebl"):
-    """search_space, its ValueError as a UserError."""
-    from common.cli import UserError
-    try:
-        return search_space(cfg, variant)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def checked_arch(text, needed=True):
-    """The Arch of --arch: its text form, or a best.json. None where there is no text and none is needed; UserError
-    where it is no architecture, or one whose layers differ, which no config.json can describe."""
-    from common.cli import UserError
-    if not text and not needed:
-        return None
-    if not text:
-        raise UserError("give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json")
-    try:
-        arch = parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{text}: no architecture is here ({error})") from None
-    if "/" in str(arch):
-        raise UserError(f"{arch}: give one number for all layers; layers of their own are for --variant hat alone")
-    return arch
-
-
-def train_superplm(variant, steps, data, cfg, run, folder):
-    """One-shot training (Alg. 1), or loading what it left in `folder`. Returns the SuperPLM."""
-    space, arch = checked_space(cfg, variant), super_arch(cfg)
-    model = start_model(arch, cfg, data, run.ranks) if cfg.init else make_model(arch, cfg, data)
-    least = (space["attention"] if VARIANTS[variant][1] else space["attention"][-1:])[0]
-    probes = (arch, make_arch({**{name: choices[0] for name, choices in space.items()}, "attention": least}))
-    pretrain(model, lambda step, shard: sub_models(cfg, variant, step, shard), data, cfg, run, folder, steps,
-             cfg.warmup, probes)
+def train_superplm(cfg, data, run):
+    """One-shot training (Alg. 1), or loading what it left in the run folder. Returns the SuperPLM."""
+    arch, space = parse_arch(cfg.largest), search_space(cfg, cfg.variant)
+    model = start_model(cfg.largest, cfg, data, run.ranks)
+    attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
+    probes = arch, make_arch({**{name: choices[0] for name, choices in space.items()}, "attention": attention})
+    pretrain(model, lambda step, shard: sub_models(cfg, cfg.variant, step, shard), data, cfg, run,
+             run.folder / "superplm", cfg.steps, cfg.warmup, probes)
     return model
+
+
+@torch.no_grad()
+def time_model(arch, cfg):
+    """Milliseconds of a forward pass of encoder and pooler as a stand-alone model on the target's device and threads,
+    after two that warm up. Weights are random, and the vocabulary is small: neither changes the time."""
+    device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
+    with torch.device("meta"):
+        encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
+    encoder = encoder.to_empty(device=device).eval()
+    for value in encoder.parameters():
+        value.uniform_(-0.05, 0.05)
+    ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
+    # a single CPU thread's own seconds: other processes do not lengthen them
+    clock = time.process_time if (device.type, cfg.latency_threads) == ("cpu", 1) else time.perf_counter
+    torch.set_num_threads(cfg.latency_threads)
+    took = milliseconds(lambda: encoder.pool(encoder(ids, torch.zeros_like(ids))), device, TIMED_RUNS, 2, clock=clock)
+    torch.set_num_threads(threads)
+    if stop_requested():
+        raise Stop
+    return took
+
+
+def time_together(archs, cfg, rounds=5):
+    """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the
+    machine meets all alike."""
+    times = [[time_model(arch, cfg) for arch in archs] for _ in range(rounds)]
+    return {arch: statistics.median(column) for arch, column in zip(archs, zip(*times))}
 
 
 def latency_setting(cfg):
     """What a measurement holds for; measurements of other settings are left alone."""
-    from common.distributed import environment, pick_device
     device = pick_device(cfg.latency_device)
     return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
-            "length": cfg.latency_length, "clock": cfg.latency_clock, "hardware": environment(device)["hardware"]}
-
-
-def whole_lines(path):
-    """The lines of the latency file; a last one that a crash tore off is left out."""
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
-    try:
-        json.loads(lines[-1])
-        return lines
-    except ValueError:
-        return lines[:-1]
+            "length": cfg.latency_length, "hardware": environment(device)["hardware"]}
 
 
 def read_measurements(cfg, folder):
-    """{Arch: [milliseconds]} of the latency file, in its order; UserError names a line that is no measurement."""
-    from common.cli import UserError
-    found, setting, path, number = {}, latency_setting(cfg), Path(cfg.latency_data or folder / "latency.jsonl"), 0
-    try:
-        for number, text in enumerate(whole_lines(path), 1):
-            line = json.loads(text)
-            arch, took = parse_arch(line["arch"]), float(line["milliseconds"])
-            if not 0 < took < math.inf:
-                raise ValueError(f"{took} milliseconds")
+    """{Arch: [milliseconds]} of the latency.jsonl of --init's run and of the run folder, in this order; UserError names
+    a line that is no measurement."""
+    found, setting = {}, latency_setting(cfg)
+    for path in dict.fromkeys(Path(place) / "latency.jsonl" for place in (cfg.init, folder) if place):
+        for number, line in enumerate(read_jsonl(path), 1):
+            try:
+                arch, took = parse_arch(line["arch"]), float(line["milliseconds"])
+                if not 0 < took < math.inf:
+                    raise ValueError(f"{took} milliseconds")
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"{path}, line {number}: no measurement ({error}); delete the line") from None
             if all(line.get(key) == value for key, value in setting.items()):
                 found.setdefault(arch, []).append(took)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}, line {number}: no measurement ({error}); delete the line, or name another file with "
-                        "--latency_data") from None
     return found
 
 
 def measure_latency(cfg, folder, space, again=0):
     """Measure the reference, the smallest and --latency_archs random architectures of the whole space, --latency_rounds
-    times each, one round after the other; what the file holds already counts. again: further measurements of the
+    times each, one round after the other; what was measured before already counts. again: further measurements of the
     first two. Returns {Arch: [milliseconds]}."""
-    from common.cli import UserError
-    from common.distributed import Stop, stop_requested, write_atomic
-    from tqdm import tqdm
     rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
-    archs = dict.fromkeys([checked_arch(cfg.reference), smallest(space)])
-    archs.update(dict.fromkeys(arch for arch in found if why_outside(arch, super_arch(cfg)) is None))
-    while len(archs) < min(cfg.latency_archs + 2, space_size(space)):
+    first, top = [parse_arch(cfg.reference), smallest_arch(space)], parse_arch(cfg.largest)
+    archs = dict.fromkeys([*first, *(arch for arch in found if why_outside(arch, top) is None)])
+    while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
         archs[sample_arch(space, rng)] = None
-    if len(archs) < 4:  # the reference, and three for report_predictors to learn from and to predict
-        raise UserError(f"--latency_archs {cfg.latency_archs} of {space_size(space)}: too few to learn from")
-    jobs = [arch for round_ in range(cfg.latency_rounds) for arch in archs if len(found.get(arch, [])) <= round_]
-    jobs += again * [checked_arch(cfg.reference), smallest(space)]
-    path = Path(cfg.latency_data or folder / "latency.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.read_bytes()[-1:] != b"\n":
-        write_atomic(path, "".join(line + "\n" for line in whole_lines(path)))
-    with target_threads(cfg), open(path, "a", encoding="utf-8") as file:
-        for arch in tqdm(jobs, desc="latency", disable=None):
-            found.setdefault(arch, []).append(time_model(arch, cfg))
+    jobs = [arch for done in range(cfg.latency_rounds) for arch in archs if len(found.get(arch, [])) <= done]
+    jobs, path = jobs + again * first, folder / "latency.jsonl"
+    if jobs and (folder / "candidates").exists():
+        raise UserError(f"{folder}: its candidates were proposed with fewer measurements; go on with the same "
+                        "--latency_archs and --latency_rounds, or choose another --out")
+    if jobs:  # what was learnt is out of date; and a last line that a crash tore off goes
+        (folder / "predictor.pt").unlink(missing_ok=True)
+        kept = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_atomic(path, kept[:kept.rfind("\n") + 1])
+    for arch in tqdm(jobs, desc="latency", disable=None):
+        found.setdefault(arch, []).append(time_model(arch, cfg))
+        with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")
-            file.flush()
-            if stop_requested():
-                raise Stop
     # one order, so that what is learnt does not depend on the file's
     return {arch: found[arch] for arch in sorted(archs, key=str)}
 
 
-def time_together(archs, cfg, rounds=5):
-    """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the
-    machine meets all alike. Raises Stop after SIGTERM."""
-    from common.distributed import Stop, stop_requested
-    times = {arch: [] for arch in archs}
-    with target_threads(cfg):
-        for arch in rounds * list(times):
-            times[arch].append(time_model(arch, cfg))
-            if stop_requested():
-                raise Stop
-    return {arch: sorted(column)[rounds // 2] for arch, column in times.items()}
-
-
-def report_predictors(measured, cfg, folder):
-    """Fit each kind of predictor on four fifths of the architectures and report its error on the rest: tables on the
-    screen and in the folder."""
-    from common.metrics import kendall
-    from common.report import write_report
-    archs = [arch for arch in measured if str(arch) != cfg.reference]
-    unseen, seen = archs[::5], [arch for index, arch in enumerate(archs) if index % 5]
-    target, rows, predictions = [min(measured[arch]) for arch in unseen], [], {}
-    for kind in ("linear", "mlp", "flops"):
-        predictor = Predictor(kind, super_arch(cfg), cfg.latency_length)
-        predictor.fit(seen, [min(measured[arch]) for arch in seen])
-        predictions[kind] = predictor(unseen)
-        errors = [abs(guess / real - 1) for guess, real in zip(predictions[kind], target)]
-        rows.append([kind, len(seen), len(unseen), 100 * sum(errors) / len(errors), 100 * max(errors),
-                     kendall(predictions[kind], target)])
-    twice = [times[:2] for times in (measured[arch] for arch in archs) if len(times) > 1]
-    noise = [200 * abs(a - b) / (a + b) for a, b in twice] or [0.0]
-    rows.append(["one measurement against another", "", len(twice), sum(noise) / len(noise), max(noise),
-                 kendall(*zip(*twice)) if twice else 0.0])
-    columns = ["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"]
-    write_report(folder, "predictor", columns, rows)
-    table = [[str(arch), real, *guesses] for arch, real, *guesses in zip(unseen, target, *predictions.values())]
-    write_report(folder, "predicted", ["unseen architecture", "measured ms", *(f"{kind} ms" for kind in predictions)],
-                 table[::max(1, len(table) // 20)], {"all": table})
+def learnt_from(measured, cfg):
+    """The Predictor that learns from {Arch: [milliseconds]}, of what lies within the SuperPLM."""
+    top = parse_arch(cfg.largest)
+    inside = [arch for arch in measured if why_outside(arch, top) is None]
+    return Predictor(cfg.predictor, top, cfg.latency_length).fit(inside, [min(measured[arch]) for arch in inside])
 
 
 def learn_latency(cfg, run):
-    """Measure, learn, report; again where other --latency_archs or --latency_rounds are asked of a folder without
-    candidates. Returns (predict, limit in ms); UserError where nothing meets the limit."""
-    from common.cli import UserError
-    from common.distributed import load_file, on_main, save_file
-    space, folder, reference = checked_space(cfg), run.folder, checked_arch(cfg.reference)
-    path, predict = folder / "predictor.pt", Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length)
-    asked = [cfg.latency_archs, cfg.latency_rounds]
+    """Measure, and learn where anything new was measured. Returns (predict, limit in ms); UserError where nothing meets
+    the limit."""
+    space, path, reference = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.reference)
+    predict, smallest = Predictor(cfg.predictor, parse_arch(cfg.largest), cfg.latency_length), smallest_arch(space)
 
     def learn(again):
-        measured = measure_latency(cfg, folder, space, again)
-        report_predictors(measured, cfg, folder)
-        archs = [arch for arch in measured if why_outside(arch, super_arch(cfg)) is None]
-        predict.fit(archs, [min(measured[arch]) for arch in archs])
-        save_file(path, {"weights": predict.weights, "reference": min(measured[reference]),
-                         "smallest": min(measured[smallest(space)]), "asked": asked})
+        measured = measure_latency(cfg, run.folder, space, again)
+        if not path.exists():
+            save_file(path, {"weights": learnt_from(measured, cfg).weights, "reference": min(measured[reference]),
+                             "smallest": min(measured[smallest])})
 
     for again in (0, 5):  # before a limit is called impossible, what says so is measured again
-        known = on_main(run.ranks, lambda: load_file(path).get("asked", asked) if path.exists() else None)
-        if known not in (None, asked) and any(folder.rglob("candidates")):
-            raise UserError(f"{folder}: its candidates were proposed with --latency_archs {known[0]} --latency_rounds "
-                            f"{known[1]}; go on with these, or choose another --out")
-        if again or known != asked:
-            on_main(run.ranks, learn, again)
+        on_main(run.ranks, learn, again)
         saved = load_file(path)
         predict.weights = saved["weights"]
-        limit, fastest = saved["reference"] / cfg.speedup, max(saved["smallest"], *predict([smallest(space)]))
+        limit, fastest = saved["reference"] / cfg.speedup, max(saved["smallest"], *predict([smallest]))
         if fastest <= limit:
             return predict, limit
-    raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest(space)}, "
+    raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest}, "
                     f"reaches {saved['reference'] / fastest:.1f} x {cfg.reference} here")
 
 
-def evolve(superplm, predict, limit, data, cfg, run, folder):
-    """Alg. 2, or one of the other strategies: the history, one dictionary for each evaluated architecture. The
-    candidates of a generation are shared out over the processes; all else is the same on each of them."""
-    from common.cli import UserError
-    from common.distributed import say, write_atomic
+def evolve(superplm, predict, limit, data, cfg, run):
+    """Alg. 2, or another strategy: the history, one dictionary for each evaluated architecture. The candidates of a
+    generation are shared out over the processes; all else is the same on each of them."""
     history = []
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
-        proposals = propose(history, number, cfg, predict, limit)
-        names = [str(len(history) + index) for index in range(len(proposals))]
-        results = share_out(names, folder / "candidates", run,
-                            lambda index: judge(extract(superplm, proposals[index][1]), data, cfg))  # Alg. 2, line 11
-        for (parent, arch), result in zip(proposals, results):
+        proposals = {str(len(history) + index): proposal
+                     for index, proposal in enumerate(propose(history, number, cfg, predict, limit))}
+        results = share_out(run.ranks, list(proposals), run.folder / "candidates", f"generation {number + 1}",
+                            lambda name: judge(extract(superplm, proposals[name][1]), data, cfg))  # Alg. 2, line 11
+        for (parent, arch), result in zip(proposals.values(), results):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
                             "predicted_ms": round(predict([arch])[0], 6), **result})
-        if run.ranks.main:
-            write_atomic(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-        best = max(history, key=lambda line: line["score"], default=None)
-        if best is None:
+        if not history:
             raise UserError(f"--strategy {cfg.strategy}: it has no candidate within {limit:.2f} ms; "
                             "use --strategy evolution, or a lower --speedup")
+        on_main(run.ranks, write_atomic, run.folder / "history.jsonl",
+                "".join(json.dumps(line) + "\n" for line in history))
+        best = max(history, key=lambda line: line["score"])
         run.log(phase="evolve", generation=number, candidates=len(history), best=best["score"], arch=best["arch"])
-        say(run.ranks, f"generation {number + 1}: {len(history)} architectures, "
-                       f"best {best['arch']} with {best['score']:.4f}")
+        say(run.ranks, f"{len(history)} architectures, best {best['arch']} with {best['score']:.4f}")
     return history
 
 
-def confirm(history, cfg, run, folder):
-    """The best architectures that meet the limit when they are measured beside the reference (D4): [{arch, score,
-    milliseconds, speedup}], at most --winners. UserError where none does."""
-    from common.cli import UserError
-    from common.distributed import on_main, read_json, say, write_atomic
-    path, reference = folder / "finalists.json", checked_arch(cfg.reference)
+def confirm(history, cfg, run):
+    """The best architectures that meet the limit: [{arch, one_shot, milliseconds, speedup}], at most --winners.
+
+    D4: the evolution checks the limit by predicting alone. What it found is measured beside the reference, --winners at
+    a time, and only what then meets the limit is trained further; UserError where nothing does.
+    """
+    path, reference = run.folder / "finalists.json", parse_arch(cfg.reference)
 
     def measure():
         ranked, found = sorted((line for line in history if not line["diverged"]),
                                key=lambda line: (-line["score"], line["id"])), []
-        if not ranked:
-            raise UserError(f"{folder}: the fine-tuning of every candidate has diverged; lower --finetune_lr")
         while ranked and len(found) < cfg.winners:
-            tried, ranked = ranked[:cfg.winners], ranked[cfg.winners:]
-            times = time_together([reference, *(parse_arch(line["arch"]) for line in tried)], cfg)
-            for line in tried:
-                took = times[parse_arch(line["arch"])]
-                speedup = times[reference] / took
-                say(run.ranks, f"{line['arch']}: {took:.2f} ms, {speedup:.2f} x, "
-                               f"{'within' if speedup >= cfg.speedup else 'NOT within'} the limit")
+            tried, ranked = {parse_arch(line["arch"]): line for line in ranked[:cfg.winners]}, ranked[cfg.winners:]
+            times = time_together([reference, *tried], cfg)
+            for arch, line in tried.items():
+                speedup = times[reference] / times[arch]
+                say(run.ranks, f"{arch}: {times[arch]:.2f} ms, {speedup:.2f} x the reference")
                 if speedup >= cfg.speedup:
-                    found.append(dict(arch=line["arch"], one_shot=line["score"], milliseconds=took, speedup=speedup))
+                    found.append({"arch": str(arch), "one_shot": line["score"], "milliseconds": times[arch],
+                                  "speedup": speedup})
         if not found:
-            raise UserError(f"--speedup {cfg.speedup}: none of {len(history)} candidates that were predicted to "
-                            "meet it does when measured; the same command measures again, best on an idle machine")
+            raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates that were predicted to meet it "
+                            f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and "
+                            "none of the others does when measured; the same command measures again")
         write_atomic(path, json.dumps(found[:cfg.winners], indent=2))
 
     if not path.exists():
@@ -1657,460 +1323,202 @@ def confirm(history, cfg, run, folder):
     return read_json(path)
 
 
-def train_further(superplm, arch, data, cfg, run, folder):
-    """Extract an architecture from the SuperPLM (None: fresh weights) and train it as one model (Sec. 3.6). Returns
-    (model, curve)."""
-    model = extract(superplm, arch) if superplm else make_model(arch, cfg, data)
-    curve = pretrain(model, lambda step, shard: [None], data, cfg, run, folder, cfg.further_steps,
-                     0.0 if superplm else cfg.warmup)
-    return model, curve
+def train_winners(superplm, finalists, data, cfg, run):
+    """Extract the finalists from the SuperPLM, train them further and judge them (Sec. 3.6); the best stays in the
+    run's model/. Returns its entry of best.json."""
+    models = {}
+    for arch in (line["arch"] for line in finalists):
+        models[arch] = extract(superplm, parse_arch(arch))
+        try:
+            pretrain(models[arch], lambda step, shard: [None], data, cfg, run, run.folder / "further" / arch,
+                     cfg.further_steps, 0.0)  # no warm-up, Sec. 4.1
+        except Diverged as error:  # the others go on; this one keeps the SuperPLM's weights
+            say(run.ranks, f"{error}; its training is left out")
+            models[arch] = extract(superplm, parse_arch(arch))
+    results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
+                        lambda arch: judge(models[arch], data, cfg))
+    line, result = max(zip(finalists, results), key=lambda pair: pair[1]["score"])
+    best = models[line["arch"]]
+    on_main(run.ranks, keep_model, run.folder / "model", "search", dataclasses.replace(cfg, arch=line["arch"]),
+            data.tokenizer, model=best)
+    return {**line, **result, "parameters": sum(value.numel() for value in best.encoder.parameters())}
 
 
-def search(cfg, action="search"):
+def search(cfg, phase="search"):
     """Text to an extracted, further-trained tiny model within the limit: SuperPLM, latency predictor, evolution,
-    further training of the winners."""
-    from common.cli import UserError
-    from common.distributed import barrier, launch, on_main, say, write_atomic
+    further training of the winners. phase: one of the first three alone."""
     with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, "search", ranks, action != "latency",
-                             cfg.tasks if action in ("search", "evolve") else None)
-        if run.finished:
+        evolving = phase in ("search", "evolve")
+        run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
+        if not data:
             return
         superplm = None
-        if action == "evolve" and not cfg.init and not (run.folder / "superplm" / "curve.json").exists():
+        if phase == "evolve" and not (cfg.init or cfg.dry_run or (run.folder / "superplm" / "curve.json").exists()):
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm first, or give one with --init")
-        if cfg.init and action in ("search", "evolve"):
-            superplm = start_model(None, cfg, data, ranks, ("superplm", "model")).to(data.device)
-            if superplm.encoder.arch != super_arch(cfg):
-                raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but "
-                                f"--layers, --hidden, --ffn and --heads say {super_arch(cfg)}")
-        if action != "superplm":  # before the training, so that a limit that nothing meets costs none
+        if cfg.init and evolving:
+            superplm = start_model("", cfg, data, ranks, "superplm").to(data.device)
+            if str(superplm.encoder.arch) != cfg.largest:
+                raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but --largest is {cfg.largest}")
+        if phase != "superplm":  # before the training, so that a limit that nothing meets costs none
             predict, limit = learn_latency(cfg, run)
-        if action == "latency":
+        if phase == "latency":
             return say(ranks, f"{run.folder}: measured; {cfg.speedup} x {cfg.reference} is {limit:.2f} ms")
-        if not superplm:
-            superplm = train_superplm(cfg.variant, cfg.steps, data, cfg, run, run.folder / "superplm")
-        if action == "superplm":
+        superplm = superplm or train_superplm(cfg, data, run)
+        if phase == "superplm":
             return say(ranks, f"{run.folder / 'superplm'}: trained")
-        history = evolve(superplm, predict, limit, data, cfg, run, run.folder)
-        finalists = confirm(history, cfg, run, run.folder)
-        cost = {"evaluated": len(history), "search_seconds": round(sum(line["seconds"] for line in history), 1)}
-        if action == "evolve":
-            on_main(ranks, write_atomic, run.folder / "best.json", json.dumps({**finalists[0], **cost}, indent=2))
-            return say(ranks, f"{run.folder / 'best.json'}: {finalists[0]['arch']}")
-        models = []
-        for line in finalists:
-            try:
-                models.append(train_further(superplm, parse_arch(line["arch"]), data, cfg, run,
-                                            run.folder / "further" / line["arch"])[0])
-            except Diverged as error:  # the others go on; this one keeps the SuperPLM's weights
-                say(ranks, f"{error}; its training is left out")
-                models.append(extract(superplm, parse_arch(line["arch"])))
-        results = share_out([line["arch"] for line in finalists], run.folder / "finals", run,
-                            lambda index: judge(models[index], data, cfg))
-        winner = max(range(len(finalists)), key=lambda index: results[index]["score"])
-        encoder = models[winner].encoder
-        count = parameters(encoder.arch, encoder.words.num_embeddings, encoder.positions.num_embeddings)
-        result = {**finalists[winner], **results[winner], **cost, "parameters": sum(count.values())}
-        on_main(ranks, save_model, run.folder / "model", models[winner], data.tokenizer)
+        history = evolve(superplm, predict, limit, data, cfg, run)
+        result = confirm(history, cfg, run)
+        result = result[0] if phase == "evolve" else train_winners(superplm, result, data, cfg, run)
+        result |= {"evaluated": len(history), "search_seconds": round(sum(line["seconds"] for line in history), 1)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-        barrier(ranks)
-        run.finish(result)
-        say(ranks, f"{result['arch']}: score {result['score']:.4f} ({result['one_shot']:.4f} before further training), "
-                   f"{result['milliseconds']:.2f} ms, {result['speedup']:.2f} x {cfg.reference}, "
-                   f"{result['parameters']:,} parameters: {run.folder / 'model'}")
+        say(ranks, f"{run.folder / 'best.json'}: {json.dumps(result, indent=2)}")
+        if phase == "search":
+            run.finish(result)
 
 
 def further_train(cfg):
     """Train one architecture: from --init's weights (a SuperPLM's, cut out), or from scratch."""
-    from common.distributed import launch, say
-    arch = checked_arch(cfg.arch, needed=not cfg.init)
     with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, "further_train", ranks)
-        if run.finished:
+        run, data = open_data(cfg, "further_train", ranks, text=True)
+        if not data:
             return
-        model = start_model(arch, cfg, data, ranks)
+        model = start_model(cfg.arch, cfg, data, ranks)
         curve = pretrain(model, lambda step, shard: [None], data, cfg, run, run.folder / "model", cfg.further_steps,
                          0.0 if cfg.init else cfg.warmup)
         run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
         say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
 
 
-def mean_and_deviation(values):
-    """(mean, sample standard deviation; 0 for one value)."""
-    mean = sum(values) / len(values)
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+def write_hugging_face(folder, model, tokenizer):
+    """Write a LanguageModel or a TaskModel as a Hugging Face folder: weights, vocabulary, config.json (last)."""
+    folder, encoder, arch = Path(folder), model.encoder, model.encoder.arch
+    folder.mkdir(parents=True, exist_ok=True)
+    names, kind, more = hugging_face_names(arch.layers), "ForMaskedLM" if hasattr(model, "transform") else "Model", {}
+    if hasattr(model, "head"):
+        kind, more = "ForSequenceClassification", {"num_labels": model.head.out_features}
+        if model.spans:
+            kind = "ForQuestionAnswering"
+            names |= {"head.weight": "qa_outputs.weight", "head.bias": "qa_outputs.bias"}
+    write_weights(folder / "model.safetensors", {names[name]: value for name, value in model.state_dict().items()})
+    reader = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[tokenizer.save(folder).name]
+    positions = encoder.positions.num_embeddings
+    write_atomic(folder / "tokenizer_config.json", json.dumps({
+        "tokenizer_class": reader, "do_lower_case": tokenizer.lower, "model_max_length": positions}))
+    config = {"model_type": "bert", "architectures": [f"Bert{kind}"], **more, **FIXED, "initializer_range": 0.02,
+              **dict(zip(SIZES, dataclasses.astuple(arch))), "hidden_dropout_prob": encoder.dropout.p,
+              "attention_probs_dropout_prob": encoder.dropout.p, "max_position_embeddings": positions,
+              "type_vocab_size": 2, "vocab_size": encoder.words.num_embeddings, "pad_token_id": tokenizer.pad_id}
+    write_atomic(folder / "config.json", json.dumps(config, indent=2))
 
 
-def finetune(cfg, tasks):
-    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds; dev scores as in
-    Table 1. Each task's best run stays in the folder TASK: the model, for --init, and its predictions."""
-    from common.cli import UserError
-    from common.distributed import launch, on_main, say
-    from common.report import table
-    if not cfg.init:
-        raise UserError("--finetune needs weights: give a run folder or a Hugging Face folder with --init")
-    with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, "finetune", ranks, "MLM" in parse_task_names(tasks), tasks)
-        if run.finished:
-            return
-        model = start_model(checked_arch(cfg.arch, needed=False), cfg, data, ranks)
-        jobs = [(task, seed) for task in data.tasks for seed in range(cfg.runs)]
-        names, tuned = [f"{task.name}-{seed}" for task, seed in jobs], run.folder / "tuned"
-        results = share_out(names, run.folder / "scores", run,
-                            lambda index: judge(model, dataclasses.replace(data, tasks=[jobs[index][0]]), cfg,
-                                                jobs[index][1], tuned / names[index]))
-        scores = {}
-        for (task, _), result in zip(jobs, results):
-            for name, value in ({task.name: -1.0} if result["diverged"] else result["scores"]).items():
-                scores.setdefault(name, []).append(value)
+CHANGE = """
+The query/key/value width (`qkv_size`) of this model is not its hidden width, which plain `transformers` takes for
+granted. Load it with `autotinybert.py --init`, or change two lines of `modeling_bert.py` (Figure B.1), leaving out the
+check that the hidden size is a multiple of the number of heads:
 
-        def keep_best():
-            for task in data.tasks:
-                best = tuned / f"{task.name}-{max(range(cfg.runs), key=scores[task.name].__getitem__)}"
-                if best.exists():
-                    best.replace(run.folder / task.name)
-            shutil.rmtree(tuned, ignore_errors=True)
-
-        on_main(ranks, keep_best)
-        means = {name: sum(values) / len(values) for name, values in scores.items()}
-        counted = {label: [value for name, value in means.items() if name in FINE_TUNING and name not in without]
-                   for label, without in (("Score", {"SQuAD"}), ("Avg.", ()))}  # Table 1
-        rows = [[name, *(100 * value for value in mean_and_deviation(values)), len(values)]
-                for name, values in scores.items()]
-        rows += [[f"{name} of {len(values)}", 100 * sum(values) / len(values), "", ""]
-                 for name, values in counted.items() if values]
-        say(ranks, table(["task", "dev score %", "deviation", "runs"], rows))
-        run.finish({"arch": str(model.encoder.arch), "scores": scores, "mean": means})
-
-
-CHANGE = (
-    "\nThe query/key/value width (`qkv_size`, {qkv}) of this model is not its hidden width ({hidden}), which plain "
-    "`transformers` takes for granted.\nEither load it with `autotinybert.py` (`--init`), or change two lines of "
-    "`transformers/models/bert/modeling_bert.py` (Figure B.1):\n\n"
-    '- `BertSelfAttention.__init__`: `self.attention_head_size = getattr(config, "qkv_size", config.hidden_size) '
-    "// config.num_attention_heads`\n"
-    "  (and leave out the check above it that the hidden size is a multiple of the number of heads)\n"
-    '- `BertSelfOutput.__init__`: `self.dense = nn.Linear(getattr(config, "qkv_size", config.hidden_size), '
-    "config.hidden_size)`\n")
+- `BertSelfAttention.__init__`: `self.attention_head_size = config.qkv_size // config.num_attention_heads`
+- `BertSelfOutput.__init__`: `self.dense = nn.Linear(config.qkv_size, config.hidden_size)`
+"""
 
 
 def export(cfg, folder):
-    """Write --init's model, or the part --arch of it, as a Hugging Face folder with a README."""
-    from common.cli import UserError
-    from common.distributed import launch, say, write_atomic
-    from common.tokenization import load_tokenizer
-    if not cfg.init:
-        raise UserError("--export needs weights: give a run folder or a Hugging Face folder with --init")
-    if Path(folder).exists() and any(Path(folder).iterdir()):
+    """Write --init's model, or the part --arch of it, as a Hugging Face folder with a README; a fine-tuned model with
+    its head."""
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; choose another folder")
     with launch(cfg.device) as ranks:
-        tokenizer = load_tokenizer(cfg.tokenizer or read_folder(cfg.init)[0])
-        data = Data(tokenizer, None, None, [], None, ranks.device)
-        model = start_model(checked_arch(cfg.arch, needed=False), cfg, data, ranks)
+        tokenizer = load_tokenizer(cfg.tokenizer or model_folder(cfg.init))
+        model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
+        place, whole, weights = read_model(cfg.init, cfg)
         arch = model.encoder.arch
+        if "head.weight" in weights and arch == whole:
+            task = read_json(place / "config.json").get("settings", {}).get("tasks")
+            model = TaskModel(model.encoder, len(weights["head.weight"]), spans=task == "SQuAD1.1")
+            take_over(model, weights, place)
         if hasattr(model, "fit"):
             del model.fit  # belongs to the training, not to the model; then the folder holds the encoder alone
-        plain = arch.qkv == arch.hidden
-        use = ("`BertModel.from_pretrained` of plain `transformers` loads this folder.\n" if plain
-               else CHANGE.format(qkv=arch.qkv, hidden=arch.hidden))
-        count = sum(parameters(arch, tokenizer.vocab_size, model.encoder.positions.num_embeddings).values())
+        words = f"{arch}, {sum(value.numel() for value in model.encoder.parameters()):,} parameters with the pooler"
         if ranks.main:
-            save_model(folder, model, tokenizer)
-            write_atomic(Path(folder) / "README.md",
-                         f"# AutoTinyBERT {arch}\n\nlayers-hidden-ffn-heads-qkv {arch}, {count:,} parameters "
-                         f"(encoder and pooler), trained with `autotinybert.py`.\n{use}")
-        say(ranks, f"{folder}: {arch}, {count:,} parameters; its README says how transformers loads it")
+            use = "\nPlain `transformers` loads this folder.\n" if arch.qkv == arch.hidden else CHANGE
+            write_hugging_face(folder, model, tokenizer)
+            write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n{use}")
+        say(ranks, f"{folder}: {words}; its README says how transformers loads it")
 
 
 def describe(cfg):
     """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, measured latency, the predicted one
-    (null without 20 measurements in --latency_data, --init or --out), and the search space."""
-    arch, reference, space = checked_arch(cfg.arch, needed=False), checked_arch(cfg.reference), checked_space(cfg)
-    vocab, positions, setting = cfg.vocab_size, 512, latency_setting(cfg)
+    (null without 20 measurements in --init or --out), and the search space."""
+    arch, vocab, positions = parse_arch(cfg.arch or cfg.largest), cfg.vocab_size, 512
     if cfg.init:
-        _, config, weights = read_folder(cfg.init)
-        arch, (vocab, positions) = arch or arch_of(config), table_sizes(weights)
-    arch = arch or super_arch(cfg)
-    parts, times = parameters(arch, vocab, positions), time_together([reference, arch], cfg, rounds=3)
-    result = {"arch": str(arch), "parameters": sum(parts.values()), "parts": parts,
-              "flops": flops(arch, cfg.latency_length), "flops_counting": "matrix products of encoder and pooler, "
-              f"one sequence of {cfg.latency_length}, 2 for each multiply-add",
-              "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
-              "speedup": times[reference] / times[arch], "predicted_ms": None,
-              "latency": setting, "space": {"setting": cfg.setting, "architectures": space_size(space)}}
-    measured = read_measurements(cfg, Path(cfg.init or cfg.out))
-    inside = [each for each in measured if why_outside(each, super_arch(cfg)) is None]
-    if len(inside) >= 20 and why_outside(arch, super_arch(cfg)) is None:
-        predictor = Predictor(cfg.predictor, super_arch(cfg), cfg.latency_length).fit(
-            inside, [min(measured[each]) for each in inside])
-        result["predicted_ms"] = predictor([arch])[0]
-    print(json.dumps(result, indent=2))
-
-
-# Analyses.
-
-
-def ranking_archs(cfg):
-    """The architectures of Sec. 4.3: four depths x four widths of BERT's rule; from the paper's, 2L128D to 8L768D."""
-    heads = sorted({max(1, round(cfg.heads * share)) for share in (1 / 6, 1 / 3, 2 / 3, 1)})
-    layers = sorted({max(1, round(cfg.layers * share)) for share in (1 / 4, 1 / 2, 3 / 4, 1)})
-    head = cfg.hidden // cfg.heads
-    return [Arch(depth, head * count, min(4 * head * count, cfg.ffn), count, head * count)
-            for depth in layers for count in heads]
-
-
-def analyze_ranking(cfg, run, data):
-    """Table 3 and Figure 4: each variant's one-shot scores against the scores of models trained on their own."""
-    from common.cli import UserError
-    from common.metrics import kendall, pairwise_accuracy
-    from common.report import write_report
-    if cfg.setting == "distill":
-        raise UserError("--analyze ranking: Table 3 is about --setting mlm; distillation has no other number of heads")
-    archs, folder = ranking_archs(cfg), run.folder
-    variants = [name.partition("*") for name in cfg.variant.split(",")]
-    for name, star, times in variants:
-        checked_space(cfg, name)
-        if star and not times.isdigit():
-            raise UserError(f"--variant {name}*{times}: write a whole number of times its steps, such as sme*3")
-
-    def scores_of(label, model_of):
-        """{task: [score of each architecture]}, means over the runs."""
-        results = share_out([f"{arch}-{seed}" for arch in archs for seed in range(cfg.runs)],
-                            folder / "scores" / label, run,
-                            lambda index: judge(model_of(archs[index // cfg.runs]), data, cfg, index % cfg.runs))
-        by_arch = [results[start:start + cfg.runs] for start in range(0, len(results), cfg.runs)]
-        return {task.name: [sum(result["scores"].get(task.name, -1.0) for result in part) / cfg.runs
-                            for part in by_arch] for task in data.tasks}
-
-    alone = {arch: train_further(None, arch, data, cfg, run, folder / "standalone" / str(arch))[0] for arch in archs}
-    table = {"stand-alone": scores_of("standalone", alone.__getitem__)}
-    for name, _, times in variants:
-        label = f"{name}x{times}" if times else name
-        superplm = train_superplm(name, cfg.steps * int(times or 1), data, cfg, run, folder / "superplm" / label)
-
-        def part(arch):
-            if not VARIANTS[name][1]:  # no SME: the full width of q, k and v, in as many heads as divide it
-                heads, qkv = max(pair for pair in checked_space(cfg, name)["attention"] if pair[0] <= arch.heads)
-                arch = dataclasses.replace(arch, heads=heads, qkv=qkv)
-            return extract(superplm, arch)
-
-        table[label] = scores_of(label, part)
-    for by_task in table.values():
-        by_task["mean"] = [sum(column) / len(column) for column in zip(*by_task.values())]
-    rows = [[label, len(archs)] for label in table]
-    for row, by_task in zip(rows, table.values()):
-        for task, values in by_task.items():
-            truth = table["stand-alone"][task]
-            pairwise = pairwise_accuracy(values, truth)  # D7
-            row += [100 * sum(values) / len(values), 100 * pairwise, kendall(values, truth)]
-    columns = ["training", "archs",
-               *(f"{task} {what}" for task in table["stand-alone"] for what in ("score", "pairwise %", "tau"))]
-
-    def draw(axes):
-        for label, by_task in table.items():
-            axes.scatter(table["stand-alone"]["mean"], by_task["mean"], label=label)
-        axes.set(xlabel="stand-alone", ylabel="one-shot", title="Figure 4")
-        axes.legend()
-
-    if run.ranks.main:
-        write_report(folder, "ranking", columns, rows, {"archs": list(map(str, archs)), "scores": table}, draw)
-
-
-def analyze_pareto(cfg, run, data):
-    """Figure 1: score against measured speed-up of searched, BERT-rule and random architectures, each trained further
-    from the SuperPLM alike. The rule's architecture is chosen like the searched one: of the widest within the limit at
-    each depth, the best one-shot score that measures within it."""
-    from common.distributed import on_main
-    from common.report import write_report
-    superplm = start_model(super_arch(cfg), cfg, data, run.ranks, ("superplm", "model")).to(data.device)
-    space, chosen = checked_space(cfg), []
-    goals = [dataclasses.replace(cfg, speedup=speedup, winners=1) for speedup in cfg.speedups]
-    for inner, (predict, limit) in zip(goals, [learn_latency(inner, run) for inner in goals]):
-        speedup, folder = inner.speedup, run.folder / f"{inner.speedup}x"
-        history = evolve(superplm, predict, limit, data, inner, run, folder)
-        chosen.append(("searched", speedup, confirm(history, inner, run, folder)[0]["arch"]))
-        rule = bert_rule(space, predict, limit)
-        results = share_out([str(arch) for arch in rule], folder / "rule" / "candidates", run,
-                            lambda index: judge(extract(superplm, rule[index]), data, cfg))
-        lines = [{"id": index, "arch": str(arch), **result} for index, (arch, result) in enumerate(zip(rule, results))]
-        if rule:
-            chosen.append(("BERT rule", speedup, confirm(lines, inner, run, folder / "rule")[0]["arch"]))
-        rng = random.Random(f"{cfg.seed} random {speedup}")
-        near = [sample_within(space, rng, lambda arch: 0.9 * limit < predict([arch])[0] <= limit
-                              or arch == smallest(space)) for _ in range(2)]
-        chosen += [("random", speedup, str(arch)) for arch in near]
-    archs = list(dict.fromkeys(arch for _, _, arch in chosen))
-    models = {arch: train_further(superplm, parse_arch(arch), data, cfg, run, run.folder / "further" / arch)[0]
-              for arch in archs}
-    results = share_out([f"{arch}-{seed}" for arch in archs for seed in range(cfg.runs)],
-                        run.folder / "finals", run,
-                        lambda index: judge(models[archs[index // cfg.runs]], data, cfg, index % cfg.runs))
-    reference = checked_arch(cfg.reference)
-    times = on_main(run.ranks, time_together, [reference, *map(parse_arch, archs)], cfg)
-    rows = []
-    for kind, speedup, arch in chosen:
-        scores = [results[archs.index(arch) * cfg.runs + seed]["score"] for seed in range(cfg.runs)]
-        took = times[parse_arch(arch)]
-        rows.append([kind, float(speedup), arch, took, times[reference] / took,
-                     *(100 * value for value in mean_and_deviation(scores)), cfg.runs])
-
-    def draw(axes):
-        for kind in ("searched", "BERT rule", "random"):
-            part = [row for row in rows if row[0] == kind]
-            axes.scatter([row[4] for row in part], [row[5] for row in part], label=kind)
-        axes.set(xlabel=f"speed-up over {cfg.reference}", ylabel="score %", title="Figure 1")
-        axes.legend()
-
-    if run.ranks.main:
-        columns = ["kind", "limit", "architecture", "measured ms", "speed-up", "score %", "deviation", "runs"]
-        write_report(run.folder, "pareto", columns, rows, draw=draw)
-
-
-def analyze_convergence(cfg, run, data):
-    """Figure 5: held-out loss of one architecture trained from the SuperPLM's weights and from scratch; where the
-    former reaches the latter's end."""
-    from common.cli import UserError
-    from common.report import write_report
-    arch = checked_arch(cfg.arch)
-    superplm = start_model(super_arch(cfg), cfg, data, run.ranks, ("superplm", "model"))
-    reason = why_outside(arch, superplm.encoder.arch)
-    if reason:
-        raise UserError(f"--arch {arch}: {reason}")
-    inherited = train_further(superplm, arch, data, cfg, run, run.folder / "inherited")[1]
-    scratch = train_further(None, arch, data, cfg, run, run.folder / "scratch")[1]
-    reached = next((step for step, loss in inherited if loss <= scratch[-1][1]), None)
-    rows = [[step, loss, other] for (step, loss), (_, other) in zip(inherited, scratch)]
-
-    def draw(axes):
-        for label, curve in (("from the SuperPLM", inherited), ("from scratch", scratch)):
-            axes.plot(*zip(*curve), label=label)
-        axes.set(xlabel="step", ylabel="held-out loss", title=f"Figure 5: {arch}")
-        axes.legend()
-
-    if run.ranks.main:
-        write_report(run.folder, "convergence", ["step", "from the SuperPLM", "from scratch"], rows,
-                     {"arch": str(arch), "reached": reached}, draw)
-        share = (f"{reached} from the SuperPLM, {100 * (1 - reached / cfg.further_steps):.0f}% saved" if reached
-                 else "more from the SuperPLM")
-        print(f"{arch}: the loss that {cfg.further_steps} steps from scratch reach takes {share}")
-
-
-def analyze_latency(cfg, run, data):
-    """Tables 1, 4 and F.1: speed-ups over BERT-base, all measured in the same rounds, beside the published ones."""
-    from common.distributed import on_main
-    from common.metrics import kendall, spearman
-    from common.report import write_report
-    published = {**TABLE_4, **TABLE_F1, **PF}
-    archs = {name: parse_arch(text) for name, (text, _) in published.items()}
-    reference, setting = parse_arch("12-768-3072-12-768"), latency_setting(cfg)
-    times = on_main(run.ranks, time_together, [reference, *archs.values()], cfg, rounds=max(3, cfg.latency_rounds))
-    speedups = {name: times[reference] / times[arch] for name, arch in archs.items()}
-    rows = [["BERT-base", str(reference), times[reference], 1.0, 1.0, 0.0]]
-    for name, (text, number) in published.items():
-        rows.append([name, text, times[archs[name]], speedups[name], number, 100 * (speedups[name] / number - 1)])
-    plain = [name for name in TABLE_4 if "KD" not in name]
-    pair = [speedups[name] for name in plain], [published[name][1] for name in plain]
-    worst = max((name for name in plain if "S4" not in name),
-                key=lambda name: abs(speedups[name] / published[name][1] - 1))
-    ordered = all(speedups[f"{family}-S{size}"] < speedups[f"{family}-S{size + 1}"]
-                  for family in ("BERT-KD", "AutoTinyBERT-KD") for size in (1, 2, 3))
-    numbers = {"pre-training rows": len(plain), "spearman": spearman(*pair), "kendall": kendall(*pair),
-               "worst of S1 to S3": worst, "distillation rows ordered": ordered, **setting}
-    if not run.ranks.main:
-        return
-    columns = ["model", "architecture", "ms", "speed-up", "published", "difference %"]
-    write_report(run.folder, "speedups", columns, rows, numbers)
-    print(f"Table 4, {len(plain)} pre-training rows: Spearman's correlation {numbers['spearman']:.3f}, "
-          f"Kendall's {numbers['kendall']:.3f}; of S1 to S3 {worst} differs most, by "
-          f"{100 * (speedups[worst] / published[worst][1] - 1):.0f}%; distillation rows ordered: {ordered}")
-
-
-ANALYSES = {"ranking": analyze_ranking, "pareto": analyze_pareto, "convergence": analyze_convergence,
-            "latency": analyze_latency}
-
-
-def analyze(cfg, name):
-    """Run one of ANALYSES in its own run folder."""
-    from common.cli import UserError
-    from common.distributed import launch
-    if name not in ANALYSES:
-        raise UserError(f"--analyze {name}: choose from {', '.join(ANALYSES)}")
-    if name in ("pareto", "convergence") and not cfg.init:
-        raise UserError(f"--analyze {name} needs a SuperPLM: give the run folder of a --search or --superplm by --init")
-    with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, f"analyze {name}", ranks, name != "latency",
-                             cfg.tasks if name in ("ranking", "pareto") else None)
-        if run.finished:
-            return
-        ANALYSES[name](cfg, run, data)
-        run.finish({"analysis": name})
+        _, whole, weights = read_model(cfg.init, cfg)
+        arch = arch if cfg.arch else whole
+        vocab, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
+    reference, parts, top = parse_arch(cfg.reference), parameters(arch, vocab, positions), parse_arch(cfg.largest)
+    times, measured = time_together([reference, arch], cfg, rounds=3), read_measurements(cfg, cfg.out)
+    known = why_outside(arch, top) is None and sum(why_outside(each, top) is None for each in measured) >= 20
+    print(json.dumps({
+        "arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
+        "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, "
+                          "2 for each multiply-add",
+        "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
+        "speedup": times[reference] / times[arch],
+        "predicted_ms": learnt_from(measured, cfg)([arch])[0] if known else None, "latency": latency_setting(cfg),
+        "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))}}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------
 
+PHASES = ("search", "superplm", "latency", "evolve")  # share one run folder
 ACTIONS = {
-    "search": ("all phases: text to a further-trained tiny model within the latency limit", None),
-    "superplm": ("phase 1 of --search alone: one-shot training (Algorithm 1)", None),
-    "latency": ("phase 2 alone: measure architectures on this machine, learn to predict", None),
-    "evolve": ("phase 3 alone: the search (Algorithm 2)", None),
-    "further_train": ("train --arch further from --init's weights, or from scratch", None),
-    "finetune": ("fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)", "TASKS"),
-    "export": ("write --init's model, or its part --arch, as a Hugging Face folder", "DIR"),
-    "analyze": (f"one of {', '.join(ANALYSES)}", "NAME"),
-    "describe": ("parameters, FLOPs, latency of --arch and the size of the search space, as JSON", None),
+    "search": (search, "all phases: text to a further-trained tiny model within the latency limit"),
+    "superplm": (functools.partial(search, phase="superplm"), "phase 1 of --search alone: one-shot training (Alg. 1)"),
+    "latency": (functools.partial(search, phase="latency"), "phase 2: measure on this machine, learn to predict"),
+    "evolve": (functools.partial(search, phase="evolve"), "phase 3: the search (Alg. 2)"),
+    "further_train": (further_train, "train --arch further from --init's weights, or from scratch"),
+    "finetune": (finetune, "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)", "TASKS"),
+    "export": (export, "write --init's model, or its part --arch, as a Hugging Face folder", "DIR"),
+    "describe": (describe, "parameters, FLOPs, latency of --arch and the size of the search space, as JSON"),
 }
-CHOICES = {"setting": ("mlm", "distill"), "variant": VARIANTS, "latency_clock": ("wall", "cpu"), "predictor":
-           ("linear", "mlp"), "strategy": ("evolution", "random", "fast"), "dtype": ("auto", "float32", "bfloat16")}
 
 
-def shrink(cfg):
-    """--dry_run: two real steps of every phase."""
-    cfg.steps = cfg.further_steps = 2
-    (cfg.population, cfg.generations, cfg.winners, cfg.runs,
-     cfg.latency_archs, cfg.latency_runs, cfg.latency_rounds) = 2, 2, 1, 1, 20, 3, 1
-    cfg.finetune_epochs, cfg.finetune_batch = 1, cfg.finetune_batch or 16
-    cfg.train_rows, cfg.speedups = 2 * cfg.finetune_batch, cfg.speedups[:1]
-    cfg.out = cfg.out.rstrip("/") + "-dry"
+def check(cfg, action):
+    """UserError where settings do not go together, before anything is done."""
+    if action in PHASES and "out" not in cfg.given:
+        cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
+    for name in [name for name in ("arch", "largest", "smallest", "reference") if getattr(cfg, name)]:
+        text = getattr(cfg, name)
+        try:
+            arch = str(parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"--{name} {text}: no architecture is here ({error})") from None
+        if "/" in arch:
+            raise UserError(f"--{name} {arch}: give one number for all layers; others are for --variant hat alone")
+        setattr(cfg, name, arch)
+    try:
+        search_space(cfg)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if cfg.arch and action in PHASES:
+        raise UserError(f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture")
+    if action == "further_train" and not (cfg.arch or cfg.init):
+        raise UserError("give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json")
+    if action in ("finetune", "export") and not cfg.init:
+        raise UserError(f"--{action} needs weights: give a run folder or a Hugging Face folder with --init")
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches")
+    if cfg.setting == "mlm" and cfg.teacher:
+        raise UserError(f"--teacher {cfg.teacher}: --setting mlm drops heads, and a teacher is followed head by head; "
+                        "use --setting distill, which keeps all heads and narrows each")
+    if cfg.setting == "distill" and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"):
+        raise UserError("--tasks MLM: --setting distill trains no masked-language-model head; name other tasks")
+    if cfg.setting == "distill" and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"):
+        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")
 
 
 def main(argv=None):
     """Run one action of the command line."""
-    from common.cli import UserError, parse
-    from common.distributed import Stop
-    action, value, cfg = parse(Config, PRESETS, ACTIONS, __doc__, argv)
-    if action is None:
-        return 0
-    shared = "search" if action in PHASES else action
-    cfg.out = cfg.out or f"runs/autotinybert-{shared}{'-' + value if action == 'analyze' else ''}-{cfg.preset}"
-    if cfg.dry_run:
-        shrink(cfg)
-    for name, choices in CHOICES.items():
-        if getattr(cfg, name) not in choices and (name, value) != ("variant", "ranking"):
-            raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(choices)}")
-    if not re.fullmatch("cpu" + r"|cuda(:\d+)?" * torch.cuda.is_available(), cfg.latency_device):
-        raise UserError(f"--latency_device {cfg.latency_device}: no such device is here; choose cpu or cuda")
-    if cfg.latency_clock == "cpu" and (cfg.latency_device != "cpu" or cfg.latency_threads > 1):
-        raise UserError("--latency_clock cpu counts the seconds of one CPU thread; with others choose wall")
-    if cfg.warmup > 1 or cfg.finetune_warmup > 1:
-        raise UserError("--warmup, --finetune_warmup: a share of the steps, at most 1")
-    if cfg.arch and action in PHASES:
-        raise UserError(f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture")
-    cfg.arch, cfg.reference = cfg.arch and str(checked_arch(cfg.arch)), str(checked_arch(cfg.reference))
-    try:
-        if action in PHASES:
-            search(cfg, action)
-        else:
-            {"further_train": further_train, "finetune": finetune, "export": export, "analyze": analyze,
-             "describe": describe}[action](cfg, *([value] if value is not True else []))
-    except Stop:
-        print("stopped; the same command continues")
-    except Diverged as error:
-        raise UserError(f"{error}: the training has diverged; lower --lr") from None
-    except torch.OutOfMemoryError:
-        raise UserError("out of device memory; raise --accumulate, lower --batch or --finetune_batch") from None
-    return 0
+    return start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":
-    from common.cli import run
     run(main)

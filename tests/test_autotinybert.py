@@ -3,8 +3,10 @@ import ast
 import dataclasses
 import itertools
 import json
+import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,21 +18,24 @@ import torch
 import torch.nn.functional as F
 
 import autotinybert as atb
-from common import distributed
-from common.cli import UserError
+from common import distributed, files, runs, weights as common_weights
+from common.cli import Diverged, Stop, UserError
+from common.files import load_file, read_jsonl
 from common.tokenization import load_tokenizer, train_sentencepiece
 from common.weights import read_weights, write_weights
 from conftest import ROOT
+from tests.claims import autotinybert as claims, study
 
 BASE = atb.Config(preset="base")
-TINY = atb.Config(layers=3, hidden=24, heads=4, ffn=40, min_hidden=8, min_qkv=8, dropout=0.0, vocab_size=50, length=16, batch=8, accumulate=2)
+TINY = atb.Config(largest="3-24-40-4-24", smallest="1-8-8-1-8", dropout=0.0, vocab_size=50, length=16, batch=8,
+                  accumulate=2)
 DISTILL = dataclasses.replace(TINY, setting="distill")
 
 
 def tiny_model(cfg=TINY, fit=0, seed=0):
     """A small SuperPLM whose biases and LayerNorms are random too."""
     torch.manual_seed(seed)
-    model = atb.LanguageModel(atb.super_arch(cfg), cfg.vocab_size, 0.0, fit)
+    model = atb.LanguageModel(atb.parse_arch(cfg.largest), cfg.vocab_size, 0.0, fit)
     with torch.no_grad():
         for value in model.parameters():
             value.normal_(std=0.3)
@@ -45,9 +50,19 @@ def tiny_batch(rows=3, width=9, vocab=50):
 
 # --- search space --------------------------------------------------------------------------------
 
+def space_size(space):
+    """Number of architectures with identical layers."""
+    return math.prod(map(len, space.values()))
+
+
+def space_size(space):
+    """Number of architectures with identical layers."""
+    return math.prod(map(len, space.values()))
+
+
 def test_size_of_table_b1():
-    assert atb.space_size(atb.search_space(BASE)) == 8 * 161 * 737 * 12 == 11_391_072
-    assert atb.space_size(atb.search_space(dataclasses.replace(BASE, setting="distill"))) == 8 * 161 * 737 * 50 == 47_462_800
+    assert space_size(atb.search_space(BASE)) == 8 * 161 * 737 * 12 == 11_391_072
+    assert space_size(atb.search_space(dataclasses.replace(BASE, setting="distill"))) == 8 * 161 * 737 * 50 == 47_462_800
 
 
 def test_samples_cover_the_space_and_nothing_else():
@@ -58,7 +73,7 @@ def test_samples_cover_the_space_and_nothing_else():
         assert {(arch.heads, arch.qkv) for arch in archs} == set(space["attention"])
         assert all(arch.hidden % 4 == 0 and 128 <= arch.hidden <= 768 and 128 <= arch.ffn <= 3072 and arch.ffn % 4 == 0 for arch in archs)
         assert all((arch.qkv == 64 * arch.heads) if cfg.setting == "mlm" else arch.heads == 12 for arch in archs)
-        assert all(atb.why_outside(arch, atb.super_arch(cfg)) is None for arch in archs)
+        assert all(atb.why_outside(arch, atb.parse_arch(cfg.largest)) is None for arch in archs)
 
 
 def test_text_form():
@@ -105,12 +120,12 @@ def test_mutation_stays_in_the_space_moves_and_reaches_every_variable():
 def all_variants():
     rng = random.Random(5)
     cases = [(cfg, atb.sample_arch(atb.search_space(cfg, variant), rng, variant != "hat"))
-             for cfg in (TINY, DISTILL) for variant in atb.VARIANTS for _ in range(20)]
+             for cfg in (TINY, DISTILL) for variant in atb.VARIANTS for _ in range(4)]
     return cases + [(TINY, atb.parse_arch(text)) for text in ("2-11-13-3-15", "3-24-40-4-24", "1-1-1-1-1", "3-23-39-2-24")]
 
 
 def test_extracted_models_equal_sub_models():
-    """For 164 architectures of all settings and ablations, with padding: MLM logits, states and attention scores agree to 1e-6."""
+    """For 36 architectures of all settings and ablations, with padding: MLM logits, states and attention scores agree to 1e-6."""
     ids, segments, lengths = tiny_batch()
     models = {fit: tiny_model(fit=fit).double() for fit in (0, 20)}
     positions = torch.tensor([[1, 2], [0, 3], [0, 1]])
@@ -176,6 +191,16 @@ def flat_step(model, optimizer, archs, lr=0.1):
     return optimizer.step(optimizer.grads.clone(), optimizer.used, lr, 1e9)
 
 
+def cut_state(model, arch):
+    """{name: the part that sub-model `arch` uses} of a model's weights."""
+    parts = {}
+    for name, value in model.state_dict().items():
+        axes, layer = atb.axes_of(name)
+        if layer is None or layer < arch.layers:
+            parts[name] = atb.Cut(arch, model.encoder.arch, layer or 0)(value, axes)
+    return parts
+
+
 def test_what_no_sub_model_uses_gets_no_update_of_any_kind():
     """After updates of other entries (moments are there), weight, moments and count of unused entries keep their bits; used ones move."""
     for arch in (atb.parse_arch("2-12-16-2-12"), atb.parse_arch("2-12-16-4-12"), atb.parse_arch("2-12-16/24-2/4-12/24")):
@@ -185,7 +210,7 @@ def test_what_no_sub_model_uses_gets_no_update_of_any_kind():
             flat_step(model, optimizer, [None])
         before = {name: getattr(optimizer, name).clone() for name in ("values", "first", "second", "count")}
         flat_step(model, optimizer, [arch])
-        used, share = optimizer.used.bool(), atb.cut_state(model, arch)
+        used, share = optimizer.used.bool(), cut_state(model, arch)
         expected = sum(value.numel() for name, value in share.items() if "pooler" not in name)
         assert used.sum() == expected and 0.05 < used.float().mean() < 0.8
         for name, value in before.items():
@@ -240,21 +265,11 @@ class FakeTokenizer:
     vocab_size, pad_id, cls_id, sep_id, mask_id = 1000, 0, 2, 3, 4
 
 
-def test_rows_are_two_sentences_in_a_row():
-    @dataclasses.dataclass
-    class Segments:
-        first, first_length = torch.tensor([[10, 11, 12, 0, 0], [10, 11, 12, 13, 14]]), torch.tensor([3, 5])
-        second, second_length = torch.tensor([[20, 21, 0, 0, 0], [0, 0, 0, 0, 0]]), torch.tensor([2, 0])
-    ids, kinds, lengths = atb.join_sentences(Segments, FakeTokenizer)
-    assert ids.tolist() == [[2, 10, 11, 12, 3, 20, 21, 3], [2, 10, 11, 12, 13, 14, 3, 0]] and lengths.tolist() == [8, 7]
-    assert kinds.tolist() == [[0, 0, 0, 0, 0, 1, 1, 1], [0] * 8]
-
-
 def test_masking_is_80_10_10_and_never_touches_special_pieces():
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 1000, (2000, 64), generator=generator)
     ids[:, 0], ids[:, 30], ids[::2, 40:] = 2, 3, 0
-    changed, positions, labels = atb.mask_tokens(ids, FakeTokenizer, 0.15, generator)
+    changed, positions, labels = atb.mask_tokens(ids, FakeTokenizer, generator)
     chosen, originals = labels != -100, ids.gather(1, positions)
     assert chosen[::2].sum(1).unique().tolist() == [6] and chosen[1::2].sum(1).unique().tolist() == [9]  # 15% of 38 and of 62 pieces of text
     assert torch.equal(labels[chosen], originals[chosen]) and (labels[chosen] >= 5).all()
@@ -289,22 +304,22 @@ def pretended_latency(arch):
     return atb.flops(arch) / 5e7 + 0.3 * arch.layers + 0.02 * arch.layers * arch.heads + 0.001 * arch.hidden
 
 
-def test_predictors_learn_a_machine_and_beat_flops():
+def test_predictors_learn_a_machine():
     space, rng = atb.search_space(BASE), random.Random(0)
     archs = [atb.sample_arch(space, rng) for _ in range(300)]
     errors = {}
-    for kind in ("linear", "mlp", "flops"):
-        predictor = atb.Predictor(kind, atb.super_arch(BASE), 128).fit(archs[:240], list(map(pretended_latency, archs[:240])), steps=150)
+    for kind in ("linear", "mlp"):
+        predictor = atb.Predictor(kind, atb.parse_arch(BASE.largest), 128).fit(archs[:240], list(map(pretended_latency, archs[:240])), steps=150)
         guesses = predictor(archs[240:])
         errors[kind] = sum(abs(guess / pretended_latency(arch) - 1) for guess, arch in zip(guesses, archs[240:])) / 60
-        again = atb.Predictor(kind, atb.super_arch(BASE), 128)
+        again = atb.Predictor(kind, atb.parse_arch(BASE.largest), 128)
         again.weights = predictor.weights
-        assert again(archs[:5]) == predictor(archs[:5]) and min(predictor([atb.smallest(space)])) > 0
-    assert errors["linear"] < 0.01 and errors["mlp"] < 0.1 and errors["flops"] > errors["linear"]
+        assert again(archs[:5]) == predictor(archs[:5]) and min(predictor([atb.smallest_arch(space)])) > 0
+    assert errors["linear"] < 0.01 and errors["mlp"] < 0.1
 
 
 def test_measuring_gives_positive_times_that_grow_with_the_model():
-    cfg = dataclasses.replace(TINY, latency_length=32, latency_runs=5)
+    cfg = dataclasses.replace(TINY, latency_length=32)
     small, large = atb.parse_arch("1-8-8-1-6"), atb.parse_arch("6-256-1024-4-256")
     threads = torch.get_num_threads()
     times = atb.time_together([small, large], cfg, rounds=3)
@@ -358,7 +373,6 @@ def test_fast_rule():
     for arch in found:
         assert 1.6 * arch.hidden <= arch.ffn <= 1.9 * arch.hidden and 0.7 * arch.hidden <= arch.qkv <= arch.hidden
         assert 25.0 < pretended_latency(arch) <= 28.5  # D11
-    assert all(arch.ffn == 4 * arch.hidden and arch.qkv == arch.hidden for arch in atb.bert_rule(atb.search_space(BASE), predict, 30.0))
 
 
 # --- folders -------------------------------------------------------------------------------------
@@ -372,36 +386,51 @@ class Vocabulary:
         return folder / "vocab.txt"
 
 
-def test_saved_models_come_back_bit_for_bit(tmp_path):
+def keep(folder, model):
+    """What a training leaves in a run's model/."""
+    common_weights.keep_model(folder, "further_train", dataclasses.replace(TINY, arch=str(model.encoder.arch)), Vocabulary(), model=model)
+
+
+def ranks_here():
+    return distributed.Ranks(0, 1, torch.device("cpu"))
+
+
+def opened(folder, **more):
+    """start_model of a folder for data that is nothing but a vocabulary."""
+    cfg = dataclasses.replace(TINY, init=str(folder))
+    return atb.start_model("", cfg, atb.Data(torch.device("cpu"), Vocabulary(), **more), ranks_here())
+
+
+def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, capsys):
     for fit, text in ((0, "2-12-16-3-18"), (20, "3-24-40-4-16")):
         model = atb.extract(tiny_model(fit=fit), atb.parse_arch(text))
-        atb.save_model(tmp_path / text, model, Vocabulary())
-        again, note = atb.load_model(tmp_path / text, TINY)
-        assert str(again.encoder.arch) == text and "made anew: none; left out: none" in note
-        assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+        keep(tmp_path / text, model)
+        atb.write_hugging_face(tmp_path / f"{text}-export", model, Vocabulary())
+        for folder in (text, f"{text}-export"):
+            again = opened(tmp_path / folder)
+            assert str(again.encoder.arch) == text and "made anew: none; left out: none" in capsys.readouterr().out
+            assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
 
 
 def test_models_that_do_not_fit_to_the_data_are_refused(tmp_path):
     """Too few positions, no masked-language-model head, no embeddings: words, and no traceback from inside a step."""
-    atb.save_model(tmp_path / "fit", tiny_model(fit=20), Vocabulary())
-    ranks = distributed.Ranks(0, 1, torch.device("cpu"))
-    data = atb.Data(Vocabulary(), object(), object(), [], None, ranks.device)
-    cfg = dataclasses.replace(TINY, init=str(tmp_path / "fit"))
+    atb.write_hugging_face(tmp_path / "fit", tiny_model(fit=20), Vocabulary())
     with pytest.raises(UserError, match="no masked-language-model head"):
-        atb.start_model(None, cfg, data, ranks)
-    with pytest.raises(UserError, match="512 positions, too few"):
-        atb.start_model(None, dataclasses.replace(cfg, length=600), data, ranks)
-    assert atb.start_model(None, cfg, dataclasses.replace(data, train=None), ranks).encoder.arch == atb.super_arch(TINY)
-    for part in ("position", "token_type", "word"):
-        weights = weights_of(tmp_path / "fit")
+        opened(tmp_path / "fit", train=object())
+    with pytest.raises(UserError, match="512 positions are too few"):
+        atb.start_model("", dataclasses.replace(TINY, init=str(tmp_path / "fit"), length=600),
+                        atb.Data(torch.device("cpu"), Vocabulary(), train=object()), ranks_here())
+    assert opened(tmp_path / "fit").encoder.arch == atb.parse_arch(TINY.largest)
+    for part, ours in (("position", "positions"), ("token_type", "segments"), ("word", "words")):
+        weights = read_weights(tmp_path / "fit")
         del weights[f"bert.embeddings.{part}_embeddings.weight"]
         shutil.copytree(tmp_path / "fit", tmp_path / part)
         write_weights(tmp_path / part / "model.safetensors", weights)
-        with pytest.raises(UserError, match=f"{part}_embeddings.weight is missing"):
-            atb.load_model(tmp_path / part, TINY)
+        with pytest.raises(UserError, match=f"{ours}.weight is missing"):
+            opened(tmp_path / part)
         teaching = dataclasses.replace(TINY, setting="distill", teacher=str(tmp_path / part))
         with pytest.raises(UserError, match="is missing|too few"):
-            atb.load_teacher(teaching, ranks, 4)
+            atb.load_teacher(teaching, ranks_here(), 50, 4)
 
 
 @pytest.mark.parametrize("kind", ["bert", "electra"])
@@ -416,24 +445,23 @@ def test_hugging_face_models_are_read_and_written(kind, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     ids, segments, lengths = tiny_batch()
     mask = (torch.arange(9) < lengths[:, None]).long()
-    folder, config, weights = atb.read_folder(tmp_path / "theirs")
-    encoder = atb.Encoder(atb.arch_of(config), 50, positions=32, embedding=config.get("embedding_size")).eval()
-    atb.take_over(encoder, weights, folder, "encoder.")
+    teaching = dataclasses.replace(TINY, teacher=str(tmp_path / "theirs"))
+    encoder = atb.load_teacher(teaching, ranks_here(), 50, 4)
     expected = theirs(ids, attention_mask=mask, token_type_ids=segments, output_hidden_states=True).hidden_states[-1]
     real = mask.bool()
     torch.testing.assert_close(encoder(ids, segments, lengths)[real], expected[real], rtol=1e-4, atol=1e-5)
     if kind == "bert":
-        model, _ = atb.load_model(tmp_path / "theirs", TINY)
+        model = opened(tmp_path / "theirs")
         positions = torch.tensor([[1, 2], [0, 3], [0, 1]])
         logits = theirs(ids, attention_mask=mask, token_type_ids=segments).logits.gather(1, positions[..., None].expand(-1, -1, 50))
         torch.testing.assert_close(model.eval()(ids, segments, lengths, positions), logits, rtol=1e-4, atol=1e-5)
-        atb.save_model(tmp_path / "ours", tiny_model(), Vocabulary())
+        atb.write_hugging_face(tmp_path / "ours", tiny_model(), Vocabulary())
         back = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
         logits = back(ids, attention_mask=mask, token_type_ids=segments).logits.gather(1, positions[..., None].expand(-1, -1, 50))
         torch.testing.assert_close(tiny_model()(ids, segments, lengths, positions), logits, rtol=1e-4, atol=1e-5)
         for outputs, spans, reader in ((3, False, "SequenceClassification"), (2, True, "QuestionAnswering")):
             tuned = atb.TaskModel(tiny_model().encoder, outputs, spans).eval()
-            atb.save_model(tmp_path / reader, tuned, Vocabulary())
+            atb.write_hugging_face(tmp_path / reader, tuned, Vocabulary())
             back = getattr(transformers, f"BertFor{reader}").from_pretrained(tmp_path / reader).eval()(ids, attention_mask=mask, token_type_ids=segments)
             mine = tuned(ids, segments, lengths)
             pairs = [(mine[..., 0], back.start_logits), (mine[..., 1], back.end_logits)] if spans else [(mine, back.logits)]
@@ -463,6 +491,9 @@ def tiny_data(tmp_path_factory):
                     for _ in range(24)]
             header = ["column"] * len(rows[0])
             (folder / "MNLI" / f"{part}.tsv").write_text("".join("\t".join(row) + "\n" for row in [header, *rows]))
+        (folder / "RTE").mkdir(exist_ok=True)
+        (folder / "RTE" / f"{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n" + "".join(
+            f"{number}\t{sentence()}\t{sentence()}\t{rng.choice(['entailment', 'not_entailment'])}\n" for number in range(24)))
         paragraphs = []
         for number in range(6):
             context = sentence()
@@ -470,11 +501,10 @@ def tiny_data(tmp_path_factory):
             answer = [{"text": word, "answer_start": context.index(f" {word}") + 1}]
             paragraphs.append({"context": context, "qas": [{"id": f"{split}{number}", "question": "Which word is the third?", "answers": answer}]})
         (folder / f"{split}-v1.1.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}))
-    flags = (f"--corpus {folder}/text.txt --glue {folder} --squad {folder} --tasks SQuAD,SST-2 --vocab_size 46 --layers 2 --hidden 24 --heads 4 "
-             "--ffn 40 --min_hidden 8 --min_qkv 8 --length 24 --squad_length 32 --batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 "
+    flags = (f"--corpus {folder}/text.txt --glue {folder} --squad {folder} --tasks SQuAD1.1,SST-2 --vocab_size 46 --largest 2-24-40-4-24 "
+             "--smallest 1-8-8-1-8 --length 24 --finetune_length 32 --batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 "
              "--save_every 1 --finetune_epochs 1 --finetune_batch 12 --train_rows 12 --population 3 --generations 2 --winners 2 "
-             "--latency_archs 24 --latency_runs 4 --latency_rounds 1 --latency_length 16 --reference 6-128-512-4-128 --speedup 2 "
-             f"--latency_data {folder}/latency.jsonl").split()
+             "--latency_archs 24 --latency_rounds 1 --latency_length 16 --reference 6-128-512-4-128 --speedup 2").split()
     return folder, flags
 
 
@@ -484,11 +514,29 @@ def run_here(argv, capsys=None):
 
 
 def weights_of(folder):
-    return read_weights(folder)
+    """The weights of a model that a run has kept."""
+    return load_file(folder / "checkpoint.pt")["owned"]["model"]
 
 
 class Killed(Exception):
     pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Measuring by pretended_latency. After clock["kill"] more measurements this process gets SIGTERM; clock["count"]: how many there were."""
+    state = {"count": 0, "kill": -1}
+
+    def time_model(arch, cfg):
+        state["count"], state["kill"] = state["count"] + 1, state["kill"] - 1
+        if state["kill"] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if distributed.stop_requested():
+            raise Stop
+        return pretended_latency(arch)
+    monkeypatch.setattr(distributed, "_stop_requested", False)  # and back to False afterwards
+    monkeypatch.setattr(atb, "time_model", time_model)
+    return state
 
 
 @pytest.fixture(scope="module")
@@ -496,20 +544,25 @@ def whole(tiny_data, tmp_path_factory):
     """The folder of an uninterrupted search in one process."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("search") / "whole"
-    run_here(["--search", *tiny_data[1], "--out", folder])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atb, "time_model", lambda arch, cfg: pretended_latency(arch))
+        run_here(["--search", *tiny_data[1], "--out", folder])
     return folder
 
 
-def histories(*folders):
-    """The search histories of run folders, without their seconds."""
-    from common.distributed import read_jsonl
-    return [[{key: value for key, value in line.items() if key != "seconds"} for line in read_jsonl(folder / "history.jsonl")] for folder in folders]
+def history_of(folder):
+    """The search history of a run folder, without its seconds."""
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in read_jsonl(folder / "history.jsonl")]
 
 
-def test_search_killed_anywhere_equals_an_uninterrupted_one(tiny_data, whole, tmp_path, monkeypatch):
+def same_weights(one, other, tolerance=0.0):
+    one, other = weights_of(one), weights_of(other)
+    return one.keys() == other.keys() and all((value - other[name]).abs().max() <= tolerance for name, value in one.items())
+
+
+def test_search_killed_anywhere_equals_an_uninterrupted_one(tiny_data, whole, tmp_path, clock, monkeypatch):
     """The search stopped dead after every few writes, and started again each time, ends with the same weights and history."""
-    folder, flags = tiny_data
-    save, write, lives = distributed.save_file, distributed.write_atomic, [0]
+    lives = [0]
 
     def mortal(function):
         def call(*args):
@@ -518,38 +571,50 @@ def test_search_killed_anywhere_equals_an_uninterrupted_one(tiny_data, whole, tm
             if lives[0] == 0:
                 raise Killed
         return call
-    monkeypatch.setattr(distributed, "save_file", mortal(save))
-    monkeypatch.setattr(distributed, "write_atomic", mortal(write))
+    for module in (atb, distributed, runs, common_weights):
+        for name in ("save_file", "write_atomic"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, mortal(getattr(files, name)))
     deaths = 0
     while True:
         lives[0] = 11
         try:
-            run_here(["--search", *flags, "--out", tmp_path / "killed"])
+            run_here(["--search", *tiny_data[1], "--out", tmp_path / "killed"])
             break
         except Killed:
             deaths += 1
-    assert deaths >= 1
-    one, other = histories(whole, tmp_path / "killed")
-    assert one == other and len(one) == 6
+    assert deaths >= 2
+    assert history_of(whole) == history_of(tmp_path / "killed") and len(history_of(whole)) == 6
     best, again = (json.loads((run / "best.json").read_text()) for run in (whole, tmp_path / "killed"))
-    for part in ("superplm", "model") if best["arch"] == again["arch"] else ("superplm",):  # measuring may choose another winner
-        one, other = weights_of(whole / part), weights_of(tmp_path / "killed" / part)
-        assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert {**best, "seconds": 0, "search_seconds": 0} == {**again, "seconds": 0, "search_seconds": 0}
+    assert same_weights(whole / "superplm", tmp_path / "killed" / "superplm") and same_weights(whole / "model", tmp_path / "killed" / "model")
     assert best["speedup"] >= 2 and best["evaluated"] == 6 and best["parameters"] > 0
 
 
-def test_two_processes_train_the_same_superplm_and_search_the_same_history(tiny_data, whole, tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "autotinybert.py"), "--search"]
-    result = subprocess.run([*launcher, *tiny_data[1], "--out", str(tmp_path / "two")], capture_output=True, text=True, cwd=ROOT,
+def two(action, flags, out):
+    """An action with two processes, as a user starts them."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "autotinybert.py")]
+    result = subprocess.run([*launcher, action, *flags, "--out", str(out)], capture_output=True, text=True, cwd=ROOT,
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr[-3000:]
-    one, two = weights_of(whole / "superplm"), weights_of(tmp_path / "two" / "superplm")
-    assert max((value - two[name]).abs().max().item() for name, value in one.items()) <= 1e-6
-    one, two = histories(whole, tmp_path / "two")
-    assert [line["arch"] for line in one] == [line["arch"] for line in two] and len(one) == 6
-    assert max(abs(a["score"] - b["score"]) for a, b in zip(one, two)) <= 1e-4
 
 
+def test_two_processes_train_the_same_superplm(tiny_data, whole, tmp_path):
+    two("--superplm", tiny_data[1], tmp_path / "two")
+    assert same_weights(whole / "superplm", tmp_path / "two" / "superplm", 1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_search_the_same_history(tiny_data, whole, tmp_path):
+    two("--superplm", tiny_data[1], tmp_path / "two")
+    shutil.copy(whole / "latency.jsonl", tmp_path / "two")
+    two("--evolve", tiny_data[1], tmp_path / "two")
+    one, other = history_of(whole), history_of(tmp_path / "two")
+    assert [line["arch"] for line in one] == [line["arch"] for line in other] and len(one) == 6
+    assert max(abs(a["score"] - b["score"]) for a, b in zip(one, other)) <= 1e-4
+
+
+@pytest.mark.slow
 def test_further_training_distillation_and_export(tiny_data, tmp_path, capsys):
     folder, flags = tiny_data
     run_here(["--further_train", *flags, "--arch", "2-24-40-4-24", "--out", tmp_path / "teacher"])
@@ -557,43 +622,64 @@ def test_further_training_distillation_and_export(tiny_data, tmp_path, capsys):
     run_here(["--superplm", *distill, "--out", tmp_path / "student"])
     run_here(["--further_train", *distill, "--arch", "1-12-16-4-16", "--init", tmp_path / "student", "--out", tmp_path / "further"])
     assert "fit.weight" in weights_of(tmp_path / "further" / "model")
-    out = run_here(["--finetune", "MNLI,SQuAD", *flags, "--init", tmp_path / "further", "--runs", "2", "--out", tmp_path / "tuned"], capsys)
-    scores = json.loads((tmp_path / "tuned" / "done.json").read_text())["scores"]
-    assert "Avg. of 2" in out and {name: len(values) for name, values in scores.items()} == {"MNLI": 2, "MNLI-mm": 2, "SQuAD": 2}
-    for name in ("MNLI-m", "MNLI-mm"):  # the leaderboard's files, of the best run
+    out = run_here(["--finetune", "MNLI,squad1.1", *flags, "--init", tmp_path / "further", "--runs", "2", "--out", tmp_path / "tuned"], capsys)
+    tasks = json.loads((tmp_path / "tuned" / "done.json").read_text())["tasks"]
+    assert "Avg. of 2" in out and {name: entry["n"] for name, entry in tasks.items()} == {"MNLI": 2, "SQuAD1.1": 2}
+    assert 0 <= tasks["MNLI"]["metrics"]["mismatched"] <= 1
+    for name in ("MNLI-m", "MNLI-mm"):  # the leaderboard's files, of the median run
         assert len((tmp_path / "tuned" / "MNLI" / f"{name}.tsv").read_text().splitlines()) == 25
-    assert len(json.loads((tmp_path / "tuned" / "SQuAD" / "predictions.json").read_text())) == 6
-    assert not (tmp_path / "tuned" / "tuned").exists() and weights_of(tmp_path / "tuned" / "SQuAD")["qa_outputs.weight"].shape == (2, 12)
+    assert len(json.loads((tmp_path / "tuned" / "SQuAD1.1" / "predictions.json").read_text())) == 6
     out = run_here(["--finetune", "SST-2", *flags, "--init", tmp_path / "tuned" / "MNLI", "--out", tmp_path / "again"], capsys)
-    assert "left out: classifier.bias, classifier.weight" in out  # what was learnt on MNLI is where SST-2 starts
+    assert "left out: head.bias, head.weight" in out  # what was learnt on MNLI is where SST-2 starts
+    for name, kind, head in (("MNLI", "BertForSequenceClassification", "classifier"), ("SQuAD1.1", "BertForQuestionAnswering", "qa_outputs")):
+        run_here(["--export", tmp_path / f"export-{name}", *flags, "--init", tmp_path / "tuned" / name])
+        exported = read_weights(tmp_path / f"export-{name}")
+        assert torch.equal(exported[f"{head}.weight"], weights_of(tmp_path / "tuned" / name)["head.weight"])
+        assert json.loads((tmp_path / f"export-{name}" / "config.json").read_text())["architectures"] == [kind]
     run_here(["--export", tmp_path / "export", *flags, "--init", tmp_path / "further"])
     config = json.loads((tmp_path / "export" / "config.json").read_text())
     assert (config["model_type"], config["qkv_size"], config["hidden_size"]) == ("bert", 16, 12)
-    assert (tmp_path / "export" / "spiece.model").exists()
-    assert "qkv_size" in (tmp_path / "export" / "README.md").read_text() and "fit.weight" not in weights_of(tmp_path / "export")
-    assert json.loads((tmp_path / "export" / "config.json").read_text())["architectures"] == ["BertModel"]  # no MLM head
+    assert (tmp_path / "export" / "spiece.model").exists() and config["architectures"] == ["BertModel"]  # no MLM head
+    assert "qkv_size" in (tmp_path / "export" / "README.md").read_text() and "fit.weight" not in read_weights(tmp_path / "export")
     with pytest.raises(UserError, match="2 heads and the student 4"):
         run_here(["--further_train", *flags, "--arch", "1-24-40-2-24", "--out", tmp_path / "two"])
         run_here(["--superplm", *flags, "--setting", "distill", "--teacher", tmp_path / "two", "--out", tmp_path / "wrong"])
-    with pytest.raises(UserError, match="setting distill"):
-        run_here(["--superplm", *flags, "--teacher", tmp_path / "teacher", "--out", tmp_path / "wrong2"])
+
+
+def test_small_tasks_start_from_mnli_which_is_tuned_first(tiny_data, whole, tmp_path):
+    """D7: RTE's encoder starts as the best MNLI run's, and so does not end where it ends alone."""
+    folder, flags = tiny_data
+    for tasks, out in (("RTE,MNLI", "both"), ("RTE", "alone")):
+        run_here(["--finetune", tasks, *flags, "--init", whole, "--out", tmp_path / out])
+    both, alone = weights_of(tmp_path / "both" / "RTE"), weights_of(tmp_path / "alone" / "RTE")
+    assert not torch.equal(both["encoder.words.weight"], alone["encoder.words.weight"])
+    assert sorted(path.name for path in (tmp_path / "both" / "jobs").glob("*.json")) == ["MNLI-0.json", "RTE-0.json"]
 
 
 def test_parts_of_a_finished_search_come_from_its_superplm(tiny_data, whole, tmp_path):
     """An architecture that is not the winner's is cut out of the SuperPLM, even where it would fit into the winner."""
     folder, flags = tiny_data
     run_here(["--export", tmp_path / "export", *flags, "--init", whole, "--arch", "1-8-8-1-6"])
-    expected, _ = atb.load_model(whole / "superplm", TINY)
-    for name, value in atb.extract(expected, atb.parse_arch("1-8-8-1-6")).state_dict().items():
-        assert torch.equal(weights_of(tmp_path / "export")[atb.hf_name(name)], value)
+    superplm = atb.LanguageModel(atb.parse_arch("2-24-40-4-24"), 46)
+    superplm.load_state_dict(weights_of(whole / "superplm"))
+    exported, names = read_weights(tmp_path / "export"), atb.hugging_face_names(1)
+    for name, value in atb.extract(superplm, atb.parse_arch("1-8-8-1-6")).state_dict().items():
+        assert torch.equal(exported[names[name]], value)
+
+
+def test_a_second_search_takes_over_superplm_and_measurements(tiny_data, whole, tmp_path, clock):
+    """With --init RUN nothing is trained or measured again but what the other limit asks for."""
+    run_here(["--evolve", *tiny_data[1], "--init", whole, "--speedup", "3", "--winners", "1", "--out", tmp_path / "second"])
+    assert clock["count"] % 5 == 0 and clock["count"] <= 5 * 7  # five rounds of reference and finalists, no others
+    assert json.loads((tmp_path / "second" / "best.json").read_text())["speedup"] >= 3 and not (tmp_path / "second" / "superplm").exists()
 
 
 def test_mlm_is_a_task_without_fine_tuning(tiny_data, whole, tmp_path, monkeypatch):
     """The same masked pieces for every model; chance for an untrained one, all for one that knows the answers."""
     folder, flags = tiny_data
     run_here(["--finetune", "mlm", *flags, "--init", whole, "--runs", "2", "--out", tmp_path / "a"])
-    one, two = json.loads((tmp_path / "a" / "done.json").read_text())["scores"]["MLM"]
-    assert one == two and 0 <= one < 0.5
+    entry = json.loads((tmp_path / "a" / "done.json").read_text())["tasks"]["MLM"]
+    assert entry["sd"] == 0 and entry["n"] == 2 and 0 <= entry["median"] < 0.5
 
     def oracle(model, ids, segments, lengths, positions, arch=None):
         return F.one_hot(answers[-1].clamp(min=0), 46).float()
@@ -601,19 +687,18 @@ def test_mlm_is_a_task_without_fine_tuning(tiny_data, whole, tmp_path, monkeypat
     monkeypatch.setattr(atb, "text_batch", lambda *args: answers.append((batch := text_batch(*args))[-1]) or batch)
     monkeypatch.setattr(atb.LanguageModel, "forward", oracle)
     run_here(["--finetune", "MLM", *flags, "--init", whole, "--out", tmp_path / "b"])
-    assert json.loads((tmp_path / "b" / "done.json").read_text())["scores"]["MLM"] == [1.0]
+    assert json.loads((tmp_path / "b" / "done.json").read_text())["tasks"]["MLM"]["median"] == 1.0
 
 
+@pytest.mark.slow
 def test_distillation_starts_from_a_model_that_learnt_from_text(tiny_data, whole, tmp_path):
     """A new projection, drawn from the seed, and no MLM head; the same command again continues."""
     distill = [*tiny_data[1], "--setting", "distill", "--teacher", whole / "superplm", "--init", whole / "superplm"]
-    run_here(["--superplm", *distill, "--out", tmp_path / "a"])
-    (tmp_path / "a" / "superplm" / "curve.json").rename(tmp_path / "curve.json")
-    run_here(["--superplm", *distill, "--out", tmp_path / "b"])
-    one, other = weights_of(tmp_path / "a" / "superplm"), weights_of(tmp_path / "b" / "superplm")
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
-    assert "fit.weight" in one and not any(name.startswith("cls.") for name in one)
-    (tmp_path / "curve.json").rename(tmp_path / "a" / "superplm" / "curve.json")
+    for out in ("a", "b"):
+        run_here(["--superplm", *distill, "--out", tmp_path / out])
+    assert same_weights(tmp_path / "a" / "superplm", tmp_path / "b" / "superplm")
+    names = weights_of(tmp_path / "a" / "superplm").keys()
+    assert "fit.weight" in names and "transform.weight" not in names
     run_here(["--superplm", *distill, "--out", tmp_path / "a"])
     run_here(["--further_train", *distill, "--arch", "1-12-16-4-16", "--out", tmp_path / "c"])
 
@@ -621,10 +706,11 @@ def test_distillation_starts_from_a_model_that_learnt_from_text(tiny_data, whole
 def test_models_that_cannot_be_read_right_are_refused(tiny_data, whole, tmp_path):
     """Other LayerNorms, positions or vocabularies are answered in words, not with other numbers."""
     folder, flags = tiny_data
+    run_here(["--export", tmp_path / "theirs", *flags, "--init", whole / "superplm"])
 
     def refused(change, message, *more):
         target = tmp_path / message.split()[0]
-        shutil.copytree(whole / "superplm", target)
+        shutil.copytree(tmp_path / "theirs", target)
         change(target)
         with pytest.raises(UserError, match=message):
             run_here(["--superplm", *flags, "--init", target, *more, "--out", tmp_path / f"out-{target.name}"])
@@ -638,111 +724,72 @@ def test_models_that_cannot_be_read_right_are_refused(tiny_data, whole, tmp_path
     refused(config(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'")
     refused(config(num_hidden_layers=None), "describes no architecture")
     refused(config(num_attention_heads=5), "5 heads do not divide")
-    refused(lambda target: (target / "spiece.model").unlink(), "no vocab.txt and no spiece.model")
-    cased = shutil.copytree(whole / "superplm", tmp_path / "cased")
-    (cased / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    assert load_tokenizer(whole / "superplm").lower and not load_tokenizer(cased).lower
+    refused(lambda target: (target / "spiece.model").unlink(), "no spiece.model and no vocab.txt")
     train_sentencepiece([folder / "text.txt"], tmp_path / "spiece.model", 46, lower=False)
     refused(lambda target: (target / "spiece.model").write_bytes((tmp_path / "spiece.model").read_bytes()),
             "another vocabulary", "--tokenizer", whole / "superplm")
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Measuring by pretended_latency. After clock["kill"] more measurements this process gets SIGTERM; clock["count"]: how many there were."""
-    state = {"count": 0, "kill": -1}
-
-    def time_model(arch, cfg):
-        state["count"], state["kill"] = state["count"] + 1, state["kill"] - 1
-        if state["kill"] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return pretended_latency(arch)
-    monkeypatch.setattr(distributed, "_stop_requested", False)  # and back to False afterwards
-    monkeypatch.setattr(atb, "time_model", time_model)
-    return state
-
-
 def test_sigterm_is_obeyed_between_two_measurements(tiny_data, tmp_path, clock, monkeypatch, capsys):
     folder, flags = tiny_data
-    flags = [*flags, "--latency_data", tmp_path / "latency.jsonl"]
-    for action in (["--latency"], ["--analyze", "latency"]):
-        out = tmp_path / action[-1]
-        clock.update(count=0, kill=3)
-        assert "stopped" in run_here([*action, *flags, "--out", out], capsys) and clock["count"] == 3
-        assert not (out / "done.json").exists() and not (out / "predictor.pt").exists()
-        monkeypatch.setattr(distributed, "_stop_requested", False)
-        run_here([*action, *flags, "--out", out])
+    clock.update(kill=3)
+    run_here(["--latency", *flags, "--out", tmp_path / "run"])
+    assert "stopped" in capsys.readouterr().err and clock["count"] == 3 and not (tmp_path / "run" / "predictor.pt").exists()
+    monkeypatch.setattr(distributed, "_stop_requested", False)
+    run_here(["--latency", *flags, "--out", tmp_path / "run"])
     history = [{"id": number, "score": 1.0 - number, "diverged": False, "arch": f"1-8-{8 + 4 * number}-1-6"} for number in range(3)]
     cfg = dataclasses.replace(TINY, reference="6-128-512-4-128", speedup=2.0)
-    run = types.SimpleNamespace(ranks=distributed.Ranks(0, 1, torch.device("cpu")))
+    run = types.SimpleNamespace(ranks=ranks_here(), folder=tmp_path)
     clock.update(count=0, kill=2)
-    with pytest.raises(distributed.Stop):  # the confirmation of the winners
-        atb.confirm(history, cfg, run, tmp_path)
+    with pytest.raises(Stop):  # the confirmation of the winners
+        atb.confirm(history, cfg, run)
     assert clock["count"] == 2 and not (tmp_path / "finalists.json").exists()
     monkeypatch.setattr(distributed, "_stop_requested", False)
-    assert [line["arch"] for line in atb.confirm(history, cfg, run, tmp_path)] == [line["arch"] for line in history]
+    assert [line["arch"] for line in atb.confirm(history, cfg, run)] == [line["arch"] for line in history]
 
 
-def test_sigterm_keeps_the_candidates_that_are_done(tmp_path, monkeypatch):
-    done, run = [], types.SimpleNamespace(ranks=distributed.Ranks(0, 1, torch.device("cpu")))
-
-    def work(index):
-        done.append(index)
-        monkeypatch.setattr(distributed, "_stop_requested", index == 1)
-        return index
-    monkeypatch.setattr(distributed, "_stop_requested", False)
-    with pytest.raises(distributed.Stop):
-        atb.share_out(["a", "b", "c"], tmp_path, run, work)
-    assert done == [0, 1]
-    monkeypatch.setattr(distributed, "_stop_requested", False)
-    assert atb.share_out(["a", "b", "c"], tmp_path, run, work) == [0, 1, 2] and done == [0, 1, 2]
-
-
-def test_finished_runs_say_so_and_measurements_can_be_added(tiny_data, tmp_path, clock, capsys):
+def test_finished_runs_say_so_and_measurements_can_be_added(tiny_data, whole, tmp_path, clock, capsys):
     folder, flags = tiny_data
-    flags = [*flags, "--latency_data", tmp_path / "latency.jsonl"]
-    run_here(["--analyze", "latency", *flags, "--out", tmp_path / "table"])
-    clock["count"] = 0
-    assert "table: finished" in run_here(["--analyze", "latency", *flags, "--out", tmp_path / "table"], capsys) and clock["count"] == 0
+    assert "whole: finished" in run_here(["--search", *flags, "--out", whole], capsys) and clock["count"] == 0
     latency = ["--latency", *flags, "--out", tmp_path / "run", "--latency_archs"]
     for number, more in ((5, 7), (6, 1), (6, 0)):  # the reference and the smallest one are measured too
         clock["count"] = 0
         assert "measured" in run_here([*latency, number], capsys) and clock["count"] == more
-        assert distributed.load_file(tmp_path / "run" / "predictor.pt")["asked"] == [number, 1]
     (tmp_path / "run" / "candidates").mkdir()
-    with pytest.raises(UserError, match="proposed with --latency_archs 6"):  # they would not be the same ones
+    with pytest.raises(UserError, match="candidates were proposed with fewer measurements"):  # they would not be the same ones
         run_here([*latency, 8])
 
 
 @pytest.mark.parametrize("line", ['{"arch": "1-8-8-1-6", "mil', '{"step": 3}', "[1]", '{"arch": "1-8-8-1-6", "milliseconds": 0}',
-                                  '{"arch": "1-8-8-1-6", "milliseconds": "x"}', '{"arch": "1-8", "milliseconds": 1}', "\xe9"])
+                                  '{"arch": "1-8-8-1-6", "milliseconds": "x"}', '{"arch": "1-8", "milliseconds": 1}'])
 def test_lines_that_are_no_measurements_are_named(tmp_path, line):
     good = json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, **atb.latency_setting(TINY)})
     path = tmp_path / "latency.jsonl"
-    path.write_bytes(f"{good}\n{good}".encode())  # a last line without its end counts, and nothing is glued to it
+    path.write_text(f"{good}\n{good}\n{good[:20]}")  # a last line without its end is left out
     assert atb.read_measurements(TINY, tmp_path) == {atb.parse_arch("1-8-8-1-6"): [2.0, 2.0]}
-    path.write_bytes(f"{good}\n{line}\n".encode("latin-1"))
-    with pytest.raises(UserError, match="no measurement" if line == "\xe9" else "line 2: no measurement"):
+    path.write_text(f"{good}\n{line}\n")
+    with pytest.raises(UserError, match="line 2: no (measurement|JSON)"):
         atb.read_measurements(TINY, tmp_path)
 
 
-@pytest.mark.parametrize("torn", ["", '\n{"arch": "1-8-8-1-6", "mil'])
-def test_a_last_line_without_its_end_stays_whole_or_goes(tiny_data, tmp_path, clock, torn):
-    one = json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, "threads": 99})
-    (tmp_path / "latency.jsonl").write_text(one + torn)
-    run_here(["--latency", *tiny_data[1], "--latency_data", tmp_path / "latency.jsonl", "--latency_archs", "3", "--out", tmp_path / "run"])
-    lines = [json.loads(line) for line in (tmp_path / "latency.jsonl").read_text().splitlines()]
+def test_a_torn_last_line_goes_and_other_settings_stay(tiny_data, tmp_path, clock):
+    flags = [*tiny_data[1], "--latency_archs", "3", "--out", tmp_path / "run"]
+    run_here(["--latency", *flags])
+    path = tmp_path / "run" / "latency.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(lines[0]), "threads": 99}), *lines[:3], lines[3][:30]]))
+    run_here(["--latency", *flags])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 1 + 5 and lines[0]["threads"] == 99
 
 
-def test_an_impossible_limit_is_measured_again(tiny_data, tmp_path):
-    folder, flags = tiny_data
-    flags = [*flags, "--latency_data", tmp_path / "latency.jsonl", "--latency_archs", "3", "--speedup", "100000"]
+def test_an_impossible_limit_is_measured_again(tiny_data, tmp_path, clock):
     for calls in (1, 2):
-        with pytest.raises(UserError, match="nothing in the search space is so fast"):
-            run_here(["--latency", *flags, "--out", tmp_path / "run"])
-        lines = [json.loads(line)["arch"] for line in (tmp_path / "latency.jsonl").read_text().splitlines()]
+        with pytest.raises(UserError, match="the fastest, 1-8-8-1-6, reaches"):
+            run_here(["--search", *tiny_data[1], "--latency_archs", "3", "--speedup", "100000", "--out", tmp_path / "run"])
+        lines = [json.loads(line)["arch"] for line in (tmp_path / "run" / "latency.jsonl").read_text().splitlines()]
         assert lines.count("6-128-512-4-128") == lines.count("1-8-8-1-6") == 1 + 5 * calls
+    assert not (tmp_path / "run" / "superplm").exists()  # before any training
 
 
 def test_a_loss_that_is_no_number_ends_the_training_before_it_is_saved(tiny_data, tmp_path):
@@ -752,56 +799,92 @@ def test_a_loss_that_is_no_number_ends_the_training_before_it_is_saved(tiny_data
     assert not (tmp_path / "run" / "superplm" / "curve.json").exists()
 
 
-def test_analyses(tiny_data, tmp_path, capsys):
+def test_mistakes_end_in_one_line_before_any_training(tiny_data, tmp_path, capsys):
     folder, flags = tiny_data
-    run_here(["--superplm", *flags, "--out", tmp_path / "super"])
-    run_here(["--analyze", "ranking", *flags, "--variant", "ebl,sme*2,ils,hat", "--steps", "2", "--further_steps", "1", "--heads", "8",
-              "--out", tmp_path / "ranking"])  # five and three of eight heads do not divide the full width
-    report = json.loads((tmp_path / "ranking" / "ranking.json").read_text())
-    assert [row[0] for row in report["rows"]] == ["stand-alone", "ebl", "smex2", "ils", "hat"] and report["rows"][0][3] == 100
-    pareto = ["--analyze", "pareto", *flags, "--init", tmp_path / "super", "--population", "2", "--out", tmp_path / "pareto", "--speedups", "2"]
-    with pytest.raises(UserError, match="nothing in the search space is so fast"):  # before any evolution
-        run_here([*pareto, "1e6"])
-    assert not (tmp_path / "pareto" / "2.0x").exists()
-    run_here([*pareto, "--restart"])
-    assert {row[0] for row in json.loads((tmp_path / "pareto" / "pareto.json").read_text())["rows"]} == {"searched", "BERT rule", "random"}
-    out = run_here(["--analyze", "convergence", *flags, "--init", tmp_path / "super", "--arch", "2-12-16-2-12", "--out", tmp_path / "curve"], capsys)
-    assert "from scratch reach" in out and len(json.loads((tmp_path / "curve" / "convergence.json").read_text())["rows"]) == 3
-
-
-def test_mistakes_end_in_one_line_before_any_training(tiny_data, tmp_path):
-    folder, flags = tiny_data
-    with pytest.raises(UserError, match="the fastest, 1-8-8-1-6, reaches"):
-        run_here(["--search", *flags, "--speedup", "100000", "--out", tmp_path / "fast"])
-    assert not (tmp_path / "fast" / "superplm").exists()
     mistakes = (("--further_train --arch 2-8-8-3-8", "do not divide"), ("--further_train", "give --arch"), ("--evolve", "no SuperPLM yet"),
-                ("--superplm --setting kd", "choose from mlm, distill"), ("--superplm --length 600", "8 to 512"),
-                ("--superplm --min_hidden 99", "more than the SuperPLM"), ("--analyze ranking --variant sme*x", "whole number"),
-                ("--search --tasks MLM --setting distill", "no masked-language-model head"), ("--latency --latency_device foo", "no such device"), ("--superplm --batch 7", "cannot be cut"),
-                ("--superplm --variant x", "choose from"), ("--analyze nothing", "choose from"), ("--finetune SST-2", "needs weights"),
-                ("--search --strategy x", "choose from evolution, random, fast"), ("--search --predictor x", "choose from linear, mlp"),
-                (f"--finetune SST-2 --init {folder}", "no readable config.json"), ("--search --arch 2-8-8-2-8", "takes none"),
-                ("--further_train --arch 2-8-8/8-2-8", "one number for all layers"), ("--search --dtype x", "choose from auto"),
-                ("--latency --latency_clock cpu --latency_threads 2", "one CPU thread"), ("--superplm --warmup 2", "at most 1"),
-                ("--superplm --length 5", "8 to 512"), (f"--latency --latency_archs 1 --latency_data {folder}/none.jsonl", "too few"), ("--search --tasks ,", "no GLUE task"),
-                ("--latency --latency_device meta", "no such device"), ("--analyze pareto", "needs a SuperPLM"),
+                ("--superplm --smallest 1-99-8-1-8", "more than the SuperPLM"), ("--superplm --length 600", r"in \[8, 512\]"),
+                ("--superplm --setting distill --teacher x --smallest 1-8-8-1-7", "a multiple of the 4 heads"),
+                ("--search --tasks MLM --setting distill", "no masked-language-model head"), ("--latency --latency_device cuda", "no CUDA device"),
+                ("--superplm --batch 7", "cannot be cut"), ("--finetune SST-2", "needs weights"), ("--search --tasks x", "choose from"),
+                (f"--finetune SST-2 --init {folder}", "no model is here"), ("--search --arch 2-8-8-2-8", "takes none"),
+                ("--further_train --arch 2-8-8/8-2-8", "one number for all layers"), ("--superplm --warmup 2", r"in \[0, 1\]"),
+                ("--superplm --setting distill", "give --teacher"), ("--superplm --teacher x", "setting distill"),
+                ("--superplm --length 5", r"in \[8, 512\]"), ("--latency --latency_archs 1", ">= 2"), ("--search --tasks ,", "no task is named"),
                 ("--latency --reference 8-8", "no architecture is here"))
     for number, (words, message) in enumerate(mistakes):
         with pytest.raises(UserError, match=message):
             run_here([*flags, *words.split(), "--out", tmp_path / str(number)])
+    for words in ("--superplm --setting kd", "--superplm --variant x", "--search --strategy x", "--search --predictor x", "--search --dtype x",
+                  "--latency --latency_device meta"):
+        with pytest.raises(SystemExit):
+            run_here([*flags, *words.split()])
+        assert "choose from" in capsys.readouterr().err
 
 
-def test_describe(tiny_data, tmp_path, capsys):
+def test_describe(tiny_data, tmp_path, capsys, clock):
     folder, flags = tiny_data
-    described = json.loads(run_here(["--describe", *flags, "--arch", "2-12-16-2-12"], capsys))
+    described = json.loads(run_here(["--describe", *flags, "--arch", "2-12-16-2-12", "--out", tmp_path / "none"], capsys))
     assert described["parameters"] == sum(described["parts"].values()) == sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 46).values())
-    assert described["predicted_ms"] is None or described["predicted_ms"] > 0
+    assert described["predicted_ms"] is None and described["speedup"] > 0 and described["flops_counting"]
+    assert described["space"]["architectures"] == 2 * 5 * 9 * 4
     model = atb.LanguageModel(atb.parse_arch("2-12-16-2-12"), 50, positions=64)
-    atb.save_model(tmp_path / "model", model, Vocabulary())
-    own = json.loads(run_here(["--describe", *flags, "--latency_data", tmp_path / "none.jsonl", "--init", tmp_path / "model"], capsys))
+    atb.write_hugging_face(tmp_path / "model", model, Vocabulary())
+    own = json.loads(run_here(["--describe", *flags, "--init", tmp_path / "model", "--out", tmp_path / "none"], capsys))
     assert own["arch"] == "2-12-16-2-12" and own["parameters"] == sum(value.numel() for value in model.encoder.parameters())
-    assert own["predicted_ms"] is None
-    assert described["speedup"] > 0 and described["flops_counting"] and described["space"]["architectures"] == 2 * 5 * 9 * 4
+    run_here(["--latency", *flags, "--out", tmp_path / "run"], capsys)
+    measured = json.loads(run_here(["--describe", *flags, "--arch", "2-12-16-2-12", "--out", tmp_path / "run"], capsys))
+    assert measured["predicted_ms"] == pytest.approx(pretended_latency(atb.parse_arch("2-12-16-2-12")), rel=0.2)
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+def claimed(name, flags, tmp_path, *more):
+    """The record that a claim leaves, made in tmp_path."""
+    study.main("autotinybert", claims.CLAIMS, [name, "--runs", str(tmp_path / name), "--results", str(tmp_path), "--seeds", "1",
+                                               *map(str, [*flags, *more])])
+    return json.loads((tmp_path / f"{name}.json").read_text())
+
+
+def test_published_tables_and_what_is_made_of_measurements(tiny_data, tmp_path, clock):
+    for name, (text, speedup) in {**claims.TABLE_4, **claims.TABLE_F1, **claims.PF}.items():
+        assert str(atb.parse_arch(text)) == text and 4 < speedup < 30
+    rows = claimed("latency", ["--preset", "base"], tmp_path)["rows"]
+    assert len(rows) == 1 + 16 + 3 + 5 and rows[0][3] == 1 and all(row[3] > 1 for row in rows[1:])
+    run_here(["--latency", *tiny_data[1], "--out", tmp_path / "run"])
+    rows = claimed("predictor", tiny_data[1], tmp_path, "--folders", tmp_path / "run")["rows"]
+    assert [row[0] for row in rows[:3]] == ["proportional to FLOPs", "linear", "mlp"] and rows[1][3] < rows[0][3]
+
+
+def test_claims_name_what_is_wrong(tiny_data, tmp_path):
+    for name, words, message in (("ranking", "--variants sme*x", "whole number"), ("convergence", "", "give --arch"),
+                                 ("ranking", "--setting distill", "setting mlm")):
+        with pytest.raises(UserError, match=message):
+            claimed(name, tiny_data[1], tmp_path, *words.split())
+
+
+@pytest.mark.slow
+def test_claims_that_train(tiny_data, whole, tmp_path):
+    flags = [*tiny_data[1], "--population", "2", "--steps", "2", "--further_steps", "1"]
+    rows = claimed("ranking", flags, tmp_path, "--variants", "ebl,ils", "--largest", "1-24-40-2-24", "--tasks", "MLM")["rows"]
+    assert [row[0] for row in rows] == ["stand-alone", "ebl", "ils"] and rows[0][3] == 100
+    rows = claimed("pareto", [*flags, "--tasks", "MLM"], tmp_path, "--limits", "2", "--folders", whole)["rows"]
+    assert {row[0] for row in rows} >= {"searched", "random"}
+    rows = claimed("convergence", flags, tmp_path, "--arch", "2-12-16-2-12", "--folders", whole)["rows"]
+    assert len(rows) == 1 and rows[0][1] > 0
+
+
+def test_the_page_of_claims_is_that_of_its_results():
+    assert (ROOT / "tests" / "claims" / "autotinybert.md").read_text() == study.page("autotinybert")
+
+
+# --- the text of the file ------------------------------------------------------------------------
+
+def test_every_departure_stands_in_the_docstring_and_where_it_happens():
+    source = (ROOT / "autotinybert.py").read_text()
+    code = source.replace(atb.__doc__, "")
+    numbers = [int(number) for number in re.findall(r"\bD(\d+)\b", atb.__doc__.split("Differs:")[1])]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) == 12
+    assert {int(number) for number in re.findall(r"\bD(\d+)\b", code)} == set(numbers)
 
 
 # --- one file alone ------------------------------------------------------------------------------
@@ -810,12 +893,12 @@ def test_file_copied_alone_builds_its_model_and_steps_its_searcher(tmp_path):
     (tmp_path / "autotinybert.py").write_bytes((ROOT / "autotinybert.py").read_bytes())
     code = """
 import random, sys, torch, autotinybert as atb
-cfg = atb.Config(layers=2, hidden=24, heads=4, ffn=40, min_hidden=8, population=4)
+cfg = atb.Config(largest="2-24-40-4-24", smallest="1-8-8-1-8", population=4)
 space, rng = atb.search_space(cfg), random.Random(0)
 archs = [atb.sample_arch(space, rng) for _ in range(40)]
-predict = atb.Predictor("linear", atb.super_arch(cfg), 128).fit(archs, [atb.flops(arch) / 1e6 for arch in archs])
+predict = atb.Predictor("linear", atb.parse_arch(cfg.largest), 128).fit(archs, [atb.flops(arch) / 1e6 for arch in archs])
 proposals = atb.propose([], 0, cfg, predict, 2.0)
-model = atb.LanguageModel(atb.super_arch(cfg), 50)
+model = atb.LanguageModel(atb.parse_arch(cfg.largest), 50)
 ids = torch.randint(50, (2, 8))
 logits = model(ids, torch.zeros_like(ids), torch.tensor([8, 5]), torch.tensor([[1, 2], [0, 3]]), proposals[0][1])
 assert logits.shape == (2, 2, 50) and len(proposals) == 4 and atb.extract(model, proposals[1][1]).encoder.arch == proposals[1][1]

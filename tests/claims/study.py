@@ -53,22 +53,23 @@ def interval(differences, draws=10_000):
     return mean, mean - half, mean + half
 
 
-def run_all(options, commands):
+def run_all(options, commands, done="done.json"):
     """Run commands of paper files, options.jobs at a time with one thread each; {name: run folder}.
 
     commands: {name: [file, argument, ...]}; each gets --out options.runs/NAME, and is skipped where that run is
-    finished. What a command prints goes to NAME.txt beside its folder. UserError where one fails.
+    finished, which the file `done` says. What a command prints goes to NAME.txt beside its folder. UserError where one
+    fails.
     """
     folders = {name: options.runs / name for name in commands}
 
     def work(name):
-        if (folders[name] / "done.json").exists():
+        if (folders[name] / done).exists():
             return
         folders[name].parent.mkdir(parents=True, exist_ok=True)
         argv = [sys.executable, str(ROOT / commands[name][0]), *map(str, commands[name][1:]), "--out", folders[name]]
         with open(folders[name].with_name(f"{folders[name].name}.txt"), "a") as log:
             status = subprocess.run(argv, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
-        if status or not (folders[name] / "done.json").exists():
+        if status or not (folders[name] / done).exists():
             raise UserError(f"{log.name}: the run {name} ended with status {status}; read there why; "
                             "the same command goes on")
         print(f"finished: {name}", flush=True)

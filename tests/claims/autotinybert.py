@@ -1,0 +1,288 @@
+"""What AutoTinyBERT's paper claims, re-made: python -m tests.claims.autotinybert NAME ... (study.py says how).
+
+Flags that are none of a study's belong to autotinybert.py: --preset, --corpus, --glue, --steps, --largest and so on.
+"""
+import argparse
+import dataclasses
+import random
+import statistics
+
+import autotinybert as atb
+from common import cli
+from common.cli import UserError
+from common.files import load_file, read_json, read_jsonl
+from common.metrics import kendall, pairwise_accuracy, spearman
+from tests.claims import study
+
+PROGRAM = "autotinybert.py"
+TABLE_4 = {  # name: (architecture, published speed-up over BERT-base); Table 1 prints 31.3 and 31.0 for S4
+    "BERT-S1": ("4-512-2048-8-512", 7.1), "BERT-S2": ("4-320-1280-5-320", 14.8), "BERT-S3": ("4-256-1024-4-256", 20.1),
+    "BERT-S4": ("4-192-768-3-192", 28.4),
+    "AutoTinyBERT-S1": ("5-564-1054-8-512", 7.2), "AutoTinyBERT-S2": ("4-396-624-6-384", 15.7),
+    "AutoTinyBERT-S3": ("4-432-384-4-256", 20.2), "AutoTinyBERT-S4": ("3-320-608-4-256", 27.2),
+    "BERT-KD-S1": ("4-512-2048-12-516", 4.9), "BERT-KD-S2": ("4-312-1200-12-312", 9.8),
+    "BERT-KD-S3": ("4-264-1056-12-264", 11.7), "BERT-KD-S4": ("4-192-768-12-192", 17.0),
+    "AutoTinyBERT-KD-S1": ("5-564-1024-12-528", 4.6), "AutoTinyBERT-KD-S2": ("5-324-600-12-324", 9.0),
+    "AutoTinyBERT-KD-S3": ("5-280-512-12-276", 10.7), "AutoTinyBERT-KD-S4": ("4-256-480-12-192", 17.0),
+}
+TABLE_F1 = {  # Table 5 prints 9.9 for BERT-S5
+    "BERT-S5": ("4-384-1536-6-384", 9.3), "AutoTinyBERT-S5": ("5-450-636-6-384", 10.8),
+    "AutoTinyBERT-Fast-S5": ("5-432-720-6-384", 10.3)}
+PF = {  # Table 1; Turc et al. keep heads of 64
+    "PF-4L512": ("4-512-2048-8-512", 7.1), "PF-2L768": ("2-768-3072-12-768", 7.0),
+    "PF-2L512": ("2-512-2048-8-512", 12.8), "PF-6L256": ("6-256-1024-4-256", 13.3),
+    "PF-6L128": ("6-128-512-2-128", 28.2)}
+
+
+def read_flags(options, action="search", **own):
+    """(Config of autotinybert.py's flags, its flags as a list, namespace of a claim's own flags). own: {flag: default}.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in own.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    mine, flags = parser.parse_known_args(options.flags)
+    cfg = cli.parse(atb.Config, atb.PRESETS, atb.ACTIONS, "", [f"--{action}", *flags])[2]
+    return cfg, flags, mine
+
+
+def score_of(folder):
+    """(mean score, {task: score}) of the median runs of a --finetune."""
+    scores = {name: entry["median"] for name, entry in read_json(folder / "done.json")["tasks"].items()}
+    return statistics.mean(scores.values()), scores
+
+
+def latency(options):
+    """Tables 1, 4, F.1: speed-ups over BERT-base, measured in the same rounds, beside the published ones."""
+    cfg, _, _ = read_flags(options, "describe")
+    published = {**TABLE_4, **TABLE_F1, **PF}
+    archs = {name: atb.parse_arch(text) for name, (text, _) in published.items()}
+    reference = atb.parse_arch("12-768-3072-12-768")
+    times = atb.time_together([reference, *dict.fromkeys(archs.values())], cfg, rounds=max(3, cfg.latency_rounds))
+    speedups = {name: times[reference] / times[arch] for name, arch in archs.items()}
+    rows = [["BERT-base", str(reference), times[reference], 1.0, 1.0, 0.0]]
+    for name, (text, number) in published.items():
+        rows.append([name, text, times[archs[name]], speedups[name], number, 100 * (speedups[name] / number - 1)])
+    plain = [name for name in TABLE_4 if "KD" not in name]
+    pair = [speedups[name] for name in plain], [published[name][1] for name in plain]
+    worst = max((abs(speedups[name] / published[name][1] - 1), name) for name in plain if "S4" not in name)
+    ordered = all(speedups[f"{family}-S{size}"] < speedups[f"{family}-S{size + 1}"]
+                  for family in ("BERT-KD", "AutoTinyBERT-KD") for size in (1, 2, 3))
+    verdict = "holds" if worst[0] < 0.2 and spearman(*pair) > 0.95 else "holds in part"
+    study.write(options, ["model", "architecture", "ms", "speed-up", "published", "difference %"], rows,
+                claim="Tables 1, 4, F.1: the speed-ups over BERT-base", paper="the column published",
+                verdict=f"{verdict}: of S1 to S3 {worst[1]} differs most, by {100 * worst[0]:.0f}%",
+                numbers={"spearman": spearman(*pair), "kendall": kendall(*pair), "distillation rows ordered": ordered,
+                         "setting": atb.latency_setting(cfg)})
+
+
+def predictor(options):
+    """Sec. 3.5: each predictor learns from four fifths of the measured architectures and is tried on the rest."""
+    cfg, flags, _ = read_flags(options, "latency")
+    folder = (options.folders or [study.run_all(options, {"latency": [PROGRAM, "--latency", *flags]},
+                                                "predictor.pt")["latency"]])[0]
+    settings = read_json(folder / "config.json")["settings"]
+    cfg = dataclasses.replace(cfg, **{name: tuple(value) if isinstance(value, list) else value
+                                      for name, value in settings.items()})
+    measured, top = atb.read_measurements(cfg, folder), atb.parse_arch(cfg.largest)
+    archs = sorted((arch for arch in measured if atb.why_outside(arch, top) is None), key=str)
+    unseen, seen = archs[::5], [arch for index, arch in enumerate(archs) if index % 5]
+    real, learnt = ([min(measured[arch]) for arch in part] for part in (unseen, seen))
+    shares = [atb.flops(arch, cfg.latency_length) / took for arch, took in zip(seen, learnt)]
+    scale = sum(shares) / sum(share * share for share in shares)  # least squares of the relative errors
+    guesses = {"proportional to FLOPs": [scale * atb.flops(arch, cfg.latency_length) for arch in unseen]}
+    for kind in ("linear", "mlp"):
+        guesses[kind] = atb.Predictor(kind, top, cfg.latency_length).fit(seen, learnt)(unseen)
+    rows, errors = [], {}
+    for kind, guessed in guesses.items():
+        errors[kind] = [abs(guess / took - 1) for guess, took in zip(guessed, real)]
+        rows.append([kind, len(seen), len(unseen), 100 * statistics.mean(errors[kind]), 100 * max(errors[kind]),
+                     kendall(guessed, real)])
+    twice = [times[:2] for times in (measured[arch] for arch in archs) if len(times) > 1]
+    noise = [200 * abs(a - b) / (a + b) for a, b in twice] or [0.0]
+    rows.append(["one measurement against another", "", len(twice), statistics.mean(noise), max(noise),
+                 kendall(*zip(*twice)) if twice else 0.0])
+    better = min(errors, key=lambda kind: statistics.mean(errors[kind]))
+    study.write(options, ["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"], rows,
+                claim="Sec. 3.5: latency is predicted from measurements of other architectures",
+                verdict=f"{'does not hold' if better.startswith('prop') else 'holds'}: {better} errs least",
+                numbers={"unseen": list(map(str, unseen)), "measured": real, "predicted": guesses})
+
+
+def ranking_archs(top):
+    """The architectures of Sec. 4.3: four depths x four widths of BERT's rule; from the paper's, 2L128D to 8L768D."""
+    heads = sorted({max(1, round(top.heads * share)) for share in (1 / 6, 1 / 3, 2 / 3, 1)})
+    layers = sorted({max(1, round(top.layers * share)) for share in (1 / 4, 1 / 2, 3 / 4, 1)})
+    head = top.qkv // top.heads
+    return [atb.Arch(depth, head * count, min(4 * head * count, top.ffn), count, head * count)
+            for depth in layers for count in heads]
+
+
+def part_for(arch, variant, cfg):
+    """The sub-model that stands for an architecture: without SME (Table 3) the full width of q, k and v, in as many
+    heads as divide it."""
+    if atb.VARIANTS[variant][1]:
+        return arch
+    heads, qkv = max(pair for pair in atb.search_space(cfg, variant)["attention"] if pair[0] <= arch.heads)
+    return dataclasses.replace(arch, heads=heads, qkv=qkv)
+
+
+def ranking(options):
+    """Table 3, Figure 4: one-shot scores of each --variants against models trained on their own; sme*3: 3 x steps."""
+    cfg, flags, mine = read_flags(options, variants="hat,ils,sme,ebl")
+    if cfg.setting == "distill":
+        raise UserError("ranking: Table 3 is about --setting mlm; distillation has no other number of heads")
+    variants = [(label, *label.partition("*")[::2]) for label in mine.variants.split(",")]
+    for label, name, times in variants:
+        if name not in atb.VARIANTS or "*" in label and not times.isdigit():
+            raise UserError(f"--variants {label}: write hat, ils, sme or ebl, and a whole number of times its steps, "
+                            "such as sme*3")
+    archs, trainings, fine = ranking_archs(atb.parse_arch(cfg.largest)), {}, {}
+    supers = {f"{seed}-{name}-{times or 1}": [PROGRAM, "--superplm", *flags, "--seed", seed, "--variant", name,
+                                              "--steps", cfg.steps * int(times or 1)]
+              for seed in range(options.seeds) for _, name, times in variants}
+    for seed in range(options.seeds):
+        for arch in archs:
+            alone = f"{seed}-alone-{arch}"
+            trainings[alone] = [PROGRAM, "--further_train", *flags, "--seed", seed, "--arch", arch]
+            fine[seed, "stand-alone", arch] = [PROGRAM, "--finetune", cfg.tasks, *flags, "--seed", seed,
+                                               "--init", options.runs / alone]
+            for label, name, times in variants:
+                fine[seed, label, arch] = [PROGRAM, "--finetune", cfg.tasks, *flags, "--seed", seed, "--init",
+                                           options.runs / f"{seed}-{name}-{times or 1}",
+                                           "--arch", part_for(arch, name, cfg)]
+    study.run_all(options, trainings)
+    study.run_all(options, supers, "superplm/done.json")
+    names = {key: f"score-{key[0]}-{key[1].replace('*', 'x')}-{key[2]}" for key in fine}
+    folders = study.run_all(options, {names[key]: fine[key] for key in fine})
+    scores = {key: score_of(folders[names[key]])[0] for key in fine}
+    rows, pairwise = [], {}
+    for label in ("stand-alone", *(label for label, _, _ in variants)):
+        columns = [([scores[seed, label, arch] for arch in archs], [scores[seed, "stand-alone", arch] for arch in archs])
+                   for seed in range(options.seeds)]
+        pairwise[label] = [100 * pairwise_accuracy(*pair) for pair in columns]
+        mean, deviation = study.mean_sd(pairwise[label])
+        rows.append([label, options.seeds, 100 * statistics.mean(sum((column for column, _ in columns), [])), mean,
+                     "" if deviation is None else deviation, statistics.mean(kendall(*pair) for pair in columns)])
+
+    def draw(axes):
+        for label, _, _ in variants:
+            axes.scatter(*([scores[seed, kind, arch] for seed in range(options.seeds) for arch in archs]
+                           for kind in ("stand-alone", label)), label=label)
+        axes.set(xlabel="stand-alone", ylabel="one-shot", title="Figure 4")
+        axes.legend()
+
+    means = {label: statistics.mean(values) for label, values in pairwise.items() if label != "stand-alone"}
+    best = max(means, key=means.get)
+    study.write(options, ["training", "seeds", "mean score %", "pairwise %", "sd", "Kendall's tau"], rows,
+                claim="Table 3: identical layers, sub-matrix extraction and Alg. 1 make one-shot scores rank right",
+                paper="pairwise accuracy 90.0 (HAT), 91.6 (+ ILS), 94.2 (+ SME), 96.7 (+ EBL)",
+                verdict=f"{'holds' if best.startswith('ebl') else 'does not hold'}: {best} ranks best", draw=draw,
+                numbers={"scores": [[*map(str, key), score] for key, score in scores.items()], "pairwise": pairwise})
+
+
+def bert_rule(space, predict, limit):
+    """The conventional rule d^q|k|v = d^m, d^f = 4 d^m at each depth: the widest within the limit."""
+    found = []
+    for layers in space["layers"]:
+        archs = [atb.Arch(layers, qkv, 4 * qkv, heads, qkv) for heads, qkv in space["attention"]
+                 if 4 * qkv <= max(space["ffn"])]
+        within = [arch for arch, time in zip(archs, predict(archs)) if time <= limit] if archs else []
+        found += within[-1:]
+    return found
+
+
+def choose(options, cfg, flags, superplm, limit, seed):
+    """[(kind, architecture)] of one limit and seed: the searched one; of the BERT rule's, one for each depth, the best
+    one-shot score that measures within the limit; two random ones predicted within its last tenth."""
+    name, common = f"{seed}-{limit}x", [*flags, "--init", superplm, "--seed", seed]
+    searched = study.run_all(options, {f"{name}-search": [PROGRAM, "--evolve", *common, "--speedup", limit,
+                                                          "--winners", 1]}, "best.json")[f"{name}-search"]
+    saved, space = load_file(searched / "predictor.pt"), atb.search_space(cfg)
+    predict = atb.Predictor(cfg.predictor, atb.parse_arch(cfg.largest), cfg.latency_length)
+    predict.weights, most = saved["weights"], saved["reference"] / limit
+    chosen = [("searched", read_json(searched / "best.json")["arch"])]
+    rule = {f"{name}-rule-{arch}": arch for arch in bert_rule(space, predict, most)}
+    folders = study.run_all(options, {run: [PROGRAM, "--finetune", cfg.tasks, *common, "--arch", arch]
+                                      for run, arch in rule.items()})
+    for run in sorted(rule, key=lambda run: -score_of(folders[run])[0]):
+        times = atb.time_together([atb.parse_arch(cfg.reference), rule[run]], cfg)
+        if times[atb.parse_arch(cfg.reference)] / times[rule[run]] >= limit:
+            chosen.append(("BERT rule", str(rule[run])))
+            break
+    rng, smallest = random.Random(f"{seed} random {limit}"), atb.smallest_arch(space)
+    return chosen + [("random", str(atb.sample_within(
+        space, rng, lambda arch: 0.9 * most < predict([arch])[0] <= most or arch == smallest))) for _ in range(2)]
+
+
+def pareto(options):
+    """Figure 1: score against measured speed-up of searched, BERT-rule and random shapes, all trained further alike.
+
+    --folders: a run with a SuperPLM (left out, one is trained); --limits 7.2,15.7,20.2.
+    """
+    cfg, flags, mine = read_flags(options, limits="7.2,15.7,20.2")
+    superplm = (options.folders or [study.run_all(options, {"super": [PROGRAM, "--superplm", *flags]},
+                                                  "superplm/done.json")["super"]])[0]
+    chosen = {(seed, limit): choose(options, cfg, flags, superplm, limit, seed) for seed in range(options.seeds)
+              for limit in map(float, mine.limits.split(","))}
+    further, fine = {}, {}
+    for (seed, _), archs in chosen.items():
+        for _, arch in archs:
+            further[f"{seed}-further-{arch}"] = [PROGRAM, "--further_train", *flags, "--init", superplm, "--arch", arch,
+                                                 "--seed", seed]
+            fine[f"{seed}-final-{arch}"] = [PROGRAM, "--finetune", cfg.tasks, *flags, "--seed", seed, "--init",
+                                            options.runs / f"{seed}-further-{arch}"]
+    study.run_all(options, further)
+    finals, reference = study.run_all(options, fine), atb.parse_arch(cfg.reference)
+    distinct = dict.fromkeys(atb.parse_arch(arch) for archs in chosen.values() for _, arch in archs)
+    times = atb.time_together([reference, *distinct], cfg)
+    rows = [[kind, limit, arch, seed, times[reference] / times[atb.parse_arch(arch)],
+             100 * score_of(finals[f"{seed}-final-{arch}"])[0]]
+            for (seed, limit), archs in chosen.items() for kind, arch in archs]
+
+    def draw(axes):
+        for kind in ("searched", "BERT rule", "random"):
+            axes.scatter(*([row[place] for row in rows if row[0] == kind] for place in (4, 5)), label=kind)
+        axes.set(xlabel=f"speed-up over {cfg.reference}", ylabel="score %", title="Figure 1")
+        axes.legend()
+
+    means = {kind: statistics.mean(row[5] for row in rows if row[0] == kind) for kind in {row[0] for row in rows}}
+    study.write(options, ["kind", "limit", "architecture", "seed", "speed-up", "score %"], rows, draw=draw,
+                claim="Figure 1: searched shapes beat the conventional rule's at every limit", numbers={"means": means},
+                verdict=f"{'holds' if max(means, key=means.get) == 'searched' else 'does not hold'} in the mean")
+
+
+def convergence(options):
+    """Figure 5: held-out loss of --arch trained from a SuperPLM's weights (--folders) and from scratch."""
+    cfg, flags, _ = read_flags(options, "further_train")
+    if not cfg.arch:
+        raise UserError("convergence: give --arch layers-hidden-ffn-heads-qkv")
+    superplm = (options.folders or [study.run_all(options, {"super": [PROGRAM, "--superplm", *flags, "--arch", ""]},
+                                                  "superplm/done.json")["super"]])[0]
+    folders = study.run_all(options, {f"{seed}-{kind}": [PROGRAM, "--further_train", *flags, *start, "--seed", seed]
+                                      for seed in range(options.seeds)
+                                      for kind, start in (("taken", ["--init", superplm]), ("scratch", []))})
+    curves = {name: [(line["step"], line["held_out"][0]) for line in read_jsonl(folder / "log.jsonl")
+                     if "held_out" in line] for name, folder in folders.items()}
+    rows = []
+    for seed in range(options.seeds):
+        taken, scratch = curves[f"{seed}-taken"], curves[f"{seed}-scratch"]
+        reached = next((step for step, loss in taken if loss <= scratch[-1][1]), None)
+        rows.append([seed, scratch[-1][1], taken[-1][1], reached or "not reached",
+                     100 * (1 - reached / cfg.further_steps) if reached else 0.0])
+
+    def draw(axes):
+        for name, curve in curves.items():
+            axes.plot(*zip(*curve), label=name)
+        axes.set(xlabel="step", ylabel="held-out loss", title=f"Figure 5: {cfg.arch}")
+        axes.legend()
+
+    saved = statistics.mean(row[4] for row in rows)
+    study.write(options, ["seed", "loss from scratch", "loss from the SuperPLM", "reached at step", "saved %"], rows,
+                claim="Figure 5: starting from the SuperPLM saves half of the training", paper="50% saved", draw=draw,
+                verdict=f"{'holds' if saved >= 50 else 'does not hold'}: {saved:.0f}% saved", numbers={"curves": curves})
+
+
+CLAIMS = {"latency": latency, "predictor": predictor, "ranking": ranking, "pareto": pareto, "convergence": convergence}
+
+if __name__ == "__main__":
+    study.as_program("autotinybert", CLAIMS)
