@@ -6,67 +6,39 @@ attention of its own, and an attention is any graph of ten operations over two t
 evolution whose mutations follow what the operations have scored so far (OP-NAS) proposes candidates, and a super-net
 that remembers trained weights (BIWS) makes each one cheap to judge.
 
-Run:     torchrun autobert_zero.py --search                            search on demo data, minutes on two CPU cores
+Run:     python autobert_zero.py --search --dry_run          two steps of every phase on demo data, under a minute
+         torchrun autobert_zero.py --search                  a search on demo data, minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
-         torchrun --nproc_per_node=8 autobert_zero.py --pretrain --preset base --arch runs/x/best.json --corpus TEXTS
-         python autobert_zero.py --finetune CoLA,MRPC --init runs/y --glue GLUE
-Map:     Table 1 -> OPS, infer          Sec. 3.1 -> sample_graph, sample_arch   Fig. 7 -> PUBLISHED
-         Alg. 1 -> search               Sec. 3.2 -> propose, SuperNet           Eq. 1, 2 -> AttentionMixer
-         Eq. 3 -> ucb                   Fig. 5 -> uniformity                    Fig. 6 -> analyze_search
-         Fig. 8 -> analyze_fidelity     Table 5 -> ablate                       Table 6 -> PRESETS
-         Table 7 -> measure             App. D.1 -> evaluate_candidate          App. D.2 -> pretrain, finetune
-Differs: D1  softsign is x / (1 + |x|), as arXiv's Table 1 has it; x / (1 + x) of the AAAI print has a pole.
-         D2  `scale` always divides by sqrt(d_h): attention graphs run per head, d_x of Table 1 is the head's width.
-         D3  No scalar nodes: Table 1's operations reach everything in Figure 7 with matrices alone.
-         D4  cosine and euclidean are pairwise over the rows of their operands (n x d, m x d -> n x m), the reading
-             under which they can score.
-         D5  Padding: a softmax over tokens leaves padding out, a contraction over tokens lets nothing of it in. The
-             paper does not say.
-         D6  V alone under layers 10 and 12 of the published network (Figure 7 draws an `add` with one operand there).
-         D7  Intra-layer mutation is one edit (replace, insert or delete an operation); the paper gives no operator. See
-             edit_graph.
-         D8  An operation never tried has the mean score of its position and the bonus of one trial: Eq. 3 is infinite
-             there, its softmax undefined.
-         D9  Scores enter Eq. 3 in percent (--ucb_unit 100), the unit of the paper's tables; alpha 0.01 in the unit 0..1
-             leaves softmax(u) uniform.
-         D10 When several candidates of one round trained the same weight, the super-net takes the best-scoring
-             candidate's. See SuperNet.write_back.
-         D11 The initial population is evaluated in rounds of the later size, so that the super-net learns from its
-             start.
-         D12 A diverged candidate scores 0 (each task's score is cut off at 0, its chance level or below) and is never a
-             parent.
-         D13 SentencePiece vocabulary unless a BERT vocab.txt is given with --tokenizer; the paper has WordPiece.
-         D14 Named architectures at other depths than 12, and Table 5's convolution-only one: see named_arch, ablate.
-         D15 --tasks takes MLM beside GLUE tasks: held-out masked-word accuracy. The demo uses it, since minutes of
-             training leave most GLUE tasks at chance.
-         D16 The random inter-layer mutation happens in half of the children, so that a child can differ in one
-             attention.
-         D17 15% of a batch's text is masked, not of each sequence, for static shapes; segments may begin in
-             mid-sentence.
-         D18 A convolution's kernel begins with deviation 1 (0 would make all heads average their window alike).
-         D19 A candidate's score is the mean over --tasks, MNLI by its matched half alone; none is tried twice.
-         D20 Fine-tuning ends with the weights that were best on dev at one of App. D.2's evaluations.
+         then --pretrain --arch runs/x/best.json and --finetune glue,SQuAD1.1 --init runs/y
+Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fig. 7 -> PUBLISHED
+         Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> propose, SuperNet       Eq. 3 -> ucb
+         Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
+         Table 5 -> ablate                Table 6 -> PRESETS                  Fig. 5, 6, 8, Table 7 -> tests/claims
+Differs: (each with its reason where it happens) D1 softsign with |x| · D2 scale by the head's width · D3 no scalar
+         nodes · D4 pairwise cosine, euclidean · D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit
+         a mutation · D8 untried operations · D9 scores in percent · D10 the best candidate writes · D11 initial rounds
+         · D12 diverged scores 0 · D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half
+         of the children change a kind · D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice
+         · D20 best weights on dev
 """
 import ast
-import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import random
 import re
-import shutil
-import statistics
-import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint as recompute
 
 # B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions of a batch, I inputs of an
 # attention graph, K kernel size
@@ -76,88 +48,84 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclasses.dataclass
 class Config:
-    """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
+    """Every knob. The comment is the help text and ends in the range; a preset overrides the default, a flag the
+    preset."""
     preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
     restart: bool = False  # begin anew in a run folder that is there
-    seed: int = 0  # of everything drawn
+    seed: int = 0  # of everything drawn [0, 4294967295]
     device: str = "auto"  # auto | cpu | cuda
-    dtype: str = "auto"  # auto (bfloat16 autocast on GPUs that have it) | float32 | bfloat16
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
     dry_run: bool = False  # two real steps of every phase, on tiny budgets
     # data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
     glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
-    tokenizer: str = ""  # spiece.model or vocab.txt to use; default: train one on the corpus
-    vocab_size: int = 30000  # pieces of the vocabulary, App. D.2 (D13)
     squad: str = ""  # folder with SQuAD's train-v1.1.json, ...; default: the demo questions
+    tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: a SentencePiece is trained (D13)
+    vocab_size: int = 30000  # pieces of the vocabulary, App. D.2 >= 1
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # model
-    arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json
-    variant: str = ""  # att | conv: the ablations of Table 5 of --arch
-    layers: int = 12  # L
-    hidden: int = 768  # d
-    heads: int = 12  # A
-    ffn: int = 3072  # d_ff
+    arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json; with -att or -conv: as in Table 5
+    layers: int = 12  # L >= 1
+    hidden: int = 768  # d >= 1
+    heads: int = 12  # A >= 1
+    ffn: int = 3072  # d_ff >= 1
     embedding: int = 0  # width of the word embeddings; 0: hidden. 128 gives the paper's 13M small model
-    dropout: float = 0.1  # hidden and attention dropout, Table 6
-    init_std: float = 0.02  # deviation of the initial weights; BERT's 0.02 suits widths near 768
+    dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
+    init_std: float = 0.02  # deviation of the initial weights; BERT's 0.02 suits widths near 768 > 0
     # pre-training: a candidate's in --search, the whole one in --pretrain
-    length: int = 128  # tokens a sequence, special ones included
-    steps: int = 40000  # updates, Sec. 4.1
-    batch: int = 160  # sequences an update, App. D.1
-    lr: float = 2e-4  # peak learning rate, App. D.1
-    warmup: float = 0.02  # share of the steps, App. D.1
-    weight_decay: float = 0.01  # AdamW, on everything but biases and LayerNorms
-    clip: float = 1.0  # largest gradient norm
-    mask_rate: float = 0.15  # share of the tokens predicted
-    epochs: int = 0  # passes over the corpus in place of --steps, --pretrain only
-    accumulate: int = 1  # logical shards of a batch, computed one after the other and shared out over the processes
+    length: int = 128  # tokens a sequence, special ones included [8, 512]
+    steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, Table 6, --pretrain only
+    batch: int = 160  # sequences an update, App. D.1 >= 1
+    lr: float = 2e-4  # peak learning rate, App. D.1 > 0
+    warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
+    weight_decay: float = 0.01  # AdamW, on everything but biases and LayerNorms, in fine-tuning too
+    accumulate: int = 1  # logical shards of a batch, computed one after the other and shared out over processes >= 1
     compile: bool = False  # torch.compile the model, in pre-training
     recompute: bool = False  # gradient checkpointing: half the memory for a third more time
-    init: str = ""  # run folder of --search or --pretrain to start from
-    save_every: int = 1000  # steps between checkpoints, within a fine-tuning too
-    log_every: int = 50  # steps between lines of the log
-    eval_every: int = 100  # steps between looks at held-out text or at dev, App. D.2
-    # fine-tuning
-    finetune_epochs: int = 3  # App. D.1
-    finetune_batch: int = 32  # sentences an update
-    finetune_lr: float = 2e-5  # App. D.1
-    finetune_warmup: float = 0.01  # share of the steps, App. D.1
-    squad_length: int = 384  # tokens of a question with its window
-    runs: int = 1  # seeds of each fine-tuning; the median counts
+    init: str = ""  # run folder to start from, of a search (its super-net), a pre-training or a fine-tuning's task
+    save_every: int = 1000  # steps between checkpoints; --pretrain looks at held-out text there >= 1
+    # fine-tuning; left out: RECIPES
+    finetune_lr: float | None = None  # peak learning rate > 0
+    finetune_batch: int | None = None  # rows an update >= 1
+    finetune_epochs: int | None = None  # passes over the training rows >= 1
+    finetune_warmup: float | None = None  # share of the steps [0, 1]
+    finetune_length: int | None = None  # tokens of a row [8, 512]
+    eval_every: int = 100  # steps between looks at dev, App. D.2; 0: a twentieth of the steps
+    runs: int = 1  # seeds of each fine-tuning; the median counts >= 1
     grid: bool = False  # search the learning rates and weight decays of App. D.2
     # search
-    strategy: str = "op-nas"  # op-nas | evolution (mutations uniform) | random
-    population: int = 100  # initial random candidates, Sec. 4.1
+    strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
+    population: int = 100  # initial random candidates, Sec. 4.1 >= 1
     rounds: int = 27  # rounds after the initial population; 100 + 27 x 25 = 775 candidates
-    parents: int = 5  # K of Alg. 1
-    children: int = 5  # a parent, Sec. 4.1
+    parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
     alpha: float = 0.01  # exploration in Eq. 3
-    ucb_unit: float = 100.0  # scores enter Eq. 3 multiplied by this; see D9
-    max_path: int = 12  # longest attention graph, in operations
+    ucb_unit: float = 100.0  # scores enter Eq. 3 multiplied by this (D9) > 0
     no_weight_sharing: bool = False  # every candidate starts from the same random weights instead of the super-net
-    # description and analysis
-    measure: bool = False  # --describe: time a forward on this device too
-    measure_batch: int = 128  # sequences of that forward, App. D.3
-    folders: tuple[str, ...] = ()  # --analyze: the run folders to look at
-    samples: int = 0  # --analyze: sentences (uniformity; 0: 1280) or architectures (fidelity; 0: 6, as Figure 8)
     given = frozenset()  # not a setting: the flags that were given on the command line
+    program = "autobert_zero"
 
 
 DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64,
-            lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_warmup=0.1, finetune_epochs=2, tasks="MLM,CoLA",
-            measure_batch=32)
+            lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_warmup=0.1, finetune_epochs=2,
+            finetune_length=128, tasks="MLM,CoLA")
 PRESETS = {
-    "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2, children=2),
-             "pretrain": dict(length=64, batch=32, steps=3000, log_every=100, eval_every=500, save_every=500),
-             "finetune": dict(length=64, squad_length=128, runs=3), "analyze": dict(steps=1000, train_rows=800)},
-    "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, epochs=40),
+    "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2, finetune_length=32),
+             "pretrain": dict(length=64, batch=32, steps=3000, save_every=500), "finetune": dict(runs=3)},
+    "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
               "finetune": dict(runs=3)},
-    "base": {"pretrain": dict(lr=1e-4, warmup=0.01, epochs=40)},
+    "base": {"pretrain": dict(lr=1e-4, warmup=0.01, steps=0)},
     "large": {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096,
-              "pretrain": dict(lr=1e-4, warmup=0.02, batch=80, epochs=40)},
+              "pretrain": dict(lr=1e-4, warmup=0.02, batch=80, steps=0)},
+    "dry_run": dict(steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
+                    population=2, rounds=1, parents=1),
 }
+EPOCHS = 40  # of --pretrain with --steps 0, Table 6
+CLIP = 1.0  # largest gradient norm
+MASK_RATE = 0.15  # share of the tokens predicted, as in BERT
+MAX_PATH = 12  # longest attention graph of a search, in operations; Figure 7's longest has 11
+LOG_EVERY = 50  # steps between lines of the log
 
 # --- search space --------------------------------------------------------------------------------
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a graph: a tuple of
@@ -169,7 +137,7 @@ KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer Search Space (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer Search Space (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 BINARY = ("add", "matmul", "cosine", "euclidean")  # Table 1
-OPS = UNARY + BINARY  # D3
+OPS = UNARY + BINARY  # D3: on matrices alone, no scalar nodes (Sec. 3.1); they reach all of Figure 7
 
 
 def infer(op, *shapes):
@@ -183,7 +151,8 @@ def infer(op, *shapes):
         return first if first == second else None
     if op == "matmul":
         return first[0] + second[1] if first[1] == second[0] else None
-    return first[0] + second[0] if first[1] == second[1] else None  # D4: rows against rows
+    # D4: cosine and euclidean hold rows against rows, n x d and m x d -> n x m, the one reading in which they can score
+    return first[0] + second[0] if first[1] == second[1] else None
 
 
 def infer_graph(graph):
@@ -237,7 +206,7 @@ def why_illegal(graph, max_path=None):
     if not 2 <= len(used_inputs(graph)) <= len(INPUTS):
         return "an attention reads 2 to 4 of Q, K, V, P"
     if max_path and len(graph) > max_path:
-        return f"{len(graph)} operations, more than --max_path {max_path}"
+        return f"{len(graph)} operations, more than {max_path}"
     return None
 
 
@@ -263,7 +232,7 @@ def grow(rng, length):
     return tuple(graph)
 
 
-def sample_graph(rng, max_path):
+def sample_graph(rng, max_path=MAX_PATH):
     """A random legal graph; every legal graph of up to max_path operations can come (Sec. 3.1: illegal ones are
     rejected early)."""
     while True:
@@ -274,9 +243,9 @@ def sample_graph(rng, max_path):
                 return graph
 
 
-def sample_arch(rng, layers, max_path):
+def sample_arch(rng, layers):
     """A random architecture: each layer a convolution or an attention with equal chance."""
-    return tuple(rng.choice(KERNELS) if rng.random() < 0.5 else sample_graph(rng, max_path) for _ in range(layers))
+    return tuple(rng.choice(KERNELS) if rng.random() < 0.5 else sample_graph(rng) for _ in range(layers))
 
 
 # The text form: layers joined by " | "; a convolution is conv65; an attention is a formula, a sub-expression used twice
@@ -288,35 +257,31 @@ FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid":
 
 def formula(graph):
     """The text form of a graph."""
-    uses = defaultdict(int)
-    for _, *operands in graph:
-        for operand in set(operands):
-            uses[operand] += 1
-        if len(operands) == 2 and operands[0] == operands[1]:
-            uses[operands[0]] += 1
-    # texts: (text, how tightly it binds)
+    reads = Counter(operand for _, *operands in graph for operand in operands)
     texts, lines, names = [(name, 3) for name in INPUTS], [], iter("abcdefghijklmnorstuvwxyz")
+
+    def part(operand, tightness=0):
+        """An operand's text, in brackets where it binds less tightly than it is read: 1 a sum, 2 a product, 3 a name
+        or a call."""
+        text, binds = texts[operand]
+        return text if binds >= tightness else f"({text})"
+
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        parts = [texts[operand] for operand in operands]
+        first, last = operands[0], operands[-1]
         if op == "transpose":
-            text = (_wrapped(parts[0], 3) + ".T", 3)
+            text = f"{part(first, 3)}.T", 3
         elif op == "add":
-            text = (f"{_wrapped(parts[0], 1)} + {_wrapped(parts[1], 2)}", 1)
+            text = f"{part(first, 1)} + {part(last, 2)}", 1
         elif op == "matmul":
-            text = (f"{_wrapped(parts[0], 2)} @ {_wrapped(parts[1], 3)}", 2)
+            text = f"{part(first, 2)} @ {part(last, 3)}", 2
         else:
-            text = (f"{FUNCTIONS[op]}({', '.join(part for part, _ in parts)})", 3)
-        if uses[index] > 1:
+            text = f"{FUNCTIONS[op]}({', '.join(map(part, operands))})", 3
+        if reads[index] > 1:
             name = next(names, None) or f"x{index}"
             lines.append(f"{name} = {text[0]}")
-            text = (name, 3)
+            text = name, 3
         texts.append(text)
-    return "; ".join(lines + [texts[-1][0]])
-
-
-def _wrapped(part, tightness):
-    text, binds = part
-    return text if binds >= tightness else f"({text})"
+    return "; ".join([*lines, part(-1)])
 
 
 def parse_formula(text):
@@ -386,49 +351,55 @@ def parse_arch(text):
 
 
 BERT_ATTENTION = "softmax(scale(Q @ K.T)) @ V"  # Eq. 2
-PUBLISHED = (  # Figure 7: six pairs of a convolution and an attention; D6
+PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attention
     "conv65 | softmax(scale(Q @ neg(logsigmoid(neg(K)).T))) @ (K + Q)",
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
+    # D6: the figure draws an `add` with one operand below the values of the last two; V alone, as in the text's formula
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
-)
-NAMED = ("autobert-zero", "autobert-zero-att", "autobert-zero-conv", "bert")
-
-
-def named_arch(name, layers):
-    """One of NAMED with `layers` layers. autobert-zero has 12; a multiple of 12 repeats each (conv, attention) pair
-    right after itself (App. D.2); fewer layers take pairs evenly spaced from first to last (D14), an odd number drops
-    the last attention."""
-    if name == "bert":
-        return parse_arch(BERT_ATTENTION) * layers
-    count = (layers + 1) // 2
-    if count > len(PUBLISHED):
-        chosen = [index * len(PUBLISHED) // count for index in range(count)]
-    else:
-        chosen = [round(index * (len(PUBLISHED) - 1) / max(count - 1, 1)) for index in range(count)]
-    pairs = [parse_arch(PUBLISHED[index]) for index in chosen]
-    return ablate(tuple(layer for pair in pairs for layer in pair), name.removeprefix("autobert-zero"))[:layers]
+))
 
 
 def ablate(arch, kind):
     """Table 5: "-att" replaces each convolution with the attention layer directly behind it (the last ones: before it),
-    "-conv" each attention with the convolution before it (our choice; the first ones: behind it). "" changes nothing.
-    ValueError where there is nothing to take."""
-    keep = {"-att": tuple, "-conv": int}.get(kind)
-    if keep is None:
-        return arch
-    result, indices = [], range(len(arch))
-    for index, layer in enumerate(arch):
-        nearby = sorted(indices, key=lambda other: ((other - index) * (1 if keep is tuple else -1) < 0,
-                                                    abs(other - index)))
-        chosen = next((arch[other] for other in nearby if isinstance(arch[other], keep)), None)
-        if chosen is None:
-            raise ValueError(f"the architecture has no {'attention' if keep is tuple else 'convolution'} layer to "
-                             f"build {kind} from")
-        result.append(chosen)
-    return tuple(result)
+    "-conv" each attention with the convolution before it (the first ones: behind it). D14: the paper does not say how
+    its convolution-only network is made."""
+    wanted, direction = (int, -1) if kind == "-conv" else (tuple, 1)
+    places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
+    if not places:
+        raise ValueError(f"the architecture has no layer to build {kind} from")
+    nearest = (min(places, key=lambda place: ((place - index) * direction < 0, abs(place - index)))
+               for index in range(len(arch)))
+    return tuple(arch[place] for place in nearest)
+
+
+def stretch(arch, layers):
+    """The pairs of a network at another depth: more layers repeat each pair right after itself (App. D.2, large). D14:
+    fewer take pairs evenly spaced from first to last, an odd number drops the last layer; the paper has no such ones.
+    """
+    pairs, count = len(arch) // 2, (layers + 1) // 2
+    chosen = [index * pairs // count if count > pairs else round(index * (pairs - 1) / max(count - 1, 1))
+              for index in range(count)]
+    return tuple(layer for pair in chosen for layer in arch[2 * pair:2 * pair + 2])[:layers]
+
+
+def read_arch(name, layers):
+    """The architecture that --arch and --layers name; ValueError says what is wrong with them."""
+    text, kind = re.fullmatch("(.*?)(-att|-conv)?", name, re.DOTALL).groups()
+    if text.endswith(".json"):
+        best = json.loads(Path(text).read_text(encoding="utf-8-sig"))
+        if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
+            raise ValueError('the file holds no object with an "arch"')
+        text = best["arch"]
+    arch = parse_arch({"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}.get(text, text))
+    arch = ablate(arch, kind) if kind else arch
+    if text == "autobert-zero" or (len(arch), layers) == (12, 24):
+        arch = stretch(arch, layers)
+    if len(arch) != layers:
+        raise ValueError(f"{len(arch)} layers where --layers says {layers}; set --layers {len(arch)}")
+    return arch
 
 
 def mermaid(arch):
@@ -450,8 +421,9 @@ def mermaid(arch):
 
 
 def hide(x, axes, contracted, mask):
-    """x with zeros where the contracted axis stands on padding (D5). x (B, N, *axes), mask (B, T) True at real tokens
-    or None."""
+    """x with zeros where the contracted axis stands on padding. x (B, N, *axes), mask (B, T) True at real tokens or
+    None. D5: the paper does not speak of padding; here a softmax over tokens leaves it out, and a contraction over
+    tokens lets nothing of it in."""
     if mask is None or axes[contracted] != "n":
         return x
     return torch.where(mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :], x, 0.0)
@@ -467,7 +439,7 @@ def run_op(op, values, axes, mask, dropout):
     if op == "logsigmoid":
         return F.logsigmoid(x)
     if op == "softsign":
-        return F.softsign(x)  # D1
+        return F.softsign(x)  # D1: x / (1 + |x|), as in arXiv's Table 1; x / (1 + x) of the AAAI print has a pole
     if op == "add":
         return x + y
     if op == "softmax":
@@ -522,7 +494,8 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
         if index in wanted:
             if op == "scale":
-                values[index] = values[operands[0]] / math.sqrt(next(iter(inputs.values())).shape[-1])  # D2
+                # D2: always sqrt(d_h); graphs run per head, so Table 1's d_x is the head's width too
+                values[index] = values[operands[0]] / math.sqrt(next(iter(inputs.values())).shape[-1])
             else:
                 values[index] = run_op(op, [values[each] for each in operands], [shapes[each] for each in operands],
                                        mask, dropout)
@@ -588,7 +561,7 @@ class ConvMixer(nn.Module):
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        self.kernel = nn.Parameter(torch.randn(heads, size))  # D18
+        self.kernel = nn.Parameter(torch.randn(heads, size))  # D18: 0 would make all heads average alike
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
 
@@ -652,7 +625,8 @@ class Encoder(nn.Module):
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
         states = [x]
         for layer in self.layers:
-            x = checkpoint(layer, x, mask, use_reentrant=False) if self.recompute and self.training else layer(x, mask)
+            again = self.recompute and self.training
+            x = recompute(layer, x, mask, use_reentrant=False) if again else layer(x, mask)
             states = [*states, x] if every_layer else [x]
         return states if every_layer else x
 
@@ -690,32 +664,21 @@ class LanguageModel(nn.Module):
         return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 
 
-class Classifier(nn.Module):
-    """Encoder, pooler and a linear head: logits (B, outputs); one output is a regression."""
+class TaskModel(nn.Module):
+    """Encoder and a linear head: logits (B, outputs) of the pooled first token, or (B, T, outputs) of every token for
+    SQuAD's spans."""
 
-    def __init__(self, arch, cfg, outputs, shared=False):
+    def __init__(self, arch, cfg, outputs, spans=False, shared=False):
         super().__init__()
-        self.encoder = Encoder(arch, cfg, shared)
-        self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
-        self.dropout = nn.Dropout(cfg.dropout)
+        self.encoder, self.spans, self.dropout = Encoder(arch, cfg, shared), spans, nn.Dropout(cfg.dropout)
+        if not spans:
+            self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
         self.head = nn.Linear(cfg.hidden, outputs)
         init_weights(self, cfg.init_std)
 
     def forward(self, ids, segments, lengths):
-        return self.head(self.dropout(torch.tanh(self.pooler(self.encoder(ids, segments, lengths)[:, 0]))))
-
-
-class SpanReader(nn.Module):
-    """Encoder and a linear head on every token: logits of start and end (B, T, 2), for SQuAD."""
-
-    def __init__(self, arch, cfg):
-        super().__init__()
-        self.encoder = Encoder(arch, cfg)
-        self.head = nn.Linear(cfg.hidden, 2)
-        init_weights(self, cfg.init_std)
-
-    def forward(self, ids, segments, lengths):
-        return self.head(self.encoder(ids, segments, lengths))
+        x = self.encoder(ids, segments, lengths)  # (B, T, H)
+        return self.head(x if self.spans else self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
 # --- supernet ------------------------------------------------------------------------------------
 
@@ -740,6 +703,18 @@ def take(tensor, rows, columns):
     """The part of a tensor that rows and columns name."""
     tensor = tensor if rows is None else tensor[rows]
     return tensor if columns is None else tensor[:, columns]
+
+
+def cut_out(weights, model):
+    """{name: weight} that a stand-alone model takes from a super-net, its kernels adapted (Sec. 3.2, BIWS (1))."""
+    found = {}
+    for name, value in model.state_dict().items():
+        there, rows, columns = slot(name, value, model.encoder.arch)
+        if there in weights:
+            found[name] = take(weights[there], rows, columns)
+            if name.endswith("conv.kernel") and value.shape[1] < max(KERNELS):
+                found[name] = found[name] @ weights[f"{there.removesuffix('kernel')}transform.{value.shape[1]}"]
+    return found
 
 
 class SuperNet:
@@ -784,19 +759,6 @@ class SuperNet:
                 target[index] = torch.where(done[index], target[index], value)
                 done[index] = True
 
-    def start_from(self, given):
-        """Take over what read_run returned: another search's super-net, or one trained network where its architecture
-        has weights."""
-        from common.cli import UserError
-        weights, searched, arch = given
-        size = weights["encoder.words.weight"].shape
-        if size != self.weights["encoder.words.weight"].shape:
-            raise UserError(f"--init: its vocabulary and width {tuple(size)} differ from this run's; use its tokenizer")
-        if searched:
-            self.load_state_dict(weights)
-        else:
-            self.write_back([(arch, weights)])
-
     def state_dict(self):
         return self.weights
 
@@ -809,8 +771,8 @@ class SuperNet:
 def ucb(totals, counts, alpha):
     """Eq. 3 for one position: u_i = mu_i + alpha sqrt(2 log N / N_i).
 
-    totals, counts: summed scores and number of samples of each option. An option never sampled takes the mean of all
-    and N_i = 1 (D8).
+    totals, counts: summed scores and number of samples of each option. D8: an option never sampled takes the mean of
+    all and N_i = 1; Eq. 3 is infinite there, and the softmax over it undefined.
     """
     N = sum(counts)
     mean = sum(totals) / max(N, 1)
@@ -831,40 +793,38 @@ class OperationPriority:
     layers, as many as the longest path seen; and one over kernel sizes for each layer (Sec. 3.2)."""
 
     def __init__(self, history, cfg):
-        self.cfg, self.cells = cfg, defaultdict(lambda: ([0.0] * len(OPS), [0] * len(OPS)))
+        self.cfg = cfg  # the cells: summed scores and number of samples of each option
+        self.cells = defaultdict(lambda: ([0.0] * len(OPS), [0] * len(OPS)))
         self.kernels = defaultdict(lambda: ([0.0] * len(KERNELS), [0] * len(KERNELS)))
         for line in history:
             for number, layer in enumerate(parse_arch(line["arch"])):
-                score = line["score"] * cfg.ucb_unit  # D9
-                if isinstance(layer, int):
-                    self._count(self.kernels[number], KERNELS.index(layer), score)
-                    continue
-                for position, (op, *_) in enumerate(layer):
-                    self._count(self.cells[position], OPS.index(op), score)
+                samples = [(self.kernels[number], KERNELS.index(layer))] if isinstance(layer, int) else [
+                    (self.cells[position], OPS.index(op)) for position, (op, *_) in enumerate(layer)]
+                for (totals, counts), option in samples:
+                    # D9: in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves softmax(u) uniform
+                    totals[option] += line["score"] * cfg.ucb_unit
+                    counts[option] += 1
 
-    @staticmethod
-    def _count(cell, option, score):
-        cell[0][option] += score
-        cell[1][option] += 1
+    def probabilities(self, cells, key, options):
+        """softmax(u) of a cell; uniform where nothing is known of it, or not to be used."""
+        if self.cfg.strategy != "op-nas" or key not in cells:
+            return [1 / len(options)] * len(options)
+        return softmax(ucb(*cells[key], self.cfg.alpha))
 
     def operation_probabilities(self, position):
         """Over OPS, at a position of the path from 0."""
-        if self.cfg.strategy != "op-nas" or position not in self.cells:
-            return [1 / len(OPS)] * len(OPS)
-        return softmax(ucb(*self.cells[position], self.cfg.alpha))
+        return self.probabilities(self.cells, position, OPS)
 
     def kernel_probabilities(self, layer):
         """Over KERNELS, at a layer from 0."""
-        if self.cfg.strategy != "op-nas" or layer not in self.kernels:
-            return [1 / len(KERNELS)] * len(KERNELS)
-        return softmax(ucb(*self.kernels[layer], self.cfg.alpha))
+        return self.probabilities(self.kernels, layer, KERNELS)
 
 
-def edit_graph(graph, rng, priority, max_path):
-    """A legal graph one edit away, None where none was found: at a random position of the path an operation is
-    replaced, inserted behind or deleted; the new operation is drawn from that position's distribution, its second
-    operand from what stands before it (D7). Illegal outcomes are drawn again; where a position's distribution is so
-    peaked that nothing legal comes up, all operations get the same chance."""
+def edit_graph(graph, rng, priority, max_path=MAX_PATH):
+    """A legal graph one edit away, None where none was found. D7 (the paper names no operator): at a random position of
+    the path an operation is replaced, inserted behind or deleted; the new one is drawn from that position's
+    distribution, its second operand from what stands before it. Illegal outcomes are drawn again; where a distribution
+    is so peaked that nothing legal comes up, all operations get the same chance."""
     first = len(INPUTS)
     for attempt in range(400):
         position = rng.randrange(len(graph))
@@ -897,9 +857,9 @@ def edit_graph(graph, rng, priority, max_path):
     return None
 
 
-def mutate(parent, rng, priority, cfg):
-    """A child (Alg. 1, lines 6 and 7): in half of the cases one random layer changes its kind (D16), then one random
-    layer is changed inside, guided by the priorities.
+def mutate(parent, rng, priority):
+    """A child (Alg. 1, lines 6 and 7): in half of the cases one random layer changes its kind, then one random layer is
+    changed inside, guided by the priorities. D16: half, so that a child can differ from its parent in one attention.
 
     A layer that becomes an attention takes a random one of the parent's, or a random graph; one that becomes a
     convolution takes a random kernel. A convolution that is changed inside draws its kernel from the layer's
@@ -914,19 +874,19 @@ def mutate(parent, rng, priority, cfg):
         elif attentions and rng.random() < 0.5:
             child[layer] = rng.choice(attentions)
         else:
-            child[layer] = sample_graph(rng, cfg.max_path)
+            child[layer] = sample_graph(rng)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
         child[layer] = rng.choices(KERNELS, priority.kernel_probabilities(layer))[0]
     else:
-        child[layer] = edit_graph(child[layer], rng, priority, cfg.max_path) or sample_graph(rng, cfg.max_path)
+        child[layer] = edit_graph(child[layer], rng, priority) or sample_graph(rng)
     return tuple(child)
 
 
 def round_sizes(cfg):
-    """Candidates in each round: the initial population in rounds of the later size (D11), then the children of the
-    parents."""
-    later = cfg.parents * cfg.children
+    """Candidates in each round: the initial population, then the children of the parents. D11: the population comes in
+    rounds of the later size, so that the super-net learns from its start."""
+    later = cfg.parents ** 2
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
 
@@ -942,147 +902,108 @@ def propose(history, number, cfg):
     parents = [] if number < initial or cfg.strategy == "random" else ranked[:cfg.parents]  # Alg. 1, line 4
     priority = OperationPriority(history, cfg)
     while len(proposals) < size:
-        parent = parents[len(proposals) // cfg.children % len(parents)] if parents else None
+        parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
         for _ in range(100):  # a parent whose whole neighbourhood is known gives way to a random architecture
-            arch = (mutate(parse_arch(parent["arch"]), rng, priority, cfg) if parent
-                    else sample_arch(rng, cfg.layers, cfg.max_path))
+            arch = (mutate(parse_arch(parent["arch"]), rng, priority) if parent
+                    else sample_arch(rng, cfg.layers))
             if arch_text(arch) not in seen:
                 break
         else:
-            parent, arch = None, sample_arch(rng, cfg.layers, cfg.max_path)
+            parent, arch = None, sample_arch(rng, cfg.layers)
         seen.add(arch_text(arch))
         proposals.append((parent["id"] if parent else None, arch))
     return proposals
 
 
-def evaluate_candidate(arch, number, supernet, data, cfg, path, tick):
-    """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds} and its weights as
-    pre-trained.
+def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
+    """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds}; path.pt gets its
+    weights as pre-trained, path.training.pt what lets it go on after a kill.
 
-    number: of the round, which rules the text it sees. path: where the state inside the candidate is kept, so that it
-    can be resumed. tick(n): progress.
+    number: of the round, which rules the text it sees; tasks: as open_proxies gives them.
     """
-    from common.distributed import Checkpoint, Ranks
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
     model = LanguageModel(arch, cfg, shared=True)
     supernet.fetch(model)
-    model.to(data.device)
-    result = {"score": 0.0, "scores": {}, "diverged": False}  # D12
+    checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model.to(data.device))
+    scores, diverged = {}, False
     try:
-        checkpoint = Checkpoint(path, alone, model=model) if cfg.save_every < cfg.steps else None
-        train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch, tick=tick)
-        result["scores"] = score_tasks(model, arch, data.tasks, cfg, data.device, tick=tick)
-        result["score"] = sum(result["scores"].values()) / len(data.tasks)  # D19
+        train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
+        scores = score_tasks(model, arch, tasks, data, cfg)
     except Diverged:
-        result["diverged"] = True
-    result["seconds"] = round(time.perf_counter() - began, 3)
-    return result, {name: value.cpu() for name, value in model.state_dict().items()}
+        diverged = True  # D12: scores 0, the least a task can score, and is never a parent
+    save_file(path.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
+    checkpoint.remove()
+    score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks
+    return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
 
 
-def score_tasks(model, arch, tasks, cfg, device, shared=True, tick=lambda done: None):
+def score_tasks(model, arch, tasks, data, cfg, shared=True):
     """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model's encoder on each
-    task."""
-    from common.distributed import seed_everything
+    task. D15: MLM is the share of masked words of held-out text that the model finds as it is; minutes of training
+    leave most GLUE tasks at chance. D19: MNLI counts by its matched half alone."""
     scores = {}
-    for task in tasks:
-        if task.name == "MLM":
-            scores["MLM"] = task.accuracy(model, cfg)
+    for name, task in tasks.items():
+        if name == "MLM":
+            alone = Ranks(0, 1, data.device)
+            scores[name] = evaluate_language_model(model, data, cfg, alone, batches=32)["mlm_accuracy"]
             continue
-        seed_everything(cfg.seed, "head", task.name)  # the same head whether or not the candidate was resumed
-        classifier = Classifier(arch, cfg, task.outputs, shared)
-        classifier.encoder.load_state_dict(model.encoder.state_dict())
-        classifier.pooler.load_state_dict(model.pooler.state_dict())
-        scores[task.name] = max(train_task(classifier, task, cfg, device, tick)["main"], 0.0)
+        seed_everything(cfg.seed, "head", name)  # the same head whether or not the candidate was resumed
+        tuned = TaskModel(arch, cfg, task.outputs, shared=shared)
+        tuned.encoder.load_state_dict(model.encoder.state_dict())
+        tuned.pooler.load_state_dict(model.pooler.state_dict())
+        scores[name] = max(train_task(tuned, task, cfg, data.device)["main"], 0.0)
     return scores
 
 
 def search(cfg):
-    """OP-NAS (Algorithm 1). The candidates of a round are shared out over the processes; all else is the same on each
-    of them."""
-    from common.distributed import Checkpoint, Stop, barrier, launch, on_main, progress, say, stopping
+    """OP-NAS (Alg. 1). The candidates of a round are shared out over the processes; all else is the same on each."""
     with launch(cfg.device) as ranks:
-        given = read_run(cfg) if cfg.init else None
-        run, data = open_run(cfg, "search", ranks, tasks=True)
+        source = read_run(cfg) if cfg.init else None
+        run, data = open_run(cfg, "search", ranks, "corpus", "glue")
         if run.finished:
-            say(ranks, f"{run.folder}: this search is finished (--restart begins anew)\n")
+            say(ranks, f"{run.folder}: this search is finished (--restart begins anew)")
             return show_best(run.finished, ranks)
-        supernet, sizes, folder = SuperNet(cfg), round_sizes(cfg), run.folder / "candidates"
-        if given:
-            supernet.start_from(given)
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
+        tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
+        if source:
+            say(ranks, start_supernet(supernet, source, cfg))
+        folder, checkpoint = run.folder / "candidates", Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        on_main(ranks, record_history, run, history)
-        work = cfg.steps + sum(task.steps(cfg) for task in data.tasks)
-        bar = progress(ranks, sum(sizes) * work, "search", start=len(history) * work)
+        on_main(ranks, write_history, run.folder, history)
         while len(history) < sum(sizes):
             number = next(number for number in range(len(sizes)) if sum(sizes[:number + 1]) > len(history))
-            proposals, first = propose(history, number, cfg), len(history)  # Alg. 1, lines 4 to 7
+            proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # Alg. 1, lines 4 to 7
             best = max((line["score"] for line in history), default=0.0)
-            with contextlib.suppress(Stop):  # a rank that is told to stop meets the others below
-                for index in range(ranks.rank, len(proposals), ranks.size):
-                    bar.set_description(f"round {number + 1}/{len(sizes)} candidate {first + index + 1}/{sum(sizes)} "
-                                        f"best {best:.4f}")
-                    evaluate_once(folder / str(first + index), proposals[index][1], number, supernet, data, cfg,
-                                  lambda done: bar.update(done * ranks.size))  # Alg. 1, lines 8 and 9
-            if stopping(ranks):
-                raise Stop
-            history += finish_round(folder, proposals, number, first, supernet, cfg)  # Alg. 1, line 11
+
+            def evaluate(name):
+                return evaluate_candidate(proposals[int(name)][1], number, supernet, tasks, data, cfg, folder / name)
+
+            label = f"round {number + 1}/{len(sizes)}, best {best:.4f}"
+            results = share_out(ranks, [str(name) for name in proposals], folder, label, evaluate)  # lines 8 and 9
+            lines = [{"id": name, "round": number, "parent": parent, "arch": arch_text(arch), **result}
+                     for (name, (parent, arch)), result in zip(proposals.items(), results)]
+            history += lines
+            if not cfg.no_weight_sharing:  # Alg. 1, line 11; one candidate's weights are in memory at a time
+                trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
+                supernet.write_back((proposals[line["id"]][1], load_file(folder / f"{line['id']}.pt"))
+                                    for line in trained)
             checkpoint.save(history=history)
             barrier(ranks)  # every rank has read the candidates' files
-            on_main(ranks, record_round, run, history, first)
-        bar.close()
-        result = on_main(ranks, record_best, run, history)
-        show_best(result, ranks)
+            on_main(ranks, write_history, run.folder, history)
+            run.log(phase="search", round=number, candidates=len(history), best=max(best, *[
+                result["score"] for result in results]), mean=sum(result["score"] for result in results) / len(results))
+        show_best(on_main(ranks, finish_search, run, history), ranks)
 
 
-def evaluate_once(path, arch, number, supernet, data, cfg, tick):
-    """evaluate_candidate, with its outcome kept in path.pt (weights) and path.json (the rest, written last), so that a
-    candidate that is done is not done again."""
-    from common.distributed import save_file, write_atomic
-    if not path.with_suffix(".json").exists():
-        result, weights = evaluate_candidate(arch, number, supernet, data, cfg, path.with_suffix(".training.pt"), tick)
-        save_file(path.with_suffix(".pt"), weights)
-        write_atomic(path.with_suffix(".json"), json.dumps(result))
-        for left in path.parent.glob(f"{path.name}.training.pt*"):  # model and optimizer, twice
-            left.unlink()
-
-
-def finish_round(folder, proposals, number, first, supernet, cfg):
-    """The history's lines of a round whose candidates are all done; writes their weights back into the super-net."""
-    from common.distributed import load_file
-    results = [json.loads((folder / f"{first + index}.json").read_text()) for index in range(len(proposals))]
-    ranking = sorted((index for index, result in enumerate(results) if not result["diverged"]),
-                     key=lambda index: -results[index]["score"])
-    if not cfg.no_weight_sharing:  # one candidate's weights are in memory at a time
-        supernet.write_back((proposals[index][1], load_file(folder / f"{first + index}.pt")) for index in ranking)
-    return [{"id": first + index, "round": number, "parent": parent, "arch": arch_text(arch), **result}
-            for index, ((parent, arch), result) in enumerate(zip(proposals, results))]
-
-
-def record_history(run, history):
-    """Write history.jsonl as the checkpoint has it and drop the files of candidates that it holds."""
-    from common.distributed import write_atomic
-    folder = run.folder / "candidates"
-    folder.mkdir(exist_ok=True)
-    write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-    for path in folder.glob("[0-9]*"):  # others are the file system's own
+def write_history(folder, history):
+    """Write history.jsonl as the checkpoint has it and drop the files of the candidates that it holds."""
+    write_atomic(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    for path in (folder / "candidates").glob("[0-9]*"):  # others are the file system's own
         if int(path.name.split(".")[0]) < len(history):
             path.unlink()
 
 
-def record_round(run, history, first):
-    """After a round, when the checkpoint holds it: history.jsonl and a line of the log."""
-    record_history(run, history)
-    scores = [line["score"] for line in history]
-    run.log(phase="search", round=history[-1]["round"], candidates=len(history), best=max(scores),
-            mean=statistics.mean(scores[first:]))
-
-
-def record_best(run, history):
-    """Write best.json and the picture of the architecture, and mark the run as finished. Returns best.json's object;
-    UserError where every candidate diverged."""
-    from common.cli import UserError
-    from common.distributed import write_atomic
+def finish_search(run, history):
+    """Write best.json, done.json and the picture best.mmd; returns best.json's object."""
     best = max((line for line in history if not line["diverged"]), key=lambda line: line["score"], default=None)
     if best is None:
         raise UserError(f"{run.folder}: every candidate diverged; lower --lr, then --restart")
@@ -1095,9 +1016,9 @@ def record_best(run, history):
 
 def show_best(best, ranks):
     """Print the architecture that a search found, a layer a line."""
-    from common.distributed import say
-    scores = ", ".join(f"{name} {score:.4f}" for name, score in best["scores"].items())
-    say(ranks, f"best of {best['candidates']} candidates: number {best['id']}, score {best['score']:.4f} ({scores})")
+    scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
+    say(ranks, f"best of {best['candidates']} candidates: number {best['id']}, "
+               f"score {100 * best['score']:.2f} ({scores})")
     for number, layer in enumerate(parse_arch(best["arch"]), 1):
         say(ranks, f"  {number:2d}  convolution  kernel {layer}" if isinstance(layer, int)
             else f"  {number:2d}  attention    {formula(layer)}")
@@ -1105,34 +1026,25 @@ def show_best(best, ranks):
 # --- objective -----------------------------------------------------------------------------------
 
 
-def next_sentence_pairs(segments, tokenizer, generator):
-    """[CLS] A [SEP] B [SEP] with B the continuation (label 0) or, in half of the cases and where there is none, text
-    from elsewhere (label 1).
+def draw_next_sentence(segments, generator):
+    """What stands behind each segment A: its continuation B (label 0) or, in half of the cases and where there is none,
+    text from elsewhere (label 1).
 
-    segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,), with T = the segments'
-    width + 3.
+    segments: common.corpus.Segments. Returns ids (R, width), lengths (R,) and labels (R,).
     """
-    R, width = segments.first.shape
-    other = (torch.rand(R, generator=generator) < 0.5) | (segments.second_length == 0)
-    second = torch.where(other[:, None], segments.other, segments.second)
-    a, b = segments.first_length[:, None], torch.where(other, segments.other_length, segments.second_length)[:, None]
-    special = torch.tensor([[tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id]]).expand(R, -1)
-    pieces, place = torch.cat([segments.first, second, special], 1), torch.arange(width + 3)  # (R, 2 width + 3)
-    source = torch.where(place <= a, place - 1, place + width - 2 - a)  # (R, T): which piece stands at each place
-    source[:, 0] = 2 * width
-    source.scatter_(1, torch.cat([a + 1, a + b + 2], 1), 2 * width + 1)
-    after = place > a + b + 2
-    kinds = (place > a + 1) & ~after
-    return pieces.gather(1, source.masked_fill_(after, 2 * width + 2)), kinds.long(), (a + b + 3)[:, 0], other.long()
+    other = (torch.rand(len(segments.first), generator=generator) < 0.5) | (segments.second_length == 0)
+    return (torch.where(other[:, None], segments.other, segments.second),
+            torch.where(other, segments.other_length, segments.second_length), other.long())
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
     """BERT's masking: `rate` of the text is to be predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
 
-    ids (B, T). Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). M depends on B and T alone, so
-    that shapes are static; label -100 marks what padding leaves over.
+    ids (B, T). Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). D17: the share is taken of the
+    batch, not of each sequence, so that M depends on B and T alone and shapes are static; label -100 marks what padding
+    leaves over.
     """
-    M = max(1, round(rate * ids.numel()))  # D17
+    M = max(1, round(rate * ids.numel()))
     text = ((ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)).flatten().nonzero()[:, 0]
     chosen = text[torch.randperm(len(text), generator=generator)[:max(1, round(rate * len(text)))]]
     labels, kind = ids.flatten()[chosen], torch.rand(len(chosen), generator=generator)
@@ -1144,54 +1056,27 @@ def mask_tokens(ids, tokenizer, rate, generator):
 
 # --- training ------------------------------------------------------------------------------------
 
-CHECK_EVERY = 20  # steps between looks at the gradient norm, each of which makes a GPU wait
-
-
-class Diverged(Exception):
-    """A loss or a gradient became infinite or not a number."""
-
-
-@dataclasses.dataclass
-class Data:
-    """What a run reads: text, tasks and their features, on one device."""
-    tokenizer: object
-    train: object  # common.corpus.Corpus to train on
-    dev: object  # held-out part
-    tasks: list  # of GlueTask: the proxy tasks of a search
-    device: torch.device
-
-
-def open_run(cfg, action, ranks, flags=("corpus", "glue"), tasks=False):
-    """Open the run folder and what the run reads. flags: the data flags that the demo data stands in for; tasks: read
-    the proxy tasks too. Returns (RunFolder, Data)."""
-    from common.distributed import RunFolder
-    from common.inputs import fill_in, open_text
-    from common.tokenization import load_tokenizer
-    settings = dataclasses.asdict(cfg)
-    demo = fill_in(cfg, ranks, *flags)
-    run = RunFolder(cfg.out, settings, action, ranks, cfg.restart, demo)
-    if cfg.tokenizer and "corpus" not in flags:
-        tokenizer = load_tokenizer(cfg.tokenizer)
-        cfg.vocab_size = tokenizer.vocab_size
-        return run, Data(tokenizer, None, None, [], ranks.device)
-    text = open_text(cfg, ranks, run.folder)
-    data = Data(text.tokenizer, text.train, text.dev, [], ranks.device)
-    data.tasks = proxy_tasks(cfg, data) if tasks else []
-    return run, data
-
-
-def proxy_tasks(cfg, data):
-    """What --tasks names: GLUE tasks, and MLM for held-out text (D15). UserError where there is none."""
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imports, builds its model, steps its search
     from common import glue
-    from common.cli import UserError
-    from common.distributed import Ranks
-    names = cfg.tasks.replace(",", " ").split()
-    others = [name for name in names if name.upper() != "MLM"]
-    found = [GlueTask(task, data.tokenizer, cfg) for task in glue.parse_tasks(" ".join(others))] if others else []
-    found += [HeldOutText(data, Ranks(0, 1, data.device))] * any(name.upper() == "MLM" for name in names)
-    if not found:
-        raise UserError("--tasks: name at least one task")
-    return found
+    from common.cli import Diverged, Stop, UserError, start
+    from common.corpus import join
+    from common.distributed import (Ranks, autocast, barrier, data_parallel, launch, on_main, peak_flops, peak_memory,
+                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
+                                    stop_requested, stopping, travelling)
+    from common.files import load_file, load_newest, save_file, write_atomic
+    from common.runs import Checkpoint
+    from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
+    from common.weights import keep_model, read_init, take_over
+    from data.inputs import open_run
+
+    RECIPES = {name: Recipe(lr=2e-5, batch=32, epochs=3, warmup=0.01, main=task.main)  # App. D.1
+               for name, task in glue.TASKS.items()}
+    RECIPES |= {"SQuAD1.1": Recipe(lr=2e-5, batch=32, epochs=3, warmup=0.01, length=384, main="f1"),
+                "SQuAD2.0": Recipe(lr=2e-5, batch=48, epochs=2, warmup=0.01, length=384, main="f1")}  # App. D.2
+
+GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's eight, without WNLI
+GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
+CHECK_EVERY = 20  # steps between looks at the gradient norm, each of which makes a GPU wait
 
 
 def schedule(step, steps, warmup):
@@ -1215,13 +1100,14 @@ def set_rate(optimizer, rate):
 
 
 def language_batch(data, corpus, cfg, position, rows):
-    """Examples position .. position + rows - 1 of a corpus's endless stream, as tensors on the device: the arguments of
-    language_losses."""
-    from common.distributed import seed_of
+    """Examples position .. position + rows - 1 of a corpus's endless stream, whose segments may begin in mid-sentence
+    (D17), as tensors on the device: the arguments of language_losses."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
-    ids, kinds, lengths, next_labels = next_sentence_pairs(segments, data.tokenizer, generator)
-    ids, positions, labels = mask_tokens(ids, data.tokenizer, cfg.mask_rate, generator)
+    second, second_length, next_labels = draw_next_sentence(segments, generator)
+    ids, kinds, lengths = join(segments.first, segments.first_length, second, second_length, data.tokenizer,
+                               empty_second=True)  # [CLS] A [SEP] B [SEP], (R, T)
+    ids, positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
     batch = (ids, kinds, lengths, positions, labels, next_labels)
     return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
             for tensor in batch]
@@ -1234,62 +1120,43 @@ def language_losses(model, ids, kinds, lengths, positions, labels, next_labels):
     return losses, (logits, next_logits)
 
 
-def wrap(model, cfg, ranks):
-    """The model as it is trained: compiled where asked, data-parallel where there are several processes."""
-    if cfg.compile:
-        torch.compiler.reset()  # a search compiles one network after the other, and after eight torch would give up
-    network = torch.compile(model) if cfg.compile else model
-    if ranks.size == 1:
-        return network
-    return nn.parallel.DistributedDataParallel(
-        network, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
-
-
-def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick=lambda done: None, report=None):
-    """Masked-language-model and next-sentence pre-training from example number `first` on.
+def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
+    """Masked-language-model and next-sentence pre-training from example number `first` on, from where the checkpoint
+    stands.
 
     A batch is cut in --accumulate logical shards (at least one a process), each with a seed of its own: with the same
     number of shards, examples, masks and dropout of a step do not depend on the number of processes. report(step,
-    losses, rate) is called every --log_every and --eval_every steps. Raises Diverged, and Stop after SIGTERM (state
-    saved).
+    losses, rate) is called every LOG_EVERY steps and before each save. Raises Diverged, and Stop after SIGTERM.
     """
-    from common.cli import UserError
-    from common.distributed import Stop, autocast, seed_everything, shard_range, stopping
-    optimizer, start = make_optimizer(model, cfg.weight_decay), 0
-    if checkpoint:
-        checkpoint.owned["optimizer"] = optimizer
-        start = checkpoint.restore().get("step", 0)
-        tick(start)
-    network, shards = wrap(model, cfg, ranks), max(cfg.accumulate, ranks.size)
+    checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
+    begin, shards = checkpoint.restore().get("step", 0), max(cfg.accumulate, ranks.size)
     if cfg.batch % shards:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of the {shards} shards it is cut in (--accumulate)")
-    mine, rows = shard_range(ranks, shards), cfg.batch // shards
+    network, mine, rows = data_parallel(model, ranks, cfg.compile), shard_range(ranks, shards), cfg.batch // shards
     model.train()
-    for step in range(start, cfg.steps):
+    for step in range(begin, cfg.steps):
         rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
         set_rate(optimizer, rate)
         for shard in mine:
             seed_everything(cfg.seed, "language model", first, step, shard)
             batch = language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
-            lone = ranks.size == 1 or shard == mine[-1]  # gradients travel with the last shard
-            with contextlib.nullcontext() if lone else network.no_sync():
+            with travelling(network, ranks, last=shard == mine[-1]):
                 with autocast(cfg.dtype, data.device):
                     losses, _ = language_losses(network, *batch)
                 (sum(losses) / len(mine)).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        tick(1)
-        done, last = step + 1, step + 1 == cfg.steps
-        shown = report and (last or done % cfg.log_every == 0 or done % cfg.eval_every == 0)
-        saved = checkpoint and (last or done % cfg.save_every == 0)
-        look = last or shown or saved or done % CHECK_EVERY == 0
+        done = step + 1
+        saved = done == cfg.steps or done % cfg.save_every == 0
+        shown = report and (saved or done % LOG_EVERY == 0)
+        look = saved or shown or done % CHECK_EVERY == 0
         if look and not math.isfinite(norm):  # once it is not, the weights are lost, and it stays so
             raise Diverged(f"gradient norm {norm} at or before step {done}")
         if shown:
             report(done, losses, rate)
         stop = (look or ranks.size == 1) and stopping(ranks)
-        if saved or checkpoint and stop:
+        if saved or stop:
             checkpoint.save(step=done)
         if stop:
             raise Stop
@@ -1299,9 +1166,8 @@ def train_language_model(model, data, cfg, ranks, checkpoint=None, first=0, tick
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
     """Loss and accuracy of both objectives on held-out text, the same examples for every model; shared out over the
     processes."""
-    from common.distributed import autocast, reduce_mean
     model.eval()
-    sums, rows = torch.zeros(5, dtype=torch.float64), max(1, min(32, cfg.batch))
+    sums, rows = torch.zeros(5, dtype=torch.float64), min(32, cfg.batch)
     for index in range(ranks.rank, batches, ranks.size):
         batch = language_batch(data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
         labels, next_labels = batch[4:]
@@ -1311,33 +1177,29 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
         sums += torch.tensor([*losses, right, (next_logits.argmax(-1) == next_labels).float().mean(), 1.0],
                              dtype=torch.float64)
     model.train()
-    names = ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
-    means = reduce_mean(ranks, *sums.tolist())
-    return {name: value / means[-1] for name, value in zip(names, means)}
+    *means, count = reduce_mean(ranks, *sums.tolist())
+    return dict(zip(("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), [mean / count for mean in means]))
 
 
 def pretrain(cfg):
     """Full training of one architecture (App. D.2), from scratch or from a run folder (--init; a search's:
     AutoBERT-Zero*)."""
-    from common.cli import UserError
-    from common.distributed import Checkpoint, launch, peak_flops, peak_memory, progress, say, seed_everything
     with launch(cfg.device) as ranks:
-        start_at = read_run(cfg) if cfg.init else None
+        source = read_run(cfg) if cfg.init else None
         arch = settle_arch(cfg)
-        run, data = open_run(cfg, "pretrain", ranks, ("corpus",))
+        run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
             return say(ranks, f"{run.folder}: this run is finished: {run.finished} (--restart begins anew)")
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
-        if start_at:
-            say(ranks, start_from(model, start_at))
+        if source:
+            say(ranks, start_from(model, source))
         model.to(ranks.device)
-        if cfg.epochs and "steps" not in cfg.given:
-            cfg.steps = math.ceil(cfg.epochs * data.train.slots(cfg.length - 3) / cfg.batch)
+        cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
         bar, roof = progress(ranks, cfg.steps, "pretrain"), peak_flops(ranks.device, cfg.dtype)
         flops, clock = count_flops(arch, cfg, cfg.length), [0.0, 0]
         # a token, forward and backward; the vocabulary head sees the masked positions alone
-        cost = 3 * (flops["layers"] + cfg.mask_rate * flops["vocabulary_head"]) / cfg.length
+        cost = 3 * (flops["layers"] + MASK_RATE * flops["vocabulary_head"]) / cfg.length
 
         def report(step, losses, rate):
             mlm, nsp = (loss.item() for loss in losses)  # waits for the device, so that the clock counts what is done
@@ -1346,487 +1208,190 @@ def pretrain(cfg):
             record = {"step": step, "mlm": mlm, "nsp": nsp, "lr": rate, "tokens_per_second": speed,
                       "share_of_peak": speed and speed * cost / (roof * ranks.size),
                       "memory_mb": peak_memory(ranks.device)}
-            if step % cfg.eval_every == 0:
+            if step % cfg.save_every == 0:
                 record["held_out"] = evaluate_language_model(model, data, cfg, ranks)
-            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
+            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}", refresh=False)
+            bar.update(step - bar.n)
             run.log(phase="pretrain", **record)
             clock[:] = time.perf_counter(), step
 
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-        try:
-            train_language_model(model, data, cfg, ranks, checkpoint, tick=bar.update, report=report)
-        except Diverged as error:
-            bar.close()
-            raise UserError(f"{run.folder}: the training diverged ({error}); lower --lr or raise --warmup, and "
-                            "--restart") from None
+        train_language_model(model, data, cfg, ranks, Checkpoint(run.folder / "checkpoint.pt", ranks, model=model),
+                             report=report)
         result = evaluate_language_model(model, data, cfg, ranks, batches=64)
         bar.close()
         run.finish(result)
         say(ranks, "held-out text:", ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
 
 
-def settle_arch(cfg):
-    """read_arch, with the architecture itself instead of its name or file put in cfg: what a run folder remembers."""
-    arch = read_arch(cfg)
-    cfg.arch, cfg.variant = arch_text(arch), ""
-    return arch
-
-
-def read_arch(cfg):
-    """The architecture that --arch, --variant and --layers name; UserError where it is none."""
-    from common.cli import UserError
-    try:
-        if cfg.arch.endswith(".json"):
-            best = json.loads(Path(cfg.arch).read_text(encoding="utf-8-sig"))
-            if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
-                raise ValueError('the file holds no object with an "arch"')
-            arch = parse_arch(best["arch"])
-        else:
-            arch = named_arch(cfg.arch, cfg.layers) if cfg.arch in NAMED else parse_arch(cfg.arch)
-        arch = ablate(arch, cfg.variant and f"-{cfg.variant}")
-        if len(arch) == 12 and cfg.layers == 24:  # App. D.2: large repeats each pair right after itself
-            arch = tuple(layer for pair in range(0, 12, 2) for layer in arch[pair:pair + 2] * 2)
-    except ValueError as error:  # a file that is no JSON too
-        raise UserError(f"--arch {cfg.arch}: {error}; names are {', '.join(NAMED)}") from None
-    if len(arch) != cfg.layers:
-        raise UserError(f"--arch {cfg.arch}: has {len(arch)} layers where --layers says {cfg.layers}; set --layers "
-                        f"{len(arch)}")
-    return arch
-
+# --arch and --init: the architecture and the weights that an action starts from.
 
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule the shapes of the weights
 
 
-def read_settings(folder, *actions):
-    """The settings in a run folder of one of these actions; UserError where it is none."""
-    from common.cli import UserError
-    path = Path(folder) / "config.json"
+def settle_arch(cfg):
+    """The architecture that --arch and --layers name; its text form takes the place of a name or a file in cfg, as a run
+    folder remembers it."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(f"{path}: cannot be read; name the run folder of a --{' or --'.join(actions)}") from None
-    action = record.get("action") if isinstance(record, dict) else None
-    if action not in actions:
-        raise UserError(f"{folder}: no run folder of --{' or --'.join(actions)}"
-                        + (f" but one of --{action}" if action else "") + "; name another")
-    if not {*SHAPE, "arch", "ucb_unit"} <= record["settings"].keys():
-        raise UserError(f"{folder}: a run of another program; name one of autobert_zero.py")
-    return {**record["settings"], "action": action}
-
-
-def take_settings(cfg, folder, settings, names):
-    """Set cfg's settings of these names, and its tokenizer unless one is given, to those of a run folder. A flag that
-    says otherwise is a UserError."""
-    from common.cli import UserError
-    for name in names:
-        if name in cfg.given and getattr(cfg, name) != settings[name]:
-            raise UserError(f"--{name} {getattr(cfg, name)}: {folder} has {settings[name]}; leave --{name} out")
-        setattr(cfg, name, settings[name])
-    own = str(Path(folder) / "corpus")  # made for this run, unless its --corpus was a prepared one
-    there = own if Path(own).exists() else settings["tokenizer"] or [*settings["corpus"], own][0]
-    cfg.tokenizer = cfg.tokenizer or there
-
-
-def read_history(folder):
-    """The evaluated candidates of a search, as history.jsonl has them; UserError where there is none."""
-    from common.cli import UserError
-    from common.distributed import read_jsonl
-    history = read_jsonl(Path(folder) / "history.jsonl")
-    if not history:
-        raise UserError(f"{folder}: no candidate is evaluated yet")
-    return history
+        arch = read_arch(cfg.arch, cfg.layers)
+    except ValueError as error:  # a file that is no JSON too
+        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero, bert, each with -att or -conv") from None
+    cfg.arch = arch_text(arch)
+    return arch
 
 
 def read_run(cfg):
-    """What --init points at: a run folder of --pretrain or --search. Returns (weights, whether they are a super-net,
-    else their architecture).
+    """(weights, architecture) of the run folder --init; of a search (weights of its super-net, None). cfg takes over
+    its shape, its tokenizer and, where --arch names none, its architecture."""
+    owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")})
+    if "model" in owned:
+        return owned["model"], settle_arch(cfg)
+    if "arch" not in cfg.given:
+        cfg.arch = str(Path(cfg.init) / "best.json")
+        if not Path(cfg.arch).exists():
+            raise UserError(f"{cfg.init}: this search is not finished; finish it, or name an architecture with --arch")
+    return owned["supernet"], None
 
-    Sets the model's shape, the tokenizer and, where --arch names none, the architecture in cfg to the folder's. A flag
-    that says otherwise is a UserError.
+
+def start_from(model, source, name="--init"):
+    """Load what read_run returned. The line returned says what was taken over, made anew and left out."""
+    weights, arch = source
+    return take_over(model, weights if arch else cut_out(weights, model), name, heads=("head",))
+
+
+def start_supernet(supernet, source, cfg):
+    """As start_from; one trained network writes where its architecture has weights."""
+    weights, arch = source
+    if arch is None:
+        return take_over(supernet, weights, "--init")
+    model = LanguageModel(arch, cfg)
+    note = start_from(model, source)
+    supernet.write_back([(arch, model.state_dict())])
+    return note
+
+
+# Fine-tuning (App. D.1, D.2). A job is one run of one task at one setting.
+
+
+def open_proxies(cfg, data):
+    """{name: Task} of the proxy tasks that --tasks names, without their test files; MLM, which comes last, has no Task.
     """
-    from common.cli import UserError
-    from common.distributed import load_newest
-    folder, settings = Path(cfg.init), read_settings(cfg.init, "search", "pretrain")
-    searched = settings["action"] == "search"
-    take_settings(cfg, folder, settings, (*SHAPE, *(() if searched else ("arch", "variant"))))
-    if searched and "arch" not in cfg.given:
-        if not (folder / "best.json").exists():
-            raise UserError(f"{folder}: this search is not finished; finish it, or name an architecture with --arch")
-        cfg.arch = str(folder / "best.json")
-    if not (folder / "done.json").exists():
-        print(f"warning: {folder}: not finished; its newest checkpoint is taken", file=sys.stderr)
-    state = load_newest(folder / "checkpoint.pt")["owned"]
-    return state["supernet" if searched else "model"], searched, None if searched else read_arch(cfg)
+    names = parse_tasks(cfg.tasks, {**glue.TASKS, "MLM": None}, GROUPS)
+    kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
+    return {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, RECIPES, kinds)
+            for name in sorted(names, key="MLM".__eq__)}
 
 
-def start_from(model, source):
-    """Load what read_run returned into a LanguageModel or a Classifier; says what was taken over, made anew and left
-    out. A shape that does not fit is a UserError unless it belongs to a head."""
-    from common.cli import UserError
-    weights, searched, _ = source
-    arch, taken, anew = model.encoder.arch, [], []
-    state = model.state_dict()
-    for name, value in state.items():
-        there, rows, columns = slot(name, value, arch) if searched else (name, None, None)
-        if there not in weights:
-            anew.append(name)
-            continue
-        given = take(weights[there], rows, columns)
-        if name.endswith("conv.kernel") and searched and value.shape[1] < max(KERNELS):
-            # the adapted kernel, Sec. 3.2
-            given = given @ weights[f"{there.removesuffix('kernel')}transform.{value.shape[1]}"]
-        if given.shape != value.shape:
-            raise UserError(f"--init: {name} is {tuple(given.shape)} there and {tuple(value.shape)} here; use the same "
-                            "sizes and the same tokenizer")
-        value.copy_(given)
-        taken.append(there)
-    left = sorted(set(weights) - set(taken)) if not searched else []
-    return (f"--init: {len(taken)} weights taken over; made anew: {', '.join(anew) or 'none'}; "
-            f"left out: {', '.join(left) or 'none'}")
-
-
-class HeldOutText:
-    """The proxy task "MLM": the share of masked words of held-out text that a candidate finds, without any fine-tuning
-    (D15)."""
-    name = "MLM"
-
-    def __init__(self, data, ranks):
-        self.data, self.ranks = data, ranks
-
-    def steps(self, cfg):
-        return 0
-
-    def accuracy(self, model, cfg):
-        return evaluate_language_model(model, self.data, cfg, self.ranks, batches=32)["mlm_accuracy"]
-
-
-class GlueTask:
-    """One GLUE task. splits: those of common.glue.load to read. As SquadTask, it has what a fine-tuning problem needs:
-    name, metrics, outputs, span, steps, batches, loss, evaluate and predict."""
-
-    def __init__(self, task, tokenizer, cfg, splits=("train", "dev")):
-        from common import glue
-        self.task, self.name, self.metrics, self.outputs, self.span = task, task.name, task.metrics, task.classes, False
-        examples = {split: glue.load(cfg.glue, task, split).head(cfg.train_rows if split == "train" or cfg.dry_run
-                                                                 else 0) for split in splits}
-        self.features = {split: glue.encode(examples[split], tokenizer, cfg.length) for split in splits}
-
-    def steps(self, cfg):
-        """Updates of one fine-tuning."""
-        return cfg.finetune_epochs * math.ceil(len(self.features["train"]) / cfg.finetune_batch)
-
-    def batches(self, cfg, epoch):
-        from common import glue
-        return glue.batches(self.features["train"], cfg.finetune_batch, seed=cfg.seed, epoch=epoch)
-
-    def loss(self, logits, batch):
-        """Cross-entropy of logits (B, classes), or squared error where the task is a regression."""
-        return (F.mse_loss(logits[:, 0], batch["labels"]) if self.task.regression
-                else F.cross_entropy(logits, batch["labels"]))
-
-    def evaluate(self, model, cfg, device):
-        """The official metrics on dev, as shares; "main" is the one that counts."""
-        from common import glue
-        return glue.score(self.task, self.logits(model, "dev", cfg, device), self.features["dev"].labels)
-
-    def logits(self, model, split, cfg, device):
-        """(n, classes) in the order of the file, as a numpy array."""
-        from common import glue
-        logits = torch.zeros(len(self.features[split]), self.outputs)
-        for batch in glue.batches(self.features[split], 4 * cfg.finetune_batch):
-            logits[batch["index"]] = infer_batch(model, batch, cfg, device)
-        return logits.numpy()
-
-    def predict(self, model, cfg, device, folder):
-        """Write the submission files of the test splits, or raise Diverged. Returns MNLI's mismatched score, if any."""
-        from common import glue
-        for split in self.features:
-            if split.startswith("test"):
-                logits = self.logits(model, split, cfg, device)
-                if not math.isfinite(logits.sum()):
-                    raise Diverged(f"{split} of {self.name}: what it predicts is no number")
-                glue.write_submission(folder, self.task, logits, split)
-        if "dev_mismatched" not in self.features:
-            return {}
-        logits = self.logits(model, "dev_mismatched", cfg, device)
-        return {"mismatched": glue.score(self.task, logits, self.features["dev_mismatched"].labels)["main"]}
-
-
-class SquadTask:
-    """SQuAD 1.1 ("squad1") or 2.0 ("squad2"): a span of the paragraph, [CLS] standing for "no answer"."""
-
-    def __init__(self, name, tokenizer, cfg):
-        from common import squad
-        self.name, self.metrics, self.outputs, self.span = name, ("exact", "f1"), 2, True
-        version = {"squad1": "v1.1", "squad2": "v2.0"}[name]
-        self.questions = {split: squad.load(Path(cfg.squad) / f"{split}-{version}.json") for split in ("train", "dev")}
-        for split in ("train", "dev") if cfg.dry_run else ("train",):
-            self.questions[split] = self.questions[split][:cfg.train_rows or None]
-        self.features = {split: squad.features(questions, tokenizer, cfg.squad_length, cfg.squad_length // 3,
-                                               training=split == "train")
-                         for split, questions in self.questions.items()}
-
-    def steps(self, cfg):
-        return cfg.finetune_epochs * math.ceil(len(self.features["train"]) / cfg.finetune_batch)
-
-    def batches(self, cfg, epoch):
-        from common import squad
-        return squad.batches(self.features["train"], cfg.finetune_batch, seed=cfg.seed, epoch=epoch)
-
-    def loss(self, logits, batch):
-        """Mean cross-entropy of start and end; logits (B, T, 2)."""
+def task_loss(task, logits, batch):
+    """Cross-entropy of logits (B, classes); squared error of a value; of a span (B, T, 2) the mean of start and end."""
+    if task.kind == "span":
         logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)
         return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
-
-    def answers(self, model, cfg, device):
-        """common.squad.Predictions on dev."""
-        from common import squad
-        features = self.features["dev"]
-        logits = torch.full((len(features), cfg.squad_length, 2), -1e4)
-        for batch in squad.batches(features, 4 * cfg.finetune_batch):
-            logits[batch["index"], :batch["ids"].shape[1]] = infer_batch(model, batch, cfg, device)
-        return squad.extract(features, logits[..., 0], logits[..., 1])
-
-    def evaluate(self, model, cfg, device):
-        """The official scores; "main" is F1 as a share, for 2.0 at the best no-answer threshold."""
-        from common import squad
-        found = self.answers(model, cfg, device)
-        result = squad.evaluate(self.questions["dev"], found.texts, found.null_odds if self.name == "squad2" else None)
-        return {**result, "main": result.get("best_f1", result["f1"]) / 100}
-
-    def predict(self, model, cfg, device, folder):
-        """Write predictions.json (2.0: answers above the threshold withdrawn) and null_odds.json."""
-        from common import squad
-        from common.distributed import write_atomic
-        found = self.answers(model, cfg, device)
-        result = squad.evaluate(self.questions["dev"], found.texts, found.null_odds)
-        limit = result.get("best_f1_thresh", math.inf)
-        texts = {name: "" if found.null_odds.get(name, 0) > limit else text for name, text in found.texts.items()}
-        write_atomic(Path(folder) / "predictions.json", json.dumps(texts, indent=1))
-        write_atomic(Path(folder) / "null_odds.json", json.dumps(found.null_odds, indent=1))
-        return {}
+    return (F.mse_loss(logits[:, 0], batch["labels"]) if task.kind == "value"
+            else F.cross_entropy(logits, batch["labels"]))
 
 
 @torch.no_grad()
-def infer_batch(model, batch, cfg, device):
-    """A model's outputs for a batch of features, on the CPU in float32."""
-    from common.distributed import autocast
+def predict(model, task, split, cfg, device):
+    """Logits of every row of a split, on the CPU; raises Diverged where they are no numbers."""
     model.eval()
     with autocast(cfg.dtype, device):
-        return model(*(batch[key].to(device) for key in ("ids", "segments", "lengths"))).float().cpu()
+        logits = task.collect(split, lambda batch: model(*(batch[key].to(device)
+                                                           for key in ("ids", "segments", "lengths"))))
+    if not logits.isfinite().all():
+        raise Diverged(f"{split} of {task.name}: what it predicts is no number")
+    return logits
 
 
-def train_task(model, task, cfg, device, tick=lambda done: None, keep_best=False, checkpoint=None):
-    """Fine-tune on one task (App. D.1, D.2); returns its metrics on dev.
-
-    keep_best: look at dev every --eval_every steps and end with the best weights seen (D20); otherwise the last weights
-    count. Raises Diverged, and Stop after SIGTERM (state saved where there is a checkpoint).
-    """
-    from common.distributed import Stop, autocast, seed_everything, stop_requested
-    model.to(device)
-    optimizer, step, steps, kept = make_optimizer(model, cfg.weight_decay), 0, task.steps(cfg), {}
+def train_task(model, task, cfg, device, checkpoint=None):
+    """Fine-tune on one task and return its metrics on dev: of the last weights in a search; with a checkpoint, which
+    lets it go on after a kill, of the best weights at looks every --eval_every steps (D20: the paper evaluates so often
+    and does not say which it reports)."""
+    optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
         kept = checkpoint.restore()
-    start, best = kept.get("step", 0), kept.get("best")
-    for epoch in range(cfg.finetune_epochs):
-        for batch in task.batches(cfg, epoch):
-            if step < start:  # done before a kill
-                step += 1
-                continue
-            set_rate(optimizer, cfg.finetune_lr * schedule(step, steps, cfg.finetune_warmup))
-            seed_everything(cfg.seed, "fine-tuning", task.name, step)
-            batch = {key: value.to(device) for key, value in batch.items()}
-            model.train()
-            with autocast(cfg.dtype, device):
-                logits = model(batch["ids"], batch["segments"], batch["lengths"])
-            task.loss(logits.float(), batch).backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            tick(1)
-            if (step % CHECK_EVERY == 0 or step == steps) and not math.isfinite(norm):
-                raise Diverged(f"gradient norm {norm} at or before step {step} of {task.name}")
-            if keep_best and (step % cfg.eval_every == 0 or step == steps):
-                result = task.evaluate(model, cfg, device)
-                if best is None or result["main"] > best[0]["main"]:
-                    best = result, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-            stop = stop_requested()
-            if checkpoint and (stop or step % cfg.save_every == 0):
-                checkpoint.save(step=step, best=best)
-            if stop:
-                raise Stop
-    if keep_best:
+    begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
+    rate = task.recipe.lr if cfg.finetune_lr is None else cfg.finetune_lr
+    for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
+        set_rate(optimizer, rate * schedule(step, steps, task.recipe.warmup))
+        seed_everything(cfg.seed, "fine-tuning", task.name, step)
+        batch = {key: value.to(device) for key, value in batch.items()}
+        model.train()
+        with autocast(cfg.dtype, device):
+            logits = model(batch["ids"], batch["segments"], batch["lengths"])
+        task_loss(task, logits.float(), batch).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        done, last, stop = step + 1, step + 1 == steps, stop_requested()
+        if (last or done % CHECK_EVERY == 0) and not math.isfinite(norm):
+            raise Diverged(f"gradient norm {norm} at or before step {done} of {task.name}")
+        if checkpoint and (last or done % (cfg.eval_every or max(1, steps // 20)) == 0):
+            metrics = task.score("dev", predict(model, task, "dev", cfg, device))
+            if not best or metrics["main"] > best[0]["main"]:
+                best = metrics, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+        if checkpoint and (stop or done % cfg.save_every == 0):
+            checkpoint.save(step=done, best=best)
+        if stop:
+            raise Stop
+    if best:
         model.load_state_dict(best[1])
-        return best[0]
-    return task.evaluate(model, cfg, device)
+    return best[0] if best else task.score("dev", predict(model, task, "dev", cfg, device))
 
 
-FROM_MNLI = ("RTE", "STS-B", "MRPC")  # App. D.2: fine-tuned from an MNLI checkpoint
-
-
-def open_task(name, tokenizer, cfg):
-    """The fine-tuning problem of a name in --finetune, with every split that is there. UserError where it is unknown.
-    """
-    from common import glue
-    if name in ("squad1", "squad2"):
-        return SquadTask(name, tokenizer, cfg)
-    task, folder = glue.parse_tasks(name)[0], Path(cfg.glue) / glue.parse_tasks(name)[0].name
-    two = ("_matched", "_mismatched") if task.name == "MNLI" else ("",)
-    splits = ["train", "dev"] + ["dev_mismatched"] * (len(two) == 2)
-    splits += [split for split, ending in zip(("test", "test_mismatched"), two)
-               if (folder / f"test{ending}.tsv").exists()]
-    return GlueTask(task, tokenizer, cfg, splits)
-
-
-def task_names(text):
-    """["CoLA", "squad1", ...] of "CoLA,squad1" or "glue", the paper's eight tasks (no WNLI); MNLI first, since others
-    start from it."""
-    from common import glue
-    from common.cli import UserError
-    parts = text.lower().replace(",", " ").split()
-    parts = [name for part in parts for name in (Config.tasks.split(",") if part == "glue" else [part])]
-    squads = list(dict.fromkeys(part for part in parts if part in ("squad1", "squad2")))
-    rest = ",".join(part for part in parts if part not in ("squad1", "squad2"))
-    names = [task.name for task in glue.parse_tasks(rest)] if rest else []
-    if not names + squads:
-        raise UserError("--finetune: name at least one task, glue, squad1 or squad2")
-    return sorted(names, key=lambda name: name != "MNLI") + squads
-
-
-LEARNING_RATES, WEIGHT_DECAYS = (1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)  # App. D.2
-
-
-def finetune_jobs(names, cfg):
-    """[(task, run, settings of its own)]: --runs seeds, and with --grid each learning rate and weight decay of App.
-    D.2."""
-    jobs = []
-    for name in names:
-        paper = {"squad1": dict(finetune_batch=32), "squad2": dict(finetune_batch=48, finetune_epochs=2)}.get(name, {})
-        own = {key: value for key, value in paper.items() if cfg.preset != "demo" and key not in cfg.given}
-        points = ([dict(finetune_lr=lr, weight_decay=decay) for lr in LEARNING_RATES for decay in WEIGHT_DECAYS]
-                  if cfg.grid else [{}])
-        jobs += [(name, number, {**own, **point, "seed": cfg.seed + number})
-                 for point in points for number in range(cfg.runs)]
-    return jobs
+def finetune_job(task, cfg, arch, source, folder, data):
+    """One job: a head drawn from its seed, training, and every split's predictions and the model in its own folder."""
+    seed_everything(cfg.seed, "head", task.name)
+    model, note, diverged = TaskModel(arch, cfg, task.outputs, task.kind == "span"), "from scratch", None
+    folder.mkdir(exist_ok=True)
+    checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device))
+    try:
+        note = start_from(model, *source) if source else note
+        metrics = train_task(model, task, cfg, data.device, checkpoint)
+        for split in (split for split in task.splits if split != "train"):
+            logits = predict(model, task, split, cfg, data.device)
+            task.write(split, logits, folder)
+            if split == "dev_mismatched":
+                metrics["mismatched"] = task.score(split, logits)["main"]
+    except Diverged as error:
+        metrics, diverged = dict.fromkeys(task.metrics, 0.0), str(error)
+    keep_model(folder, "finetune", cfg, data.tokenizer, model=model)
+    checkpoint.remove()
+    return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay],
+            "metrics": metrics, "start": note, "diverged": diverged}
 
 
 def finetune(cfg, text):
-    """Fine-tune on GLUE and SQuAD (App. D.2). The jobs are shared out over the processes; a job that is done is not
-    done again."""
-    from common.distributed import Stop, launch, on_main, progress, stopping
+    """Fine-tune on GLUE and SQuAD: --runs seeds of each task, with --grid at every setting of App. D.2. RTE, STS-B and
+    MRPC start from the best MNLI run where MNLI is among the tasks."""
     with launch(cfg.device) as ranks:
-        names, source = task_names(text), read_run(cfg) if cfg.init else None
-        arch = settle_arch(cfg)
-        squads, cfg.tasks = [name for name in names if name.startswith("squad")], text
-        flags = [flag for flag, read in (("corpus", not cfg.tokenizer), ("glue", len(squads) < len(names)),
-                                         ("squad", squads)) if read]
-        run, data = open_run(cfg, "finetune", ranks, flags)
+        names, source = parse_tasks(text, RECIPES, GROUPS), read_run(cfg) if cfg.init else None
+        arch, cfg.tasks = settle_arch(cfg), ",".join(names)
+        needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
+        run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs))
         if run.finished:
-            return show_scores(run.finished, ranks)
-        jobs, folder = finetune_jobs(names, cfg), run.folder / "jobs"
-        on_main(ranks, lambda: folder.mkdir(exist_ok=True))
-        opened = functools.cache(lambda name: open_task(name, data.tokenizer, cfg))
-        bar = progress(ranks, len(jobs), "fine-tuning")
-        for stage in ([job for job in jobs if job[0] == "MNLI"], [job for job in jobs if job[0] != "MNLI"]):
-            with contextlib.suppress(Stop):  # a rank that is told to stop meets the others below
-                for name, number, own in stage[ranks.rank::ranks.size]:
-                    job = dataclasses.replace(cfg, **own)
-                    path = folder / f"{name}-{number}-{job.finetune_lr}-{job.weight_decay}.json"
-                    if not path.exists():
-                        bar.set_description(f"fine-tuning {name}, run {number + 1}")
-                        finetune_one(opened(name), number, job, arch, source, data.device, path)
-                    bar.update(ranks.size)
-            if stopping(ranks):
-                raise Stop
-        bar.close()
-        result = on_main(ranks, summarise, run.folder, names, cfg.preset == "small")
+            return show(run.finished, ranks)
+        opened, jobs = functools.cache(lambda name: open_task(name, cfg, data.tokenizer, RECIPES)), {}
+        for name, number in itertools.product(names, range(cfg.runs)):
+            rate = RECIPES[name].lr if cfg.finetune_lr is None else cfg.finetune_lr
+            for lr, decay in GRID if cfg.grid else [(rate, cfg.weight_decay)]:
+                own = dict(finetune_lr=lr, weight_decay=decay, seed=cfg.seed + number)
+                jobs[f"{name}-{number}-{lr}-{decay}"] = name, dataclasses.replace(cfg, **own)
+
+        def work(job, mnli):
+            name, own = jobs[job]
+            given = (source, "--init") if source else None
+            if mnli:
+                given = (load_newest(mnli / "checkpoint.pt")["owned"]["model"], arch), mnli.name
+            return finetune_job(opened(name), own, arch, given, run.folder / "jobs" / job, data)
+
+        results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
+        result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
-        show_scores(result, ranks)
+        show(result, ranks)
 
 
-def finetune_one(task, number, cfg, arch, source, device, path):
-    """One job: a task, a seed, one setting. Writes its predictions, for MNLI its weights, and its result file last;
-    continues where it was killed."""
-    from common.distributed import Checkpoint, Ranks, load_file, save_file, seed_everything, write_atomic
-    began, mnli, note, diverged = time.perf_counter(), best_job(path.parent, "MNLI"), "from scratch", None
-    checkpoint = Checkpoint(path.with_name(f"{path.stem}.training.pt"), Ranks(0, 1, device))
-    seed_everything(cfg.seed, "head", task.name)
-    model = SpanReader(arch, cfg) if task.span else Classifier(arch, cfg, task.outputs)
-    if task.name in FROM_MNLI and mnli:
-        weights = load_file(path.parent / f"{mnli['job']}.pt")
-        note = f"from {mnli['job']}; " + start_from(
-            model, ({name: value for name, value in weights.items() if not name.startswith("head")}, False, arch))
-    elif source:
-        note = start_from(model, source)
-    folder = path.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    try:
-        metrics = train_task(model, task, cfg, device, keep_best=True, checkpoint=checkpoint)
-        metrics.update(task.predict(model, cfg, device, folder))
-    except Diverged as error:
-        metrics, diverged = dict.fromkeys((*task.metrics, "main"), 0.0), str(error)
-    if task.name == "MNLI":
-        save_file(path.with_name(f"{folder.name}.pt"),
-                  {name: value.cpu() for name, value in model.state_dict().items()})
-    write_atomic(path, json.dumps({"job": folder.name, "task": task.name, "run": number, "lr": cfg.finetune_lr,
-                                   "weight_decay": cfg.weight_decay, "metrics": metrics, "start": note,
-                                   "diverged": diverged, "seconds": round(time.perf_counter() - began, 2)}, indent=1))
-    checkpoint.remove()
-
-
-def read_jobs(folder, name):
-    """The results of a task's jobs that are done."""
-    jobs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob(f"{name}-*.json"))]
-    return [job for job in jobs if job["task"] == name]
-
-
-def best_job(folder, name):
-    """The job of a task with the best dev score, None where there is none that has not diverged."""
-    jobs = [job for job in read_jobs(folder, name) if not job.get("diverged")]
-    return max(jobs, key=lambda job: job["metrics"]["main"], default=None)
-
-
-def summarise(folder, names, small):
-    """{tasks: {task: median, mean, sd, n, setting, metrics of the median run}, averages}; the setting with the best
-    median stands for a task. The predictions of each median run are copied to folder/submission."""
-    from common import glue
-    tasks = {}
-    for name in names:
-        settings = defaultdict(list)
-        for job in read_jobs(folder / "jobs", name):
-            settings[job["lr"], job["weight_decay"]].append(job)
-        runs = max(settings.values(), key=lambda jobs: statistics.median(job["metrics"]["main"] for job in jobs))
-        runs.sort(key=lambda job: job["metrics"]["main"])
-        scores, middle = [job["metrics"]["main"] for job in runs], runs[len(runs) // 2]
-        tasks[name] = {"median": statistics.median(scores), "mean": statistics.mean(scores),
-                       "sd": statistics.stdev(scores) if len(scores) > 1 else 0.0,
-                       "n": len(scores), "lr": middle["lr"], "weight_decay": middle["weight_decay"],
-                       "metrics": middle["metrics"], "start": middle["start"],
-                       "diverged": sum(bool(job.get("diverged")) for job in runs)}
-        shutil.copytree(folder / "jobs" / middle["job"], folder / "submission", dirs_exist_ok=True)
-    scores = {name: entry["metrics"] for name, entry in tasks.items() if not name.startswith("squad")}
-    for name in {"MRPC", "QQP"} & scores.keys() if small else ():  # Sec. 4.2, footnote 2
-        scores[name] = {**scores[name], "main": scores[name]["accuracy"]}
-    if "mismatched" in scores.get("MNLI", {}):
-        scores["MNLI-mm"] = {"main": scores["MNLI"]["mismatched"]}
-    return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
-
-
-def show_scores(result, ranks):
-    """Print a line a task and the two averages, named apart."""
-    from common.distributed import say
-    for name, entry in result["tasks"].items():
-        others = ", ".join(f"{key} {value:.4g}" for key, value in entry["metrics"].items()
-                           if isinstance(value, float) and key != "main")
-        say(ranks, f"{name:8s} median {entry['median']:.4f}  mean {entry['mean']:.4f}  sd {entry['sd']:.4f}  "
-                   f"n {entry['n']}  ({others})" + (f"  {entry['diverged']} diverged" if entry.get("diverged") else ""))
-    for name, value in result["averages"].items():
-        say(ranks, f"{name}: {value}")
-
-
-# Counting and analyses.
+# Counting.
 
 
 def count_flops(arch, cfg, T):
@@ -1849,343 +1414,49 @@ def count_flops(arch, cfg, T):
     return {"layers": 2 * total, "vocabulary_head": 2 * T * (H * E + E * cfg.vocab_size)}
 
 
-def count_parameters(arch, cfg):
-    """Unique parameters by part, from the model built without memory, and the paper's "#Params of Att" (Tables 3, 5):
-    the projections that make a layer's inputs, with biases, without W_O."""
+def describe(cfg):
+    """Print one JSON object: parameters by part, FLOPs, and the paper's "#Params of Att" (Tables 3, 5): the projections
+    that make a layer's inputs, with biases, without W_O."""
+    if cfg.init:
+        cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
+    arch, parts = settle_arch(cfg), {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
-    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
     for name, value in model.named_parameters():
         part = ("layers" if ".layers." in name else "embeddings" if name.startswith("encoder")
                 else "pooler" if name.startswith("pooler") else "heads")
         parts[part] += value.numel()
     inputs = sum(2 if isinstance(layer, int) else len(used_inputs(layer)) for layer in arch)
-    return parts, inputs * (cfg.hidden ** 2 + cfg.hidden)
-
-
-PUBLISHED_COUNTS = {  # (name, layers, hidden): parameters, those of the attention, FLOPs of 128 tokens; Tables 2 to 5
-    ("bert", 12, 768): ("110M", "21.3M", 2.9e10),
-    ("autobert-zero", 12, 768): ("104M", "15.4M", 2.3e10),
-    ("autobert-zero-att", 12, 768): (None, "16.5M", None),
-    ("autobert-zero-conv", 12, 768): (None, "15.4M", None),
-    ("bert", 24, 1024): ("340M", None, 8.7e10),
-    ("autobert-zero", 24, 1024): ("318M", None, 6.8e10),
-    ("autobert-zero", 12, 256): ("13M", None, 2.9e9),
-}
-
-
-def describe(cfg):
-    """Print one JSON object: parameters, FLOPs, the published figures beside them, and with --measure latency and
-    memory (Table 7)."""
-    if cfg.init:
-        cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
-    arch = read_arch(cfg)
-    parts, attention = count_parameters(arch, cfg)
     flops = count_flops(arch, cfg, 128)
-    published = PUBLISHED_COUNTS.get((cfg.arch + (cfg.variant and f"-{cfg.variant}"), cfg.layers, cfg.hidden))
-    report = {"arch": arch_text(arch), "parameters": sum(parts.values()), "parts": parts,
-              "attention_parameters": attention, "flops": flops["layers"],
-              "flops_with_vocabulary_head": sum(flops.values()),
-              "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
-                                "embeddings are look-ups"}
-    if published:
-        report["published"] = dict(zip(("parameters", "attention_parameters", "flops"), published))
-    if cfg.measure:
-        report["measured"] = measure(arch, cfg)
-    print(json.dumps(report, indent=2))
-
-
-@torch.no_grad()
-def measure(arch, cfg, rounds=5):
-    """Seconds and, on GPUs, peak memory of a forward of --measure_batch sequences, beside BERT of the same shape, in
-    turns (Table 7, App. D.3)."""
-    from common.distributed import autocast, pick_device
-    device, seconds = pick_device(cfg.device), {"this": [], "bert": []}
-    models = {"this": Encoder(arch, cfg).to(device).eval(),
-              "bert": Encoder(named_arch("bert", cfg.layers), cfg).to(device).eval()}
-    ids = torch.randint(cfg.vocab_size, (cfg.measure_batch, cfg.length), device=device)
-    kinds, lengths, memory = torch.zeros_like(ids), torch.full((cfg.measure_batch,), cfg.length, device=device), {}
-    for number in range(rounds + 1):  # the first round warms up
-        for name, model in models.items():
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            began = time.perf_counter()
-            with autocast(cfg.dtype, device):
-                model(ids, kinds, lengths)[0, 0, 0].item()  # waits for the device
-            seconds[name] += [time.perf_counter() - began] * (number > 0)
-            if device.type == "cuda":
-                other = models["bert" if name == "this" else "this"]  # its weights are on the device too
-                own = torch.cuda.max_memory_allocated(device) - sum(value.nbytes for value in other.parameters())
-                memory[name] = own / 1e6
-    middle = {name: statistics.median(values) for name, values in seconds.items()}
-    return {"batch": cfg.measure_batch, "length": cfg.length, "seconds": middle["this"], "bert_seconds": middle["bert"],
-            "bert_over_this": middle["bert"] / middle["this"], "peak_memory_mb": memory.get("this"),
-            "bert_peak_memory_mb": memory.get("bert")}
-
-
-def analyze(cfg, name):
-    """One of ANALYSES; each writes a table, its numbers and a picture into --out."""
-    from common.cli import UserError
-    from common.distributed import launch
-    if name not in ANALYSES:
-        raise UserError(f"--analyze {name}: there is no such analysis; choose from {', '.join(ANALYSES)}")
-    folders = cfg.folders or ((cfg.init,) if cfg.init else ())
-    if not folders:
-        raise UserError("which runs? name them with --folders DIR...")
-    if name in ("fidelity", "operations") and len(folders) > 1:
-        raise UserError(f"--analyze {name} looks at one search; name one folder")
-    with launch(cfg.device) as ranks:
-        if ranks.size > 1:
-            raise UserError("--analyze runs in one process; start it with python")
-        ANALYSES[name](cfg, [Path(folder) for folder in folders], ranks)
-
-
-def uniformity(states, lengths):
-    """Figure 5's two measures, a value a layer, averaged over the sequences; padding is left out.
-
-    states: [(B, T, H)] of every layer; lengths (B,). Residual: ||X - 1 x^T|| / ||X||, Frobenius norms, x the mean token
-    (0: all tokens alike). Cosine: mean over pairs of different tokens.
-    """
-    mask = (torch.arange(states[0].shape[1], device=lengths.device) < lengths[:, None])[..., None]  # (B, T, 1)
-    count, residuals, cosines = lengths[:, None].float(), [], []
-    for X in states:
-        X = X.float() * mask
-        centred = (X - X.sum(1, keepdim=True) / count[..., None]) * mask
-        residuals.append((centred.flatten(1).norm(dim=1) / X.flatten(1).norm(dim=1)).mean().item())
-        total = F.normalize(X, dim=-1).sum(1).square().sum(-1)  # the sum over all pairs, each token with itself too
-        cosines.append(((total - count[:, 0]) / (count[:, 0] * (count[:, 0] - 1))).mean().item())
-    return residuals, cosines
-
-
-@torch.no_grad()
-def analyze_uniformity(cfg, folders, ranks):
-    """Figure 5: how alike the tokens' representations become, layer by layer, on --samples examples of the first of
-    --tasks (STS-B)."""
-    from common import glue
-    from common.cli import UserError
-    from common.inputs import fill_in
-    from common.report import write_report
-    fill_in(cfg, ranks, "glue")
-    task = glue.parse_tasks(cfg.tasks if "tasks" in cfg.given else "STS-B")[0]
-    examples = glue.load(cfg.glue, task, "train").head(cfg.samples or 1280)
-    columns, curves = ["layer"], []
-    for folder in folders:
-        residuals, cosines = measure_uniformity(cfg, folder, task, examples, ranks.device)
-        columns += [f"residual {folder.name}", f"cosine {folder.name}"]
-        curves += [residuals, cosines]
-    if len({len(curve) for curve in curves}) > 1:
-        raise UserError("--folders: the runs have different numbers of layers; compare equal ones")
-    rows = [[layer, *values] for layer, values in enumerate(zip(*curves))]
-
-    def draw(axes):
-        for name, curve in zip(columns[1:], curves):
-            axes.plot(range(len(curve)), curve, marker="o", linestyle="-" if name.startswith("residual") else "--",
-                      label=name)
-        axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine",
-                 title=f"Token uniformity on {task.name}")
-        axes.legend(frameon=False, fontsize=8)
-
-    write_report(cfg.out, "uniformity", columns, rows, {"samples": len(examples), "task": task.name}, draw)
-
-
-def measure_uniformity(cfg, folder, task, examples, device):
-    """The two curves of one run, averaged over the examples."""
-    from common import glue
-    from common.tokenization import load_tokenizer
-    own = dataclasses.replace(cfg, init=str(folder), tokenizer="")
-    source, tokenizer = read_run(own), load_tokenizer(own.tokenizer)
-    own.vocab_size = tokenizer.vocab_size
-    model = Classifier(read_arch(own), own, task.classes)
-    start_from(model, source)
-    encoder, features = model.encoder.to(device).eval(), glue.encode(examples, tokenizer, cfg.length)
-    totals = torch.zeros(2, own.layers + 1)
-    for batch in glue.batches(features, 64):
-        ids, kinds, lengths = (batch[key].to(device) for key in ("ids", "segments", "lengths"))
-        totals += len(ids) * torch.tensor(uniformity(encoder(ids, kinds, lengths, every_layer=True), lengths))
-    return (totals / len(features)).tolist()
-
-
-def analyze_fidelity(cfg, folders, ranks):
-    """Figure 8: --samples architectures of a search's history, evenly spaced by score, are trained alone, on the text
-    and the tasks of the search; Kendall's tau, by task, between the score in the search and the score alone. Continues
-    where it stopped, inside a network's pre-training too."""
-    from common import metrics
-    from common.distributed import progress
-    from common.report import write_report
-    folder, settings = folders[0], read_settings(folders[0], "search")
-    take_settings(cfg, folder, settings, (*SHAPE, "tasks", "length", "init_std", "dropout"))  # as the candidates were
-    cfg.corpus, cfg.glue = cfg.corpus or tuple(settings["corpus"]), cfg.glue or settings["glue"]
-    cfg.init = str(folder)
-    history = sorted((line for line in read_history(folder) if not line["diverged"]), key=lambda line: line["score"])
-    run, data = open_run(cfg, "analyze", ranks, tasks=True)
-    count = min(cfg.samples or 6, len(history))
-    bar, rows, names = progress(ranks, count, "stand-alone training"), [], [task.name for task in data.tasks]
-    for index in range(count):
-        line = history[index * (len(history) - 1) // max(count - 1, 1)]
-        scores = train_alone(parse_arch(line["arch"]), data, cfg, ranks, run.folder / f"alone-{line['id']}.json")
-        both = [value for name in names for value in (line["scores"][name], scores[name])]
-        rows.append([line["id"], line["score"], sum(scores.values()) / len(scores), *both])
-        bar.update(1)
-    bar.close()
-    columns = ["id"] + [f"{name} {where}" for name in ["mean", *names] for where in ("in search", "alone")]
-    taus = {name: metrics.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows])
-            for place, name in enumerate(["mean", *names])}
-
-    def draw(axes):
-        axes.scatter([row[1] for row in rows], [row[2] for row in rows])
-        axes.set(xlabel="score in the search", ylabel="score trained alone", title=f"Kendall's tau {taus['mean']:.2f}")
-
-    write_report(cfg.out, "fidelity", columns, rows, {"kendall": taus}, draw)
-    print("Kendall's tau:", ", ".join(f"{name} {value:.3f}" for name, value in taus.items()))
-
-
-def train_alone(arch, data, cfg, ranks, path):
-    """{task: score} of an architecture trained from scratch, kept in a file; 0 for each where it diverged (D12)."""
-    from common.distributed import Checkpoint, seed_everything, write_atomic
-    if not path.exists():
-        seed_everything(cfg.seed, "model")
-        model = LanguageModel(arch, cfg).to(ranks.device)
-        checkpoint = Checkpoint(path.with_suffix(".pt"), ranks, model=model)
-        try:
-            train_language_model(model, data, cfg, ranks, checkpoint)
-            scores = score_tasks(model, arch, data.tasks, cfg, ranks.device, shared=False)
-        except Diverged:
-            scores = {task.name: 0.0 for task in data.tasks}
-        write_atomic(path, json.dumps(scores))
-        checkpoint.remove()
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def analyze_search(cfg, folders, ranks):
-    """Figure 6: the best score so far by number of evaluated candidates, mean and spread over the seeds of each
-    strategy among --folders."""
-    from common.cli import UserError
-    from common.report import write_report
-    curves, tasks = defaultdict(list), set()
-    for folder in folders:
-        settings = read_settings(folder, "search")
-        name = settings["strategy"] + (", no weight sharing" if settings["no_weight_sharing"] else "")
-        if settings["strategy"] == "op-nas":
-            name += f" (alpha {settings['alpha']}, unit {settings['ucb_unit']})"
-        tasks.add(settings["tasks"])
-        if len(tasks) > 1:
-            raise UserError(f"{folder}: a search on other tasks, {settings['tasks']}; compare searches of equal tasks")
-        scores = [line["score"] for line in read_history(folder)]
-        curves[name].append([max(scores[:index + 1]) for index in range(len(scores))])
-    shortest = min(len(curve) for group in curves.values() for curve in group)
-    marks = sorted({shortest, *[mark for mark in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100, 200, 400, 800)
-                                if mark < shortest]})
-    rows, summary = [], {}
-    for name, group in curves.items():
-        means = [statistics.mean(curve[index] for curve in group) for index in range(shortest)]
-        spreads = [statistics.stdev(curve[index] for curve in group) if len(group) > 1 else 0.0
-                   for index in range(shortest)]
-        summary[name] = {"mean": means, "sd": spreads, "runs": len(group)}
-        rows.append([name, len(group), *[f"{means[mark - 1]:.4f} ± {spreads[mark - 1]:.4f}" for mark in marks]])
-
-    def draw(axes):
-        for name, group in summary.items():
-            line, = axes.plot(range(1, shortest + 1), group["mean"], label=f"{name} (n {group['runs']})")
-            low, high = ([mean + sign * sd for mean, sd in zip(group["mean"], group["sd"])] for sign in (-1, 1))
-            axes.fill_between(range(1, shortest + 1), low, high, alpha=0.15, color=line.get_color())
-        axes.set(xlabel="evaluated candidates", ylabel="best score so far",
-                 title="Search (mean and standard deviation)")
-        axes.legend(frameon=False)
-
-    write_report(cfg.out, "search", ["strategy", "runs", *[f"after {mark}" for mark in marks]], rows,
-                 {"curves": summary}, draw)
-
-
-def analyze_operations(cfg, folders, ranks):
-    """What the UCB of a search has learned: the probability of each operation by position, and of each kernel size by
-    layer."""
-    from common.report import write_report
-    settings = read_settings(folders[0], "search")
-    own = dataclasses.replace(cfg, layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"],
-                              strategy="op-nas")
-    priority = OperationPriority(read_history(folders[0]), own)
-    positions = [priority.operation_probabilities(position) for position in range(len(priority.cells))]
-    kernels = [priority.kernel_probabilities(layer) for layer in range(own.layers)]
-
-    def draw(axes):
-        image = axes.imshow(positions, aspect="auto", cmap="viridis")
-        axes.set_xticks(range(len(OPS)), OPS, rotation=45, ha="right")
-        axes.set(ylabel="position of the path", title="Probability of each operation")
-        axes.figure.colorbar(image)
-
-    write_report(cfg.out, "operations", ["position", *OPS], [[index, *row] for index, row in enumerate(positions)],
-                 {}, draw)
-    write_report(cfg.out, "kernels", ["layer", *KERNELS], [[index + 1, *row] for index, row in enumerate(kernels)])
-
-
-ANALYSES = {"uniformity": analyze_uniformity, "fidelity": analyze_fidelity, "search": analyze_search,
-            "operations": analyze_operations}
+    print(json.dumps({
+        "arch": cfg.arch, "parameters": sum(parts.values()), "parts": parts,
+        "attention_parameters": inputs * (cfg.hidden ** 2 + cfg.hidden), "flops": flops["layers"],
+        "flops_with_vocabulary_head": sum(flops.values()),
+        "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
+                          "embeddings are look-ups"}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------
 
 
-ACTIONS = {
-    "search": ("search for an architecture (Algorithm 1)", None),
-    "pretrain": ("train --arch in full (App. D.2), from scratch or from --init", None),
-    "finetune": ("fine-tune on these tasks (GLUE names, glue, squad1, squad2), from --init", "TASKS"),
-    "analyze": ("uniformity | fidelity | search | operations", "NAME"),
-    "describe": ("parameters, FLOPs and, with --measure, speed of --arch as JSON", None),
-}
-
-
-def shrink(cfg):
-    """--dry_run: two real steps of every phase, in a folder of their own that is made anew each time."""
-    cfg.steps, cfg.epochs, cfg.finetune_epochs, cfg.train_rows, cfg.runs, cfg.grid = (
-        2, 0, 1, 2 * cfg.finetune_batch, 1, False)
-    cfg.population, cfg.rounds, cfg.parents, cfg.children, cfg.samples = 2, 1, 1, 2, 2
-    cfg.log_every = cfg.eval_every = 1
-    cfg.out, cfg.restart, cfg.given = cfg.out.rstrip("/") + "-dry", True, cfg.given | {"finetune_epochs"}
-
-
-AT_LEAST = {"max_path": 2, "length": 8, "squad_length": 32, "finetune_epochs": 1, "finetune_batch": 1, "seed": 0}
-AT_MOST = {"length": 512, "squad_length": 512, "warmup": 1, "finetune_warmup": 1, "seed": 2 ** 63 - 1}
-
-
-def check(cfg):
-    """Refuse settings that cannot work, in one line; what common.cli.LIMITS refuses does not come so far."""
-    from common.cli import UserError
-    for name, value in vars(cfg).items():
-        if name in AT_LEAST and value < AT_LEAST[name]:
-            raise UserError(f"--{name} {value}: must be at least {AT_LEAST[name]}")
-        if name in AT_MOST and value > AT_MOST[name]:
-            raise UserError(f"--{name} {value}: must be at most {AT_MOST[name]}")
-    for name, choices in (("strategy", ("op-nas", "evolution", "random")), ("variant", ("", "att", "conv"))):
-        if getattr(cfg, name) not in choices:
-            raise UserError(f"--{name} {getattr(cfg, name)}: choose {' or '.join(filter(None, choices))}")
+def check(cfg, action):
+    """Refuse settings that do not go together."""
     if cfg.hidden % cfg.heads:
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
-    if {"steps", "epochs"} <= cfg.given:
-        raise UserError("--steps and --epochs: give one of them")
+    if action == "search" and not cfg.steps:
+        raise UserError("--steps 0: a candidate needs a number of updates")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
         raise UserError(f"--out {cfg.out}: is --init too; choose another")
 
 
 def main(argv=None):
     """Run one action of the command line."""
-    from common.cli import UserError, parse
-    from common.distributed import Stop
-    action, value, cfg = parse(Config, PRESETS, ACTIONS, __doc__, argv)
-    if action is None:
-        return 0
-    cfg.out = cfg.out or f"runs/autobert_zero-{action}-{f'{value}-' if action == 'analyze' else ''}{cfg.preset}"
-    check(cfg)
-    if cfg.dry_run:
-        shrink(cfg)
-    actions = {"search": search, "pretrain": pretrain, "finetune": finetune, "analyze": analyze, "describe": describe}
-    try:
-        actions[action](cfg, *([] if value is True else [value]))
-    except Stop:
-        print("stopped; the same command continues", file=sys.stderr)
-    except torch.OutOfMemoryError:
-        raise UserError(f"{cfg.out}: out of device memory; the same command with --recompute continues") from None
-    return 0
+    return start(Config, PRESETS, {
+        "search": (search, "search for an architecture (Alg. 1)"),
+        "pretrain": (pretrain, "train --arch in full (App. D.2), from scratch or from --init"),
+        "finetune": (finetune, "fine-tune on these tasks (CoLA, ..., SQuAD1.1, glue, squad), from --init", "TASKS"),
+        "describe": (describe, "parameters and FLOPs of --arch as JSON")}, __doc__, check, argv)
 
 
 if __name__ == "__main__":
