@@ -30,6 +30,7 @@ import json
 import math
 import random
 import re
+import shutil
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -86,12 +87,12 @@ class Config:
     recompute: bool = False  # gradient checkpointing: half the memory for a third more time
     init: str = ""  # run folder to start from, of a search (its super-net), a pre-training or a fine-tuning's task
     save_every: int = 1000  # steps between checkpoints; --pretrain looks at held-out text there >= 1
-    # fine-tuning; left out: RECIPES
+    # fine-tuning; left out: as in recipes()
     finetune_lr: float | None = None  # peak learning rate > 0
     finetune_batch: int | None = None  # rows an update >= 1
     finetune_epochs: int | None = None  # passes over the training rows >= 1
     finetune_warmup: float | None = None  # share of the steps [0, 1]
-    finetune_length: int | None = None  # tokens of a row [8, 512]
+    finetune_length: int | None = None  # tokens of a row; else --length, of SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between looks at dev, App. D.2; 0: a twentieth of the steps
     runs: int = 1  # seeds of each fine-tuning; the median counts >= 1
     grid: bool = False  # search the learning rates and weight decays of App. D.2
@@ -109,10 +110,10 @@ class Config:
 
 DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64,
             lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_warmup=0.1, finetune_epochs=2,
-            finetune_length=128, tasks="MLM,CoLA")
+            tasks="MLM,CoLA")
 PRESETS = {
-    "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2, finetune_length=32),
-             "pretrain": dict(length=64, batch=32, steps=3000, save_every=500), "finetune": dict(runs=3)},
+    "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2),
+             "pretrain": dict(length=64, batch=32, steps=3000, save_every=500), "finetune": dict(length=64, runs=3)},
     "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
               "finetune": dict(runs=3)},
     "base": {"pretrain": dict(lr=1e-4, warmup=0.01, steps=0)},
@@ -150,7 +151,7 @@ def infer(op, *shapes):
     if op == "add":
         return first if first == second else None
     if op == "matmul":
-        return first[0] + second[1] if first[1] == second[0] else None
+        second = second[::-1]
     # D4: cosine and euclidean hold rows against rows, n x d and m x d -> n x m, the one reading in which they can score
     return first[0] + second[0] if first[1] == second[1] else None
 
@@ -233,14 +234,12 @@ def grow(rng, length):
 
 
 def sample_graph(rng, max_path=MAX_PATH):
-    """A random legal graph; every legal graph of up to max_path operations can come (Sec. 3.1: illegal ones are
-    rejected early)."""
+    """A random legal graph; every legal graph of up to max_path operations can come. Sec. 3.1: illegal ones are rejected
+    early."""
     while True:
-        graph = grow(rng, rng.randint(1, max_path))
-        if graph:
-            graph = canonical(graph)
-            if not why_illegal(graph, max_path):
-                return graph
+        graph = canonical(grow(rng, rng.randint(1, max_path)) or ())
+        if not why_illegal(graph, max_path):
+            return graph
 
 
 def sample_arch(rng, layers):
@@ -421,27 +420,22 @@ def mermaid(arch):
 
 
 def hide(x, axes, contracted, mask):
-    """x with zeros where the contracted axis stands on padding. x (B, N, *axes), mask (B, T) True at real tokens or
-    None. D5: the paper does not speak of padding; here a softmax over tokens leaves it out, and a contraction over
-    tokens lets nothing of it in."""
+    """x (B, N, *axes) with zeros where the contracted axis stands on padding; mask (B, T) True at real tokens or None.
+    D5: the paper has no padding; a softmax over tokens leaves it out, a contraction over tokens lets none of it in."""
     if mask is None or axes[contracted] != "n":
         return x
     return torch.where(mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :], x, 0.0)
 
 
+SIMPLE = {"neg": torch.neg, "transpose": lambda x: x.transpose(-1, -2), "add": torch.add, "logsigmoid": F.logsigmoid,
+          "softsign": F.softsign}  # D1: x / (1 + |x|), as arXiv's Table 1; x / (1 + x) of the AAAI print has a pole
+
+
 def run_op(op, values, axes, mask, dropout):
     """One operation of Table 1 on (B, N, *, *) tensors; axes are the operands' shapes."""
+    if op in SIMPLE:
+        return SIMPLE[op](*values)
     x, y = values[0], values[-1]
-    if op == "neg":
-        return -x
-    if op == "transpose":
-        return x.transpose(-1, -2)
-    if op == "logsigmoid":
-        return F.logsigmoid(x)
-    if op == "softsign":
-        return F.softsign(x)  # D1: x / (1 + |x|), as in arXiv's Table 1; x / (1 + x) of the AAAI print has a pole
-    if op == "add":
-        return x + y
     if op == "softmax":
         if axes[0][1] == "n" and mask is not None:
             x = x.masked_fill(~mask[:, None, None, :], float("-inf"))  # D5
@@ -483,32 +477,28 @@ def find_softmax_attention(graph):
 def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
     """The output (B, N, T, D) of an attention graph.
 
-    inputs: {operand: (B, N, T, D)} for the inputs it reads; mask (B, T) True at real tokens, None where all are;
-    dropout on the attention weights. fuse=False evaluates node by node even where the graph has the form of a softmax
-    attention.
+    inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) True at real tokens, None where all are; dropout on
+    the attention weights; fuse=False evaluates node by node a softmax attention too.
     """
     shapes, found = infer_graph(graph), find_softmax_attention(graph) if fuse else None
-    values, wanted = dict(inputs), set(range(len(INPUTS), len(INPUTS) + len(graph)))
-    if found:  # the attention's own operations
-        wanted -= found[3]
+    values, width = dict(inputs), next(iter(inputs.values())).shape[-1]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        if index in wanted:
-            if op == "scale":
-                # D2: always sqrt(d_h); graphs run per head, so Table 1's d_x is the head's width too
-                values[index] = values[operands[0]] / math.sqrt(next(iter(inputs.values())).shape[-1])
-            else:
-                values[index] = run_op(op, [values[each] for each in operands], [shapes[each] for each in operands],
-                                       mask, dropout)
+        if found and index in found[3]:  # the attention's own operations
+            continue
+        if op == "scale":
+            values[index] = values[operands[0]] / math.sqrt(width)  # D2: of the head, where graphs run, for d_x too
+        else:
+            values[index] = run_op(op, [values[each] for each in operands], [shapes[each] for each in operands], mask,
+                                   dropout)
     if not found:
-        return values[len(INPUTS) + len(graph) - 1]
+        return values[len(shapes) - 1]
     query, key, value = values[found[0]], values[found[1]].transpose(-1, -2), values[found[2]]
     visible = None if mask is None else mask[:, None, None, :]
     return F.scaled_dot_product_attention(query, key, hide(value, "nd", 0, mask), visible, dropout)
 
 
 class AttentionMixer(nn.Module):
-    """A searched attention: its inputs are projections of x, its graph runs per head, W_O ends it. (B, T, H) -> (B, T,
-    H)."""
+    """A searched attention: its inputs are projections of x, its graph runs per head, W_O ends it (Eq. 1)."""
 
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
@@ -518,9 +508,9 @@ class AttentionMixer(nn.Module):
 
     def forward(self, x, mask):
         B, T, H = x.shape
-        # (I, B, N, T, D)
-        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = run_graph(self.graph, dict(zip(self.reads, stacked)), mask, self.dropout if self.training else 0.0)
+        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads)
+        inputs = dict(zip(self.reads, stacked.permute(2, 0, 3, 1, 4)))  # (I, B, N, T, D)
+        mixed = run_graph(self.graph, inputs, mask, self.dropout if self.training else 0.0)
         return self.output(mixed.transpose(1, 2).reshape(B, T, H))  # (B, N, T, D) -> (B, T, H)
 
 
@@ -529,12 +519,9 @@ BAND_TOKENS = 1024  # longer sequences always run as a grouped convolution: a ba
 
 
 def light_conv(x, kernel, band=None):
-    """Lightweight convolution (Wu et al. 2018): each head has one softmax-normalised kernel for all its channels. x (B,
-    T, H), kernel (N, K) raw.
-
-    As a band matrix (T x T a head) its cost does not depend on K; as a grouped convolution it grows with K. band=None
-    takes the faster one.
-    """
+    """Lightweight convolution (Wu et al. 2018) of x (B, T, H): each head has one softmax-normalised kernel for all its
+    channels; kernel (N, K) raw. As a band matrix (T x T a head) its cost does not depend on K; as a grouped convolution
+    it grows with K. band=None takes the faster one."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
@@ -551,12 +538,8 @@ def light_conv(x, kernel, band=None):
 
 
 class ConvMixer(nn.Module):
-    """A convolution layer's mixer: linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer
-    (1)). (B, T, H) -> (B, T, H).
-
-    transform: in a search, the matrix that adapts the centre of the shared 65-kernel to this size (Sec. 3.2, BIWS (1));
-    shared by all heads.
-    """
+    """Linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)). In a search a transform,
+    shared by all heads, adapts the centre of the shared 65-kernel to this size (Sec. 3.2, BIWS (1))."""
 
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
@@ -574,7 +557,7 @@ class ConvMixer(nn.Module):
 
 
 class Layer(nn.Module):
-    """Mixer, residual, LayerNorm, feed-forward, residual, LayerNorm, as in BERT. (B, T, H) -> (B, T, H)."""
+    """Mixer, residual, LayerNorm, feed-forward, residual, LayerNorm, as in BERT. (B, T, H), mask (B, T) -> (B, T, H)."""
 
     def __init__(self, layer, cfg, shared):
         super().__init__()
@@ -595,18 +578,14 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers. forward: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H), with
-    every_layer a list of the embeddings and each layer's output.
-
-    shared: build the convolutions with the transformation matrices of the super-net.
-    """
+    """Embeddings and layers. forward: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H).
+    shared: the convolutions have the transformation matrices of the super-net."""
 
     def __init__(self, arch, cfg, shared=False):
         super().__init__()
-        if cfg.hidden % cfg.heads:
-            raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
+        assert cfg.hidden % cfg.heads == 0, "hidden must be a multiple of heads"
         E = cfg.embedding or cfg.hidden
-        self.arch = arch
+        self.arch, self.recompute = arch, cfg.recompute
         self.words = nn.Embedding(cfg.vocab_size, E)
         self.positions = nn.Embedding(512, E)
         self.segments = nn.Embedding(2, E)
@@ -614,21 +593,18 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
         self.project = nn.Linear(E, cfg.hidden) if E != cfg.hidden else nn.Identity()
         self.layers = nn.ModuleList(Layer(layer, cfg, shared) for layer in arch)
-        self.recompute = cfg.recompute
         init_weights(self, cfg.init_std)
 
-    def forward(self, ids, segments, lengths, every_layer=False):
+    def forward(self, ids, segments, lengths):
         T = ids.shape[1]
         positions = torch.arange(T, device=ids.device)
         mask = positions[None] < lengths[:, None]  # (B, T)
         x = self.words(ids) + self.positions(positions) + self.segments(segments)  # (B, T, E)
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
-        states = [x]
         for layer in self.layers:
             again = self.recompute and self.training
             x = recompute(layer, x, mask, use_reentrant=False) if again else layer(x, mask)
-            states = [*states, x] if every_layer else [x]
-        return states if every_layer else x
+        return x
 
 
 def init_weights(model, std):
@@ -684,42 +660,36 @@ class TaskModel(nn.Module):
 
 
 def slot(name, value, arch):
-    """Where a candidate's weight lives in the super-net: (name there, indices of the rows, indices of the columns; None
-    is all of them)."""
+    """Where a candidate's weight lives in the super-net: (name there, index of the part)."""
     found = re.fullmatch(r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)", name)
     if not found:
-        return name, None, None
+        return name, ...
     layer = arch[int(found[1])]
     if found[2] == "conv.transform":
-        return f"{name}.{layer}", None, None
+        return f"{name}.{layer}", ...
     if found[2] == "conv.kernel":  # the centre of the largest kernel, Figure 3
         first = (max(KERNELS) - layer) // 2
-        return name, None, torch.arange(first, first + layer)
-    width = value.shape[0] // len(used_inputs(layer))  # the blocks of Q, K, V, P that the graph reads
-    return name, torch.cat([torch.arange(index * width, (index + 1) * width) for index in used_inputs(layer)]), None
-
-
-def take(tensor, rows, columns):
-    """The part of a tensor that rows and columns name."""
-    tensor = tensor if rows is None else tensor[rows]
-    return tensor if columns is None else tensor[:, columns]
+        return name, (slice(None), slice(first, first + layer))
+    reads = used_inputs(layer)  # the blocks of rows of Q, K, V, P that the graph reads
+    width = value.shape[0] // len(reads)
+    return name, torch.cat([torch.arange(index * width, (index + 1) * width) for index in reads])
 
 
 def cut_out(weights, model):
     """{name: weight} that a stand-alone model takes from a super-net, its kernels adapted (Sec. 3.2, BIWS (1))."""
     found = {}
     for name, value in model.state_dict().items():
-        there, rows, columns = slot(name, value, model.encoder.arch)
+        there, part = slot(name, value, model.encoder.arch)
         if there in weights:
-            found[name] = take(weights[there], rows, columns)
+            found[name] = weights[there][part]
             if name.endswith("conv.kernel") and value.shape[1] < max(KERNELS):
                 found[name] = found[name] @ weights[f"{there.removesuffix('kernel')}transform.{value.shape[1]}"]
     return found
 
 
 class SuperNet:
-    """Bi-branch weight sharing (Sec. 3.2): in each layer an attention of four inputs and a convolution of kernel 65,
-    with a transformation matrix for each smaller kernel. It is never run: candidates take their weights from it and
+    """Bi-branch weight sharing (Sec. 3.2, BIWS): in each layer an attention of four inputs and a convolution of kernel
+    65, with a transformation matrix for each smaller kernel. It is never run: candidates take their weights from it and
     give them back."""
 
     def __init__(self, cfg):
@@ -737,27 +707,22 @@ class SuperNet:
         """Copy a candidate's weights from the super-net into the model (a LanguageModel with shared=True)."""
         with torch.no_grad():
             for name, value in model.state_dict().items():
-                there, rows, columns = slot(name, value, model.encoder.arch)
-                value.copy_(take(self.weights[there], rows, columns))
+                there, part = slot(name, value, model.encoder.arch)
+                value.copy_(self.weights[there][part])
 
     def write_back(self, candidates):
         """Take over the trained weights of one round: an iterable of (arch, state_dict) from the best score to the
-        worst.
-
-        Each candidate writes the weights that no better one has written (D10). So the order in which they finished does
-        not matter, the best candidate's layers stay together as they were trained, and no two trained networks are
-        averaged, which does not give a trained network.
-        """
+        worst. D10: each writes what no better one has written. So the order in which they finished does not matter, the
+        best candidate's layers stay together as they were trained, and no two networks are averaged, which does not
+        give a trained network."""
         written = {}
         for arch, state in candidates:
             for name, value in state.items():
-                there, rows, columns = slot(name, value, arch)
+                there, part = slot(name, value, arch)
                 target = self.weights[there]
                 done = written.setdefault(there, torch.zeros_like(target, dtype=torch.bool))
-                rows = torch.arange(target.shape[0]) if rows is None else rows
-                index = (rows,) if columns is None else (rows[:, None], columns[None])
-                target[index] = torch.where(done[index], target[index], value)
-                done[index] = True
+                target[part] = torch.where(done[part], target[part], value)
+                done[part] = True
 
     def state_dict(self):
         return self.weights
@@ -917,15 +882,12 @@ def propose(history, number, cfg):
 
 def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
     """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds}; path.pt gets its
-    weights as pre-trained, path.training.pt what lets it go on after a kill.
-
-    number: of the round, which rules the text it sees; tasks: as open_proxies gives them.
-    """
+    weights as pre-trained, path.training.pt what lets it go on after a kill. number: of the round, which rules the text
+    it sees; tasks: as open_proxies gives them."""
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
-    model = LanguageModel(arch, cfg, shared=True)
+    model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
     supernet.fetch(model)
     checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model.to(data.device))
-    scores, diverged = {}, False
     try:
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
         scores = score_tasks(model, arch, tasks, data, cfg)
@@ -933,18 +895,17 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
         diverged = True  # D12: scores 0, the least a task can score, and is never a parent
     save_file(path.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
     checkpoint.remove()
-    score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks
+    score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks, MNLI by its matched half alone
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def score_tasks(model, arch, tasks, data, cfg, shared=True):
     """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model's encoder on each
     task. D15: MLM is the share of masked words of held-out text that the model finds as it is; minutes of training
-    leave most GLUE tasks at chance. D19: MNLI counts by its matched half alone."""
-    scores = {}
+    leave most GLUE tasks at chance."""
+    scores, alone = {}, Ranks(0, 1, data.device)
     for name, task in tasks.items():
         if name == "MLM":
-            alone = Ranks(0, 1, data.device)
             scores[name] = evaluate_language_model(model, data, cfg, alone, batches=32)["mlm_accuracy"]
             continue
         seed_everything(cfg.seed, "head", name)  # the same head whether or not the candidate was resumed
@@ -966,21 +927,21 @@ def search(cfg):
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
         if source:
             say(ranks, start_supernet(supernet, source, cfg))
-        folder, checkpoint = run.folder / "candidates", Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        on_main(ranks, write_history, run.folder, history)
-        while len(history) < sum(sizes):
-            number = next(number for number in range(len(sizes)) if sum(sizes[:number + 1]) > len(history))
+        first_round = history[-1]["round"] + 1 if history else 0
+        on_main(ranks, record_round, run, first_round - 1, history)
+        for number in range(first_round, len(sizes)):
             proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # Alg. 1, lines 4 to 7
-            best = max((line["score"] for line in history), default=0.0)
+            folder, best = run.folder / f"round-{number}", max((line["score"] for line in history), default=0.0)
 
             def evaluate(name):
-                return evaluate_candidate(proposals[int(name)][1], number, supernet, tasks, data, cfg, folder / name)
+                parent, arch = proposals[int(name)]
+                result = evaluate_candidate(arch, number, supernet, tasks, data, cfg, folder / name)
+                return {"id": int(name), "round": number, "parent": parent, "arch": arch_text(arch), **result}
 
             label = f"round {number + 1}/{len(sizes)}, best {best:.4f}"
-            results = share_out(ranks, [str(name) for name in proposals], folder, label, evaluate)  # lines 8 and 9
-            lines = [{"id": name, "round": number, "parent": parent, "arch": arch_text(arch), **result}
-                     for (name, (parent, arch)), result in zip(proposals.items(), results)]
+            lines = share_out(ranks, [str(name) for name in proposals], folder, label, evaluate)  # Alg. 1, lines 8, 9
             history += lines
             if not cfg.no_weight_sharing:  # Alg. 1, line 11; one candidate's weights are in memory at a time
                 trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
@@ -988,18 +949,16 @@ def search(cfg):
                                     for line in trained)
             checkpoint.save(history=history)
             barrier(ranks)  # every rank has read the candidates' files
-            on_main(ranks, write_history, run.folder, history)
-            run.log(phase="search", round=number, candidates=len(history), best=max(best, *[
-                result["score"] for result in results]), mean=sum(result["score"] for result in results) / len(results))
+            on_main(ranks, record_round, run, number, history)
+            run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
+                    mean=sum(line["score"] for line in lines) / len(lines))
         show_best(on_main(ranks, finish_search, run, history), ranks)
 
 
-def write_history(folder, history):
-    """Write history.jsonl as the checkpoint has it and drop the files of the candidates that it holds."""
-    write_atomic(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-    for path in (folder / "candidates").glob("[0-9]*"):  # others are the file system's own
-        if int(path.name.split(".")[0]) < len(history):
-            path.unlink()
+def record_round(run, number, history):
+    """Write history.jsonl as the checkpoint has it; the candidates' files of the round that it holds now go."""
+    write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
 
 def finish_search(run, history):
@@ -1017,11 +976,9 @@ def finish_search(run, history):
 def show_best(best, ranks):
     """Print the architecture that a search found, a layer a line."""
     scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
-    say(ranks, f"best of {best['candidates']} candidates: number {best['id']}, "
-               f"score {100 * best['score']:.2f} ({scores})")
-    for number, layer in enumerate(parse_arch(best["arch"]), 1):
-        say(ranks, f"  {number:2d}  convolution  kernel {layer}" if isinstance(layer, int)
-            else f"  {number:2d}  attention    {formula(layer)}")
+    say(ranks, f"best of {best['candidates']} candidates: number {best['id']}, {100 * best['score']:.2f} ({scores})")
+    for number, layer in enumerate(best["arch"].split(" | "), 1):
+        say(ranks, f"  {number:2d}  {layer}")
 
 # --- objective -----------------------------------------------------------------------------------
 
@@ -1069,11 +1026,6 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
     from common.weights import keep_model, read_init, take_over
     from data.inputs import open_run
 
-    RECIPES = {name: Recipe(lr=2e-5, batch=32, epochs=3, warmup=0.01, main=task.main)  # App. D.1
-               for name, task in glue.TASKS.items()}
-    RECIPES |= {"SQuAD1.1": Recipe(lr=2e-5, batch=32, epochs=3, warmup=0.01, length=384, main="f1"),
-                "SQuAD2.0": Recipe(lr=2e-5, batch=48, epochs=2, warmup=0.01, length=384, main="f1")}  # App. D.2
-
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's eight, without WNLI
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
 CHECK_EVERY = 20  # steps between looks at the gradient norm, each of which makes a GPU wait
@@ -1088,36 +1040,27 @@ def schedule(step, steps, warmup):
 def make_optimizer(model, weight_decay):
     """AdamW as BERT has it: weight decay on all matrices, kernels and transformation matrices too, not on biases and
     LayerNorms."""
-    decayed = [value for value in model.parameters() if value.dim() > 1]
-    plain = [value for value in model.parameters() if value.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
+               "weight_decay": weight_decay if decayed else 0.0} for decayed in (True, False)]
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
-def set_rate(optimizer, rate):
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def language_batch(data, corpus, cfg, position, rows):
-    """Examples position .. position + rows - 1 of a corpus's endless stream, whose segments may begin in mid-sentence
-    (D17), as tensors on the device: the arguments of language_losses."""
+def language_losses(model, data, corpus, cfg, position, rows):
+    """Masked-language-model and next-sentence loss, to be added (Sec. 4.1), and [(logits, labels)] of both, on examples
+    position .. position + rows - 1 of a corpus's endless stream, whose segments may begin in mid-sentence (D17)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, kinds, lengths = join(segments.first, segments.first_length, second, second_length, data.tokenizer,
                                empty_second=True)  # [CLS] A [SEP] B [SEP], (R, T)
     ids, positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
-    batch = (ids, kinds, lengths, positions, labels, next_labels)
-    return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
-            for tensor in batch]
-
-
-def language_losses(model, ids, kinds, lengths, positions, labels, next_labels):
-    """(masked-language-model loss, next-sentence loss), to be added (Sec. 4.1), and the logits."""
-    logits, next_logits = model(ids, kinds, lengths, positions)  # (M, V), (B, 2)
-    losses = F.cross_entropy(logits.float(), labels), F.cross_entropy(next_logits.float(), next_labels)
-    return losses, (logits, next_logits)
+    ids, kinds, lengths, positions, labels, next_labels = (
+        (tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
+        for tensor in (ids, kinds, lengths, positions, labels, next_labels))
+    with autocast(cfg.dtype, data.device):
+        logits, next_logits = model(ids, kinds, lengths, positions)  # (M, V), (R, 2)
+    answers = [(logits.float(), labels), (next_logits.float(), next_labels)]
+    return [F.cross_entropy(*answer) for answer in answers], answers
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
@@ -1136,13 +1079,13 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
     model.train()
     for step in range(begin, cfg.steps):
         rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
-        set_rate(optimizer, rate)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         for shard in mine:
             seed_everything(cfg.seed, "language model", first, step, shard)
-            batch = language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
+            position = first + step * cfg.batch + shard * rows
             with travelling(network, ranks, last=shard == mine[-1]):
-                with autocast(cfg.dtype, data.device):
-                    losses, _ = language_losses(network, *batch)
+                losses, _ = language_losses(network, data, data.train, cfg, position, rows)
                 (sum(losses) / len(mine)).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -1169,13 +1112,9 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
     model.eval()
     sums, rows = torch.zeros(5, dtype=torch.float64), min(32, cfg.batch)
     for index in range(ranks.rank, batches, ranks.size):
-        batch = language_batch(data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
-        labels, next_labels = batch[4:]
-        with autocast(cfg.dtype, data.device):
-            losses, (logits, next_logits) = language_losses(model, *batch)
-        right = (logits.argmax(-1) == labels).sum() / (labels >= 0).sum()
-        sums += torch.tensor([*losses, right, (next_logits.argmax(-1) == next_labels).float().mean(), 1.0],
-                             dtype=torch.float64)
+        losses, answers = language_losses(model, data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
+        right = [(logits.argmax(-1) == labels).sum() / (labels >= 0).sum() for logits, labels in answers]
+        sums += torch.tensor([*losses, *right, 1.0], dtype=torch.float64)
     model.train()
     *means, count = reduce_mean(ranks, *sums.tolist())
     return dict(zip(("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), [mean / count for mean in means]))
@@ -1272,12 +1211,20 @@ def start_supernet(supernet, source, cfg):
 # Fine-tuning (App. D.1, D.2). A job is one run of one task at one setting.
 
 
+def recipes(cfg):
+    """How each task is fine-tuned (App. D.1, D.2), GLUE's rows as long as those of pre-training."""
+    paper = dict(lr=2e-5, epochs=3, warmup=0.01)
+    found = {name: Recipe(batch=32, length=cfg.length, main=task.main, **paper) for name, task in glue.TASKS.items()}
+    length = 128 if cfg.preset == "demo" else 384
+    return found | {"SQuAD1.1": Recipe(batch=32, length=length, main="f1", **paper),
+                    "SQuAD2.0": Recipe(batch=48, length=length, main="f1", **{**paper, "epochs": 2})}
+
+
 def open_proxies(cfg, data):
-    """{name: Task} of the proxy tasks that --tasks names, without their test files; MLM, which comes last, has no Task.
-    """
+    """{name: Task} of the proxy tasks that --tasks names; MLM, which comes last, has no Task."""
     names = parse_tasks(cfg.tasks, {**glue.TASKS, "MLM": None}, GROUPS)
     kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
-    return {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, RECIPES, kinds)
+    return {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
             for name in sorted(names, key="MLM".__eq__)}
 
 
@@ -1313,7 +1260,8 @@ def train_task(model, task, cfg, device, checkpoint=None):
     begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
     rate = task.recipe.lr if cfg.finetune_lr is None else cfg.finetune_lr
     for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
-        set_rate(optimizer, rate * schedule(step, steps, task.recipe.warmup))
+        for group in optimizer.param_groups:
+            group["lr"] = rate * schedule(step, steps, task.recipe.warmup)
         seed_everything(cfg.seed, "fine-tuning", task.name, step)
         batch = {key: value.to(device) for key, value in batch.items()}
         model.train()
@@ -1365,15 +1313,15 @@ def finetune(cfg, text):
     """Fine-tune on GLUE and SQuAD: --runs seeds of each task, with --grid at every setting of App. D.2. RTE, STS-B and
     MRPC start from the best MNLI run where MNLI is among the tasks."""
     with launch(cfg.device) as ranks:
-        names, source = parse_tasks(text, RECIPES, GROUPS), read_run(cfg) if cfg.init else None
+        names, source = parse_tasks(text, recipes(cfg), GROUPS), read_run(cfg) if cfg.init else None
         arch, cfg.tasks = settle_arch(cfg), ",".join(names)
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
         run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs))
         if run.finished:
             return show(run.finished, ranks)
-        opened, jobs = functools.cache(lambda name: open_task(name, cfg, data.tokenizer, RECIPES)), {}
+        opened, jobs = functools.cache(lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg))), {}
         for name, number in itertools.product(names, range(cfg.runs)):
-            rate = RECIPES[name].lr if cfg.finetune_lr is None else cfg.finetune_lr
+            rate = recipes(cfg)[name].lr if cfg.finetune_lr is None else cfg.finetune_lr
             for lr, decay in GRID if cfg.grid else [(rate, cfg.weight_decay)]:
                 own = dict(finetune_lr=lr, weight_decay=decay, seed=cfg.seed + number)
                 jobs[f"{name}-{number}-{lr}-{decay}"] = name, dataclasses.replace(cfg, **own)
@@ -1442,8 +1390,6 @@ def check(cfg, action):
     """Refuse settings that do not go together."""
     if cfg.hidden % cfg.heads:
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
-    if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
     if action == "search" and not cfg.steps:
         raise UserError("--steps 0: a candidate needs a number of updates")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
