@@ -1364,12 +1364,10 @@ def count_flops(arch, cfg, T):
     return {"layers": 2 * total, "vocabulary_head": 2 * T * (H * E + E * cfg.vocab_size)}
 
 
-def describe(cfg):
-    """Print one JSON object: parameters by part, FLOPs, and the paper's "#Params of Att" (Tables 3, 5): the projections
-    that make a layer's inputs, with biases, without W_O."""
-    if cfg.init:
-        cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
-    arch, parts = settle_arch(cfg), {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
+def count(arch, cfg):
+    """Parameters by part, FLOPs, and the paper's "#Params of Att" (Tables 3, 5): the projections that make a layer's
+    inputs, with biases, without W_O."""
+    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
     for name, value in model.named_parameters():
@@ -1378,12 +1376,19 @@ def describe(cfg):
         parts[part] += value.numel()
     inputs = sum(2 if isinstance(layer, int) else len(used_inputs(layer)) for layer in arch)
     flops = count_flops(arch, cfg, 128)
-    print(json.dumps({
-        "arch": cfg.arch, "parameters": sum(parts.values()), "parts": parts,
-        "attention_parameters": inputs * (cfg.hidden ** 2 + cfg.hidden), "flops": flops["layers"],
-        "flops_with_vocabulary_head": sum(flops.values()),
-        "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
-                          "embeddings are look-ups"}, indent=2))
+    return {"parameters": sum(parts.values()), "parts": parts,
+            "attention_parameters": inputs * (cfg.hidden ** 2 + cfg.hidden), "flops": flops["layers"],
+            "flops_with_vocabulary_head": sum(flops.values()),
+            "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
+                              "embeddings are look-ups"}
+
+
+def describe(cfg):
+    """Print the counts of --arch, or of the run folder --init, as one JSON object."""
+    if cfg.init:
+        cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
+    arch = settle_arch(cfg)
+    print(json.dumps({"arch": cfg.arch, **count(arch, cfg)}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------
 
