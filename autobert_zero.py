@@ -234,8 +234,7 @@ def grow(rng, length):
 
 
 def sample_graph(rng, max_path=MAX_PATH):
-    """A random legal graph; every legal graph of up to max_path operations can come. Sec. 3.1: illegal ones are rejected
-    early."""
+    """A random legal graph; each of up to max_path operations can come. Sec. 3.1: illegal ones are rejected early."""
     while True:
         graph = canonical(grow(rng, rng.randint(1, max_path)) or ())
         if not why_illegal(graph, max_path):
@@ -257,29 +256,25 @@ FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid":
 def formula(graph):
     """The text form of a graph."""
     reads = Counter(operand for _, *operands in graph for operand in operands)
-    texts, lines, names = [(name, 3) for name in INPUTS], [], iter("abcdefghijklmnorstuvwxyz")
+    lines, names = [], iter("abcdefghijklmnorstuvwxyz")
+    texts = [(name, 3) for name in INPUTS]  # and how tightly it binds: 1 a sum, 2 a product, 3 a name or a call
 
     def part(operand, tightness=0):
-        """An operand's text, in brackets where it binds less tightly than it is read: 1 a sum, 2 a product, 3 a name
-        or a call."""
         text, binds = texts[operand]
         return text if binds >= tightness else f"({text})"
 
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        first, last = operands[0], operands[-1]
+        text, binds = f"{FUNCTIONS.get(op)}({', '.join(map(part, operands))})", 3
         if op == "transpose":
-            text = f"{part(first, 3)}.T", 3
-        elif op == "add":
-            text = f"{part(first, 1)} + {part(last, 2)}", 1
-        elif op == "matmul":
-            text = f"{part(first, 2)} @ {part(last, 3)}", 2
-        else:
-            text = f"{FUNCTIONS[op]}({', '.join(map(part, operands))})", 3
+            text = f"{part(operands[0], 3)}.T"
+        elif op in ("add", "matmul"):
+            sign, binds = ("+", 1) if op == "add" else ("@", 2)
+            text = f"{part(operands[0], binds)} {sign} {part(operands[1], binds + 1)}"
         if reads[index] > 1:
             name = next(names, None) or f"x{index}"
-            lines.append(f"{name} = {text[0]}")
-            text = name, 3
-        texts.append(text)
+            lines.append(f"{name} = {text}")
+            text, binds = name, 3
+        texts.append((text, binds))
     return "; ".join([*lines, part(-1)])
 
 
@@ -362,21 +357,19 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 
 
 def ablate(arch, kind):
-    """Table 5: "-att" replaces each convolution with the attention layer directly behind it (the last ones: before it),
-    "-conv" each attention with the convolution before it (the first ones: behind it). D14: the paper does not say how
-    its convolution-only network is made."""
+    """Table 5: "-att" replaces each convolution with the attention directly behind it (the last ones: before it),
+    "-conv" each attention with the convolution before it (D14: our choice; the paper does not say)."""
     wanted, direction = (int, -1) if kind == "-conv" else (tuple, 1)
     places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
     if not places:
         raise ValueError(f"the architecture has no layer to build {kind} from")
-    nearest = (min(places, key=lambda place: ((place - index) * direction < 0, abs(place - index)))
-               for index in range(len(arch)))
-    return tuple(arch[place] for place in nearest)
+    return tuple(arch[min(places, key=lambda place: ((place - index) * direction < 0, abs(place - index)))]
+                 for index in range(len(arch)))
 
 
 def stretch(arch, layers):
-    """The pairs of a network at another depth: more layers repeat each pair right after itself (App. D.2, large). D14:
-    fewer take pairs evenly spaced from first to last, an odd number drops the last layer; the paper has no such ones.
+    """The pairs of a network at another depth: more layers repeat each pair right after itself (App. D.2, large); fewer
+    take pairs evenly spaced from first to last, an odd number drops the last layer (D14: the paper has no such ones).
     """
     pairs, count = len(arch) // 2, (layers + 1) // 2
     chosen = [index * pairs // count if count > pairs else round(index * (pairs - 1) / max(count - 1, 1))
@@ -557,7 +550,7 @@ class ConvMixer(nn.Module):
 
 
 class Layer(nn.Module):
-    """Mixer, residual, LayerNorm, feed-forward, residual, LayerNorm, as in BERT. (B, T, H), mask (B, T) -> (B, T, H)."""
+    """Mixer, residual, LayerNorm, feed-forward, residual, LayerNorm, as in BERT: x (B, T, H), mask (B, T)."""
 
     def __init__(self, layer, cfg, shared):
         super().__init__()
@@ -736,8 +729,8 @@ class SuperNet:
 def ucb(totals, counts, alpha):
     """Eq. 3 for one position: u_i = mu_i + alpha sqrt(2 log N / N_i).
 
-    totals, counts: summed scores and number of samples of each option. D8: an option never sampled takes the mean of
-    all and N_i = 1; Eq. 3 is infinite there, and the softmax over it undefined.
+    totals, counts: summed scores and number of samples of each option. D8: one never sampled takes the mean of all and
+    N_i = 1; Eq. 3 is infinite there, and the softmax over it undefined.
     """
     N = sum(counts)
     mean = sum(totals) / max(N, 1)
@@ -754,35 +747,27 @@ def softmax(scores):
 
 
 class OperationPriority:
-    """What the history says about operations: a distribution for each position of the path, shared by all attention
-    layers, as many as the longest path seen; and one over kernel sizes for each layer (Sec. 3.2)."""
+    """What the history says of operations (Sec. 3.2): a distribution over OPS for each position of the path, shared by
+    all attention layers, and one over KERNELS for each layer."""
 
     def __init__(self, history, cfg):
-        self.cfg = cfg  # the cells: summed scores and number of samples of each option
-        self.cells = defaultdict(lambda: ([0.0] * len(OPS), [0] * len(OPS)))
-        self.kernels = defaultdict(lambda: ([0.0] * len(KERNELS), [0] * len(KERNELS)))
+        self.cfg, self.cells = cfg, {}  # cells: {(options, place): (summed scores, number of samples) of each option}
         for line in history:
             for number, layer in enumerate(parse_arch(line["arch"])):
-                samples = [(self.kernels[number], KERNELS.index(layer))] if isinstance(layer, int) else [
-                    (self.cells[position], OPS.index(op)) for position, (op, *_) in enumerate(layer)]
-                for (totals, counts), option in samples:
+                samples = [(KERNELS, number, layer)] if isinstance(layer, int) else [
+                    (OPS, position, op) for position, (op, *_) in enumerate(layer)]
+                for options, place, option in samples:
+                    empty = [0.0] * len(options), [0] * len(options)
+                    totals, counts = self.cells.setdefault((options, place), empty)
                     # D9: in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves softmax(u) uniform
-                    totals[option] += line["score"] * cfg.ucb_unit
-                    counts[option] += 1
+                    totals[options.index(option)] += line["score"] * cfg.ucb_unit
+                    counts[options.index(option)] += 1
 
-    def probabilities(self, cells, key, options):
-        """softmax(u) of a cell; uniform where nothing is known of it, or not to be used."""
-        if self.cfg.strategy != "op-nas" or key not in cells:
-            return [1 / len(options)] * len(options)
-        return softmax(ucb(*cells[key], self.cfg.alpha))
-
-    def operation_probabilities(self, position):
-        """Over OPS, at a position of the path from 0."""
-        return self.probabilities(self.cells, position, OPS)
-
-    def kernel_probabilities(self, layer):
-        """Over KERNELS, at a layer from 0."""
-        return self.probabilities(self.kernels, layer, KERNELS)
+    def probabilities(self, options, place):
+        """Over OPS at a position of the path from 0, or over KERNELS in a layer from 0; uniform where nothing is known.
+        """
+        cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
+        return softmax(ucb(*cell, self.cfg.alpha)) if cell else [1 / len(options)] * len(options)
 
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
@@ -793,43 +778,37 @@ def edit_graph(graph, rng, priority, max_path=MAX_PATH):
     first = len(INPUTS)
     for attempt in range(400):
         position = rng.randrange(len(graph))
-        weights = priority.operation_probabilities(position) if attempt < 200 else [1] * len(OPS)
+        weights = priority.probabilities(OPS, position) if attempt < 200 else [1] * len(OPS)
         op = rng.choices(OPS, weights)[0]
         kind = rng.choice(("replace", "insert", "delete"))
-        nodes = [list(node) for node in graph]
         if kind == "delete":  # readers of the deleted operation read one of its operands; canonical() drops it
-            by = rng.choice(nodes[position][1:])
-            child = [[name, *[by if operand == first + position else operand for operand in operands]]
-                     for name, *operands in nodes]
+            by = rng.choice(graph[position][1:])
+            child = tuple((name, *[by if operand == first + position else operand for operand in operands])
+                          for name, *operands in graph)
             if position == len(graph) - 1:  # the output itself is deleted: its operand is the output now
                 child = child[:max(by - first + 1, 0)]
         else:
-            operands = list(nodes[position][1:]) if kind == "replace" else [first + position]
+            operands = graph[position][1:] if kind == "replace" else [first + position]
             second = rng.randrange(first + position)
             if op in BINARY and len(operands) == 1:
                 operands = rng.sample([operands[0], second], 2)
             elif op in UNARY:
                 operands = [rng.choice(operands)]
-            if kind == "replace":
-                child = nodes[:position] + [[op, *operands]] + nodes[position + 1:]
-            else:  # what came behind moves up by one and reads the new operation in place of the old
-                behind = [[name, *[operand + (operand >= first + position) for operand in rest]]
-                          for name, *rest in nodes[position + 1:]]
-                child = nodes[:position + 1] + [[op, *operands]] + behind
-        child = canonical(tuple(map(tuple, child))) if child and infer_graph(child) else None
+            behind = graph[position + 1:]
+            if kind == "insert":  # what comes behind moves up by one and reads the new operation in place of the old
+                behind = tuple((name, *[operand + (operand >= first + position) for operand in rest])
+                               for name, *rest in behind)
+            child = graph[:position + (kind == "insert")] + ((op, *operands),) + behind
+        child = canonical(child) if child and infer_graph(child) else None
         if child and child != graph and not why_illegal(child, max_path):
             return child
     return None
 
 
 def mutate(parent, rng, priority):
-    """A child (Alg. 1, lines 6 and 7): in half of the cases one random layer changes its kind, then one random layer is
-    changed inside, guided by the priorities. D16: half, so that a child can differ from its parent in one attention.
-
-    A layer that becomes an attention takes a random one of the parent's, or a random graph; one that becomes a
-    convolution takes a random kernel. A convolution that is changed inside draws its kernel from the layer's
-    distribution.
-    """
+    """A child (Alg. 1, lines 6 and 7): in half of the cases one random layer changes its kind, to a random kernel, or to
+    an attention of the parent's or a random one; then one random layer is changed inside, guided by the priorities.
+    D16: half, so that a child can differ from its parent in one attention."""
     child = list(parent)
     if rng.random() < 0.5:  # inter-layer: random mutation, as in plain evolution
         layer = rng.randrange(len(child))
@@ -842,7 +821,7 @@ def mutate(parent, rng, priority):
             child[layer] = sample_graph(rng)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
-        child[layer] = rng.choices(KERNELS, priority.kernel_probabilities(layer))[0]
+        child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
     else:
         child[layer] = edit_graph(child[layer], rng, priority) or sample_graph(rng)
     return tuple(child)
@@ -869,8 +848,7 @@ def propose(history, number, cfg):
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
         for _ in range(100):  # a parent whose whole neighbourhood is known gives way to a random architecture
-            arch = (mutate(parse_arch(parent["arch"]), rng, priority) if parent
-                    else sample_arch(rng, cfg.layers))
+            arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
             if arch_text(arch) not in seen:
                 break
         else:
@@ -1017,8 +995,8 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
     from common import glue
     from common.cli import Diverged, Stop, UserError, start
     from common.corpus import join
-    from common.distributed import (Ranks, autocast, barrier, data_parallel, launch, on_main, peak_flops, peak_memory,
-                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
+    from common.distributed import (Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory, progress,
+                                    reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
                                     stop_requested, stopping, travelling)
     from common.files import load_file, load_newest, save_file, write_atomic
     from common.runs import Checkpoint
@@ -1135,24 +1113,21 @@ def pretrain(cfg):
             say(ranks, start_from(model, source))
         model.to(ranks.device)
         cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
-        bar, roof = progress(ranks, cfg.steps, "pretrain"), peak_flops(ranks.device, cfg.dtype)
-        flops, clock = count_flops(arch, cfg, cfg.length), [0.0, 0]
-        # a token, forward and backward; the vocabulary head sees the masked positions alone
-        cost = 3 * (flops["layers"] + MASK_RATE * flops["vocabulary_head"]) / cfg.length
+        bar, shown = progress(ranks, cfg.steps, "pretrain"), None
 
         def report(step, losses, rate):
+            nonlocal shown
             mlm, nsp = (loss.item() for loss in losses)  # waits for the device, so that the clock counts what is done
-            seconds, steps = time.perf_counter() - clock[0], step - clock[1]
-            speed = steps * cfg.batch * cfg.length / seconds if clock[1] else None  # the first steps warm up
+            tokens = (step - shown[0]) * cfg.batch * cfg.length if shown else 0  # the first steps warm up
+            speed = tokens / (time.perf_counter() - shown[1]) if shown else None
             record = {"step": step, "mlm": mlm, "nsp": nsp, "lr": rate, "tokens_per_second": speed,
-                      "share_of_peak": speed and speed * cost / (roof * ranks.size),
                       "memory_mb": peak_memory(ranks.device)}
             if step % cfg.save_every == 0:
                 record["held_out"] = evaluate_language_model(model, data, cfg, ranks)
             bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}", refresh=False)
             bar.update(step - bar.n)
             run.log(phase="pretrain", **record)
-            clock[:] = time.perf_counter(), step
+            shown = step, time.perf_counter()
 
         train_language_model(model, data, cfg, ranks, Checkpoint(run.folder / "checkpoint.pt", ranks, model=model),
                              report=report)
@@ -1168,12 +1143,11 @@ SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule 
 
 
 def settle_arch(cfg):
-    """The architecture that --arch and --layers name; its text form takes the place of a name or a file in cfg, as a run
-    folder remembers it."""
+    """The architecture that --arch and --layers name; cfg, and so the run folder, keeps its text form."""
     try:
         arch = read_arch(cfg.arch, cfg.layers)
     except ValueError as error:  # a file that is no JSON too
-        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero, bert, each with -att or -conv") from None
+        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
     cfg.arch = arch_text(arch)
     return arch
 
@@ -1200,11 +1174,10 @@ def start_from(model, source, name="--init"):
 def start_supernet(supernet, source, cfg):
     """As start_from; one trained network writes where its architecture has weights."""
     weights, arch = source
-    if arch is None:
-        return take_over(supernet, weights, "--init")
-    model = LanguageModel(arch, cfg)
-    note = start_from(model, source)
-    supernet.write_back([(arch, model.state_dict())])
+    model = LanguageModel(arch, cfg) if arch else supernet
+    note = take_over(model, weights, "--init")
+    if arch:
+        supernet.write_back([(arch, model.state_dict())])
     return note
 
 

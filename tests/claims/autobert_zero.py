@@ -284,8 +284,8 @@ def operations(options):
     settings = read_settings(folder, "search")
     own = abz.Config(layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"])
     priority = abz.OperationPriority(read_history(folder), own)
-    positions = [priority.operation_probabilities(position) for position in range(len(priority.cells))]
-    kernels = [priority.kernel_probabilities(layer) for layer in range(own.layers)]
+    positions = [priority.probabilities(abz.OPS, position) for position in sorted(place for options, place in priority.cells if options == abz.OPS)]
+    kernels = [priority.probabilities(abz.KERNELS, layer) for layer in range(own.layers)]
 
     def draw(axes):
         image = axes.imshow(positions, aspect="auto", cmap="viridis")
