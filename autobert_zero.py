@@ -6,10 +6,10 @@ attention of its own, and an attention is any graph of ten operations over two t
 evolution whose mutations follow what the operations have scored so far (OP-NAS) proposes candidates, and a super-net
 that remembers trained weights (BIWS) makes each one cheap to judge.
 
-Run:     python autobert_zero.py --search --dry_run          two steps of every phase on demo data, under a minute
-         torchrun autobert_zero.py --search                  a search on demo data, minutes on two CPU cores
+Run:     python autobert_zero.py --search --dry_run     two steps of every phase on demo data, under a minute
+         torchrun autobert_zero.py --search             a search on demo data, minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
-         then --pretrain --arch runs/x/best.json and --finetune glue,SQuAD1.1 --init runs/y
+         then --pretrain --arch runs/x/best.json, and --finetune glue,SQuAD1.1 --init runs/y
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> propose, SuperNet       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
@@ -49,30 +49,29 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 @dataclasses.dataclass
 class Config:
-    """Every knob. The comment is the help text and ends in the range; a preset overrides the default, a flag the
-    preset."""
+    """Every knob. Its comment is the help text and ends in the range; a preset overrides the default, a flag both."""
     preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
-    restart: bool = False  # begin anew in a run folder that is there
+    restart: bool = False  # begin anew where the run folder is there
     seed: int = 0  # of everything drawn [0, 4294967295]
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
     dry_run: bool = False  # two real steps of every phase, on tiny budgets
     # data
-    corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
-    glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
-    squad: str = ""  # folder with SQuAD's train-v1.1.json, ...; default: the demo questions
+    corpus: tuple[str, ...] = ()  # text files or folders; default: the demo text
+    glue: str = ""  # folder of the GLUE tasks, official layout; default: the demo tasks
+    squad: str = ""  # folder of train-v1.1.json, ...; default: the demo questions
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: a SentencePiece is trained (D13)
     vocab_size: int = 30000  # pieces of the vocabulary, App. D.2 >= 1
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
-    train_rows: int = 0  # use only so many training rows of each task; 0: all
+    train_rows: int = 0  # training rows of each task; 0: all
     # model
     arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json; with -att or -conv: as in Table 5
     layers: int = 12  # L >= 1
     hidden: int = 768  # d >= 1
     heads: int = 12  # A >= 1
     ffn: int = 3072  # d_ff >= 1
-    embedding: int = 0  # width of the word embeddings; 0: hidden. 128 gives the paper's 13M small model
+    embedding: int = 0  # width of the word embeddings; 0: hidden; 128 gives the 13M of small
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
     init_std: float = 0.02  # deviation of the initial weights; BERT's 0.02 suits widths near 768 > 0
     # pre-training: a candidate's in --search, the whole one in --pretrain
@@ -82,10 +81,10 @@ class Config:
     lr: float = 2e-4  # peak learning rate, App. D.1 > 0
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
     weight_decay: float = 0.01  # AdamW, on everything but biases and LayerNorms, in fine-tuning too
-    accumulate: int = 1  # logical shards of a batch, computed one after the other and shared out over processes >= 1
+    accumulate: int = 1  # parts of a batch, one after the other and shared out over the processes >= 1
     compile: bool = False  # torch.compile the model, in pre-training
-    recompute: bool = False  # gradient checkpointing: half the memory for a third more time
-    init: str = ""  # run folder to start from, of a search (its super-net), a pre-training or a fine-tuning's task
+    recompute: bool = False  # gradient checkpointing: half the memory, a third more time
+    init: str = ""  # run folder to start from: of a search (its super-net), a pre-training, a fine-tuning's TASK
     save_every: int = 1000  # steps between checkpoints; --pretrain looks at held-out text there >= 1
     # fine-tuning; left out: as in recipes()
     finetune_lr: float | None = None  # peak learning rate > 0
@@ -95,15 +94,15 @@ class Config:
     finetune_length: int | None = None  # tokens of a row; else --length, of SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between looks at dev, App. D.2; 0: a twentieth of the steps
     runs: int = 1  # seeds of each fine-tuning; the median counts >= 1
-    grid: bool = False  # search the learning rates and weight decays of App. D.2
+    grid: bool = False  # every learning rate and weight decay of App. D.2
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
     population: int = 100  # initial random candidates, Sec. 4.1 >= 1
-    rounds: int = 27  # rounds after the initial population; 100 + 27 x 25 = 775 candidates
+    rounds: int = 27  # after the initial population; 100 + 27 x 25 = 775 candidates
     parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
     alpha: float = 0.01  # exploration in Eq. 3
     ucb_unit: float = 100.0  # scores enter Eq. 3 multiplied by this (D9) > 0
-    no_weight_sharing: bool = False  # every candidate starts from the same random weights instead of the super-net
+    no_weight_sharing: bool = False  # candidates start from random weights, not from the super-net
     given = frozenset()  # not a setting: the flags that were given on the command line
     program = "autobert_zero"
 
@@ -168,9 +167,8 @@ def infer_graph(graph):
 
 
 def canonical(graph):
-    """The same function in one fixed order of operations: post-order from the output, equal sub-expressions merged,
-    what the output does not use left out, the operands of add sorted. Two graphs with the same canonical form are the
-    same architecture."""
+    """The same function in one fixed form, by which architectures are compared: operations in post-order from the
+    output, equal sub-expressions merged, what the output does not use left out, the operands of add sorted."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
@@ -279,8 +277,7 @@ def formula(graph):
 
 
 def parse_formula(text):
-    """The canonical graph of a formula; ValueError says what is wrong with it. Nothing is evaluated: the syntax tree is
-    read."""
+    """The canonical graph of a formula, read from its syntax tree; ValueError says what is wrong with it."""
     graph, names = [], {name: index for index, name in enumerate(INPUTS)}
 
     def node(op, *operands):
@@ -300,8 +297,7 @@ def parse_formula(text):
             op = next((op for op, name in FUNCTIONS.items() if name == tree.func.id), None)
             if op and len(tree.args) == (1 if op in UNARY else 2) and not tree.keywords:
                 return node(op, *map(read, tree.args))
-        raise ValueError(f"{ast.unparse(tree)!r} is not a formula over Q, K, V, P with +, @, .T and "
-                         f"{', '.join(FUNCTIONS.values())}")
+        raise ValueError(f"{ast.unparse(tree)!r} is none of Q, K, V, P, +, @, .T, {', '.join(FUNCTIONS.values())}")
 
     try:
         *bindings, output = [statement for part in text.split(";") for statement in ast.parse(part.strip()).body]
@@ -310,8 +306,7 @@ def parse_formula(text):
     for binding in bindings:
         target = binding.targets[0] if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
         if not isinstance(target, ast.Name) or target.id in INPUTS:
-            raise ValueError(f"{ast.unparse(binding)!r}: only names other than Q, K, V, P can be bound before the "
-                             "formula")
+            raise ValueError(f"{ast.unparse(binding)!r}: only other names than Q, K, V, P can be bound")
         names[target.id] = read(binding.value)
     if not isinstance(output, ast.Expr):
         raise ValueError(f"{text!r} ends without a formula")
@@ -363,14 +358,14 @@ def ablate(arch, kind):
     places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
     if not places:
         raise ValueError(f"the architecture has no layer to build {kind} from")
-    return tuple(arch[min(places, key=lambda place: ((place - index) * direction < 0, abs(place - index)))]
-                 for index in range(len(arch)))
+    nearest = (min(places, key=lambda place: ((place - index) * direction < 0, abs(place - index)))
+               for index in range(len(arch)))
+    return tuple(arch[place] for place in nearest)
 
 
 def stretch(arch, layers):
-    """The pairs of a network at another depth: more layers repeat each pair right after itself (App. D.2, large); fewer
-    take pairs evenly spaced from first to last, an odd number drops the last layer (D14: the paper has no such ones).
-    """
+    """A network of pairs at another depth: more layers repeat each pair right after itself (App. D.2, large); fewer, of
+    which the paper has none (D14), take pairs evenly spaced from first to last; an odd number drops the last layer."""
     pairs, count = len(arch) // 2, (layers + 1) // 2
     chosen = [index * pairs // count if count > pairs else round(index * (pairs - 1) / max(count - 1, 1))
               for index in range(count)]
@@ -444,9 +439,8 @@ def run_op(op, values, axes, mask, dropout):
 
 
 def find_softmax_attention(graph):
-    """(A, X, C, the four operations) where a graph's output is softmax(scale(A @ X)) @ C with A, C tokens x head dim
-    and X head dim x tokens, else None. Such a graph runs as scaled_dot_product_attention(A, X^T, C), which never keeps
-    the tokens x tokens matrix."""
+    """(A, X, C, the four operations) where a graph's output is softmax(scale(A @ X)) @ C with A, C of shape "nd" and X
+    "dn", else None. It runs as scaled_dot_product_attention(A, X^T, C), which never keeps the "nn" matrix."""
     first = len(INPUTS)
 
     def only(operand, op):
@@ -468,11 +462,8 @@ def find_softmax_attention(graph):
 
 
 def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
-    """The output (B, N, T, D) of an attention graph.
-
-    inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) True at real tokens, None where all are; dropout on
-    the attention weights; fuse=False evaluates node by node a softmax attention too.
-    """
+    """The output (B, N, T, D) of an attention graph. inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) as
+    in hide; dropout on the attention weights; fuse=False: always node by node."""
     shapes, found = infer_graph(graph), find_softmax_attention(graph) if fuse else None
     values, width = dict(inputs), next(iter(inputs.values())).shape[-1]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
@@ -481,8 +472,8 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
         if op == "scale":
             values[index] = values[operands[0]] / math.sqrt(width)  # D2: of the head, where graphs run, for d_x too
         else:
-            values[index] = run_op(op, [values[each] for each in operands], [shapes[each] for each in operands], mask,
-                                   dropout)
+            axes = [shapes[each] for each in operands]
+            values[index] = run_op(op, [values[each] for each in operands], axes, mask, dropout)
     if not found:
         return values[len(shapes) - 1]
     query, key, value = values[found[0]], values[found[1]].transpose(-1, -2), values[found[2]]
@@ -491,7 +482,7 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
 
 
 class AttentionMixer(nn.Module):
-    """A searched attention: its inputs are projections of x, its graph runs per head, W_O ends it (Eq. 1)."""
+    """A searched attention: projections of x, the graph per head, W_O (Eq. 1)."""
 
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
@@ -624,8 +615,7 @@ class LanguageModel(nn.Module):
         init_weights(self, cfg.init_std)
 
     def forward(self, ids, segments, lengths, positions):
-        """positions (M,): where in ids.flatten() words are to be predicted. Returns MLM logits (M, V) and next-sentence
-        logits (B, 2)."""
+        """MLM logits (M, V) at positions (M,) of ids.flatten(), and next-sentence logits (B, 2)."""
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
         masked = x.flatten(0, 1)[positions]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
@@ -634,8 +624,7 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder and a linear head: logits (B, outputs) of the pooled first token, or (B, T, outputs) of every token for
-    SQuAD's spans."""
+    """Encoder and a linear head: logits (B, outputs) of the pooled first token, or of spans (B, T, outputs)."""
 
     def __init__(self, arch, cfg, outputs, spans=False, shared=False):
         super().__init__()
@@ -681,9 +670,8 @@ def cut_out(weights, model):
 
 
 class SuperNet:
-    """Bi-branch weight sharing (Sec. 3.2, BIWS): in each layer an attention of four inputs and a convolution of kernel
-    65, with a transformation matrix for each smaller kernel. It is never run: candidates take their weights from it and
-    give them back."""
+    """Bi-branch weight sharing (Sec. 3.2, BIWS): each layer has an attention of four inputs and a convolution of kernel
+    65, with a matrix for each smaller kernel. It is never run: candidates take weights from it and give them back."""
 
     def __init__(self, cfg):
         everything = canonical(parse_formula("Q + K + V + P"))
@@ -696,18 +684,17 @@ class SuperNet:
             for size in KERNELS[:-1]:
                 self.weights[f"encoder.layers.{layer}.conv.transform.{size}"] = torch.eye(size)
 
+    @torch.no_grad()
     def fetch(self, model):
         """Copy a candidate's weights from the super-net into the model (a LanguageModel with shared=True)."""
-        with torch.no_grad():
-            for name, value in model.state_dict().items():
-                there, part = slot(name, value, model.encoder.arch)
-                value.copy_(self.weights[there][part])
+        for name, value in model.state_dict().items():
+            there, part = slot(name, value, model.encoder.arch)
+            value.copy_(self.weights[there][part])
 
     def write_back(self, candidates):
-        """Take over the trained weights of one round: an iterable of (arch, state_dict) from the best score to the
-        worst. D10: each writes what no better one has written. So the order in which they finished does not matter, the
-        best candidate's layers stay together as they were trained, and no two networks are averaged, which does not
-        give a trained network."""
+        """Take over the trained weights of one round, (arch, state_dict) from the best score to the worst. D10: each
+        writes what no better one has written: so the order in which they finished does not matter, the best one's
+        layers stay together as they were trained, and nothing is averaged, which gives no trained network."""
         written = {}
         for arch, state in candidates:
             for name, value in state.items():
@@ -727,11 +714,9 @@ class SuperNet:
 
 
 def ucb(totals, counts, alpha):
-    """Eq. 3 for one position: u_i = mu_i + alpha sqrt(2 log N / N_i).
-
-    totals, counts: summed scores and number of samples of each option. D8: one never sampled takes the mean of all and
-    N_i = 1; Eq. 3 is infinite there, and the softmax over it undefined.
-    """
+    """Eq. 3 for one position: u_i = mu_i + alpha sqrt(2 log N / N_i), from the summed scores and the number of samples
+    of each option. D8: one never sampled takes the mean of all and N_i = 1; Eq. 3 is infinite there, its softmax
+    undefined."""
     N = sum(counts)
     mean = sum(totals) / max(N, 1)
     bonus = math.sqrt(2 * math.log(max(N, 1)))
@@ -764,8 +749,7 @@ class OperationPriority:
                     counts[options.index(option)] += 1
 
     def probabilities(self, options, place):
-        """Over OPS at a position of the path from 0, or over KERNELS in a layer from 0; uniform where nothing is known.
-        """
+        """Over OPS at a position from 0, or over KERNELS in a layer from 0; uniform where nothing is known."""
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
         return softmax(ucb(*cell, self.cfg.alpha)) if cell else [1 / len(options)] * len(options)
 
@@ -806,9 +790,9 @@ def edit_graph(graph, rng, priority, max_path=MAX_PATH):
 
 
 def mutate(parent, rng, priority):
-    """A child (Alg. 1, lines 6 and 7): in half of the cases one random layer changes its kind, to a random kernel, or to
-    an attention of the parent's or a random one; then one random layer is changed inside, guided by the priorities.
-    D16: half, so that a child can differ from its parent in one attention."""
+    """A child (Alg. 1, lines 6, 7): in half of the cases a random layer changes its kind, to a random kernel, or to an
+    attention of the parent's or a random one; then a random layer changes inside, guided by the priorities. D16: half,
+    so that a child can differ from its parent in one attention."""
     child = list(parent)
     if rng.random() < 0.5:  # inter-layer: random mutation, as in plain evolution
         layer = rng.randrange(len(child))
@@ -836,9 +820,8 @@ def round_sizes(cfg):
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(parent's id or None, arch)]: a function of the history, the round's number and the
-    seed alone, so every process proposes the same and a resumed search proposes what it would have. No architecture is
-    proposed twice (D19)."""
+    """The candidates of a round, [(parent's id or None, arch)], none twice (D19): a function of history, round and seed
+    alone, so that every process and a resumed search propose the same."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
@@ -859,9 +842,8 @@ def propose(history, number, cfg):
 
 
 def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
-    """Pre-train and fine-tune one candidate (App. D.1). Returns {score, scores, diverged, seconds}; path.pt gets its
-    weights as pre-trained, path.training.pt what lets it go on after a kill. number: of the round, which rules the text
-    it sees; tasks: as open_proxies gives them."""
+    """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}. number: of the round, which
+    rules the text it sees; path.pt gets its weights as pre-trained, path.training.pt what a killed one goes on from."""
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
     model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
     supernet.fetch(model)
@@ -878,9 +860,8 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
 
 
 def score_tasks(model, arch, tasks, data, cfg, shared=True):
-    """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model's encoder on each
-    task. D15: MLM is the share of masked words of held-out text that the model finds as it is; minutes of training
-    leave most GLUE tasks at chance."""
+    """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model on each. D15: MLM is
+    the share of held-out masked words that it finds as it is; minutes of training leave most GLUE tasks at chance."""
     scores, alone = {}, Ranks(0, 1, data.device)
     for name, task in tasks.items():
         if name == "MLM":
@@ -900,11 +881,12 @@ def search(cfg):
         source = read_run(cfg) if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue")
         if run.finished:
-            say(ranks, f"{run.folder}: this search is finished (--restart begins anew)")
             return show_best(run.finished, ranks)
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
-        if source:
-            say(ranks, start_supernet(supernet, source, cfg))
+        if source:  # one trained network writes where its architecture has weights
+            begun = LanguageModel(source[1], cfg) if source[1] else supernet
+            say(ranks, start_from(begun, source))
+            supernet.write_back([(source[1], begun.state_dict())] if source[1] else [])
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
         first_round = history[-1]["round"] + 1 if history else 0
@@ -930,7 +912,14 @@ def search(cfg):
             on_main(ranks, record_round, run, number, history)
             run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
                     mean=sum(line["score"] for line in lines) / len(lines))
-        show_best(on_main(ranks, finish_search, run, history), ranks)
+        if all(line["diverged"] for line in history):
+            raise UserError(f"{run.folder}: every candidate diverged; lower --lr, then --restart")
+        best = max((line for line in history if not line["diverged"]), key=lambda line: line["score"])
+        result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
+        on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
+        on_main(ranks, write_atomic, run.folder / "best.mmd", mermaid(parse_arch(best["arch"])))
+        run.finish(result)
+        show_best(result, ranks)
 
 
 def record_round(run, number, history):
@@ -939,22 +928,10 @@ def record_round(run, number, history):
     shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
 
-def finish_search(run, history):
-    """Write best.json, done.json and the picture best.mmd; returns best.json's object."""
-    best = max((line for line in history if not line["diverged"]), key=lambda line: line["score"], default=None)
-    if best is None:
-        raise UserError(f"{run.folder}: every candidate diverged; lower --lr, then --restart")
-    result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
-    write_atomic(run.folder / "best.json", json.dumps(result, indent=2))
-    write_atomic(run.folder / "best.mmd", mermaid(parse_arch(result["arch"])))
-    run.finish(result)
-    return result
-
-
 def show_best(best, ranks):
-    """Print the architecture that a search found, a layer a line."""
+    """Print what a finished search found, a layer a line."""
     scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
-    say(ranks, f"best of {best['candidates']} candidates: number {best['id']}, {100 * best['score']:.2f} ({scores})")
+    say(ranks, f"best of {best['candidates']} candidates: {best['id']}, with {100 * best['score']:.2f} ({scores})")
     for number, layer in enumerate(best["arch"].split(" | "), 1):
         say(ranks, f"  {number:2d}  {layer}")
 
@@ -962,23 +939,17 @@ def show_best(best, ranks):
 
 
 def draw_next_sentence(segments, generator):
-    """What stands behind each segment A: its continuation B (label 0) or, in half of the cases and where there is none,
-    text from elsewhere (label 1).
-
-    segments: common.corpus.Segments. Returns ids (R, width), lengths (R,) and labels (R,).
-    """
+    """What stands behind R segments: the continuation (label 0) or, in half of the cases and where there is none, text
+    from elsewhere (label 1). Returns ids (R, width), lengths (R,) and labels (R,)."""
     other = (torch.rand(len(segments.first), generator=generator) < 0.5) | (segments.second_length == 0)
     return (torch.where(other[:, None], segments.other, segments.second),
             torch.where(other, segments.other_length, segments.second_length), other.long())
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking: `rate` of the text is to be predicted; of it 80% becomes [MASK], 10% a random piece, 10% stays.
-
-    ids (B, T). Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). D17: the share is taken of the
-    batch, not of each sequence, so that M depends on B and T alone and shapes are static; label -100 marks what padding
-    leaves over.
-    """
+    """BERT's masking: `rate` of the text in ids (B, T) is predicted; 80% of it becomes [MASK], 10% a random piece, 10%
+    stays. Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). D17: the share is of the batch,
+    not of each sequence, so that M depends on B and T alone; label -100 marks what padding leaves over."""
     M = max(1, round(rate * ids.numel()))
     text = ((ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)).flatten().nonzero()[:, 0]
     chosen = text[torch.randperm(len(text), generator=generator)[:max(1, round(rate * len(text)))]]
@@ -1016,8 +987,7 @@ def schedule(step, steps, warmup):
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW as BERT has it: weight decay on all matrices, kernels and transformation matrices too, not on biases and
-    LayerNorms."""
+    """AdamW as BERT has it: weight decay on all matrices, a convolution's too, not on biases and LayerNorms."""
     groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
                "weight_decay": weight_decay if decayed else 0.0} for decayed in (True, False)]
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
@@ -1042,13 +1012,10 @@ def language_losses(model, data, corpus, cfg, position, rows):
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
-    """Masked-language-model and next-sentence pre-training from example number `first` on, from where the checkpoint
-    stands.
-
-    A batch is cut in --accumulate logical shards (at least one a process), each with a seed of its own: with the same
-    number of shards, examples, masks and dropout of a step do not depend on the number of processes. report(step,
-    losses, rate) is called every LOG_EVERY steps and before each save. Raises Diverged, and Stop after SIGTERM.
-    """
+    """Masked-language-model and next-sentence pre-training on the examples from number `first` on, going on from the
+    checkpoint. A batch is cut in --accumulate shards (at least one a process), each with a seed of its own: with the
+    same number of shards, a step's examples, masks and dropout do not depend on the number of processes. report(step,
+    losses, rate) is called every LOG_EVERY steps and before each save. Raises Diverged, and Stop after SIGTERM."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, shards = checkpoint.restore().get("step", 0), max(cfg.accumulate, ranks.size)
     if cfg.batch % shards:
@@ -1085,8 +1052,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text, the same examples for every model; shared out over the
-    processes."""
+    """Loss and accuracy of both objectives on the same held-out examples for all, shared out over the processes."""
     model.eval()
     sums, rows = torch.zeros(5, dtype=torch.float64), min(32, cfg.batch)
     for index in range(ranks.rank, batches, ranks.size):
@@ -1099,8 +1065,7 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 
 
 def pretrain(cfg):
-    """Full training of one architecture (App. D.2), from scratch or from a run folder (--init; a search's:
-    AutoBERT-Zero*)."""
+    """Full training of one architecture (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device) as ranks:
         source = read_run(cfg) if cfg.init else None
         arch = settle_arch(cfg)
@@ -1120,17 +1085,15 @@ def pretrain(cfg):
             mlm, nsp = (loss.item() for loss in losses)  # waits for the device, so that the clock counts what is done
             tokens = (step - shown[0]) * cfg.batch * cfg.length if shown else 0  # the first steps warm up
             speed = tokens / (time.perf_counter() - shown[1]) if shown else None
-            record = {"step": step, "mlm": mlm, "nsp": nsp, "lr": rate, "tokens_per_second": speed,
-                      "memory_mb": peak_memory(ranks.device)}
-            if step % cfg.save_every == 0:
-                record["held_out"] = evaluate_language_model(model, data, cfg, ranks)
+            held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
             bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}", refresh=False)
             bar.update(step - bar.n)
-            run.log(phase="pretrain", **record)
+            run.log(phase="pretrain", step=step, mlm=mlm, nsp=nsp, lr=rate, tokens_per_second=speed,
+                    memory_mb=peak_memory(ranks.device), held_out=held_out)
             shown = step, time.perf_counter()
 
-        train_language_model(model, data, cfg, ranks, Checkpoint(run.folder / "checkpoint.pt", ranks, model=model),
-                             report=report)
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
+        train_language_model(model, data, cfg, ranks, checkpoint, report=report)
         result = evaluate_language_model(model, data, cfg, ranks, batches=64)
         bar.close()
         run.finish(result)
@@ -1153,32 +1116,24 @@ def settle_arch(cfg):
 
 
 def read_run(cfg):
-    """(weights, architecture) of the run folder --init; of a search (weights of its super-net, None). cfg takes over
-    its shape, its tokenizer and, where --arch names none, its architecture."""
+    """(weights, architecture, "--init") of the run folder --init; of a search its super-net's weights, None. cfg takes
+    over its shape, its tokenizer and, where --arch names none, its architecture."""
     owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")})
     if "model" in owned:
-        return owned["model"], settle_arch(cfg)
+        return owned["model"], settle_arch(cfg), "--init"
     if "arch" not in cfg.given:
         cfg.arch = str(Path(cfg.init) / "best.json")
         if not Path(cfg.arch).exists():
             raise UserError(f"{cfg.init}: this search is not finished; finish it, or name an architecture with --arch")
-    return owned["supernet"], None
+    return owned["supernet"], None, "--init"
 
 
-def start_from(model, source, name="--init"):
-    """Load what read_run returned. The line returned says what was taken over, made anew and left out."""
-    weights, arch = source
-    return take_over(model, weights if arch else cut_out(weights, model), name, heads=("head",))
-
-
-def start_supernet(supernet, source, cfg):
-    """As start_from; one trained network writes where its architecture has weights."""
-    weights, arch = source
-    model = LanguageModel(arch, cfg) if arch else supernet
-    note = take_over(model, weights, "--init")
-    if arch:
-        supernet.write_back([(arch, model.state_dict())])
-    return note
+def start_from(model, source):
+    """Load what read_run returned into a model or a super-net. The line returned says what was taken over."""
+    weights, arch, name = source
+    if arch is None and not isinstance(model, SuperNet):
+        weights = cut_out(weights, model)
+    return take_over(model, weights, name, heads=("head",))
 
 
 # Fine-tuning (App. D.1, D.2). A job is one run of one task at one setting.
@@ -1199,8 +1154,8 @@ def open_proxies(cfg, data):
     """{name: Task} of the proxy tasks that --tasks names; MLM, which comes last, has no Task."""
     names = parse_tasks(cfg.tasks, {**glue.TASKS, "MLM": None}, GROUPS)
     kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
-    return {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
-            for name in sorted(names, key="MLM".__eq__)}
+    tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds) for name in names if name != "MLM"}
+    return tasks | ({"MLM": None} if "MLM" in names else {})
 
 
 def task_loss(task, logits, batch):
@@ -1208,35 +1163,38 @@ def task_loss(task, logits, batch):
     if task.kind == "span":
         logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)
         return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
-    return (F.mse_loss(logits[:, 0], batch["labels"]) if task.kind == "value"
-            else F.cross_entropy(logits, batch["labels"]))
+    if task.kind == "value":
+        return F.mse_loss(logits[:, 0], batch["labels"])
+    return F.cross_entropy(logits, batch["labels"])
 
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
     """Logits of every row of a split, on the CPU; raises Diverged where they are no numbers."""
     model.eval()
+
+    def forward(batch):
+        return model(*(batch[key].to(device) for key in ("ids", "segments", "lengths")))
+
     with autocast(cfg.dtype, device):
-        logits = task.collect(split, lambda batch: model(*(batch[key].to(device)
-                                                           for key in ("ids", "segments", "lengths"))))
+        logits = task.collect(split, forward)
     if not logits.isfinite().all():
         raise Diverged(f"{split} of {task.name}: what it predicts is no number")
     return logits
 
 
 def train_task(model, task, cfg, device, checkpoint=None):
-    """Fine-tune on one task and return its metrics on dev: of the last weights in a search; with a checkpoint, which
-    lets it go on after a kill, of the best weights at looks every --eval_every steps (D20: the paper evaluates so often
-    and does not say which it reports)."""
+    """Fine-tune on one task and return its metrics on dev: of the last weights in a search; with a checkpoint, which it
+    goes on from, of the best at looks every --eval_every steps (D20: the paper looks so often, and does not say which
+    it reports)."""
     optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
         kept = checkpoint.restore()
     begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
-    rate = task.recipe.lr if cfg.finetune_lr is None else cfg.finetune_lr
     for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
         for group in optimizer.param_groups:
-            group["lr"] = rate * schedule(step, steps, task.recipe.warmup)
+            group["lr"] = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
         seed_everything(cfg.seed, "fine-tuning", task.name, step)
         batch = {key: value.to(device) for key, value in batch.items()}
         model.train()
@@ -1269,7 +1227,7 @@ def finetune_job(task, cfg, arch, source, folder, data):
     folder.mkdir(exist_ok=True)
     checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device))
     try:
-        note = start_from(model, *source) if source else note
+        note = start_from(model, source) if source else note
         metrics = train_task(model, task, cfg, data.device, checkpoint)
         for split in (split for split in task.splits if split != "train"):
             logits = predict(model, task, split, cfg, data.device)
@@ -1286,27 +1244,25 @@ def finetune_job(task, cfg, arch, source, folder, data):
 
 def finetune(cfg, text):
     """Fine-tune on GLUE and SQuAD: --runs seeds of each task, with --grid at every setting of App. D.2. RTE, STS-B and
-    MRPC start from the best MNLI run where MNLI is among the tasks."""
+    MRPC start from the best MNLI job, where there is one."""
     with launch(cfg.device) as ranks:
-        names, source = parse_tasks(text, recipes(cfg), GROUPS), read_run(cfg) if cfg.init else None
+        source, paper = read_run(cfg) if cfg.init else None, recipes(cfg)
+        names = parse_tasks(text, paper, GROUPS)
         arch, cfg.tasks = settle_arch(cfg), ",".join(names)
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
         run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs))
         if run.finished:
             return show(run.finished, ranks)
-        opened, jobs = functools.cache(lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg))), {}
+        opened, jobs = functools.cache(lambda name: open_task(name, cfg, data.tokenizer, paper)), {}
         for name, number in itertools.product(names, range(cfg.runs)):
-            rate = recipes(cfg)[name].lr if cfg.finetune_lr is None else cfg.finetune_lr
-            for lr, decay in GRID if cfg.grid else [(rate, cfg.weight_decay)]:
+            for lr, decay in GRID if cfg.grid else [(cfg.finetune_lr or paper[name].lr, cfg.weight_decay)]:
                 own = dict(finetune_lr=lr, weight_decay=decay, seed=cfg.seed + number)
                 jobs[f"{name}-{number}-{lr}-{decay}"] = name, dataclasses.replace(cfg, **own)
 
         def work(job, mnli):
             name, own = jobs[job]
-            given = (source, "--init") if source else None
-            if mnli:
-                given = (load_newest(mnli / "checkpoint.pt")["owned"]["model"], arch), mnli.name
-            return finetune_job(opened(name), own, arch, given, run.folder / "jobs" / job, data)
+            start_at = (load_newest(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name) if mnli else source
+            return finetune_job(opened(name), own, arch, start_at, run.folder / "jobs" / job, data)
 
         results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
         result = on_main(ranks, summarise, run.folder, results)
@@ -1314,44 +1270,32 @@ def finetune(cfg, text):
         show(result, ranks)
 
 
-# Counting.
-
-
-def count_flops(arch, cfg, T):
-    """FLOPs of one forward of T tokens, 2 a multiply-add, matrix products and convolutions only: {"layers",
-    "vocabulary_head"}."""
-    H, E, total = cfg.hidden, cfg.embedding or cfg.hidden, 0
-    sizes = {"n": T, "d": H // cfg.heads}
-    for layer in arch:
-        total += 2 * T * H * cfg.ffn + T * H * H  # feed-forward, W_O or its like
-        if isinstance(layer, int):
-            total += 2 * T * H * H + layer * T * H  # d -> 2d, the kernel
-            continue
-        total += len(used_inputs(layer)) * T * H * H
-        shapes = infer_graph(layer)
-        for index, (op, *operands) in enumerate(layer, len(INPUTS)):
-            if op in ("matmul", "cosine", "euclidean"):
-                total += cfg.heads * sizes[shapes[index][0]] * sizes[shapes[index][1]] * sizes[shapes[operands[0]][1]]
-    if E != H:
-        total += T * E * H
-    return {"layers": 2 * total, "vocabulary_head": 2 * T * (H * E + E * cfg.vocab_size)}
-
-
-def count(arch, cfg):
-    """Parameters by part, FLOPs, and the paper's "#Params of Att" (Tables 3, 5): the projections that make a layer's
-    inputs, with biases, without W_O."""
-    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
+def count(arch, cfg, T=128):
+    """Parameters by part; the paper's "#Params of Att" (Tables 3, 5): the projections that make a layer's inputs, with
+    biases, without W_O; FLOPs."""
+    H, E, parts = cfg.hidden, cfg.embedding or cfg.hidden, {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
     for name, value in model.named_parameters():
         part = ("layers" if ".layers." in name else "embeddings" if name.startswith("encoder")
                 else "pooler" if name.startswith("pooler") else "heads")
         parts[part] += value.numel()
-    inputs = sum(2 if isinstance(layer, int) else len(used_inputs(layer)) for layer in arch)
-    flops = count_flops(arch, cfg, 128)
-    return {"parameters": sum(parts.values()), "parts": parts,
-            "attention_parameters": inputs * (cfg.hidden ** 2 + cfg.hidden), "flops": flops["layers"],
-            "flops_with_vocabulary_head": sum(flops.values()),
+    projections, sizes = 0, {"n": T, "d": H // cfg.heads}
+    products = T * E * H if E != H else 0  # multiply-adds
+    for layer in arch:
+        made = 2 if isinstance(layer, int) else len(used_inputs(layer))  # d -> 2d of a convolution, or Q, K, V, P
+        projections += made
+        products += made * T * H * H + 2 * T * H * cfg.ffn + T * H * H  # feed-forward, W_O or its like
+        if isinstance(layer, int):
+            products += layer * T * H
+            continue
+        shapes = infer_graph(layer)
+        for index, (op, *operands) in enumerate(layer, len(INPUTS)):
+            if op in ("matmul", "cosine", "euclidean"):
+                rows, columns = shapes[index]
+                products += cfg.heads * sizes[rows] * sizes[columns] * sizes[shapes[operands[0]][1]]
+    return {"parameters": sum(parts.values()), "parts": parts, "attention_parameters": projections * (H * H + H),
+            "flops": 2 * products, "flops_with_vocabulary_head": 2 * (products + T * (H * E + E * cfg.vocab_size)),
             "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
                               "embeddings are look-ups"}
 
@@ -1368,8 +1312,9 @@ def describe(cfg):
 
 def check(cfg, action):
     """Refuse settings that do not go together."""
-    if cfg.hidden % cfg.heads:
-        raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
+    for name, divisor in (("hidden", "heads"), ("batch", "accumulate")):
+        if getattr(cfg, name) % getattr(cfg, divisor):
+            raise UserError(f"--{name} {getattr(cfg, name)}: must be a multiple of --{divisor} {getattr(cfg, divisor)}")
     if action == "search" and not cfg.steps:
         raise UserError("--steps 0: a candidate needs a number of updates")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():

@@ -113,7 +113,8 @@ def latency(options, rounds=5):
     rows = [[name, statistics.median(values), memory[name]] for name, values in seconds.items()]
     ratio = rows[1][1] / rows[0][1]
     study.write(options, ["network", f"seconds of {mine.sequences} x {cfg.length} tokens", "peak memory, MB"], rows,
-                claim="AutoBERT-Zero is faster than BERT of its size (Table 7)", paper="27.2 s against 29.3 s: 1.08 times",
+                claim="AutoBERT-Zero is faster than BERT of its size (Table 7)",
+                paper="27.2 s against 29.3 s: 1.08 times",
                 verdict=f"BERT takes {ratio:.2f} times as long", numbers={"arch": cfg.arch, "seconds_each": seconds})
 
 
@@ -156,7 +157,7 @@ def uniformity_curves(cfg, folder, task, examples, device):
 
 
 def uniformity(options):
-    """Figure 5: how alike the tokens become, layer by layer, in --folders, on --samples examples of the first of --tasks."""
+    """Figure 5: how alike the tokens become, layer by layer, on --samples rows of the first of --tasks."""
     cfg, mine = read_flags(options, "describe", samples=1280)
     folders = named(options)
     with launch(cfg.device) as ranks:
@@ -179,7 +180,8 @@ def uniformity(options):
         axes.legend(frameon=False, fontsize=8)
 
     rows = [[layer, *values] for layer, values in enumerate(zip(*curves.values()))]
-    study.write(options, ["layer", *curves], rows, claim="Tokens stay more different from each other than BERT's (Figure 5)",
+    study.write(options, ["layer", *curves], rows,
+                claim="Tokens stay more different from each other than BERT's (Figure 5)",
                 numbers={"samples": len(examples), "task": task.name}, draw=draw)
 
 
@@ -279,12 +281,13 @@ def search(options):
 
 
 def operations(options):
-    """What the UCB of one search has learned: the probability of each operation by position, of each kernel by layer."""
+    """What the UCB of one search has learned: how likely each operation is by position, each kernel by layer."""
     folder, = named(options, one=True)
     settings = read_settings(folder, "search")
     own = abz.Config(layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"])
     priority = abz.OperationPriority(read_history(folder), own)
-    positions = [priority.probabilities(abz.OPS, position) for position in sorted(place for options, place in priority.cells if options == abz.OPS)]
+    seen = sorted(place for table, place in priority.cells if table == abz.OPS)
+    positions = [priority.probabilities(abz.OPS, place) for place in seen]
     kernels = [priority.probabilities(abz.KERNELS, layer) for layer in range(own.layers)]
 
     def draw(axes):
