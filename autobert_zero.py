@@ -9,17 +9,15 @@ that remembers trained weights (BIWS) makes each one cheap to judge.
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase on demo data, under a minute
          torchrun autobert_zero.py --search             a search on demo data, minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
-         then --pretrain --arch runs/x/best.json, and --finetune glue,SQuAD1.1 --init runs/y
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> propose, SuperNet       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
          Table 5 -> ablate                Table 6 -> PRESETS                  Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: (each with its reason where it happens) D1 softsign with |x| · D2 scale by the head's width · D3 no scalar
-         nodes · D4 pairwise cosine, euclidean · D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit
-         a mutation · D8 untried operations · D9 scores in percent · D10 the best candidate writes · D11 initial rounds
-         · D12 diverged scores 0 · D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half
-         of the children change a kind · D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice
-         · D20 best weights on dev
+Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
+         D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit a mutation · D8 untried operations ·
+         D9 scores in percent · D10 the best candidate writes · D11 initial rounds · D12 diverged scores 0 ·
+         D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
+         D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev
 """
 import ast
 import dataclasses
@@ -32,7 +30,6 @@ import random
 import re
 import shutil
 import time
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Literal
 
@@ -52,11 +49,11 @@ class Config:
     """Every knob. Its comment is the help text and ends in the range; a preset overrides the default, a flag both."""
     preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
-    restart: bool = False  # begin anew where the run folder is there
+    restart: bool = False  # begin anew in the run folder
     seed: int = 0  # of everything drawn [0, 4294967295]
     device: str = "auto"  # auto | cpu | cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
-    dry_run: bool = False  # two real steps of every phase, on tiny budgets
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
+    dry_run: bool = False  # two real steps of every phase
     # data
     corpus: tuple[str, ...] = ()  # text files or folders; default: the demo text
     glue: str = ""  # folder of the GLUE tasks, official layout; default: the demo tasks
@@ -73,15 +70,15 @@ class Config:
     ffn: int = 3072  # d_ff >= 1
     embedding: int = 0  # width of the word embeddings; 0: hidden; 128 gives the 13M of small
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
-    init_std: float = 0.02  # deviation of the initial weights; BERT's 0.02 suits widths near 768 > 0
+    init_std: float = 0.02  # deviation of the initial weights; 0.02 suits widths near 768 > 0
     # pre-training: a candidate's in --search, the whole one in --pretrain
     length: int = 128  # tokens a sequence, special ones included [8, 512]
     steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, Table 6, --pretrain only
     batch: int = 160  # sequences an update, App. D.1 >= 1
     lr: float = 2e-4  # peak learning rate, App. D.1 > 0
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
-    weight_decay: float = 0.01  # AdamW, on everything but biases and LayerNorms, in fine-tuning too
-    accumulate: int = 1  # parts of a batch, one after the other and shared out over the processes >= 1
+    weight_decay: float = 0.01  # AdamW's, in fine-tuning too
+    accumulate: int = 1  # parts of a batch, in turn and shared out over the processes >= 1
     compile: bool = False  # torch.compile the model, in pre-training
     recompute: bool = False  # gradient checkpointing: half the memory, a third more time
     init: str = ""  # run folder to start from: of a search (its super-net), a pre-training, a fine-tuning's TASK
@@ -89,7 +86,7 @@ class Config:
     # fine-tuning; left out: as in recipes()
     finetune_lr: float | None = None  # peak learning rate > 0
     finetune_batch: int | None = None  # rows an update >= 1
-    finetune_epochs: int | None = None  # passes over the training rows >= 1
+    finetune_epochs: int | None = None  # passes over the rows >= 1
     finetune_warmup: float | None = None  # share of the steps [0, 1]
     finetune_length: int | None = None  # tokens of a row; else --length, of SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between looks at dev, App. D.2; 0: a twentieth of the steps
@@ -103,35 +100,33 @@ class Config:
     alpha: float = 0.01  # exploration in Eq. 3
     ucb_unit: float = 100.0  # scores enter Eq. 3 multiplied by this (D9) > 0
     no_weight_sharing: bool = False  # candidates start from random weights, not from the super-net
-    given = frozenset()  # not a setting: the flags that were given on the command line
+    given = frozenset()  # no setting: the flags that were given
     program = "autobert_zero"
 
 
-DEMO = dict(vocab_size=1000, layers=4, hidden=64, heads=4, ffn=128, length=32, dropout=0.0, init_std=0.07, batch=64,
-            lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_warmup=0.1, finetune_epochs=2,
-            tasks="MLM,CoLA")
 PRESETS = {
-    "demo": {**DEMO, "search": dict(steps=160, train_rows=800, population=12, rounds=4, parents=2),
-             "pretrain": dict(length=64, batch=32, steps=3000, save_every=500), "finetune": dict(length=64, runs=3)},
-    "small": {"hidden": 256, "heads": 4, "ffn": 1024, "pretrain": dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
-              "finetune": dict(runs=3)},
-    "base": {"pretrain": dict(lr=1e-4, warmup=0.01, steps=0)},
-    "large": {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096,
-              "pretrain": dict(lr=1e-4, warmup=0.02, batch=80, steps=0)},
+    "demo": dict(
+        vocab_size=1000, tasks="MLM,CoLA", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07, length=32,
+        batch=64, lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
+        search=dict(steps=160, train_rows=800, population=12, rounds=4, parents=2),
+        pretrain=dict(length=64, batch=32, steps=3000, save_every=500), finetune=dict(length=64, runs=3)),
+    "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
+                  finetune=dict(runs=3)),
+    "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
+    "large": dict(layers=24, hidden=1024, heads=16, ffn=4096, pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
     "dry_run": dict(steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
                     population=2, rounds=1, parents=1),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, Table 6
 CLIP = 1.0  # largest gradient norm
 MASK_RATE = 0.15  # share of the tokens predicted, as in BERT
-MAX_PATH = 12  # longest attention graph of a search, in operations; Figure 7's longest has 11
+MAX_PATH = 12  # operations of a search's longest attention; Figure 7's has 11
 LOG_EVERY = 50  # steps between lines of the log
 
 # --- search space --------------------------------------------------------------------------------
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a graph: a tuple of
 # operations in evaluation order, each ("name", operand) or ("name", operand, operand). Operands 0..3 are Q, K, V, P;
-# operand 4 + i is the result of operation i; the last operation is the output. A shape is a pair of axes: "nd" is
-# tokens x head dim, "nn" tokens x tokens.
+# operand 4 + i is operation i; the last one is the output. A shape is "nd", tokens x head dim, or "dn", "nn", "dd".
 
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer Search Space (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer Search Space (1)
@@ -156,7 +151,7 @@ def infer(op, *shapes):
 
 
 def infer_graph(graph):
-    """Shapes of all operands of a graph: [Q, K, V, P, operation 0, ...]; None where an operation is illegal."""
+    """Shapes of [Q, K, V, P, operation 0, ...] of a graph; None where an operation is illegal."""
     shapes = ["nd"] * len(INPUTS)
     for op, *operands in graph:
         shape = infer(op, *(shapes[operand] for operand in operands))
@@ -167,8 +162,8 @@ def infer_graph(graph):
 
 
 def canonical(graph):
-    """The same function in one fixed form, by which architectures are compared: operations in post-order from the
-    output, equal sub-expressions merged, what the output does not use left out, the operands of add sorted."""
+    """The same function in the one form by which graphs are compared: operations in post-order from the output, equal
+    sub-expressions merged, what the output does not use left out, the operands of add sorted."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
@@ -196,13 +191,13 @@ def used_inputs(graph):
 
 
 def why_illegal(graph, max_path=None):
-    """None for a legal graph in canonical form, else the reason in words."""
+    """None for a legal graph, else the reason in words."""
     shapes = infer_graph(graph)
     if shapes is None:
-        return "an operation's operands have shapes that do not fit"
+        return "an operation's operands do not fit"
     if shapes[-1] != "nd" or not graph:
         return "the output is not tokens x head dim"
-    if not 2 <= len(used_inputs(graph)) <= len(INPUTS):
+    if len(used_inputs(graph)) < 2:
         return "an attention reads 2 to 4 of Q, K, V, P"
     if max_path and len(graph) > max_path:
         return f"{len(graph)} operations, more than {max_path}"
@@ -210,8 +205,8 @@ def why_illegal(graph, max_path=None):
 
 
 def grow(rng, length):
-    """One attempt at a random graph of `length` operations: every step may use any operand, but never leaves more loose
-    ends than the operations that are left can tie together. None where the attempt ran dry."""
+    """One attempt at a random graph of `length` operations, or None: a step may use any operand, but never leaves more
+    loose ends than the operations that are left can tie together."""
     shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
     loose, graph = set(shapes), []
     for left in reversed(range(length)):  # operations to come after this one
@@ -232,7 +227,7 @@ def grow(rng, length):
 
 
 def sample_graph(rng, max_path=MAX_PATH):
-    """A random legal graph; each of up to max_path operations can come. Sec. 3.1: illegal ones are rejected early."""
+    """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early)."""
     while True:
         graph = canonical(grow(rng, rng.randint(1, max_path)) or ())
         if not why_illegal(graph, max_path):
@@ -240,20 +235,20 @@ def sample_graph(rng, max_path=MAX_PATH):
 
 
 def sample_arch(rng, layers):
-    """A random architecture: each layer a convolution or an attention with equal chance."""
+    """A random architecture: layers are convolutions or attentions with equal chance."""
     return tuple(rng.choice(KERNELS) if rng.random() < 0.5 else sample_graph(rng) for _ in range(layers))
 
 
-# The text form: layers joined by " | "; a convolution is conv65; an attention is a formula, a sub-expression used twice
-# gets a name first: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+# The text form: layers joined by " | "; a convolution is conv65, an attention a formula; what it uses twice has a name:
+# "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
-FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid": "logsigmoid", "softsign": "softsign",
-             "cosine": "cos", "euclidean": "dist"}
+FUNCTIONS = {op: {"cosine": "cos", "euclidean": "dist"}.get(op, op) for op in OPS
+             if op not in ("transpose", "add", "matmul")}
 
 
 def formula(graph):
     """The text form of a graph."""
-    reads = Counter(operand for _, *operands in graph for operand in operands)
+    reads = [operand for _, *operands in graph for operand in operands]
     lines, names = [], iter("abcdefghijklmnorstuvwxyz")
     texts = [(name, 3) for name in INPUTS]  # and how tightly it binds: 1 a sum, 2 a product, 3 a name or a call
 
@@ -268,7 +263,7 @@ def formula(graph):
         elif op in ("add", "matmul"):
             sign, binds = ("+", 1) if op == "add" else ("@", 2)
             text = f"{part(operands[0], binds)} {sign} {part(operands[1], binds + 1)}"
-        if reads[index] > 1:
+        if reads.count(index) > 1:
             name = next(names, None) or f"x{index}"
             lines.append(f"{name} = {text}")
             text, binds = name, 3
@@ -334,7 +329,7 @@ def parse_arch(text):
             if kernel and int(kernel[1]) not in KERNELS:
                 raise ValueError(f"kernel size {kernel[1]}; there are {', '.join(map(str, KERNELS))}")
             layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
-        except (ValueError, RecursionError, MemoryError) as error:  # the last two: a formula of thousands of operations
+        except (ValueError, RecursionError, MemoryError) as error:  # the last two: thousands of operations
             raise ValueError(f"layer {number}: {str(error) or 'too long'}") from None
     return tuple(layers)
 
@@ -373,19 +368,19 @@ def stretch(arch, layers):
 
 
 def read_arch(name, layers):
-    """The architecture that --arch and --layers name; ValueError says what is wrong with them."""
+    """The architecture of --arch and --layers; ValueError says what is wrong with them."""
     text, kind = re.fullmatch("(.*?)(-att|-conv)?", name, re.DOTALL).groups()
     if text.endswith(".json"):
         best = json.loads(Path(text).read_text(encoding="utf-8-sig"))
-        if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
+        text = best.get("arch") if isinstance(best, dict) else None
+        if not isinstance(text, str):
             raise ValueError('the file holds no object with an "arch"')
-        text = best["arch"]
     arch = parse_arch({"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}.get(text, text))
     arch = ablate(arch, kind) if kind else arch
     if text == "autobert-zero" or (len(arch), layers) == (12, 24):
         arch = stretch(arch, layers)
     if len(arch) != layers:
-        raise ValueError(f"{len(arch)} layers where --layers says {layers}; set --layers {len(arch)}")
+        raise ValueError(f"it has {len(arch)} layers; set --layers {len(arch)}")
     return arch
 
 
@@ -434,7 +429,7 @@ def run_op(op, values, axes, mask, dropout):
     x, y = hide(x, axes[0], 1, mask), hide(y, axes[1], 1, mask)
     if op == "cosine":
         return F.normalize(x, dim=-1, eps=1e-6) @ F.normalize(y, dim=-1, eps=1e-6).transpose(-1, -2)
-    # without the matrix-product shortcut, whose rounding the root would magnify where rows coincide
+    # not by a matrix product, whose rounding the root would magnify where rows coincide
     return torch.cdist(x.contiguous(), y.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -456,9 +451,9 @@ def find_softmax_attention(graph):
     scores = scaled and only(scaled[0], "scale")
     product = scores and only(scores[0], "matmul")
     shapes = infer_graph(graph)
-    if product and shapes[product[0]] == "nd" and shapes[product[1]] == "dn":
-        return *product, values, {len(shapes) - 1, weights, scaled[0], scores[0]}
-    return None
+    if not product or shapes[product[0]] != "nd" or shapes[product[1]] != "dn":
+        return None
+    return *product, values, {len(shapes) - 1, weights, scaled[0], scores[0]}
 
 
 def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
@@ -498,14 +493,13 @@ class AttentionMixer(nn.Module):
         return self.output(mixed.transpose(1, 2).reshape(B, T, H))  # (B, N, T, D) -> (B, T, H)
 
 
-BAND_FROM = 9  # kernel sizes from here on run as a band matrix, below as a grouped convolution
-BAND_TOKENS = 1024  # longer sequences always run as a grouped convolution: a band matrix grows with the square
+BAND_FROM, BAND_TOKENS = 9, 1024  # smallest kernel, longest sequence that run as a band matrix
 
 
 def light_conv(x, kernel, band=None):
-    """Lightweight convolution (Wu et al. 2018) of x (B, T, H): each head has one softmax-normalised kernel for all its
-    channels; kernel (N, K) raw. As a band matrix (T x T a head) its cost does not depend on K; as a grouped convolution
-    it grows with K. band=None takes the faster one."""
+    """Lightweight convolution (Wu et al. 2018) of x (B, T, H): a head's channels share one kernel, which softmax
+    normalises; kernel (N, K) raw. As a band matrix (T x T a head) its cost does not depend on K, as a grouped
+    convolution it grows with K. band=None takes the faster one."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
@@ -671,7 +665,7 @@ def cut_out(weights, model):
 
 class SuperNet:
     """Bi-branch weight sharing (Sec. 3.2, BIWS): each layer has an attention of four inputs and a convolution of kernel
-    65, with a matrix for each smaller kernel. It is never run: candidates take weights from it and give them back."""
+    65, with a matrix for each smaller kernel. It is never run: candidates take weights and give them back."""
 
     def __init__(self, cfg):
         everything = canonical(parse_formula("Q + K + V + P"))
@@ -680,21 +674,20 @@ class SuperNet:
             attention = LanguageModel((everything,) * cfg.layers, cfg, shared=True)
             convolution = LanguageModel((max(KERNELS),) * cfg.layers, cfg, shared=True)
         self.weights = {**convolution.state_dict(), **attention.state_dict()}
-        for layer in range(cfg.layers):
-            for size in KERNELS[:-1]:
-                self.weights[f"encoder.layers.{layer}.conv.transform.{size}"] = torch.eye(size)
+        for layer, size in itertools.product(range(cfg.layers), KERNELS[:-1]):
+            self.weights[f"encoder.layers.{layer}.conv.transform.{size}"] = torch.eye(size)
 
     @torch.no_grad()
     def fetch(self, model):
-        """Copy a candidate's weights from the super-net into the model (a LanguageModel with shared=True)."""
+        """Copy a candidate's weights into the model, a LanguageModel with shared=True."""
         for name, value in model.state_dict().items():
             there, part = slot(name, value, model.encoder.arch)
             value.copy_(self.weights[there][part])
 
     def write_back(self, candidates):
         """Take over the trained weights of one round, (arch, state_dict) from the best score to the worst. D10: each
-        writes what no better one has written: so the order in which they finished does not matter, the best one's
-        layers stay together as they were trained, and nothing is averaged, which gives no trained network."""
+        writes what no better one has written; so the best one's layers stay together as they were trained, and nothing
+        is averaged, which gives no trained network."""
         written = {}
         for arch, state in candidates:
             for name, value in state.items():
@@ -714,9 +707,8 @@ class SuperNet:
 
 
 def ucb(totals, counts, alpha):
-    """Eq. 3 for one position: u_i = mu_i + alpha sqrt(2 log N / N_i), from the summed scores and the number of samples
-    of each option. D8: one never sampled takes the mean of all and N_i = 1; Eq. 3 is infinite there, its softmax
-    undefined."""
+    """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), from the summed scores and numbers of samples of each option. D8:
+    one never sampled, where Eq. 3 is infinite, takes the mean of all and N_i = 1."""
     N = sum(counts)
     mean = sum(totals) / max(N, 1)
     bonus = math.sqrt(2 * math.log(max(N, 1)))
@@ -732,8 +724,8 @@ def softmax(scores):
 
 
 class OperationPriority:
-    """What the history says of operations (Sec. 3.2): a distribution over OPS for each position of the path, shared by
-    all attention layers, and one over KERNELS for each layer."""
+    """What the history says (Sec. 3.2): a distribution over OPS for each position of the path, shared by all attention
+    layers, and one over KERNELS for each layer."""
 
     def __init__(self, history, cfg):
         self.cfg, self.cells = cfg, {}  # cells: {(options, place): (summed scores, number of samples) of each option}
@@ -755,10 +747,9 @@ class OperationPriority:
 
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
-    """A legal graph one edit away, None where none was found. D7 (the paper names no operator): at a random position of
-    the path an operation is replaced, inserted behind or deleted; the new one is drawn from that position's
-    distribution, its second operand from what stands before it. Illegal outcomes are drawn again; where a distribution
-    is so peaked that nothing legal comes up, all operations get the same chance."""
+    """A legal graph one edit away, or None. D7 (the paper names no operator): at a random position of the path an
+    operation is replaced, inserted behind or deleted, the new one drawn from the position's distribution. Illegal
+    outcomes are drawn again; where the distribution leaves nothing legal, all operations get the same chance."""
     first = len(INPUTS)
     for attempt in range(400):
         position = rng.randrange(len(graph))
@@ -790,9 +781,8 @@ def edit_graph(graph, rng, priority, max_path=MAX_PATH):
 
 
 def mutate(parent, rng, priority):
-    """A child (Alg. 1, lines 6, 7): in half of the cases a random layer changes its kind, to a random kernel, or to an
-    attention of the parent's or a random one; then a random layer changes inside, guided by the priorities. D16: half,
-    so that a child can differ from its parent in one attention."""
+    """A child (Alg. 1, lines 6, 7): in half of the cases a random layer changes its kind; then a random layer changes
+    inside, guided by the priorities. D16: half, so that a child can differ from its parent in one attention."""
     child = list(parent)
     if rng.random() < 0.5:  # inter-layer: random mutation, as in plain evolution
         layer = rng.randrange(len(child))
@@ -812,8 +802,8 @@ def mutate(parent, rng, priority):
 
 
 def round_sizes(cfg):
-    """Candidates in each round: the initial population, then the children of the parents. D11: the population comes in
-    rounds of the later size, so that the super-net learns from its start."""
+    """Candidates in each round: the initial population, then children. D11: the population comes in rounds of the later
+    size, so that the super-net learns from its start."""
     later = cfg.parents ** 2
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
@@ -842,8 +832,8 @@ def propose(history, number, cfg):
 
 
 def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
-    """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}. number: of the round, which
-    rules the text it sees; path.pt gets its weights as pre-trained, path.training.pt what a killed one goes on from."""
+    """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}; path.pt gets its weights as
+    pre-trained. number: of the round, which rules the text it sees."""
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
     model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
     supernet.fetch(model)
@@ -869,8 +859,7 @@ def score_tasks(model, arch, tasks, data, cfg, shared=True):
             continue
         seed_everything(cfg.seed, "head", name)  # the same head whether or not the candidate was resumed
         tuned = TaskModel(arch, cfg, task.outputs, shared=shared)
-        tuned.encoder.load_state_dict(model.encoder.state_dict())
-        tuned.pooler.load_state_dict(model.pooler.state_dict())
+        tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
         scores[name] = max(train_task(tuned, task, cfg, data.device)["main"], 0.0)
     return scores
 
@@ -881,6 +870,7 @@ def search(cfg):
         source = read_run(cfg) if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue")
         if run.finished:
+            say(ranks, f"{run.folder}: finished (--restart begins anew)")
             return show_best(run.finished, ranks)
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
         if source:  # one trained network writes where its architecture has weights
@@ -892,8 +882,8 @@ def search(cfg):
         first_round = history[-1]["round"] + 1 if history else 0
         on_main(ranks, record_round, run, first_round - 1, history)
         for number in range(first_round, len(sizes)):
-            proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # Alg. 1, lines 4 to 7
             folder, best = run.folder / f"round-{number}", max((line["score"] for line in history), default=0.0)
+            proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # Alg. 1, lines 4 to 7
 
             def evaluate(name):
                 parent, arch = proposals[int(name)]
@@ -901,7 +891,7 @@ def search(cfg):
                 return {"id": int(name), "round": number, "parent": parent, "arch": arch_text(arch), **result}
 
             label = f"round {number + 1}/{len(sizes)}, best {best:.4f}"
-            lines = share_out(ranks, [str(name) for name in proposals], folder, label, evaluate)  # Alg. 1, lines 8, 9
+            lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 8, 9
             history += lines
             if not cfg.no_weight_sharing:  # Alg. 1, line 11; one candidate's weights are in memory at a time
                 trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
@@ -913,7 +903,7 @@ def search(cfg):
             run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
                     mean=sum(line["score"] for line in lines) / len(lines))
         if all(line["diverged"] for line in history):
-            raise UserError(f"{run.folder}: every candidate diverged; lower --lr, then --restart")
+            raise UserError(f"{run.folder}: every candidate diverged; lower --lr, and --restart")
         best = max((line for line in history if not line["diverged"]), key=lambda line: line["score"])
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
@@ -951,12 +941,13 @@ def mask_tokens(ids, tokenizer, rate, generator):
     stays. Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). D17: the share is of the batch,
     not of each sequence, so that M depends on B and T alone; label -100 marks what padding leaves over."""
     M = max(1, round(rate * ids.numel()))
-    text = ((ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)).flatten().nonzero()[:, 0]
+    special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
+    text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
     chosen = text[torch.randperm(len(text), generator=generator)[:max(1, round(rate * len(text)))]]
     labels, kind = ids.flatten()[chosen], torch.rand(len(chosen), generator=generator)
     random_piece = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
-    changed = ids.flatten().index_put((chosen,), torch.where(kind < 0.8, tokenizer.mask_id,
-                                                             torch.where(kind < 0.9, random_piece, labels)))
+    seen = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, labels))
+    changed = ids.flatten().index_put((chosen,), seen)
     left = (0, M - len(chosen))
     return changed.view_as(ids), F.pad(chosen, left), F.pad(labels, left, value=-100)
 
@@ -964,7 +955,7 @@ def mask_tokens(ids, tokenizer, rate, generator):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imports, builds its model, steps its search
     from common import glue
-    from common.cli import Diverged, Stop, UserError, start
+    from common.cli import Diverged, Stop, UserError, run, start
     from common.corpus import join
     from common.distributed import (Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory, progress,
                                     reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
@@ -975,13 +966,13 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
     from common.weights import keep_model, read_init, take_over
     from data.inputs import open_run
 
-GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's eight, without WNLI
+GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
-CHECK_EVERY = 20  # steps between looks at the gradient norm, each of which makes a GPU wait
+CHECK_EVERY = 20  # steps between looks at the gradient norm, which make a GPU wait
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak learning rate at a step: linear up over warmup x steps, then linear down to 0 (App. D.1)."""
+    """Share of the peak rate at a step: linear up over warmup x steps, then linear down to 0 (App. D.1)."""
     rise = max(1, round(warmup * steps))
     return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
 
@@ -994,8 +985,8 @@ def make_optimizer(model, weight_decay):
 
 
 def language_losses(model, data, corpus, cfg, position, rows):
-    """Masked-language-model and next-sentence loss, to be added (Sec. 4.1), and [(logits, labels)] of both, on examples
-    position .. position + rows - 1 of a corpus's endless stream, whose segments may begin in mid-sentence (D17)."""
+    """Masked-language-model and next-sentence loss, to be added (Sec. 4.1), and [(logits, labels)] of both, on `rows`
+    examples of a corpus's endless stream, whose segments may begin in mid-sentence (D17), from `position` on."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
@@ -1013,13 +1004,13 @@ def language_losses(model, data, corpus, cfg, position, rows):
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
     """Masked-language-model and next-sentence pre-training on the examples from number `first` on, going on from the
-    checkpoint. A batch is cut in --accumulate shards (at least one a process), each with a seed of its own: with the
-    same number of shards, a step's examples, masks and dropout do not depend on the number of processes. report(step,
-    losses, rate) is called every LOG_EVERY steps and before each save. Raises Diverged, and Stop after SIGTERM."""
+    checkpoint. A batch is cut in --accumulate shards (at least one a process), each with a seed of its own, so that the
+    number of processes does not matter. report(step, losses, rate) is called every LOG_EVERY steps and before a save.
+    Raises Diverged, and Stop after SIGTERM."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, shards = checkpoint.restore().get("step", 0), max(cfg.accumulate, ranks.size)
     if cfg.batch % shards:
-        raise UserError(f"--batch {cfg.batch}: must be a multiple of the {shards} shards it is cut in (--accumulate)")
+        raise UserError(f"--batch {cfg.batch}: must be a multiple of its {shards} shards (--accumulate)")
     network, mine, rows = data_parallel(model, ranks, cfg.compile), shard_range(ranks, shards), cfg.batch // shards
     model.train()
     for step in range(begin, cfg.steps):
@@ -1037,11 +1028,11 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
         optimizer.zero_grad()
         done = step + 1
         saved = done == cfg.steps or done % cfg.save_every == 0
-        shown = report and (saved or done % LOG_EVERY == 0)
-        look = saved or shown or done % CHECK_EVERY == 0
+        shown = saved or done % LOG_EVERY == 0
+        look = shown or done % CHECK_EVERY == 0
         if look and not math.isfinite(norm):  # once it is not, the weights are lost, and it stays so
             raise Diverged(f"gradient norm {norm} at or before step {done}")
-        if shown:
+        if shown and report:
             report(done, losses, rate)
         stop = (look or ranks.size == 1) and stopping(ranks)
         if saved or stop:
@@ -1052,7 +1043,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on the same held-out examples for all, shared out over the processes."""
+    """Loss and accuracy of both objectives on held-out examples, the same for all, shared out over the processes."""
     model.eval()
     sums, rows = torch.zeros(5, dtype=torch.float64), min(32, cfg.batch)
     for index in range(ranks.rank, batches, ranks.size):
@@ -1060,18 +1051,18 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
         right = [(logits.argmax(-1) == labels).sum() / (labels >= 0).sum() for logits, labels in answers]
         sums += torch.tensor([*losses, *right, 1.0], dtype=torch.float64)
     model.train()
-    *means, count = reduce_mean(ranks, *sums.tolist())
-    return dict(zip(("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), [mean / count for mean in means]))
+    *means, looks = reduce_mean(ranks, *sums.tolist())
+    return dict(zip(("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), [mean / looks for mean in means]))
 
 
 def pretrain(cfg):
-    """Full training of one architecture (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
+    """Full training of --arch (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device) as ranks:
         source = read_run(cfg) if cfg.init else None
         arch = settle_arch(cfg)
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
-            return say(ranks, f"{run.folder}: this run is finished: {run.finished} (--restart begins anew)")
+            return say(ranks, f"{run.folder}: finished with {run.finished} (--restart begins anew)")
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
         if source:
@@ -1086,7 +1077,7 @@ def pretrain(cfg):
             tokens = (step - shown[0]) * cfg.batch * cfg.length if shown else 0  # the first steps warm up
             speed = tokens / (time.perf_counter() - shown[1]) if shown else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
-            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}", refresh=False)
+            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
             bar.update(step - bar.n)
             run.log(phase="pretrain", step=step, mlm=mlm, nsp=nsp, lr=rate, tokens_per_second=speed,
                     memory_mb=peak_memory(ranks.device), held_out=held_out)
@@ -1106,7 +1097,7 @@ SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule 
 
 
 def settle_arch(cfg):
-    """The architecture that --arch and --layers name; cfg, and so the run folder, keeps its text form."""
+    """read_arch of cfg, which keeps the text form, as the run folder does."""
     try:
         arch = read_arch(cfg.arch, cfg.layers)
     except ValueError as error:  # a file that is no JSON too
@@ -1116,20 +1107,20 @@ def settle_arch(cfg):
 
 
 def read_run(cfg):
-    """(weights, architecture, "--init") of the run folder --init; of a search its super-net's weights, None. cfg takes
-    over its shape, its tokenizer and, where --arch names none, its architecture."""
+    """(weights, architecture, "--init") of the run folder --init; of a search a super-net's weights and None. cfg takes
+    over its shape, tokenizer and, where --arch names none, architecture."""
     owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")})
     if "model" in owned:
         return owned["model"], settle_arch(cfg), "--init"
     if "arch" not in cfg.given:
         cfg.arch = str(Path(cfg.init) / "best.json")
         if not Path(cfg.arch).exists():
-            raise UserError(f"{cfg.init}: this search is not finished; finish it, or name an architecture with --arch")
+            raise UserError(f"{cfg.init}: this search is not finished; finish it, or name an --arch")
     return owned["supernet"], None, "--init"
 
 
 def start_from(model, source):
-    """Load what read_run returned into a model or a super-net. The line returned says what was taken over."""
+    """Load what read_run returned into a model or a super-net; returns a line about what was taken over."""
     weights, arch, name = source
     if arch is None and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
@@ -1140,7 +1131,7 @@ def start_from(model, source):
 
 
 def recipes(cfg):
-    """How each task is fine-tuned (App. D.1, D.2), GLUE's rows as long as those of pre-training."""
+    """How each task is fine-tuned, GLUE's rows as long as those of pre-training."""
     paper = dict(lr=2e-5, epochs=3, warmup=0.01)
     found = {name: Recipe(batch=32, length=cfg.length, main=task.main, **paper) for name, task in glue.TASKS.items()}
     if cfg.preset == "small":  # Sec. 4.2, footnote 2
@@ -1151,7 +1142,7 @@ def recipes(cfg):
 
 
 def open_proxies(cfg, data):
-    """{name: Task} of the proxy tasks that --tasks names; MLM, which comes last, has no Task."""
+    """{name: Task} of --tasks, a search's proxies; MLM, which comes last, has no Task."""
     names = parse_tasks(cfg.tasks, {**glue.TASKS, "MLM": None}, GROUPS)
     kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
     tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds) for name in names if name != "MLM"}
@@ -1159,7 +1150,7 @@ def open_proxies(cfg, data):
 
 
 def task_loss(task, logits, batch):
-    """Cross-entropy of logits (B, classes); squared error of a value; of a span (B, T, 2) the mean of start and end."""
+    """Cross-entropy of logits (B, classes); of a value squared error; of a span (B, T, 2) the mean of start and end."""
     if task.kind == "span":
         logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)
         return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
@@ -1172,21 +1163,17 @@ def task_loss(task, logits, batch):
 def predict(model, task, split, cfg, device):
     """Logits of every row of a split, on the CPU; raises Diverged where they are no numbers."""
     model.eval()
-
-    def forward(batch):
-        return model(*(batch[key].to(device) for key in ("ids", "segments", "lengths")))
-
+    keys = "ids", "segments", "lengths"
     with autocast(cfg.dtype, device):
-        logits = task.collect(split, forward)
+        logits = task.collect(split, lambda batch: model(*(batch[key].to(device) for key in keys)))
     if not logits.isfinite().all():
         raise Diverged(f"{split} of {task.name}: what it predicts is no number")
     return logits
 
 
 def train_task(model, task, cfg, device, checkpoint=None):
-    """Fine-tune on one task and return its metrics on dev: of the last weights in a search; with a checkpoint, which it
-    goes on from, of the best at looks every --eval_every steps (D20: the paper looks so often, and does not say which
-    it reports)."""
+    """Fine-tune on one task and return its metrics on dev: in a search of the last weights; with a checkpoint, from
+    which it goes on, of the best at --eval_every (D20: the paper looks so often, and does not say what it reports)."""
     optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
@@ -1221,15 +1208,15 @@ def train_task(model, task, cfg, device, checkpoint=None):
 
 
 def finetune_job(task, cfg, arch, source, folder, data):
-    """One job: a head drawn from its seed, training, and every split's predictions and the model in its own folder."""
+    """One job: a head drawn from its seed, training, and in its folder every split's predictions and the model."""
     seed_everything(cfg.seed, "head", task.name)
-    model, note, diverged = TaskModel(arch, cfg, task.outputs, task.kind == "span"), "from scratch", None
+    model, diverged = TaskModel(arch, cfg, task.outputs, task.kind == "span"), None
+    note = start_from(model, source) if source else "from scratch"
     folder.mkdir(exist_ok=True)
     checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device))
     try:
-        note = start_from(model, source) if source else note
         metrics = train_task(model, task, cfg, data.device, checkpoint)
-        for split in (split for split in task.splits if split != "train"):
+        for split in [*task.splits][1:]:  # behind "train"
             logits = predict(model, task, split, cfg, data.device)
             task.write(split, logits, folder)
             if split == "dev_mismatched":
@@ -1243,8 +1230,8 @@ def finetune_job(task, cfg, arch, source, folder, data):
 
 
 def finetune(cfg, text):
-    """Fine-tune on GLUE and SQuAD: --runs seeds of each task, with --grid at every setting of App. D.2. RTE, STS-B and
-    MRPC start from the best MNLI job, where there is one."""
+    """Fine-tune: --runs seeds of each task, with --grid at every setting of App. D.2; RTE, STS-B and MRPC from the best
+    MNLI job, where there is one."""
     with launch(cfg.device) as ranks:
         source, paper = read_run(cfg) if cfg.init else None, recipes(cfg)
         names = parse_tasks(text, paper, GROUPS)
@@ -1270,16 +1257,16 @@ def finetune(cfg, text):
         show(result, ranks)
 
 
-def count(arch, cfg, T=128):
-    """Parameters by part; the paper's "#Params of Att" (Tables 3, 5): the projections that make a layer's inputs, with
-    biases, without W_O; FLOPs."""
-    H, E, parts = cfg.hidden, cfg.embedding or cfg.hidden, {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
+def count(arch, cfg):
+    """Parameters by part, FLOPs, and the paper's "#Params of Att" (Tables 3, 5): projections that make layers' inputs,
+    with biases, without W_O."""
+    H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, 128
+    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
     for name, value in model.named_parameters():
-        part = ("layers" if ".layers." in name else "embeddings" if name.startswith("encoder")
-                else "pooler" if name.startswith("pooler") else "heads")
-        parts[part] += value.numel()
+        part = {"encoder": "layers" if ".layers." in name else "embeddings", "pooler": "pooler"}.get(name.split(".")[0])
+        parts[part or "heads"] += value.numel()
     projections, sizes = 0, {"n": T, "d": H // cfg.heads}
     products = T * E * H if E != H else 0  # multiply-adds
     for layer in arch:
@@ -1301,7 +1288,7 @@ def count(arch, cfg, T=128):
 
 
 def describe(cfg):
-    """Print the counts of --arch, or of the run folder --init, as one JSON object."""
+    """Print the counts of --arch or --init as one JSON object."""
     if cfg.init:
         cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
     arch = settle_arch(cfg)
@@ -1312,11 +1299,12 @@ def describe(cfg):
 
 def check(cfg, action):
     """Refuse settings that do not go together."""
-    for name, divisor in (("hidden", "heads"), ("batch", "accumulate")):
-        if getattr(cfg, name) % getattr(cfg, divisor):
-            raise UserError(f"--{name} {getattr(cfg, name)}: must be a multiple of --{divisor} {getattr(cfg, divisor)}")
+    if cfg.hidden % cfg.heads:
+        raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
     if action == "search" and not cfg.steps:
-        raise UserError("--steps 0: a candidate needs a number of updates")
+        raise UserError("--steps 0: a candidate needs updates")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
         raise UserError(f"--out {cfg.out}: is --init too; choose another")
 
@@ -1325,11 +1313,10 @@ def main(argv=None):
     """Run one action of the command line."""
     return start(Config, PRESETS, {
         "search": (search, "search for an architecture (Alg. 1)"),
-        "pretrain": (pretrain, "train --arch in full (App. D.2), from scratch or from --init"),
-        "finetune": (finetune, "fine-tune on these tasks (CoLA, ..., SQuAD1.1, glue, squad), from --init", "TASKS"),
+        "pretrain": (pretrain, "train --arch in full (App. D.2)"),
+        "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
         "describe": (describe, "parameters and FLOPs of --arch as JSON")}, __doc__, check, argv)
 
 
 if __name__ == "__main__":
-    from common.cli import run
     run(main)
