@@ -288,8 +288,8 @@ def test_fine_tuning_of_mnli_is_where_rte_starts(files, tmp_path):
             for index, row in enumerate(rows):
                 lines.append([str(index), *middle, *row, *([labels[index % 2]] if ends else [])])
             (glue / task / f"{split}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
-    result = run(command(files, ["--finetune", "RTE,MNLI"], tmp_path / "run", "--arch", "conv3 | conv5", "--glue", str(glue),
-                         "--runs", "2"))
+    result = run(command(files, ["--finetune", "RTE,MNLI"], tmp_path / "run", "--arch", "conv3 | conv5", "--glue",
+                         str(glue), "--runs", "2"))
     assert result.returncode == 0, result.stderr
     scores = json.loads((tmp_path / "run" / "done.json").read_text())
     assert scores["tasks"]["RTE"]["start"].startswith("MNLI-") and "mismatched" in scores["tasks"]["MNLI"]["metrics"]
@@ -315,7 +315,8 @@ def test_mistakes_end_in_one_line(files, tmp_path, capsys, monkeypatch, more, wo
     assert words in mistake(capsys, monkeypatch, command(files, ["--search"], tmp_path / "run", *BUDGET, *more)[2:])
 
 
-@pytest.mark.parametrize("arch", ["Q @ K", "conv4", "nonsense", "conv3", "missing.json", pytest.param("Q" + " + Q" * 3000, id="long")])
+@pytest.mark.parametrize("arch", ["Q @ K", "conv4", "nonsense", "conv3", "missing.json", "bert-conv",
+                                  pytest.param("Q" + " + Q" * 3000, id="long")])
 def test_illegal_architectures_end_in_one_line(capsys, monkeypatch, arch):
     assert arch in mistake(capsys, monkeypatch, ["--describe", "--arch", arch])
 
@@ -335,11 +336,13 @@ def run_folder(path, scores=(0.5,), program="autobert_zero", **settings):
 
 def test_run_folders_that_do_not_fit_end_in_one_line(tmp_path, capsys, monkeypatch):
     one, foreign = run_folder(tmp_path / "one"), run_folder(tmp_path / "foreign", program="mformer")
-    for words, arguments in (("mformer", ["--describe", "--init", foreign]), ("not finished", ["--describe", "--init", one]),
+    for words, arguments in (("mformer", ["--describe", "--init", foreign]),
+                             ("not finished", ["--describe", "--init", one]),
                              ("is --init too", ["--search", "--init", "runs/autobert_zero-search-demo"])):
         assert words in mistake(capsys, monkeypatch, arguments)
     other, empty = run_folder(tmp_path / "other", tasks="CoLA"), run_folder(tmp_path / "empty", scores=())
-    for words, arguments in (("other tasks", ["search", "--folders", one, other]), ("no candidate", ["search", "--folders", empty]),
+    for words, arguments in (("other tasks", ["search", "--folders", one, other]),
+                             ("no candidate", ["search", "--folders", empty]),
                              ("one run", ["operations", "--folders", one, other]), ("--folders", ["uniformity"]),
                              ("leave --tasks out", ["fidelity", "--folders", one, "--tasks", "CoLA"])):
         with pytest.raises(cli.UserError, match=words):
@@ -405,7 +408,8 @@ def test_held_out_examples_do_not_depend_on_the_number_of_processes(monkeypatch)
     data = type("Data", (), {"dev": None, "device": device})
     for size in (1, 32):
         for rank in range(size):
-            abz.evaluate_language_model(torch.nn.Identity(), data, abz.Config(batch=2), distributed.Ranks(rank, size, device))
+            ranks = distributed.Ranks(rank, size, device)
+            abz.evaluate_language_model(torch.nn.Identity(), data, abz.Config(batch=2), ranks)
     assert sorted(seen) == sorted(2 * [2 * number for number in range(16)])
 
 
@@ -413,7 +417,7 @@ def test_held_out_examples_do_not_depend_on_the_number_of_processes(monkeypatch)
     ((), 103_800_218, 15_355_392, 2.055e10, ("104M", "15.4M")),
     (("--arch", "bert"), 109_705_010, 21_261_312, 2.235e10, ("110M", "21.3M")),
     (("--arch", "autobert-zero-att"), 104_980_274, 16_536_576, None, (None, "16.5M")),
-    (("--arch", "autobert-zero-conv"), 102_620_162, 14_174_208, None, (None, None)),  # the paper's 15.4M: not reproduced
+    (("--arch", "autobert-zero-conv"), 102_620_162, 14_174_208, None, (None, None)),  # the paper: 15.4M
     (("--arch", "bert", "--preset", "large"), 335_691_058, None, None, (None, None)),
     (("--preset", "small", "--embedding", "128"), 12_888_106, None, None, ("13M", None))])
 def test_describe_is_one_json_object(capsys, more, total, attention, flops, published):
@@ -449,7 +453,8 @@ def test_claims_of_a_search(searched, files, tmp_path, name, more, rows):
 
 def test_claims_without_a_run(tmp_path):
     assert claim("counts", tmp_path)["rows"][1][1] == "103,800,218"
-    assert [row[0] for row in claim("latency", tmp_path, "--sequences", "2", "--device", "cpu")["rows"]] == ["this", "bert"]
+    rows = claim("latency", tmp_path, "--sequences", "2", "--device", "cpu")["rows"]
+    assert [row[0] for row in rows] == ["this", "bert"]
 
 
 def test_the_page_is_made_of_the_results():
@@ -467,7 +472,7 @@ def test_uniformity_of_known_states():
 
 def test_glue_is_the_papers_eight_tasks():
     known = abz.recipes(abz.Config())
-    assert parse_tasks("squad1.1 glue", known, abz.GROUPS) == ["SQuAD1.1", "MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP",
-                                                               "QNLI", "RTE"]
+    assert parse_tasks("squad1.1 glue", known, abz.GROUPS) == [
+        "SQuAD1.1", "MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]
     assert parse_tasks("wnli,mnli,squad1.1,squad1.1", known, abz.GROUPS) == ["WNLI", "MNLI", "SQuAD1.1"]
     assert known["SQuAD2.0"].batch == 48 and known["SQuAD2.0"].epochs == 2 and known["MRPC"].length == 128
