@@ -465,7 +465,7 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
         if found and index in found[3]:  # the attention's own operations
             continue
         if op == "scale":
-            values[index] = values[operands[0]] / math.sqrt(width)  # D2: of the head, where graphs run, for d_x too
+            values[index] = values[operands[0]] / math.sqrt(width)  # D2: of a head, where graphs run; Table 1's d_x too
         else:
             axes = [shapes[each] for each in operands]
             values[index] = run_op(op, [values[each] for each in operands], axes, mask, dropout)
@@ -903,7 +903,7 @@ def search(cfg):
             run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
                     mean=sum(line["score"] for line in lines) / len(lines))
         if all(line["diverged"] for line in history):
-            raise UserError(f"{run.folder}: every candidate diverged; lower --lr, and --restart")
+            raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
         best = max((line for line in history if not line["diverged"]), key=lambda line: line["score"])
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
@@ -1136,7 +1136,7 @@ def recipes(cfg):
     found = {name: Recipe(batch=32, length=cfg.length, main=task.main, **paper) for name, task in glue.TASKS.items()}
     if cfg.preset == "small":  # Sec. 4.2, footnote 2
         found |= {name: dataclasses.replace(found[name], main="accuracy") for name in ("MRPC", "QQP")}
-    length = 128 if cfg.preset == "demo" else 384
+    length = 128 if cfg.preset == "demo" else 384  # of a question with its window
     return found | {"SQuAD1.1": Recipe(batch=32, length=length, main="f1", **paper),
                     "SQuAD2.0": Recipe(batch=48, length=length, main="f1", **{**paper, "epochs": 2})}
 
@@ -1258,8 +1258,7 @@ def finetune(cfg, text):
 
 
 def count(arch, cfg):
-    """Parameters by part, FLOPs, and the paper's "#Params of Att" (Tables 3, 5): projections that make layers' inputs,
-    with biases, without W_O."""
+    """Parameters by part, FLOPs, and "#Params of Att" (Tables 3, 5): projections that make inputs, without W_O."""
     H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, 128
     parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
     with torch.device("meta"):
