@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402  (the path comes first)
 
 import autobert_zero as abz  # noqa: E402
+from common.corpus import join  # noqa: E402
 from common.distributed import Ranks  # noqa: E402
 from data.inputs import Data, fill_in, open_text  # noqa: E402
 
@@ -77,6 +78,15 @@ def convolutions(rows=8, tokens=128, rounds=9):
         print(f"| {size} | {1e3 * times[True]:.1f} | {1e3 * times[False]:.1f} | {1e3 * times[None]:.1f} |")
 
 
+def masked_batch(source, cfg, position, rows):
+    """Examples as autobert_zero.py's pre-training makes them."""
+    generator = torch.Generator().manual_seed(position)
+    segments = source.train.segments(position, rows, cfg.length - 3, cfg.seed)
+    second, second_length, _ = abz.draw_next_sentence(segments, generator)
+    ids, _, _ = join(segments.first, segments.first_length, second, second_length, source.tokenizer, empty_second=True)
+    return abz.mask_tokens(ids, source.tokenizer, abz.MASK_RATE, generator)
+
+
 def data(sizes=(256, 1024), rounds=200, corpus=()):
     """sizes: rows of a batch; corpus: text files in place of the demo's."""
     demo = {name: value for name, value in abz.PRESETS["demo"].items() if not isinstance(value, dict)}
@@ -88,7 +98,7 @@ def data(sizes=(256, 1024), rounds=200, corpus=()):
         for rows in sizes:
             seconds = interleaved({
                 "cut": lambda: source.train.segments(next(place), rows, cfg.length - 3, 0),
-                "cut, paired and masked": lambda: abz.language_batch(source, source.train, cfg, next(place), rows)},
+                "cut, paired and masked": lambda: masked_batch(source, cfg, next(place), rows)},
                 rounds)
             for name, each in seconds.items():
                 print(f"{rows} x {cfg.length}, {name}: {rows * cfg.length / each / 1e6:.1f} million tokens/s")

@@ -1,0 +1,309 @@
+"""What AutoBERT-Zero's paper claims, re-made: python -m tests.claims.autobert_zero NAME ... (study.py says how).
+
+Flags that are none of these belong to autobert_zero.py: --glue, --length, --steps, --preset and so on.
+"""
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections import defaultdict
+
+import torch
+import torch.nn.functional as F
+
+import autobert_zero as abz
+from common import cli, glue, metrics
+from common.cli import Diverged, UserError
+from common.distributed import autocast, launch, pick_device, progress, seed_everything
+from common.files import read_json, read_jsonl, write_atomic
+from common.runs import Checkpoint
+from common.tasks import parse_tasks
+from common.tokenization import load_tokenizer
+from data.inputs import fill_in, open_run
+from tests.claims import study
+
+
+def read_flags(options, action, **own):
+    """(Config of autobert_zero.py's flags as that action reads them, namespace of a claim's own flags).
+
+    own: {flag: default}.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in own.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    mine, flags = parser.parse_known_args(options.flags)
+    actions = {name: (None, "") for name in ("search", "pretrain", "finetune", "describe")}
+    return cli.parse(abz.Config, abz.PRESETS, actions, "", [f"--{action}", *flags])[2], mine
+
+
+def read_settings(folder, *actions):
+    """The settings in a run folder of one of these actions; UserError where it is none."""
+    record = read_json(folder / "config.json")
+    if record.get("program") != "autobert_zero" or record.get("action") not in actions:
+        raise UserError(f"{folder}: no run folder of autobert_zero.py --{' or --'.join(actions)}; name another")
+    return record["settings"]
+
+
+def read_history(folder):
+    """The evaluated candidates of a search, as history.jsonl has them; UserError where there is none."""
+    history = read_jsonl(folder / "history.jsonl")
+    if not history:
+        raise UserError(f"{folder}: no candidate is evaluated yet")
+    return history
+
+
+def named(options, one=False):
+    """The run folders of --folders; UserError where there are none, or several and one is wanted."""
+    if not options.folders or one and len(options.folders) > 1:
+        raise UserError(f"{options.name}: name {'one run' if one else 'the runs'} to look at with --folders")
+    return options.folders
+
+
+PUBLISHED_COUNTS = (  # Tables 2 to 5: (flags, parameters, those of the attention's inputs, FLOPs of 128 tokens)
+    ("--preset base --arch bert", "110M", "21.3M", 2.9e10),
+    ("--preset base", "104M", "15.4M", 2.3e10),
+    ("--preset base --arch autobert-zero-att", "", "16.5M", ""),
+    ("--preset base --arch autobert-zero-conv", "", "15.4M", ""),
+    ("--preset large --arch bert", "340M", "", 8.7e10),
+    ("--preset large", "318M", "", 6.8e10),
+    ("--preset small", "13M", "", 2.9e9),
+    ("--preset small --embedding 128", "13M", "", 2.9e9),
+)
+
+
+def counts(options):
+    """Tables 2 to 5: parameters and FLOPs beside the published ones."""
+    columns = ["network", "parameters", "paper", "of the attention's inputs", "paper", "FLOPs at 128 tokens",
+               "with vocabulary head", "paper"]
+    rows = []
+    for flags, total, attention, flops in PUBLISHED_COUNTS:
+        cfg = read_flags(argparse.Namespace(flags=flags.split()), "describe")[0]
+        ours = abz.count(abz.settle_arch(cfg), cfg)
+        rows.append([flags, f"{ours['parameters']:,}", total, f"{ours['attention_parameters']:,}", attention,
+                     float(ours["flops"]), float(ours["flops_with_vocabulary_head"]), flops])
+    study.write(options, columns, rows, claim="Parameters and FLOPs (Tables 2 to 5)", verdict="holds in part: the base "
+                "networks' parameters and their attention's are the paper's; the large network's, conv-only's and the "
+                "FLOPs of AutoBERT-Zero are not: by our count it needs 1.09 times fewer than BERT, not 1.26 times, and "
+                "the paper's own latency (29.3 s against 27.2 s) agrees with 1.09; small's 13M needs --embedding 128")
+
+
+@torch.no_grad()
+def latency(options, rounds=5):
+    """Table 7: seconds of a forward of --sequences, beside BERT of the same shape, in turns, and memory on GPUs."""
+    cfg, mine = read_flags(options, "describe", sequences=128)
+    device, arch = pick_device(cfg.device), abz.settle_arch(cfg)
+    models = {"this": abz.Encoder(arch, cfg).to(device).eval(),
+              "bert": abz.Encoder(abz.read_arch("bert", cfg.layers), cfg).to(device).eval()}
+    ids = torch.randint(cfg.vocab_size, (mine.sequences, cfg.length), device=device)
+    batch = ids, torch.zeros_like(ids), torch.full((mine.sequences,), cfg.length, device=device)
+    seconds, memory = defaultdict(list), dict.fromkeys(models, "")
+    for number in range(rounds + 1):  # the first round warms up
+        for name, model in models.items():
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            began = time.perf_counter()
+            with autocast(cfg.dtype, device):
+                model(*batch)[0, 0, 0].item()  # waits for the device
+            seconds[name] += [time.perf_counter() - began] * (number > 0)
+            if device.type == "cuda":
+                other = models["bert" if name == "this" else "this"]  # its weights are on the device too
+                own = torch.cuda.max_memory_allocated(device) - sum(value.nbytes for value in other.parameters())
+                memory[name] = own / 1e6
+    rows = [[name, statistics.median(values), memory[name]] for name, values in seconds.items()]
+    ratio = rows[1][1] / rows[0][1]
+    study.write(options, ["network", f"seconds of {mine.sequences} x {cfg.length} tokens", "peak memory, MB"], rows,
+                claim="AutoBERT-Zero is faster than BERT of its size (Table 7)",
+                paper="27.2 s against 29.3 s: 1.08 times",
+                verdict=f"BERT takes {ratio:.2f} times as long", numbers={"arch": cfg.arch, "seconds_each": seconds})
+
+
+def uniformity_of(states, lengths):
+    """Figure 5's two measures, a value a layer, averaged over the sequences; padding is left out.
+
+    states: [(B, T, H)] of every layer; lengths (B,). Residual: ||X - 1 x^T|| / ||X||, Frobenius norms, x the mean token
+    (0: all tokens alike; after Dong et al. 2021). Cosine: mean over pairs of different tokens.
+    """
+    mask = (torch.arange(states[0].shape[1], device=lengths.device) < lengths[:, None])[..., None]  # (B, T, 1)
+    count, residuals, cosines = lengths[:, None].float(), [], []
+    for X in states:
+        X = X.float() * mask
+        centred = (X - X.sum(1, keepdim=True) / count[..., None]) * mask
+        residuals.append((centred.flatten(1).norm(dim=1) / X.flatten(1).norm(dim=1)).mean().item())
+        total = F.normalize(X, dim=-1).sum(1).square().sum(-1)  # the sum over all pairs, each token with itself too
+        cosines.append(((total - count[:, 0]) / (count[:, 0] * (count[:, 0] - 1))).mean().item())
+    return residuals, cosines
+
+
+@torch.no_grad()
+def uniformity_curves(cfg, folder, task, examples, device):
+    """The two curves of one run, averaged over the examples: the embeddings' and each layer's."""
+    cfg = dataclasses.replace(cfg, init=str(folder), tokenizer="")
+    source = abz.read_run(cfg)
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    cfg.vocab_size = tokenizer.vocab_size
+    model = abz.TaskModel(abz.settle_arch(cfg), cfg, task.classes)
+    abz.start_from(model, source)
+    encoder, features = model.encoder.to(device).eval(), glue.encode(examples, tokenizer, cfg.length)
+    states, totals = [], torch.zeros(2, cfg.layers + 1)
+    encoder.layers[0].register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0]))
+    for layer in encoder.layers:
+        layer.register_forward_hook(lambda layer, inputs, output: states.append(output))
+    for batch in glue.batches(features, 64):
+        states.clear()
+        encoder(*(batch[key].to(device) for key in ("ids", "segments", "lengths")))
+        totals += len(batch["ids"]) * torch.tensor(uniformity_of(states, batch["lengths"].to(device)))
+    return (totals / len(features)).tolist()
+
+
+def uniformity(options):
+    """Figure 5: how alike the tokens become, layer by layer, on --samples rows of the first of --tasks."""
+    cfg, mine = read_flags(options, "describe", samples=1280)
+    folders = named(options)
+    with launch(cfg.device) as ranks:
+        fill_in(cfg, ranks, "glue")
+        task = glue.TASKS[parse_tasks(cfg.tasks if "tasks" in cfg.given else "STS-B", glue.TASKS)[0]]
+        examples = glue.load(cfg.glue, task, "train").head(mine.samples)
+        curves = {}
+        for folder in folders:
+            curves[f"residual {folder.name}"], curves[f"cosine {folder.name}"] = uniformity_curves(
+                cfg, folder, task, examples, ranks.device)
+    if len({len(curve) for curve in curves.values()}) > 1:
+        raise UserError("--folders: the runs have different numbers of layers; compare equal ones")
+
+    def draw(axes):
+        for name, curve in curves.items():
+            axes.plot(range(len(curve)), curve, marker="o", linestyle="-" if name.startswith("residual") else "--",
+                      label=name)
+        axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine",
+                 title=f"Token uniformity on {task.name}")
+        axes.legend(frameon=False, fontsize=8)
+
+    rows = [[layer, *values] for layer, values in enumerate(zip(*curves.values()))]
+    study.write(options, ["layer", *curves], rows,
+                claim="Tokens stay more different from each other than BERT's (Figure 5)",
+                numbers={"samples": len(examples), "task": task.name}, draw=draw)
+
+
+def train_alone(arch, tasks, data, cfg, ranks, path):
+    """{task: score} of an architecture trained from scratch, kept in a file; 0 for each where it diverged (D12)."""
+    if not path.exists():
+        seed_everything(cfg.seed, "model")
+        model = abz.LanguageModel(arch, cfg).to(ranks.device)
+        checkpoint = Checkpoint(path.with_suffix(".pt"), ranks, model=model)
+        try:
+            abz.train_language_model(model, data, cfg, ranks, checkpoint)
+            scores = abz.score_tasks(model, arch, tasks, data, cfg, shared=False)
+        except Diverged:
+            scores = dict.fromkeys(tasks, 0.0)
+        write_atomic(path, json.dumps(scores))
+        checkpoint.remove()
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def fidelity(options):
+    """Figure 8: --samples architectures of one search, spread by score, trained alone; Kendall's tau with the search.
+
+    They are trained on the text and the tasks of the search for --steps updates; continues where it stopped, inside a
+    network's pre-training too.
+    """
+    cfg, mine = read_flags(options, "search", samples=6)
+    folder, = named(options, one=True)
+    settings = read_settings(folder, "search")
+    for name in (*abz.SHAPE, "tasks", "length", "init_std", "dropout"):  # as the candidates were
+        if name in cfg.given and getattr(cfg, name) != settings[name]:
+            raise UserError(f"--{name} {getattr(cfg, name)}: {folder} has {settings[name]}; leave --{name} out")
+        setattr(cfg, name, settings[name])
+    cfg.corpus, cfg.glue = cfg.corpus or tuple(settings["corpus"]), cfg.glue or settings["glue"]
+    cfg.tokenizer, cfg.out = cfg.tokenizer or str(folder), str(options.runs)
+    cfg.steps = cfg.steps if "steps" in cfg.given or cfg.preset != "demo" else 1000
+    history = sorted((line for line in read_history(folder) if not line["diverged"]), key=lambda line: line["score"])
+    rows, count = [], min(mine.samples, len(history))
+    with launch(cfg.device) as ranks:
+        run, data = open_run(cfg, "fidelity", ranks, "corpus", "glue")
+        tasks, bar = abz.open_proxies(cfg, data), progress(ranks, count, "stand-alone training")
+        for index in range(count):
+            line = history[index * (len(history) - 1) // max(count - 1, 1)]
+            path = run.folder / f"alone-{line['id']}.json"
+            scores = train_alone(abz.parse_arch(line["arch"]), tasks, data, cfg, ranks, path)
+            both = [value for name in tasks for value in (line["scores"][name], scores[name])]
+            rows.append([line["id"], line["score"], sum(scores.values()) / len(scores), *both])
+            bar.update(1)
+        bar.close()
+    names = ["mean", *tasks]
+    taus = {name: metrics.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows])
+            for place, name in enumerate(names)}
+
+    def draw(axes):
+        axes.scatter([row[1] for row in rows], [row[2] for row in rows])
+        axes.set(xlabel="score in the search", ylabel="score trained alone", title=f"Kendall's tau {taus['mean']:.2f}")
+
+    study.write(options, ["id"] + [f"{name} {where}" for name in names for where in ("in search", "alone")], rows,
+                claim="Scores with shared weights rank architectures as training alone does (Figure 8)",
+                verdict="Kendall's tau " + ", ".join(f"{name} {value:.3f}" for name, value in taus.items()),
+                numbers={"kendall": taus, "steps": cfg.steps}, draw=draw)
+
+
+def search(options):
+    """Figure 6: the best score so far by evaluated candidates; mean and deviation of each strategy in --folders."""
+    curves, tasks = defaultdict(list), set()
+    for folder in named(options):
+        settings = read_settings(folder, "search")
+        name = settings["strategy"] + (", no weight sharing" if settings["no_weight_sharing"] else "")
+        if settings["strategy"] == "op-nas":
+            name += f" (alpha {settings['alpha']}, unit {settings['ucb_unit']})"
+        tasks.add(settings["tasks"])
+        if len(tasks) > 1:
+            raise UserError(f"{folder}: a search on other tasks, {settings['tasks']}; compare searches of equal tasks")
+        scores = [line["score"] for line in read_history(folder)]
+        curves[name].append([max(scores[:index + 1]) for index in range(len(scores))])
+    shortest = min(len(curve) for group in curves.values() for curve in group)
+    marks = sorted({shortest, *[mark for mark in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100, 200, 400, 800)
+                                if mark < shortest]})
+    rows, summary = [], {}
+    for name, group in curves.items():
+        points = [study.mean_sd([curve[index] for curve in group]) for index in range(shortest)]
+        means, spreads = [mean for mean, _ in points], [sd or 0.0 for _, sd in points]
+        summary[name] = {"mean": means, "sd": spreads, "runs": len(group), "each": group}
+        rows.append([name, len(group), *[f"{means[mark - 1]:.4f} ± {spreads[mark - 1]:.4f}" for mark in marks]])
+
+    def draw(axes):
+        for name, group in summary.items():
+            line, = axes.plot(range(1, shortest + 1), group["mean"], label=f"{name} (n {group['runs']})")
+            low, high = ([mean + sign * sd for mean, sd in zip(group["mean"], group["sd"])] for sign in (-1, 1))
+            axes.fill_between(range(1, shortest + 1), low, high, alpha=0.15, color=line.get_color())
+        axes.set(xlabel="evaluated candidates", ylabel="best score so far", title="Search (mean, standard deviation)")
+        axes.legend(frameon=False)
+
+    study.write(options, ["strategy", "runs", *[f"after {mark}" for mark in marks]], rows,
+                claim="OP-NAS finds better networks than evolution and random search (Figure 6)",
+                numbers={"curves": summary}, draw=draw)
+
+
+def operations(options):
+    """What the UCB of one search has learned: how likely each operation is by position, each kernel by layer."""
+    folder, = named(options, one=True)
+    settings = read_settings(folder, "search")
+    own = abz.Config(layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"])
+    priority = abz.OperationPriority(read_history(folder), own)
+    seen = sorted(place for table, place in priority.cells if table == abz.OPS)
+    positions = [priority.probabilities(abz.OPS, place) for place in seen]
+    kernels = [priority.probabilities(abz.KERNELS, layer) for layer in range(own.layers)]
+
+    def draw(axes):
+        image = axes.imshow(positions, aspect="auto", cmap="viridis")
+        axes.set_xticks(range(len(abz.OPS)), abz.OPS, rotation=45, ha="right")
+        axes.set(ylabel="position of the path", title="Probability of each operation")
+        axes.figure.colorbar(image)
+
+    print(study.table(["layer", *abz.KERNELS], [[index + 1, *row] for index, row in enumerate(kernels)]))
+    study.write(options, ["position", *abz.OPS], [[index, *row] for index, row in enumerate(positions)],
+                claim="The operations that the search comes to prefer (Sec. 3.2)",
+                numbers={"kernels": {"columns": list(abz.KERNELS), "rows": kernels}}, draw=draw)
+
+
+CLAIMS = {"counts": counts, "search": search, "operations": operations, "fidelity": fidelity, "uniformity": uniformity,
+          "latency": latency}
+
+if __name__ == "__main__":
+    study.as_program("autobert_zero", CLAIMS)
