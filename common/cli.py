@@ -162,6 +162,10 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     except Diverged as error:
         raise UserError(f"{config.out}: the training diverged ({error}); choose a lower learning rate, and --restart"
                         ) from None
+    except UserError:
+        if hasattr(config, "run"):
+            config.run.discard()
+        raise
     except torch.OutOfMemoryError:
         words = "--recompute" if hasattr(config, "recompute") else "a larger --accumulate or a smaller --batch"
         raise UserError(f"{config.out}: out of device memory; try again with {words}") from None

@@ -31,7 +31,7 @@ from torch import nn
 from tqdm import tqdm
 
 from common.cli import Stop, UserError
-from common.files import read_json, write_atomic
+from common.files import read_json, release_locks, write_atomic
 
 # --- processes -----------------------------------------------------------------------------------
 
@@ -61,6 +61,7 @@ def launch(device="auto"):
     try:
         yield ranks
     finally:
+        release_locks()
         if size > 1:
             gc.collect()  # a DDP left in a cycle keeps gloo's threads running: some runs aborted when they had finished
             dist.destroy_process_group()
@@ -93,7 +94,8 @@ def pick_dtype(name, device):
     if name not in ("auto", "float32", "bfloat16"):
         raise UserError(f"--dtype {name}: choose auto, float32 or bfloat16")
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        name = "bfloat16" if has_it else "float32"
     return getattr(torch, name)
 
 
@@ -306,6 +308,38 @@ def stop_requested():
 def stopping(ranks):
     """True on every rank once SIGTERM reached any rank; a collective call, so all ranks must ask at the same places."""
     return any(gather(ranks, _stop_requested))
+
+
+class Pace:
+    """When a loop logs, saves and looks whether it is to stop: by the clock of rank 0, the same on every rank.
+
+    Asking is a meeting of all ranks, so it happens about every two seconds: a notice of the scheduler is obeyed in
+    time, however long an update takes, and updates of a millisecond are not slowed down.
+
+        pace = Pace(ranks, cfg.save_minutes)
+        for step in range(start, steps):
+            ...
+            stop, save, log = pace()        # save and log: so many minutes, or one, have gone by
+    """
+
+    def __init__(self, ranks, save_minutes=0):
+        self.ranks, self.save_seconds, self.wait, self.asked = ranks, 60 * save_minutes, 1, time.monotonic()
+        self.saved = self.logged = self.asked
+        self.every = 1  # updates between two meetings
+
+    def __call__(self):
+        self.wait -= 1
+        if self.wait > 0:
+            return False, False, False
+        now = time.monotonic()
+        stop = stopping(self.ranks)
+        save = bool(self.save_seconds) and now - self.saved >= self.save_seconds
+        log, each = now - self.logged >= 60, (now - self.asked) / self.every
+        every = max(1, min(2 * self.every, int(2 / max(each, 1e-6))))
+        save, log, self.every = broadcast(self.ranks, (save, log, every))
+        self.wait, self.asked = self.every, now
+        self.saved, self.logged = now if save else self.saved, now if log else self.logged
+        return stop, save, log
 
 
 def say(ranks, *words):

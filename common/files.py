@@ -1,8 +1,11 @@
 """Files that are there whole or not at all, and readers that name what is wrong with a file in one line."""
 import contextlib
+import hashlib
 import json
 import os
+import socket
 import sys
+import zipfile
 from pathlib import Path
 
 import torch
@@ -32,24 +35,33 @@ def write_atomic(path, text):
         file.write(text.encode())
 
 
-def read_json(path):
-    """The object in a .json file; UserError where it is none."""
+def read_json(path, kind=object, mend="delete the folder or choose another --out"):
+    """The value in a .json file, of a kind (dict, list). UserError, with the mend, where it is none, is nested too
+    deeply, or holds text that is no Unicode."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair would break whoever writes it
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, ValueError):
-        raise UserError(f"{path}: damaged, no JSON; delete the folder or choose another --out") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise UserError(f"{path}: damaged, no JSON ({reason}); {mend}") from None
+    if not isinstance(value, kind):
+        raise UserError(f"{path}: damaged, holds no JSON {'object' if kind is dict else kind.__name__}; {mend}")
+    return value
 
 
 def read_jsonl(path):
     """The objects of a .jsonl file, [] where there is none; a last line that a crash tore off is left out. UserError
-    names a line that is none."""
+    names a line that is none, or no object."""
     lines, records = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else [""], []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            records += [json.loads(line)] if line else []
-        except ValueError:
+            record = json.loads(line) if line else None
+            if line and not isinstance(record, dict):
+                raise ValueError
+            records += [record] if line else []
+        except (ValueError, RecursionError):
             raise UserError(f"{path}, line {number}: no JSON; delete the line, or begin anew with --restart") from None
     return records
 
@@ -71,8 +83,12 @@ def save_file(path, state):
 
 def load_file(path, device="cpu"):
     """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. UserError where it cannot be
-    read."""
+    read, or where a bit of it has flipped (torch writes checksums and does not look at them)."""
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if damaged := archive.testzip():
+                    raise ValueError(f"the checksum of {damaged} does not fit")
         return torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -92,3 +108,75 @@ def load_newest(path, device="cpu"):
             raise
         print(f"warning: {error}; taking the checkpoint before it", file=sys.stderr)
         return load_file(previous, device)
+
+
+# --- who may write where -------------------------------------------------------------------------
+
+_locks = {}  # {path: open file}, of this process
+
+
+def lock(path, wait=False, what="the run"):
+    """Hold the lock file `path` until release_locks() or the end of this process, however it comes. UserError names the
+    host and the process that hold it; with wait they are waited for."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return
+    path = Path(path).resolve()
+    if path in _locks:
+        return
+    file = open(path, "a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        if not wait:
+            file.close()
+            raise UserError(f"{path.parent}: {what} is in the hands of {owner}; wait for it, or choose another --out"
+                            ) from None
+        print(f"waiting for {what}, which is in the hands of {owner}", file=sys.stderr, flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); start one run a folder",
+              file=sys.stderr)
+    file.seek(0)
+    file.truncate()
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    _locks[path] = file
+
+
+def release_locks(*paths):
+    """Give back these locks, or all."""
+    for path in [Path(path).resolve() for path in paths] or list(_locks):
+        if path in _locks:
+            _locks.pop(path).close()
+
+
+# --- what was read -------------------------------------------------------------------------------
+
+PART = 1 << 16  # bytes hashed at the beginning, in the middle and at the end of a file
+
+
+def fingerprint(path):
+    """A hash of a file's size and of parts of its content: cheap for large files, the same for a copy."""
+    size = os.path.getsize(path)
+    found = hashlib.blake2b(str(size).encode(), digest_size=16)
+    with open(path, "rb") as file:
+        for place in sorted({0, max(0, size // 2 - PART // 2), max(0, size - PART)}):
+            file.seek(place)
+            found.update(file.read(PART))
+    return found.hexdigest()
+
+
+def fingerprints(paths):
+    """{path: fingerprint} of files and of what is in folders, at any depth; of more than 500 files one for all."""
+    files = []
+    for path in map(Path, paths):
+        files += sorted(inside for inside in path.rglob("*") if inside.is_file()) if path.is_dir() else [path]
+    found = {str(path): fingerprint(path) for path in files if path.exists()}
+    if len(found) <= 500:
+        return found
+    joined = hashlib.blake2b("".join(found.values()).encode(), digest_size=16).hexdigest()
+    return {f"{len(found)} files below {', '.join(map(str, paths))}": joined}

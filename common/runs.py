@@ -1,5 +1,6 @@
 """Run folders and checkpoints: what a run leaves behind, and what lets the same command go on where it was stopped."""
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -13,10 +14,12 @@ import torch
 
 from common.cli import UserError
 from common.distributed import on_main
-from common.files import load_file, read_json, save_file, write_atomic
+from common.files import fingerprints, load_file, lock, read_json, save_file, write_atomic
 
 # settings in which a resumed run may differ; measurements of latency are added to
 NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "latency_archs", "latency_rounds"}
+WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.*", "checkpoint.pt*", "corpus", "jobs",
+          "spiece.model", "vocab.txt", "tokenizer_config.json", "*.tmp*")  # names in a run folder; also Config.writes
 
 
 def environment(device):
@@ -31,52 +34,91 @@ def environment(device):
             "platform": platform.platform()}
 
 
-class RunFolder:
-    """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0; a folder made with other settings is
-    refused, with cfg.restart a run of the same action is deleted.
+def identity(settings):
+    """A hash of the settings that rule a run's results."""
+    ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
+    return hashlib.blake2b(json.dumps(ruling, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    settings: what is compared with the folder's, NOT_COMPARED aside; default: every knob as it stands in cfg.
+
+class RunFolder:
+    """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0, which holds its lock; a folder made
+    with other settings, or from other data, is refused. With cfg.restart what a run of the same action wrote goes.
+
+    settings: what is compared with the folder's, NOT_COMPARED aside; default: every knob as it stands in cfg. reads:
+    files and folders that the run reads: their fingerprints are kept and compared.
     """
 
-    def __init__(self, cfg, action, ranks, settings=None, **extra):
+    def __init__(self, cfg, action, ranks, settings=None, reads=(), **extra):
         self.folder, self.ranks, self.began = Path(cfg.out), ranks, time.time()
         settings = json.loads(json.dumps(settings or dataclasses.asdict(cfg)))  # tuples become lists, as in the file
-        on_main(ranks, self._open, {"program": cfg.program, "action": action, "settings": settings,
-                                    "argv": sys.argv, "processes": ranks.size, **extra}, cfg.restart)
+        record = {"program": cfg.program, "action": action, "settings": settings, "argv": sys.argv,
+                  "processes": ranks.size, **extra}
+        cfg.run, self.new = self, False
+        on_main(ranks, self._open, record, cfg, reads)
 
-    def _open(self, record, restart):
+    def content(self):
+        """Names in the folder that say that a run has begun; not what a killed write left."""
+        names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
+        return {name for name in names - {"config.json", "log.jsonl", "lock"} if ".tmp" not in name}
+
+    def _open(self, record, cfg, reads):
         config = self.folder / "config.json"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        content = {path.name for path in self.folder.iterdir() if ".tmp" not in path.name}  # .tmp: of a killed write
-        begun = content - {"config.json", "log.jsonl"}  # else a run that ended before it began, by a mistake in flags
-        if begun and not config.exists():
+        if self.content() and not config.exists():
             raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
         if config.exists():
-            old = read_json(config)
-            self._compare(old, record, begun and not restart)
-            if restart:
-                shutil.rmtree(self.folder)
-                self.folder.mkdir()
+            self._compare(read_json(config, dict), record, False)  # nothing is written into a stranger's folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock(self.folder / "lock")
+        begun, record["read"] = self.content(), fingerprints(reads)
+        if config.exists():
+            self._compare(read_json(config, dict), record, begun and not cfg.restart)
+            if cfg.restart:
+                self._clear(getattr(cfg, "writes", ()))
+        for left in self.folder.glob("*.tmp*"):
+            left.unlink()
         here = environment(self.ranks.device)
-        if begun and not restart:
+        if begun and not cfg.restart:
             self._write("log.jsonl", {"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
         else:
+            self.new = not begun or cfg.restart
             write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
 
-    def _compare(self, old, record, settings):
-        """UserError where config.json is not of this program and action or, if settings are compared, of these."""
-        if not isinstance(old, dict) or not {"program", "action", "settings"} <= old.keys():
-            raise UserError(f"{self.folder}: its config.json is none of a run, or of an older version's; "
+    def _compare(self, old, record, whole):
+        """UserError where config.json is not of this program and action or, if the whole is compared, of these settings
+        and data."""
+        where = str(self.folder)
+        if not {"program", "action", "settings"} <= old.keys() or not isinstance(old["settings"], dict):
+            raise UserError(f"{where}: its config.json is none of a run, or of an older version's; "
                             "choose another --out")
         if (old["program"], old["action"]) != (record["program"], record["action"]):
-            raise UserError(f"{self.folder}: holds a run of {old['program']}.py --{old['action']}; "
-                            "choose another --out")
+            raise UserError(f"{where}: holds a run of {old['program']}.py --{old['action']}; choose another --out")
+        if record["settings"].get("dry_run") and not old["settings"].get("dry_run"):
+            raise UserError(f"{where}: holds a real run, and --dry_run would delete it; choose another --out")
+        if not whole:
+            return
         differ = [f"{name} ({old['settings'].get(name)} there, {value} here)"
                   for name, value in record["settings"].items()
-                  if settings and name not in NOT_COMPARED and old["settings"].get(name) != value]
+                  if name not in NOT_COMPARED and old["settings"].get(name) != value]
         if differ:
-            raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; "
+            raise UserError(f"{where}: made with other settings: {'; '.join(differ)}; "
                             "choose another --out, or --restart to begin anew")
+        before, now = old.get("read", {}), record["read"]
+        changed = [path for path, found in before.items() if now.get(path) != found]
+        if changed:
+            raise UserError(f"{where}: begun with other data: {changed[0]} has changed since"
+                            + (f", and {len(changed) - 1} more" if changed[1:] else "")
+                            + "; choose another --out, or --restart to begin anew")
+
+    def _clear(self, others):
+        """Delete what runs write (`others`: of this program alone), say what is left."""
+        for path in [path for name in (*WRITES, *others) for path in self.folder.glob(name)]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        left = sorted(path.name for path in self.folder.iterdir() if path.name != "lock")
+        if left:
+            print(f"{self.folder}: left as it is, since no run writes it: {', '.join(left)}", file=sys.stderr)
 
     def _write(self, name, record):
         with open(self.folder / name, "a", encoding="utf-8") as file:
@@ -84,8 +126,15 @@ class RunFolder:
 
     def log(self, **record):
         """One line of log.jsonl (rank 0)."""
+        self.new = False
         if self.ranks.main:
             self._write("log.jsonl", {**record, "elapsed": round(time.time() - self.began, 3)})
+
+    def discard(self):
+        """Delete the folder of a run that a mistake ended before it began, so that the mended command just runs."""
+        if self.ranks.main and self.new and self.content() <= {"corpus", "spiece.model", "vocab.txt",
+                                                               "tokenizer_config.json"}:
+            shutil.rmtree(self.folder)
 
     @property
     def finished(self):
@@ -112,8 +161,14 @@ class Checkpoint:
     def save(self, **values):
         def write():
             owned = {name: thing.state_dict() for name, thing in self.owned.items()}
-            save_file(self.path, {"values": values, "owned": owned})
+            save_file(self.path, {"values": values, "owned": owned, "run": self._run()})
         on_main(self.ranks, write)
+
+    def _run(self):
+        """The identity of the run whose folder, or a folder inside it, the checkpoint is in; "" where there is none."""
+        config = next((folder / "config.json" for folder in self.path.resolve().parents
+                       if (folder / "config.json").exists()), None)
+        return identity(read_json(config, dict).get("settings", {})) if config else ""
 
     def restore(self):
         """The values of the newest save that can be read, after the owned objects have taken their state."""
@@ -129,7 +184,9 @@ class Checkpoint:
         candidates = [path for path in (self.path, self.path.with_name(self.path.name + ".previous")) if path.exists()]
         for path in candidates:
             try:
-                load_file(path)
+                state = load_file(path)
+                if not isinstance(state, dict) or state.get("run") != self._run():
+                    raise UserError(f"{path}: a checkpoint of another run")
                 return str(path)
             except UserError as error:
                 print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)

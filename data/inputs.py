@@ -1,20 +1,23 @@
 """What the data flags of a command stand for: the demo data where they are left out, and text turned into a tokenizer
 and token files."""
 import dataclasses
+import glob
+import json
 import os
 from pathlib import Path
 
 import torch
 
-from common.cli import UserError
 from common.corpus import Corpus, read_meta
 from common.distributed import on_main, say
+from common.files import fingerprints, lock, read_json, release_locks, write_atomic
 from common.runs import RunFolder
-from common.tokenization import load_tokenizer, train_sentencepiece
+from common.tokenization import load_tokenizer, text_files, train_sentencepiece
 from data.prepare import make_demo
-from data.text import prepare_corpus
+from data.text import layout_of, prepare_corpus
 
 ROOT = Path(__file__).resolve().parent.parent
+OTHERS = ("init", "tokenizer", "teacher", "arch", "ensemble")  # further flags that name files
 
 
 @dataclasses.dataclass
@@ -38,7 +41,8 @@ def open_run(cfg, action, ranks, *needs):
     reads_text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in needs if name not in ("corpus", "tokenizer")] + ["corpus"] * reads_text
     demo = fill_in(cfg, ranks, *flags)
-    run, data = RunFolder(cfg, action, ranks, settings, **demo), Data(ranks.device)
+    reads = [path for name in (*flags, *OTHERS) for path in what_is_read(getattr(cfg, name, ""))]
+    run, data = RunFolder(cfg, action, ranks, settings, reads, **demo), Data(ranks.device)
     if run.finished:
         return run, data
     if reads_text:
@@ -51,6 +55,20 @@ def open_run(cfg, action, ranks, *needs):
     return run, data
 
 
+def what_is_read(value):
+    """The files and folders that the value of a data flag stands for. Of a run folder its checkpoint counts."""
+    found = []
+    for path in map(Path, filter(None, value if isinstance(value, tuple) else (value,))):
+        own = [path / name for name in ("checkpoint.pt", "spiece.model", "vocab.txt") if (path / name).is_file()]
+        if (path / "checkpoint.pt").is_file():
+            found += own
+        elif path.exists():
+            found.append(path)
+        else:  # a PREFIX of parallel text, or a name; what is missing is named by who reads it
+            found += sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if path.name else []
+    return found
+
+
 def fill_in(cfg, ranks, *names):
     """Point the data flags `names` that were left out at the demo data, which is made on first use. Returns what
     config.json says about it."""
@@ -58,11 +76,22 @@ def fill_in(cfg, ranks, *names):
     if not missing:
         return {}
     say(ranks, f"no --{', no --'.join(missing)}: using the demo data in {ROOT / 'data' / 'demo'} (made on first use)")
-    paths = on_main(ranks, make_demo, ROOT / "data" / "demo")
+    paths = on_main(ranks, made_once, ROOT / "data" / "demo")
     for name in missing:
         path = str(paths[name])
         setattr(cfg, name, (path,) if isinstance(getattr(cfg, name), tuple) else path)
     return {"demo_sha256": paths["sha256"]}
+
+
+def made_once(folder):
+    """make_demo, by one of the runs that want it at once; the others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    held = folder.with_name(f"{folder.name}.lock")
+    lock(held, wait=True, what="the demo data")
+    try:
+        return make_demo(folder)
+    finally:
+        release_locks(held)
 
 
 def open_text(cfg, ranks, folder, held_out=0.05):
@@ -86,15 +115,15 @@ def make_text(cfg, target, ranks):
     already."""
     if (target / "meta.json").exists():
         return
-    for path in cfg.corpus:
-        if not Path(path).exists():
-            raise UserError(f"{path}: no such file or folder; "
-                            "--corpus takes text files, folders of .txt files, or a prepared corpus")
+    for path in text_files(cfg.corpus):
+        layout_of(path)  # a file that is no text ends the run here, not after a vocabulary was trained on it
     target.mkdir(parents=True, exist_ok=True)
-    workers = os.cpu_count() or 1
-    if not cfg.tokenizer and not (target / "spiece.model").exists():
+    workers, made_from = os.cpu_count() or 1, target / "vocabulary.json"
+    sources = {"pieces": cfg.vocab_size, "sources": fingerprints(cfg.corpus)}
+    if not cfg.tokenizer and not (made_from.exists() and read_json(made_from) == sources):
         say(ranks, f"training a vocabulary of {cfg.vocab_size} pieces")
         train_sentencepiece(cfg.corpus, target / "spiece.model", cfg.vocab_size, threads=workers)
+        write_atomic(made_from, json.dumps(sources, indent=1))
     tokenizer = load_tokenizer(cfg.tokenizer or target)
     if cfg.tokenizer:
         tokenizer.save(target)

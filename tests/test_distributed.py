@@ -2,13 +2,21 @@
 of processes."""
 import dataclasses
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from common.cli import Stop, UserError
-from common.distributed import (Ranks, ShardSum, milliseconds, seed_everything, seed_of, share_out, shard_range)
-from common.files import load_newest, read_jsonl, save_file, write_atomic
+from common.distributed import (Pace, Ranks, ShardSum, milliseconds, seed_everything, seed_of, share_out,
+                                shard_range)
+from common.files import (fingerprints, load_file, load_newest, read_json, read_jsonl, release_locks, save_file,
+                          write_atomic)
 from common.runs import Checkpoint, RunFolder
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -21,13 +29,20 @@ class Config:
     lr: float = 1.0
     widths: tuple = ()
     corpus: str = ""
+    dry_run: bool = False
     program = "albert"
 
 
-def open_run(folder, action="search", program="albert", **settings):
+def open_run(folder, action="search", program="albert", reads=(), **settings):
     config = Config(str(folder), **settings)
     config.program = program
-    return RunFolder(config, action, ALONE)
+    return RunFolder(config, action, ALONE, reads=reads)
+
+
+@pytest.fixture(autouse=True)
+def locks():
+    yield
+    release_locks()
 
 
 def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
@@ -182,3 +197,104 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
 def test_timings_leave_out_the_ends():
     clock = iter([0, 9, 0, 1, 0, 2, 0, 3, 0, 100]).__next__  # one call warms up; 1 and 100 are cut off
     assert milliseconds(lambda: None, torch.device("cpu"), 4, warm_up=1, clock=clock) == 2500
+
+
+def test_a_second_process_on_a_run_folder_is_refused(tmp_path):
+    run = open_run(tmp_path / "run")
+    (run.folder / "checkpoint.pt").touch()
+    program = ("import sys; sys.path.insert(0, sys.argv[1]); from common.files import lock; from common import cli\n"
+               "cli.run(lambda: lock(sys.argv[2]))")
+    second = [sys.executable, "-c", program, str(Path(__file__).parent.parent), str(run.folder / "lock")]
+    refused = subprocess.run(second, capture_output=True, text=True)
+    assert refused.returncode == 2 and f"in the hands of process {os.getpid()} on " in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    release_locks()
+    assert subprocess.run(second, capture_output=True).returncode == 0
+
+
+def test_data_that_changed_since_bars_the_run_and_a_copy_does_not(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / name).write_text(name * 100_000)
+    run = open_run(tmp_path / "run", reads=[tmp_path / "texts"])
+    (run.folder / "checkpoint.pt").touch()
+    copy = shutil.copytree(tmp_path / "texts", tmp_path / "again")
+    assert list(fingerprints([copy]).values()) == list(fingerprints([tmp_path / "texts"]).values())
+    open_run(tmp_path / "run", reads=[tmp_path / "texts"])
+    with open(tmp_path / "texts" / "b.txt", "r+") as file:
+        file.seek(250_000)
+        file.write("X")
+    with pytest.raises(UserError, match="other data: .*b.txt has changed since; choose"):
+        open_run(tmp_path / "run", reads=[tmp_path / "texts"])
+
+
+def test_every_flipped_bit_of_a_tensor_is_found(tmp_path):
+    save_file(tmp_path / "a.pt", {"weights": torch.zeros(1000)})
+    whole = (tmp_path / "a.pt").read_bytes()
+    start = whole.index(bytes(1000))
+    for place in range(start, start + 1000, 97):
+        flipped = bytearray(whole)
+        flipped[place] ^= 4
+        (tmp_path / "b.pt").write_bytes(flipped)
+        with pytest.raises(UserError, match="no readable checkpoint"):
+            load_file(tmp_path / "b.pt")
+    assert torch.equal(load_file(tmp_path / "a.pt")["weights"], torch.zeros(1000))
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    for name, lr in (("one", 1.0), ("two", 2.0)):
+        Checkpoint(open_run(tmp_path / name, lr=lr).folder / "checkpoint.pt", ALONE).save(step=3)
+    shutil.copy(tmp_path / "one/checkpoint.pt", tmp_path / "two/checkpoint.pt")
+    with pytest.raises(UserError, match="neither"):
+        Checkpoint(tmp_path / "two/checkpoint.pt", ALONE).restore()
+    assert Checkpoint(tmp_path / "one/checkpoint.pt", ALONE).restore() == {"step": 3}
+
+
+def test_restart_leaves_what_no_run_writes(tmp_path, capsys):
+    run = open_run(tmp_path / "run")
+    run.log(phase="any")
+    for name in ("checkpoint.pt", "checkpoint.pt.previous", "notes.txt"):
+        (run.folder / name).touch()
+    open_run(tmp_path / "run", restart=True, lr=3.0)
+    assert {path.name for path in run.folder.iterdir()} == {"config.json", "lock", "notes.txt"}
+    assert "left as it is, since no run writes it: notes.txt" in capsys.readouterr().err
+
+
+def test_a_dry_run_does_not_delete_a_real_one(tmp_path):
+    open_run(tmp_path / "exp-dry").finish({})
+    with pytest.raises(UserError, match="holds a real run"):
+        open_run(tmp_path / "exp-dry", dry_run=True, restart=True)
+
+
+def test_a_run_that_a_mistake_ended_before_it_began_leaves_nothing(tmp_path):
+    run = open_run(tmp_path / "run")
+    (run.folder / "corpus").mkdir()
+    run.discard()
+    assert not run.folder.exists()
+    run = open_run(tmp_path / "run")
+    run.log(phase="train")
+    run.discard()
+    assert run.folder.exists()
+
+
+@pytest.mark.parametrize("content, words", [
+    ("[" * 100_000, "RecursionError"), ('{"a": ' + "9" * 5000 + "}", "ValueError"), ('{"a": "\\ud800"}', "UnicodeEncode"),
+    ("[1]", "no JSON object"), ("", "Expecting value"), ("\x00", "damaged")])
+def test_a_json_file_that_is_none_is_named(tmp_path, content, words):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(UserError, match=f"a.json: damaged.*{words}|{words}"):
+        read_json(tmp_path / "a.json", dict)
+
+
+def test_a_loop_asks_by_the_clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("common.distributed.time.monotonic", lambda: now[0])
+    pace, meetings, saves, logs = Pace(ALONE, save_minutes=2), 0, 0, 0
+    monkeypatch.setattr("common.distributed.stopping", lambda ranks: now[0] > 600)
+    for update in range(100_000):
+        now[0] += 0.01
+        stop, save, log = pace()
+        saves, logs = saves + save, logs + log
+        if stop:
+            break
+    assert 600 < now[0] < 605 and saves in (4, 5) and logs in (9, 10)
