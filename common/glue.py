@@ -11,10 +11,10 @@ interpreted.
 Most sentences are far shorter than the longest, and padding them all to 128 costs two to four times the work. `batches`
 puts sentences of about the same length together and pads to the longest of the batch.
 """
-import math
 import warnings
 from array import array
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
+from common.files import read_text, write_atomic
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,6 @@ class Task:
     test_text: tuple  # columns of the sentences in test
     metrics: tuple
     columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
-
-    @property
-    def main(self):
-        return self.metrics[0]
 
     @property
     def classes(self):
@@ -63,8 +60,6 @@ TASKS = {task.name: task for task in (
     Task("WNLI", ("0", "1"), (1, 2), -1, (1, 2), ("accuracy",)),
 )}
 SPLITS = ("train", "dev", "test")
-MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
-              "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
 
 
@@ -89,33 +84,23 @@ class Examples:
                         None if self.labels is None else self.labels[:rows], self.path)
 
 
-def read_rows(path):
-    """Yield (line number from 1, cells) of a TSV file; empty lines are left out."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; point --glue at the folder that holds the tasks' folders")
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise UserError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-            if text.strip():
-                yield number, text.split("\t")
+def file_of(name, split):
+    """The name of a task's file; MNLI's dev and test are the matched ones."""
+    return f"{split}_matched.tsv" if name == "MNLI" and split in ("dev", "test") else f"{split}.tsv"
 
 
 def read_label(task, cell, place):
     """A label cell as class number or score."""
-    if task.labels:
-        if cell.strip() not in task.labels:
-            raise UserError(f"{place}: {task.name} has no label {cell!r}; it must be one of {', '.join(task.labels)}")
-        return task.labels.index(cell.strip())
     try:
+        if task.labels:
+            return task.labels.index(cell.strip())
         score = float(cell)
+        if 0 <= score <= 5:
+            return score
     except ValueError:
-        score = math.nan
-    if not 0 <= score <= 5:
-        raise UserError(f"{place}: {task.name} has no score {cell!r}; it must be a number from 0 to 5")
-    return score
+        pass
+    kind, choices = ("label", f"one of {', '.join(task.labels)}") if task.labels else ("score", "a number from 0 to 5")
+    raise UserError(f"{place}: {task.name} has no {kind} {cell!r}; it must be {choices}")
 
 
 def check_header(task, header, needed, labelled, path):
@@ -136,36 +121,36 @@ def load(folder, task, split):
     counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
-    files = MNLI_FILES if task.name == "MNLI" else {}
-    if split not in (*SPLITS, *files):
+    mismatched = ("dev_mismatched", "test_mismatched") if task.name == "MNLI" else ()
+    if split not in (*SPLITS, *mismatched):
         raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
-    path = Path(folder) / task.name / f"{files.get(split, split)}.tsv"
-    labelled = split.startswith(("train", "dev"))
-    text = task.text if labelled else task.test_text
-    rows, width = read_rows(path), task.columns if labelled else 0
+    path, labelled = Path(folder) / task.name / file_of(task.name, split), not split.startswith("test")
+    text, width = (task.text, task.columns) if labelled else (task.test_text, 0)
+    lines = read_text(path, "point --glue at the folder that holds the tasks' folders", newline="\n").split("\n")
+    rows = ((number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip())
     if not width:
         _, header = next(rows, (1, []))
         check_header(task, header, max(*text, task.label if labelled else 0, 0) + 1, labelled, path)
         width = len(header)
-    sentences, labels, bad = [], [], []
+    first, second, labels, bad = [], [], [], []
     for number, cells in rows:
         if len(cells) < width or any(cells[width:]):
             bad.append(number)
             if labelled:
                 continue
             cells = cells + [""] * width
-        sentences.append([cells[column] for column in text])
+        first.append(cells[text[0]])
+        second.append(cells[text[-1]])
         if labelled:
             labels.append(read_label(task, cells[:width][task.label], f"{path}:{number}"))
-    if not sentences:
+    if not first:
         raise UserError(f"{path}:1: no row has the {width} columns of {task.name}; take the official GLUE file")
     if bad:
         done = "were skipped" if labelled else "keep their place, what is missing is empty"
         warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {width} columns and {done} (this is the first)",
                       stacklevel=2)
-    first, second = [row[0] for row in sentences], [row[1] for row in sentences] if len(text) == 2 else None
     kind = np.float32 if task.regression else np.int64
-    return Examples(first, second, np.array(labels, dtype=kind) if labelled else None, path)
+    return Examples(first, second if len(text) == 2 else None, np.array(labels, kind) if labelled else None, path)
 
 
 # --- token batches
@@ -216,6 +201,20 @@ class Features:
     def __len__(self):
         return len(self.ids)
 
+    @cached_property
+    def lengths(self):
+        """(n,) int64."""
+        return self.ids.lengths
+
+    def batch(self, index, width):
+        """ids, segments (B, width) int64, lengths (B,) int64, and labels (B,) int64 or float32 where there are any."""
+        lengths, shape = self.lengths[index], (len(index), width)
+        ids, segments = np.full(shape, self.pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        self.ids.put(ids, index, 0, 0, lengths)
+        self.segments.put(segments, index, 0, 0, lengths)
+        labels = {} if self.labels is None else {"labels": self.labels[index]}
+        return {"ids": ids, "segments": segments, "lengths": lengths, **labels}
+
 
 def pair(first_ids, second_ids, max_length, tokenizer):
     """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
@@ -235,12 +234,9 @@ def encode(examples, tokenizer, max_length, block=10_000):
     """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end."""
     ids, segments, name = Rows(), Rows(kind="b"), examples.path.parent.name
     for start in tqdm(range(0, len(examples), block), desc=f"encode {name}", disable=None, leave=False):
-        first = tokenizer.encode_batch(examples.first[start:start + block])
-        second = [None] * len(first)
-        if examples.second is not None:
-            second = tokenizer.encode_batch(examples.second[start:start + block])
-        for a, b in zip(first, second):
-            row, kinds = pair(a, b, max_length, tokenizer)
+        parts = [tokenizer.encode_batch(side[start:start + block]) for side in (examples.first, examples.second) if side]
+        for first, *second in zip(*parts):
+            row, kinds = pair(first, second[0] if second else None, max_length, tokenizer)
             ids.append(row)
             segments.append(kinds)
     return Features(ids, segments, examples.labels, tokenizer.pad_id, max_length)
@@ -264,25 +260,15 @@ def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
         yield order[start:start + batch_size]
 
 
-def padded_width(longest, max_length):
-    """The longest row rounded up to a multiple of 8, which GPUs like, but never above max_length."""
-    return max(int(longest), min(-(-int(longest) // 8) * 8, max_length))
-
-
 def batches(features, batch_size, seed=None, epoch=0):
-    """Yield dicts of CPU tensors: ids (B, T) int64, segments (B, T) int64, lengths (B,) int64, index (B,) int64: the
-    rows' numbers in features, and labels (B,) int64 or float32 where there are any. T is the longest of the batch;
-    order as in batch_indices."""
-    lengths = features.ids.lengths
-    for index in batch_indices(lengths, batch_size, seed, epoch):
-        shape = len(index), padded_width(lengths[index].max(), features.max_length)
-        ids, segments = np.full(shape, features.pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        features.ids.put(ids, index, 0, 0, lengths[index])
-        features.segments.put(segments, index, 0, 0, lengths[index])
-        batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index}
-        if features.labels is not None:
-            batch["labels"] = features.labels[index]
-        yield {name: torch.from_numpy(value) for name, value in batch.items()}
+    """Yield features.batch(index, width) as dicts of CPU tensors, and index (B,) int64, the rows' numbers; features of
+    any task. Order as in batch_indices. The width is the longest row, rounded up to a multiple of 8, which GPUs like,
+    where max_length allows it."""
+    longest = features.lengths.reshape(len(features), -1).max(axis=1)  # of RACE's four inputs
+    for index in batch_indices(longest, batch_size, seed, epoch):
+        width = int(longest[index].max())
+        batch = features.batch(index, max(width, min(-(-width // 8) * 8, features.max_length)))
+        yield {name: torch.from_numpy(value) for name, value in (batch | {"index": index}).items()}
 
 
 # --- scores
@@ -299,7 +285,7 @@ def score(task, predictions, labels):
         return dict.fromkeys((*task.metrics, "main"), 0.0)
     predictions = predictions.reshape(-1) if task.regression else predictions.argmax(axis=-1)
     values = {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
-    return {**values, "main": values[task.main]}
+    return {**values, "main": values[task.metrics[0]]}
 
 
 def averages(results):
@@ -334,5 +320,5 @@ def write_submission(folder, task, predictions, split="test"):
     cells = [f"{value:.3f}" for value in np.clip(predictions.reshape(-1), 0, 5)] if task.regression else [
         task.labels[number] for number in predictions.argmax(axis=-1)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("index\tprediction\n" + "".join(f"{i}\t{cell}\n" for i, cell in enumerate(cells)), encoding="utf-8")
+    write_atomic(path, "index\tprediction\n" + "".join(f"{i}\t{cell}\n" for i, cell in enumerate(cells)))
     return path

@@ -25,6 +25,7 @@ from common import glue, squad
 from common.cli import UserError
 from common.distributed import on_main, say, share_out
 from common.files import write_atomic
+from common.glue import file_of
 
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, where MNLI is among the tasks
 
@@ -160,11 +161,6 @@ class SquadTask(Task):
         for name, content in (("predictions", texts), ("nbest_predictions", found.nbest),
                               ("null_odds", found.null_odds)):
             write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
-
-
-def file_of(name, split):
-    """The name of a GLUE file; MNLI's dev and test are the matched ones."""
-    return f"{glue.MNLI_FILES.get(split, split) if name == 'MNLI' else split}.tsv"
 
 
 def limit(split, cfg):
