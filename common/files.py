@@ -169,8 +169,7 @@ def release_locks(*paths):
 # --- what was read -------------------------------------------------------------------------------
 
 def fingerprint(path, part=1 << 16):
-    """A hash of a file's size and of `part` bytes at its beginning, middle and end: cheap for large files, the same
-    for a copy."""
+    """A hash of a file's size and of `part` bytes at its beginning, middle and end: the same for a copy."""
     size = os.path.getsize(path)
     found = hashlib.blake2b(str(size).encode(), digest_size=16)
     with open(path, "rb") as file:

@@ -67,11 +67,10 @@ PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI
 
 @dataclass
 class Examples:
-    """first, second: the raw sentences (second None for one-sentence tasks); labels: int64 or float32 (n,), None in
-    test; path."""
-    first: list
-    second: list | None
-    labels: np.ndarray | None
+    """The rows of one file."""
+    first: list  # raw sentences
+    second: list | None  # None in tasks of one sentence
+    labels: np.ndarray | None  # (n,) int64 or float32; None in test
     path: Path = field(repr=False)  # so that equal data print alike wherever they lie
 
     def __len__(self):
@@ -156,8 +155,7 @@ def load(folder, task, split):
 # --- token batches
 
 class Rows:
-    """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes instead of a Python
-    object."""
+    """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes and no object."""
 
     def __init__(self, rows=(), kind="i"):
         self.flat, self.starts = array(kind), array("q", [0])
@@ -218,9 +216,7 @@ class Features:
 
 def pair(first_ids, second_ids, max_length, tokenizer):
     """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
-
-    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room.
-    """
+    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room."""
     room = max_length - (2 if second_ids is None else 3)
     if room < 2:
         raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
@@ -243,11 +239,9 @@ def encode(examples, tokenizer, max_length, block=10_000):
 
 
 def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
-    """Yield the row numbers of each batch.
-
-    With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches, sorted by length inside a pool, and the
-    batches shuffled. The same arguments give the same batches. Without one: all rows from short to long.
-    """
+    """Yield the row numbers of each batch. With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches,
+    sorted by length inside a pool, and the batches shuffled. The same arguments give the same batches. Without one: all
+    rows from short to long."""
     lengths = np.asarray(lengths)
     order, starts = np.argsort(lengths, kind="stable"), np.arange(0, len(lengths), batch_size)
     if seed is not None:
@@ -275,10 +269,8 @@ def batches(features, batch_size, seed=None, epoch=0):
 
 def score(task, predictions, labels):
     """{metric: value} of the task's official metrics, and the main one again as "main"; shares, not percent.
-
     predictions: logits (n, classes), or scores (n,) or (n, 1) for regression. A single NaN or infinite logit means that
-    the model has diverged: every metric is 0.0.
-    """
+    the model has diverged: every metric is 0.0."""
     task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
     if not np.isfinite(predictions).all():
@@ -307,10 +299,8 @@ def averages(results):
 
 def write_submission(folder, task, predictions, split="test"):
     """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv (split "test_mismatched"), and return its
-    path.
-
-    predictions: logits as for score, in the order of the test file. Labels are written by name, scores clipped to 0..5.
-    """
+    path. predictions: logits as for score, in the order of the test file. Labels are written by name, scores clipped to
+    0..5."""
     task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
     name = {"test": "MNLI-m", "test_mismatched": "MNLI-mm"}[split] if task.name == "MNLI" else task.name

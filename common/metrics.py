@@ -95,11 +95,8 @@ def kendall(predictions, labels):
 
 
 def pairwise_accuracy(predictions, labels):
-    """Share of the unordered pairs that both sides order alike.
-
-    Tied in both counts 1 (they agree), tied in one only counts 1/2 (a coin would decide), so that a constant prediction
-    of distinct labels scores 0.5, which is chance.
-    """
+    """Share of the unordered pairs that both sides order alike. Tied in both counts 1 (they agree), tied in one only
+    counts 1/2 (a coin would decide), so that a constant prediction of distinct labels scores 0.5, which is chance."""
     predictions, labels = two_arrays(predictions, labels)
     n = len(labels)
     if np.isnan([predictions, labels]).any() or n < 2:
@@ -126,8 +123,7 @@ def squad_exact(prediction, answer):
 
 
 def squad_f1(prediction, answer, version=2):
-    """F1 over the words of two answers. Where a side has no word, version 2 gives 1.0 if both have none; version 1
-    always 0.0."""
+    """F1 over the words of two answers. Where a side has none: 1.0 in version 2 if both have none, else 0.0."""
     guessed, real = normalize_answer(prediction).split(), normalize_answer(answer).split()
     if not guessed or not real:
         return float(version == 2 and guessed == real)

@@ -84,8 +84,7 @@ class RunFolder:
             write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
 
     def _compare(self, old, record, whole):
-        """UserError where config.json is not of this program and action or, if the whole is compared, of these settings
-        and data."""
+        """UserError where config.json is of another program or action or, if whole, of other settings or data."""
         where = str(self.folder)
         if not {"program", "action", "settings"} <= old.keys() or not isinstance(old["settings"], dict):
             raise UserError(f"{where}: its config.json is none of a run, or of an older version's; "
@@ -149,11 +148,9 @@ class RunFolder:
 
 
 class Checkpoint:
-    """Saves and restores named objects that have state_dict / load_state_dict, plus small values.
-
-    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last save, {} where there is
-    none. A torn or missing newest file falls back to the one before it.
-    """
+    """Saves and restores named objects that have state_dict / load_state_dict, plus small values. save(step=..., ...)
+    on every rank (rank 0 writes); restore() returns the values of the last save, {} where there is none. A torn or
+    missing newest file falls back to the one before it."""
 
     def __init__(self, path, ranks, **owned):
         self.path, self.ranks, self.owned = Path(path), ranks, owned

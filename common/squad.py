@@ -55,8 +55,7 @@ def read_question(entry, context, place):
 
 
 def load(path):
-    """The questions of a SQuAD JSON file (1.1 or 2.0), as a list of Question in file order. UserError on anything that
-    is not as it should be."""
+    """The questions of a SQuAD JSON file (1.1 or 2.0): a list of Question. UserError where anything is amiss."""
     questions = {}
     try:
         content = json.loads(read_text(path, "point --squad at the folder with the official train and dev JSON files"))
@@ -155,8 +154,7 @@ def window_targets(windows, offset, answer):
 
 def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
     """Questions -> Features. max_length: tokens of an input, special ones included. training: the targets are made,
-    from the first answer of each question; one warning counts the answers that no token covers (they count as not
-    there)."""
+    from each question's first answer; one warning counts the answers that no token covers (as if not there)."""
     max_query = min(max_query, max_length - 3 - 1)
     if max_query < 1 or doc_stride < 1:
         raise UserError(f"max_length {max_length}, max_query {max_query}, doc_stride {doc_stride}: too small; raise it")
@@ -265,8 +263,7 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_an
 
 
 def distinct(context, spans, n_best):
-    """The n_best first different texts of (start character, end character, score), best first, with their softmax
-    probabilities."""
+    """The n_best first different texts of spans (start character, end character, score), and their probabilities."""
     texts = {}
     for begin, stop, value in spans:
         texts.setdefault(context[begin:stop].strip(), float(value))
@@ -291,9 +288,8 @@ def question_scores(question, prediction, version):
 
 
 def best_threshold(values, odds, answerable, texts):
-    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn. values: (n,) score of
-    each answer if it is given; answerable: (n,) bool; texts: the answers. As in the official script, which begins with
-    all answers withdrawn."""
+    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn, at first all of them,
+    as in the official script. values: (n,) score of each answer if given; answerable: (n,) bool; texts: the answers."""
     answered, present = np.array([bool(text) for text in texts]), np.array([text is not None for text in texts])
     order = np.argsort(odds, kind="stable")
     gain = np.where(answerable, values, -1.0 * answered)[order]

@@ -170,9 +170,7 @@ def limit(split, cfg):
 
 def open_task(name, cfg, tokenizer, recipes, kinds=None):
     """The Task of a name. The flags finetune_lr, _batch, ... that are not None take the place of the recipe's numbers.
-
-    kinds: {name: class} in place of GlueTask and SquadTask.
-    """
+    kinds: {name: class} in place of GlueTask and SquadTask."""
     fields = [field.name for field in dataclasses.fields(Recipe)]
     own = {key: getattr(cfg, f"finetune_{key}", None) for key in fields}
     own = {key: value for key, value in own.items() if value is not None}
@@ -187,8 +185,7 @@ def run_jobs(ranks, folder, jobs, work):
     """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
 
     jobs: {job: its task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...} and keeps its
-    files in folder/jobs/JOB/. start: None, or the folder of the best MNLI job for those of FROM_MNLI, which come last where
-    MNLI is among the tasks.
+    files in folder/jobs/JOB/. start: None, or the folder of the best MNLI job for those of FROM_MNLI, which come last.
     """
     folder, results, start = Path(folder) / "jobs", [], None
     late = [job for job, task in jobs.items() if task in FROM_MNLI and "MNLI" in jobs.values()]
@@ -201,10 +198,8 @@ def run_jobs(ranks, folder, jobs, work):
 
 def summarise(folder, results):
     """{"tasks": {task: the median job's entries, median, mean, sd, n, diverged}, "averages": ...} of run_jobs' results.
-
-    Of several settings of a task, the one with the best median stands for it; a diverged job counts with its score,
-    the worst. What the median job wrote is copied to folder/TASK.
-    """
+    Of several settings of a task, the one with the best median stands for it; a diverged job counts with its score, the
+    worst. What the median job wrote is copied to folder/TASK."""
     folder, tasks = Path(folder), {}
     for name in dict.fromkeys(result["task"] for result in results):
         settings = defaultdict(list)
@@ -226,8 +221,7 @@ def summarise(folder, results):
 
 
 def show(result, ranks):
-    """Print what summarise returned, in percent: median, mean and deviation of each task, averages where they are
-    complete."""
+    """Print what summarise returned, in percent; averages where they are complete."""
     for name, entry in result["tasks"].items():
         spread = "" if entry["sd"] is None else f", mean {100 * entry['mean']:.2f}, sd {100 * entry['sd']:.2f}"
         others = ", ".join(f"{key} {100 * value:.2f}" for key, value in entry["metrics"].items()

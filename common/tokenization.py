@@ -116,8 +116,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def save(self, folder):
-        """Copy the model file into `folder` under the name that load_tokenizer looks for, and note there where case is
-        kept; returns the new path."""
+        """Copy the model file to where load_tokenizer looks for it, with a note where case is kept; returns the path."""
         target = Path(folder) / self.file_name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not (target.exists() and target.samefile(self.path)):
