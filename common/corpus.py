@@ -93,16 +93,12 @@ class Corpus:
         if tokenizer is not None and (tokenizer.fingerprint, tokenizer.lower) != made_by:
             raise UserError(f"{folder}: the corpus was made with another tokenizer than {tokenizer.path}; "
                             "prepare it anew, or give the tokenizer it was made with")
-        dtypes, extra = (self.meta["dtype"], "int64", "int64"), (0, 1, 1)
-        self.tokens, self.sentences, self.documents = map(self.open, NAMES, dtypes, extra)
         self.ids = np.arange(self.meta["documents"]) if ids is None else ids
-
-    def open(self, name, dtype, extra):
-        """Memory map of one file, of as many elements as meta.json says, and `extra`."""
-        path, count = self.folder / f"{name}.bin", self.meta[name] + extra
-        if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
-            raise UserError(f"{path}: the file is missing or cut short; delete the folder and prepare it anew")
-        return np.memmap(path, dtype, "r").view(np.ndarray)
+        for name, dtype, extra in zip(NAMES, (self.meta["dtype"], "int64", "int64"), (0, 1, 1)):  # extra: the total
+            path, count = self.folder / f"{name}.bin", self.meta[name] + extra
+            if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
+                raise UserError(f"{path}: the file is missing or cut short; delete the folder and prepare it anew")
+            setattr(self, name, np.memmap(path, dtype, "r").view(np.ndarray))
 
     def __reduce__(self):  # travels to other processes as a path
         return Corpus, (str(self.folder), None, None if len(self.ids) == self.meta["documents"] else self.ids)

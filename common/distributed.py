@@ -15,6 +15,7 @@ no generator state, why a resumed run repeats an uninterrupted one, and why the 
 import contextlib
 import dataclasses
 import datetime
+import functools
 import gc
 import hashlib
 import json
@@ -113,11 +114,7 @@ def on_main(ranks, function, *args, **kwargs):
 
 def broadcast(ranks, value):
     """rank 0's value of a small Python object, on every rank."""
-    if ranks.size == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+    return gather(ranks, value)[0]
 
 
 def gather(ranks, value):
@@ -176,9 +173,7 @@ class ShardSum:
         if self.ranks.size & (self.ranks.size - 1):
             parts = [torch.empty_like(flat) for _ in range(self.ranks.size)]
             dist.all_gather(parts, flat)
-            for part in parts[1:]:
-                parts[0].add_(part)
-            return parts[0]
+            return functools.reduce(torch.add, parts)
         distance, other = 1, torch.empty_like(flat)
         while distance < self.ranks.size:
             partner = self.ranks.rank ^ distance

@@ -102,15 +102,6 @@ def read_label(task, cell, place):
     raise UserError(f"{place}: {task.name} has no {kind} {cell!r}; it must be {choices}")
 
 
-def check_header(task, header, needed, labelled, path):
-    """The first row must be a header, and wide enough."""
-    if len(header) < needed:
-        raise UserError(f"{path}:1: {len(header)} columns, {task.name} has {needed} or more; take the official file")
-    cell = header[task.label] if labelled else header[0]
-    if cell in task.labels or cell.replace(".", "", 1).isdecimal():
-        raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
-
-
 def load(folder, task, split):
     """Read one split of a task.
 
@@ -129,8 +120,12 @@ def load(folder, task, split):
     rows = ((number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip())
     if not width:
         _, header = next(rows, (1, []))
-        check_header(task, header, max(*text, task.label if labelled else 0, 0) + 1, labelled, path)
-        width = len(header)
+        width, needed = len(header), max(*text, task.label if labelled else 0, 0) + 1
+        if width < needed:
+            raise UserError(f"{path}:1: {width} columns, {task.name} has {needed} or more; take the official file")
+        cell = header[task.label] if labelled else header[0]
+        if cell in task.labels or cell.replace(".", "", 1).isdecimal():
+            raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
     first, second, labels, bad = [], [], [], []
     for number, cells in rows:
         if len(cells) < width or any(cells[width:]):
@@ -230,8 +225,8 @@ def encode(examples, tokenizer, max_length, block=10_000):
     """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end."""
     ids, segments, name = Rows(), Rows(kind="b"), examples.path.parent.name
     for start in tqdm(range(0, len(examples), block), desc=f"encode {name}", disable=None, leave=False):
-        parts = [tokenizer.encode_batch(side[start:start + block]) for side in (examples.first, examples.second) if side]
-        for first, *second in zip(*parts):
+        sides = [side[start:start + block] for side in (examples.first, examples.second) if side]
+        for first, *second in zip(*map(tokenizer.encode_batch, sides)):
             row, kinds = pair(first, second[0] if second else None, max_length, tokenizer)
             ids.append(row)
             segments.append(kinds)

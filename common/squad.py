@@ -82,10 +82,8 @@ def cut_windows(tokens, capacity, stride):
     """Cut a paragraph into windows. Returns an int array (windows, 4): start, length, and the part [own, own_end) of
     the window whose tokens have their best context here: the larger min(tokens to the left, tokens to the right) + 0.01
     x length, the earlier window of equals."""
-    starts = [0]
-    while starts[-1] + capacity < tokens:
-        starts.append(starts[-1] + min(capacity, stride))
-    starts = np.array(starts)
+    step = min(capacity, stride)
+    starts = np.arange(0, max(1, tokens - capacity + step), step)
     lengths = np.minimum(capacity, tokens - starts)
     left = np.arange(tokens) - starts[:, None]  # (windows, tokens)
     context = np.minimum(left, lengths[:, None] - 1 - left)

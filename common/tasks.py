@@ -20,6 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from torch.nn.functional import pad
 
 from common import glue, squad
 from common.cli import UserError
@@ -82,25 +83,19 @@ class Task:
     def collect(self, split, forward):
         """forward(batch) of all rows of a split in the order of the file, float32 on the CPU. It gives a tensor
         (B, ...) or a tuple of them; of spans (B, T, ...), shorter batches are filled up with -1e4."""
-        features, found = self.splits[split], None
+        features, index, rows = self.splits[split], [], []
         for batch in self.module.batches(features, 4 * self.recipe.batch):
-            output = forward(batch)
+            output, width = forward(batch), batch["ids"].shape[1]
             parts = [part.float().cpu() for part in (output if isinstance(output, tuple) else (output,))]
-            if found is None:
-                width = int(features.lengths.max()) if self.kind == "span" else None
-                found = [torch.full((len(features), *self.widened(part, batch, width)), -1e4) for part in parts]
-            for place, part in zip(found, parts):
-                if part.dim() > 1:  # a batch's width is rounded up, and may pass the longest row
-                    place[batch["index"], :part.shape[1]] = part[:, :place.shape[1]]
-                else:
-                    place[batch["index"]] = part
-        return tuple(found) if isinstance(output, tuple) else found[0]
-
-    @staticmethod
-    def widened(part, batch, width):
-        """The shape of a row, its axis of tokens as long as the longest of the split."""
-        tokens = width and part.dim() > 1 and part.shape[1] == batch["ids"].shape[1]
-        return (width, *part.shape[2:]) if tokens else part.shape[1:]
+            if self.kind == "span":  # widened to the longest row; cut to it where the batch's width was rounded up
+                missing = int(features.lengths.max()) - width
+                parts = [pad(part, (0, 0) * (part.dim() - 2) + (0, missing), value=-1e4)
+                         if part.dim() > 1 and part.shape[1] == width else part for part in parts]
+            index.append(batch["index"])
+            rows.append(parts)
+        order = torch.cat(index).argsort()
+        found = tuple(torch.cat(column)[order] for column in zip(*rows))
+        return found if isinstance(output, tuple) else found[0]
 
 
 class GlueTask(Task):
