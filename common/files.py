@@ -31,10 +31,10 @@ def atomic(path, keep=False):
         temporary.unlink(missing_ok=True)
 
 
-def write_atomic(path, text):
-    """Write a small text file, whole or not at all."""
+def write_atomic(path, content):
+    """Write a small file, text or bytes, whole or not at all."""
     with atomic(path) as file:
-        file.write(text.encode())
+        file.write(content if isinstance(content, bytes) else content.encode())
 
 
 def read_text(path, mend, newline=None):
