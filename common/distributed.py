@@ -4,10 +4,15 @@
         run = RunFolder(cfg, "pretrain", ranks)                 # common/runs.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
         start = checkpoint.restore().get("step", 0)
+        pace = Pace(ranks, cfg.save_minutes)
         for step in range(start, cfg.steps):
             seed_everything(cfg.seed, "pretrain", step)         # stateless: no generator has to be saved
             ...
-            if stopping(ranks): checkpoint.save(step=step + 1); raise Stop
+            stop, save, log = pace()                            # save and log: so many minutes, or one, have gone by
+            if stop or save:
+                checkpoint.save(step=step + 1)
+            if stop:
+                raise Stop
 
 Randomness is a function of (seed, phase, step, shard), never of what was drawn before: that is why a checkpoint holds
 no generator state, why a resumed run repeats an uninterrupted one, and why the number of processes does not matter.
@@ -283,11 +288,6 @@ class Pace:
 
     Asking is a meeting of all ranks, so it happens about every two seconds: a notice of the scheduler is obeyed in
     time, however long an update takes, and updates of a millisecond are not slowed down.
-
-        pace = Pace(ranks, cfg.save_minutes)
-        for step in range(start, steps):
-            ...
-            stop, save, log = pace()        # save and log: so many minutes, or one, have gone by
     """
 
     def __init__(self, ranks, save_minutes=0):
