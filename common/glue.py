@@ -257,7 +257,7 @@ def batches(features, batch_size, seed=None, epoch=0):
     for index in batch_indices(longest, batch_size, seed, epoch):
         width = int(longest[index].max())
         batch = features.batch(index, max(width, min(-(-width // 8) * 8, features.max_length)))
-        yield {name: torch.as_tensor(value) for name, value in (batch | {"index": index}).items()}
+        yield {name: torch.from_numpy(value) for name, value in (batch | {"index": index}).items()}
 
 
 # --- scores

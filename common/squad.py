@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.corpus import join
 from common.files import read_text
 from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
 
@@ -107,7 +105,7 @@ class Features:
     char_end: Rows
     windows: np.ndarray  # (W, 6) int32
     targets: np.ndarray | None  # (W, 3) int32: start, end in the window's input, impossible; None without training
-    tokenizer: object
+    specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
 
     def __len__(self):
@@ -128,16 +126,12 @@ class Features:
         answer can begin or end: the question, both [SEP] and the padding ([CLS] stands for "no answer"); with targets
         also start, end (B,) int64 and impossible (B,) float32."""
         question, place, start, length = self.windows[index, :4].T.astype(np.int64)
-        first, second = np.zeros((2, len(index), width - 3), dtype=np.int64)
-        asked = self.offsets[index] - 2
-        self.queries.put(first, question, 0, 0, asked)
-        self.contexts.put(second, place, 0, start, length)
-        parts = map(torch.from_numpy, (first, asked, second, length))
-        ids, segments, lengths = join(*parts, self.tokenizer, empty_second=True)
+        query = self.queries, question, 0, self.offsets[index] - 2
+        ids, segments = join(query, (self.contexts, place, start, length), self.specials, width)
         places = np.arange(width) - self.offsets[index, None]
         p_mask = (places < 0) | (places >= length[:, None])
         p_mask[:, 0] = False
-        batch = {"ids": ids, "segments": segments, "lengths": lengths, "p_mask": p_mask}
+        batch = {"ids": ids, "segments": segments, "lengths": self.lengths[index], "p_mask": p_mask}
         if self.targets is not None:
             begin, end, impossible = self.targets[index].T
             batch |= {"start": begin.astype(np.int64), "end": end.astype(np.int64),
@@ -184,8 +178,22 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
     if lost:
         warnings.warn(f"{len(lost)} answers have no token and count as not there, the first: question {lost[0]}",
                       stacklevel=2)
+    specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
     return Features(questions, queries, contexts, char_start, char_end, np.concatenate(windows),
-                    np.concatenate(targets) if training else None, tokenizer, max_length)
+                    np.concatenate(targets) if training else None, specials, max_length)
+
+
+def join(first, second, specials, width):
+    """[CLS] first [SEP] second [SEP] for a batch. first, second: (Rows, index (B,), start, length (B,)).
+    Returns int64 arrays ids (B, width), segments (B, width)."""
+    ids = np.full((len(first[1]), width), specials[2], dtype=np.int64)
+    middle, last = first[3] + 1, first[3] + second[3] + 2
+    for rows, index, start, length, column in ((*first, 1), (*second, middle + 1)):
+        rows.put(ids, index, column, start, length)
+    each = np.arange(len(ids))
+    ids[:, 0], ids[each, middle], ids[each, last] = specials[0], specials[1], specials[1]
+    places = np.arange(width)
+    return ids, ((places > middle[:, None]) & (places <= last[:, None])).astype(np.int64)
 
 
 # --- answers

@@ -16,14 +16,13 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.corpus import join
 from common.files import read_text, write_atomic
 from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
+from common.squad import join
 from common.tasks import Task, limit
 
 LEVELS = ("middle", "high")
@@ -85,7 +84,7 @@ class Features:
     passages: Rows
     options: Rows  # row 4 i + k: question i with option k
     inputs: np.ndarray  # (4 n, 2) int32: passage, and how many of its tokens are used
-    tokenizer: object
+    specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
 
     def __len__(self):
@@ -100,15 +99,11 @@ class Features:
         """Of B questions: ids, segments (B, 4, width) int64, lengths (B, 4) int64, labels (B,) int64."""
         rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
         place, used = self.inputs[rows].T.astype(np.int64)
-        first, second = np.zeros((2, len(rows), width - 3), dtype=np.int64)
-        asked = self.lengths[index].reshape(-1) - used - 3
-        self.passages.put(first, place, 0, 0, used)
-        self.options.put(second, rows, 0, 0, asked)
-        parts = map(torch.from_numpy, (first, used, second, asked))
-        ids, segments, lengths = (part.unflatten(0, (-1, OPTIONS))
-                                  for part in join(*parts, self.tokenizer, empty_second=True))
-        labels = np.array([self.questions[row].answer for row in index], dtype=np.int64)
-        return {"ids": ids, "segments": segments, "lengths": lengths, "labels": labels}
+        second = self.options, rows, 0, self.options.lengths[rows]
+        ids, segments = join((self.passages, place, 0, used), second, self.specials, width)
+        shape = len(index), OPTIONS, width
+        return {"ids": ids.reshape(shape), "segments": segments.reshape(shape), "lengths": self.lengths[index],
+                "labels": np.array([self.questions[row].answer for row in index], dtype=np.int64)}
 
 
 def with_option(text, option):
@@ -132,8 +127,8 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
             ids = ids[-min(max_qa, room):]
             options.append(ids)
             inputs.append((place, min(length, room - len(ids))))
-    inputs = np.array(inputs, dtype=np.int32).reshape(-1, 2)
-    return Features(questions, passages, options, inputs, tokenizer, max_length)
+    specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
+    return Features(questions, passages, options, np.array(inputs, dtype=np.int32).reshape(-1, 2), specials, max_length)
 
 
 def evaluate(questions, logits):
