@@ -59,7 +59,7 @@ def pearson(predictions, labels):
         if len(values) < 2 or not np.isfinite(values).all() or values.min() == values.max():
             return 0.0
         centred = values / np.abs(values).max()  # first to the unit scale, so that squares neither overflow nor vanish
-        centred = centred - centred.mean()
+        centred -= centred.mean()
         sides.append(centred / np.linalg.norm(centred))
     return float(np.clip(sides[0] @ sides[1], -1.0, 1.0))
 

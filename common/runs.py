@@ -83,7 +83,8 @@ class RunFolder:
             raise UserError(f"{self.folder}: its config.json is none of a run, or of an older version's; "
                             "choose another --out")
         if (old["program"], old["action"]) != (record["program"], record["action"]):
-            raise UserError(f"{self.folder}: holds a run of {old['program']}.py --{old['action']}; choose another --out")
+            made_by = f"{old['program']}.py --{old['action']}"
+            raise UserError(f"{self.folder}: holds a run of {made_by}; choose another --out")
         if record["settings"].get("dry_run") and not old["settings"].get("dry_run"):
             raise UserError(f"{self.folder}: holds a real run, and --dry_run would delete it; choose another --out")
         if not whole:

@@ -276,10 +276,11 @@ class WordPieceTokenizer(Tokenizer):
 def load_tokenizer(path, lower=None):
     """The tokenizer in a file, or a folder with spiece.model or vocab.txt. lower=False: cased models, translation;
     None: what tokenizer_config.json beside it says, True where there is none."""
-    candidates = Path(path), Path(path) / SentencePieceTokenizer.file_name, Path(path) / WordPieceTokenizer.file_name
+    given = Path(path)
+    candidates = given, given / SentencePieceTokenizer.file_name, given / WordPieceTokenizer.file_name
     path = next((file for file in candidates if file.is_file()), None)
     if not path:
-        raise UserError(f"{candidates[0]}: no spiece.model and no vocab.txt is here; make one with data/prepare.py corpus")
+        raise UserError(f"{given}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
     beside = path.with_name(SETTINGS)
     if lower is None and beside.is_file():
         try:
