@@ -60,6 +60,8 @@ TASKS = {task.name: task for task in (
     Task("WNLI", ("0", "1"), (1, 2), -1, (1, 2), ("accuracy",)),
 )}
 SPLITS = ("train", "dev", "test")
+MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
+              "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
 
 
@@ -85,7 +87,7 @@ class Examples:
 
 def file_of(name, split):
     """The name of a task's file; MNLI's dev and test are the matched ones."""
-    return f"{split}_matched.tsv" if name == "MNLI" and split in ("dev", "test") else f"{split}.tsv"
+    return f"{MNLI_FILES.get(split, split) if name == 'MNLI' else split}.tsv"
 
 
 def read_label(task, cell, place):
@@ -111,8 +113,7 @@ def load(folder, task, split):
     counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
-    mismatched = ("dev_mismatched", "test_mismatched") if task.name == "MNLI" else ()
-    if split not in (*SPLITS, *mismatched):
+    if split not in (*SPLITS, *(MNLI_FILES if task.name == "MNLI" else ())):
         raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
     path, labelled = Path(folder) / task.name / file_of(task.name, split), not split.startswith("test")
     text, width = (task.text, task.columns) if labelled else (task.test_text, 0)
