@@ -36,8 +36,7 @@ class Diverged(Exception):
 
 
 def field_comments(config_class):
-    """{field name: its trailing comment} of a dataclass, read from the source; empty where the source is not at hand.
-    """
+    """{field: its trailing comment} of a dataclass, read from the source; empty where the source is not at hand."""
     try:
         source = inspect.getsource(config_class)
     except OSError:
@@ -68,8 +67,7 @@ def kind_of(field):
 
 
 def add_field(parser, field, comment):
-    """One dataclass field as one flag. bool fields are switches and must default to False; tuple[X, ...] takes several
-    values."""
+    """One dataclass field as one flag. bool fields are switches and default to False; tuple[X, ...] takes several."""
     kind, choices, several, optional = kind_of(field)
     shown = "" if optional or field.default in ("", ()) or kind is bool else f" (default: {field.default})"
     options = {"dest": field.name, "default": argparse.SUPPRESS, "help": (comment + shown).replace("%", "%%")}
@@ -123,11 +121,9 @@ def settings_of(presets, preset, action, actions):
 
 
 def parse(config_class, presets, actions, description, argv=None):
-    """Parse a paper file's command line; start() is what a paper file calls.
-
-    Returns (action, its value or True, config); (None, None, config) where no action was given, after printing the
-    help. Errors exit with status 2 and one line.
-    """
+    """Parse a paper file's command line; start() is what a paper file calls. Returns (action, its value or True,
+    config); (None, None, config) where no action was given, after printing the help. Errors exit with status 2 and one
+    line."""
     parser = Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one a call").add_mutually_exclusive_group()
     for name, (_, help_text, *metavar) in actions.items():
@@ -190,8 +186,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
 
 
 def run(main):
-    """Call main() as a program: a UserError or a full disk ends in one line on stderr and exit status 2, Ctrl-C in exit
-    status 130."""
+    """Call main() as a program: a UserError or a full disk ends in one line and exit status 2, Ctrl-C in status 130."""
     name = sys.argv[0].rsplit("/", 1)[-1]
     try:
         sys.exit(main())

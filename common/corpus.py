@@ -52,11 +52,9 @@ def below(limit, hashes):
 
 
 def permute(index, total, key):
-    """Where a pseudo-random permutation of range(total) sends each index, without a table, however large total is.
-
-    Four Feistel rounds on the next power of two, repeated until the value is below total.
-    index: (R,) int64; key: (R,) uint64, a permutation for each value. Returns (R,) int64.
-    """
+    """Where a pseudo-random permutation of range(total) sends each index, without a table, however large total is. Four
+    Feistel rounds on the next power of two, repeated until the value is below total. index: (R,) int64; key: (R,)
+    uint64, a permutation for each value. Returns (R,) int64."""
     bits = max(2, (total - 1).bit_length())
     low = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64((1 << bits // 2) - 1), np.uint64((1 << bits - bits // 2) - 1)
@@ -95,16 +93,12 @@ class Corpus:
         if tokenizer is not None and (tokenizer.fingerprint, tokenizer.lower) != made_by:
             raise UserError(f"{folder}: the corpus was made with another tokenizer than {tokenizer.path}; "
                             "prepare it anew, or give the tokenizer it was made with")
-        dtypes, extra = (self.meta["dtype"], "int64", "int64"), (0, 1, 1)
-        self.tokens, self.sentences, self.documents = map(self.open, NAMES, dtypes, extra)
         self.ids = np.arange(self.meta["documents"]) if ids is None else ids
-
-    def open(self, name, dtype, extra):
-        """Memory map of one file, of as many elements as meta.json says, and `extra`."""
-        path, count = self.folder / f"{name}.bin", self.meta[name] + extra
-        if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
-            raise UserError(f"{path}: the file is missing or cut short; delete the folder and prepare it anew")
-        return np.memmap(path, dtype, "r").view(np.ndarray)
+        for name, dtype, extra in zip(NAMES, (self.meta["dtype"], "int64", "int64"), (0, 1, 1)):  # extra: the total
+            path, count = self.folder / f"{name}.bin", self.meta[name] + extra
+            if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
+                raise UserError(f"{path}: the file is missing or cut short; delete the folder and prepare it anew")
+            setattr(self, name, np.memmap(path, dtype, "r").view(np.ndarray))
 
     def __reduce__(self):  # travels to other processes as a path
         return Corpus, (str(self.folder), None, None if len(self.ids) == self.meta["documents"] else self.ids)
@@ -166,10 +160,8 @@ class Corpus:
         return self.cut(document, start, size, target, length, draws[3:], alike)
 
     def first_after(self, token, low, high):
-        """The first of sentences low .. high that starts after `token`; sentence `high` does. (R,) each.
-
-        numpy's searchsorted would miss the cache at each of its steps through a large file.
-        """
+        """The first of sentences low .. high that starts after `token`; sentence `high` does. (R,) each. numpy's
+        searchsorted would miss the cache at each of its steps through a large file."""
         while (low < high).any():
             middle = (low + high) // 2
             after = self.sentences[middle] > token
@@ -203,10 +195,8 @@ class Corpus:
         return self.sentences[number - 1], self.sentences[number]
 
     def elsewhere(self, document, start, size, want, draws):
-        """(start, length) of runs of up to `want` tokens from a sentence's start in another document.
-
-        In a corpus of one document: from before or after the run, 0 tokens where there is no room.
-        """
+        """(start, length) of runs of up to `want` tokens from a sentence's start in another document. In a corpus of
+        one document: from before or after the run, 0 tokens where there is no room."""
         starts, ends = self.bounds
         if len(starts) == 1:
             before, after = np.maximum(0, start - starts - want + 1), np.maximum(0, ends - start - size - want + 1)

@@ -4,10 +4,15 @@
         run = RunFolder(cfg, "pretrain", ranks)                 # common/runs.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
         start = checkpoint.restore().get("step", 0)
+        pace = Pace(ranks, cfg.save_minutes)
         for step in range(start, cfg.steps):
             seed_everything(cfg.seed, "pretrain", step)         # stateless: no generator has to be saved
             ...
-            if stopping(ranks): checkpoint.save(step=step + 1); raise Stop
+            stop, save, log = pace()                            # save and log: so many minutes, or one, have gone by
+            if stop or save:
+                checkpoint.save(step=step + 1)
+            if stop:
+                raise Stop
 
 Randomness is a function of (seed, phase, step, shard), never of what was drawn before: that is why a checkpoint holds
 no generator state, why a resumed run repeats an uninterrupted one, and why the number of processes does not matter.
@@ -15,6 +20,7 @@ no generator state, why a resumed run repeats an uninterrupted one, and why the 
 import contextlib
 import dataclasses
 import datetime
+import functools
 import gc
 import hashlib
 import json
@@ -49,11 +55,9 @@ class Ranks:
 
 @contextlib.contextmanager
 def launch(device="auto"):
-    """Join the process group that torchrun describes (none: a single process) and yield Ranks; SIGTERM is turned into a
-    request to stop."""
-    rank, size, local = (int(os.environ.get(key, default))
-                         for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
-    ranks = Ranks(rank, size, pick_device(device, local))
+    """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a request to stop."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    ranks = Ranks(rank, size, pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects; the time-out is long because ranks evaluate candidates of unequal cost
         backend = "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo"
@@ -68,8 +72,7 @@ def launch(device="auto"):
 
 
 def pick_device(name, local_rank=0):
-    """torch.device of "auto" (CUDA where there is one), "cpu", "cuda" (this process's own) or "cuda:1"; UserError where
-    it is not there."""
+    """torch.device of "auto" (CUDA where there is one), "cpu", "cuda" (this process's own) or "cuda:1"."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -88,33 +91,27 @@ def pick_device(name, local_rank=0):
     return device
 
 
-def pick_dtype(name, device):
-    """torch.dtype of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100 times
-    slower in bfloat16)."""
-    if name not in ("auto", "float32", "bfloat16"):
-        raise UserError(f"--dtype {name}: choose auto, float32 or bfloat16")
-    if name == "auto":
-        has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        name = "bfloat16" if has_it else "float32"
-    return getattr(torch, name)
-
-
 def autocast(dtype, device):
-    """The autocast context of --dtype."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=pick_dtype(dtype, device) == torch.bfloat16)
+    """The autocast context of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100
+    times slower in bfloat16)."""
+    if dtype not in ("auto", "float32", "bfloat16"):
+        raise UserError(f"--dtype {dtype}: choose auto, float32 or bfloat16")
+    has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16" or dtype == "auto" and has_it)
 
 
 def on_main(ranks, function, *args, **kwargs):
-    """function(*args) on rank 0 alone; every rank gets its (small) result, or raises its UserError or Stop, so that no
-    rank waits for a dead one."""
-    outcome = None
+    """function(*args) on rank 0 alone. Every rank gets its (small) result or raises its UserError or Stop: no rank
+    waits for a dead one."""
+    result = error = None
     if ranks.main:
         try:
-            outcome = (function(*args, **kwargs), None)
-        except (UserError, OSError, Stop) as error:
-            outcome = (None, error if isinstance(error, (UserError, Stop))
-                       else UserError(f"{error.filename or 'disk'}: {error.strerror}"))
-    result, error = broadcast(ranks, outcome)
+            result = function(*args, **kwargs)
+        except (UserError, Stop) as mistake:
+            error = mistake
+        except OSError as mistake:
+            error = UserError(f"{mistake.filename or 'disk'}: {mistake.strerror}")
+    result, error = broadcast(ranks, (result, error))
     if error:
         raise error
     return result
@@ -122,11 +119,7 @@ def on_main(ranks, function, *args, **kwargs):
 
 def broadcast(ranks, value):
     """rank 0's value of a small Python object, on every rank."""
-    if ranks.size == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+    return gather(ranks, value)[0]
 
 
 def gather(ranks, value):
@@ -150,8 +143,7 @@ def reduce_mean(ranks, *values):
 
 
 def shard_range(ranks, shards):
-    """The logical shards of this rank: a contiguous block of range(shards), so that sums in the order of the shards can
-    be built in parts."""
+    """The logical shards of this rank: a block of range(shards), so that ShardSum can add them in their order."""
     if shards % ranks.size:
         raise UserError(f"{shards} shards cannot be shared out evenly to {ranks.size} processes; "
                         "make one a multiple of the other (--accumulate)")
@@ -171,7 +163,7 @@ class ShardSum:
         self.ranks, self.stack = ranks, []  # [(number of shards in it, flat tensor)], sizes falling
 
     def add(self, tensors):
-        """Put one shard's tensors (None counts as zeros are not allowed: give zeros) on the tree."""
+        """Put one shard's tensors on the tree (zeros, not None, where it has none)."""
         size, flat = 1, torch.cat([tensor.reshape(-1) for tensor in tensors])
         while self.stack and self.stack[-1][0] == size:
             other_size, other = self.stack.pop()
@@ -186,15 +178,12 @@ class ShardSum:
         if self.ranks.size & (self.ranks.size - 1):
             parts = [torch.empty_like(flat) for _ in range(self.ranks.size)]
             dist.all_gather(parts, flat)
-            for part in parts[1:]:
-                parts[0].add_(part)
-            return parts[0]
+            return functools.reduce(torch.add, parts)
         distance, other = 1, torch.empty_like(flat)
         while distance < self.ranks.size:
             partner = self.ranks.rank ^ distance
-            requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, flat, partner),
-                                               dist.P2POp(dist.irecv, other, partner)])
-            for request in requests:
+            exchange = [dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, other, partner)]
+            for request in dist.batch_isend_irecv(exchange):
                 request.wait()
             flat = flat + other  # a + b == b + a: both partners get the same bits
             distance *= 2
@@ -202,8 +191,7 @@ class ShardSum:
 
 
 def data_parallel(model, ranks, compile=False):
-    """The model as a loop calls it: compiled where asked, its gradients averaged over the processes where there are
-    several."""
+    """The model as a loop calls it: compiled where asked, its gradients averaged over the processes."""
     if compile:
         torch.compiler.reset()  # a search compiles one network after the other, and after eight torch would give up
         model = torch.compile(model)
@@ -214,8 +202,7 @@ def data_parallel(model, ranks, compile=False):
 
 
 def travelling(network, ranks, last):
-    """A context in which the gradients of data_parallel's network travel between the processes only with the last
-    micro-batch of an update."""
+    """A context in which gradients travel between the processes only with the last micro-batch of an update."""
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
 
 
@@ -245,24 +232,10 @@ def seed_of(*key):
 
 
 def seed_everything(*key):
-    """Seed torch (all devices) and random from key; one call before each micro-batch makes dropout a function of the
-    step."""
+    """Seed torch (all devices) and random; one call before each micro-batch makes dropout a function of the step."""
     seed = seed_of(*key)
     torch.manual_seed(seed)
     random.seed(seed)
-
-
-def peak_flops(device, dtype="auto", seconds=0.5):
-    """Matrix-product FLOP/s that this device reaches (best of several): the measured roof against which runs are
-    judged."""
-    size = 8192 if device.type == "cuda" else 1024
-    left = torch.randn(size, size, device=device, dtype=pick_dtype(dtype, device))
-    best, began = float("inf"), time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        start = time.perf_counter()
-        (left @ left).flatten()[0].item()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size ** 3 / best
 
 
 def milliseconds(once, device, runs, warm_up=5, cut=0.25, clock=time.perf_counter):
@@ -315,11 +288,6 @@ class Pace:
 
     Asking is a meeting of all ranks, so it happens about every two seconds: a notice of the scheduler is obeyed in
     time, however long an update takes, and updates of a millisecond are not slowed down.
-
-        pace = Pace(ranks, cfg.save_minutes)
-        for step in range(start, steps):
-            ...
-            stop, save, log = pace()        # save and log: so many minutes, or one, have gone by
     """
 
     def __init__(self, ranks, save_minutes=0):

@@ -14,9 +14,9 @@ from common.cli import UserError
 
 
 @contextlib.contextmanager
-def atomic(path):
+def atomic(path, keep=False):
     """A binary file under a temporary name, synced and renamed to `path` at the end: a reader or a crash sees the old
-    file or the new one, never half of it."""
+    file or the new one, never half of it. keep: what stood there before stays as NAME.previous."""
     path = Path(path)
     temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
@@ -24,15 +24,30 @@ def atomic(path):
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if keep and path.exists():
+            os.replace(path, previous(path))
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_atomic(path, text):
-    """Write a small text file, whole or not at all."""
+def write_atomic(path, content):
+    """Write a small file, text or bytes, whole or not at all."""
     with atomic(path) as file:
-        file.write(text.encode())
+        file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def read_text(path, mend, newline=None):
+    """The text of a UTF-8 file without its byte-order mark. UserError where there is no file, with the mend, or where
+    it is no UTF-8, with the line. newline: as in open()."""
+    try:
+        with open(path, encoding="utf-8-sig", newline=newline) as file:
+            return file.read()
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"{path}: no such file; {mend}") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
 
 
 def read_json(path, kind=object, mend="delete the folder or choose another --out"):
@@ -57,25 +72,24 @@ def read_jsonl(path):
     lines, records = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else [""], []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            record = json.loads(line) if line else None
-            if line and not isinstance(record, dict):
-                raise ValueError
-            records += [record] if line else []
+            records += [json.loads(line)] if line else []
         except (ValueError, RecursionError):
-            raise UserError(f"{path}, line {number}: no JSON; delete the line, or begin anew with --restart") from None
+            records.append(None)
+        if records and not isinstance(records[-1], dict):
+            raise UserError(f"{path}, line {number}: no JSON; delete the line, or begin anew with --restart")
     return records
+
+
+def previous(path):
+    """Where save_file keeps the checkpoint before the newest."""
+    return Path(f"{path}.previous")
 
 
 def save_file(path, state):
     """torch.save, whole or not at all; the file that stood there before is kept as NAME.previous."""
-    path = Path(path)
     try:
-        with atomic(path) as file:
+        with atomic(path, keep=True) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-            if path.exists():
-                os.replace(path, path.with_name(path.name + ".previous"))
     except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
         raise UserError(f"{path}: cannot be written ({str(error).splitlines()[0]}); "
                         "free disk space, the same command continues") from error
@@ -99,15 +113,13 @@ def load_file(path, device="cpu"):
 
 def load_newest(path, device="cpu"):
     """load_file of a checkpoint, or of the one before it where the newest is missing or torn."""
-    path = Path(path)
-    previous = path.with_name(path.name + ".previous")
     try:
         return load_file(path, device)
     except UserError as error:
-        if not previous.exists():
+        if not previous(path).exists():
             raise
         print(f"warning: {error}; taking the checkpoint before it", file=sys.stderr)
-        return load_file(previous, device)
+        return load_file(previous(path), device)
 
 
 # --- who may write where -------------------------------------------------------------------------
@@ -156,17 +168,14 @@ def release_locks(*paths):
 
 # --- what was read -------------------------------------------------------------------------------
 
-PART = 1 << 16  # bytes hashed at the beginning, in the middle and at the end of a file
-
-
-def fingerprint(path):
-    """A hash of a file's size and of parts of its content: cheap for large files, the same for a copy."""
+def fingerprint(path, part=1 << 16):
+    """A hash of a file's size and of `part` bytes at its beginning, middle and end: the same for a copy."""
     size = os.path.getsize(path)
     found = hashlib.blake2b(str(size).encode(), digest_size=16)
     with open(path, "rb") as file:
-        for place in sorted({0, max(0, size // 2 - PART // 2), max(0, size - PART)}):
+        for place in sorted({0, max(0, size // 2 - part // 2), max(0, size - part)}):
             file.seek(place)
-            found.update(file.read(PART))
+            found.update(file.read(part))
     return found.hexdigest()
 
 

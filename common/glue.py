@@ -11,10 +11,10 @@ interpreted.
 Most sentences are far shorter than the longest, and padding them all to 128 costs two to four times the work. `batches`
 puts sentences of about the same length together and pads to the longest of the batch.
 """
-import math
 import warnings
 from array import array
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
+from common.files import read_text, write_atomic
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,6 @@ class Task:
     test_text: tuple  # columns of the sentences in test
     metrics: tuple
     columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
-
-    @property
-    def main(self):
-        return self.metrics[0]
 
     @property
     def classes(self):
@@ -72,11 +69,10 @@ PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI
 
 @dataclass
 class Examples:
-    """first, second: the raw sentences (second None for one-sentence tasks); labels: int64 or float32 (n,), None in
-    test; path."""
-    first: list
-    second: list | None
-    labels: np.ndarray | None
+    """The rows of one file."""
+    first: list  # raw sentences
+    second: list | None  # None in tasks of one sentence
+    labels: np.ndarray | None  # (n,) int64 or float32; None in test
     path: Path = field(repr=False)  # so that equal data print alike wherever they lie
 
     def __len__(self):
@@ -89,42 +85,23 @@ class Examples:
                         None if self.labels is None else self.labels[:rows], self.path)
 
 
-def read_rows(path):
-    """Yield (line number from 1, cells) of a TSV file; empty lines are left out."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; point --glue at the folder that holds the tasks' folders")
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise UserError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-            if text.strip():
-                yield number, text.split("\t")
+def file_of(name, split):
+    """The name of a task's file; MNLI's dev and test are the matched ones."""
+    return f"{MNLI_FILES.get(split, split) if name == 'MNLI' else split}.tsv"
 
 
 def read_label(task, cell, place):
     """A label cell as class number or score."""
-    if task.labels:
-        if cell.strip() not in task.labels:
-            raise UserError(f"{place}: {task.name} has no label {cell!r}; it must be one of {', '.join(task.labels)}")
-        return task.labels.index(cell.strip())
     try:
+        if task.labels:
+            return task.labels.index(cell.strip())
         score = float(cell)
+        if 0 <= score <= 5:
+            return score
     except ValueError:
-        score = math.nan
-    if not 0 <= score <= 5:
-        raise UserError(f"{place}: {task.name} has no score {cell!r}; it must be a number from 0 to 5")
-    return score
-
-
-def check_header(task, header, needed, labelled, path):
-    """The first row must be a header, and wide enough."""
-    if len(header) < needed:
-        raise UserError(f"{path}:1: {len(header)} columns, {task.name} has {needed} or more; take the official file")
-    cell = header[task.label] if labelled else header[0]
-    if cell in task.labels or cell.replace(".", "", 1).isdecimal():
-        raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
+        pass
+    kind, choices = ("label", f"one of {', '.join(task.labels)}") if task.labels else ("score", "a number from 0 to 5")
+    raise UserError(f"{place}: {task.name} has no {kind} {cell!r}; it must be {choices}")
 
 
 def load(folder, task, split):
@@ -136,43 +113,45 @@ def load(folder, task, split):
     counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
-    files = MNLI_FILES if task.name == "MNLI" else {}
-    if split not in (*SPLITS, *files):
+    if split not in (*SPLITS, *(MNLI_FILES if task.name == "MNLI" else ())):
         raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
-    path = Path(folder) / task.name / f"{files.get(split, split)}.tsv"
-    labelled = split.startswith(("train", "dev"))
-    text = task.text if labelled else task.test_text
-    rows, width = read_rows(path), task.columns if labelled else 0
+    path, labelled = Path(folder) / task.name / file_of(task.name, split), not split.startswith("test")
+    text, width = (task.text, task.columns) if labelled else (task.test_text, 0)
+    lines = read_text(path, "point --glue at the folder that holds the tasks' folders", newline="\n").split("\n")
+    rows = ((number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip())
     if not width:
         _, header = next(rows, (1, []))
-        check_header(task, header, max(*text, task.label if labelled else 0, 0) + 1, labelled, path)
-        width = len(header)
-    sentences, labels, bad = [], [], []
+        width, needed = len(header), max(*text, task.label if labelled else 0, 0) + 1
+        if width < needed:
+            raise UserError(f"{path}:1: {width} columns, {task.name} has {needed} or more; take the official file")
+        cell = header[task.label] if labelled else header[0]
+        if cell in task.labels or cell.replace(".", "", 1).isdecimal():
+            raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
+    first, second, labels, bad = [], [], [], []
     for number, cells in rows:
         if len(cells) < width or any(cells[width:]):
             bad.append(number)
             if labelled:
                 continue
             cells = cells + [""] * width
-        sentences.append([cells[column] for column in text])
+        first.append(cells[text[0]])
+        second.append(cells[text[-1]])
         if labelled:
             labels.append(read_label(task, cells[:width][task.label], f"{path}:{number}"))
-    if not sentences:
+    if not first:
         raise UserError(f"{path}:1: no row has the {width} columns of {task.name}; take the official GLUE file")
     if bad:
         done = "were skipped" if labelled else "keep their place, what is missing is empty"
         warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {width} columns and {done} (this is the first)",
                       stacklevel=2)
-    first, second = [row[0] for row in sentences], [row[1] for row in sentences] if len(text) == 2 else None
     kind = np.float32 if task.regression else np.int64
-    return Examples(first, second, np.array(labels, dtype=kind) if labelled else None, path)
+    return Examples(first, second if len(text) == 2 else None, np.array(labels, kind) if labelled else None, path)
 
 
 # --- token batches
 
 class Rows:
-    """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes instead of a Python
-    object."""
+    """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes and no object."""
 
     def __init__(self, rows=(), kind="i"):
         self.flat, self.starts = array(kind), array("q", [0])
@@ -216,12 +195,24 @@ class Features:
     def __len__(self):
         return len(self.ids)
 
+    @cached_property
+    def lengths(self):
+        """(n,) int64."""
+        return self.ids.lengths
+
+    def batch(self, index, width):
+        """ids, segments (B, width) int64, lengths (B,) int64, and labels (B,) int64 or float32 where there are any."""
+        lengths, shape = self.lengths[index], (len(index), width)
+        ids, segments = np.full(shape, self.pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        self.ids.put(ids, index, 0, 0, lengths)
+        self.segments.put(segments, index, 0, 0, lengths)
+        labels = {} if self.labels is None else {"labels": self.labels[index]}
+        return {"ids": ids, "segments": segments, "lengths": lengths, **labels}
+
 
 def pair(first_ids, second_ids, max_length, tokenizer):
     """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
-
-    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room.
-    """
+    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room."""
     room = max_length - (2 if second_ids is None else 3)
     if room < 2:
         raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
@@ -235,23 +226,18 @@ def encode(examples, tokenizer, max_length, block=10_000):
     """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end."""
     ids, segments, name = Rows(), Rows(kind="b"), examples.path.parent.name
     for start in tqdm(range(0, len(examples), block), desc=f"encode {name}", disable=None, leave=False):
-        first = tokenizer.encode_batch(examples.first[start:start + block])
-        second = [None] * len(first)
-        if examples.second is not None:
-            second = tokenizer.encode_batch(examples.second[start:start + block])
-        for a, b in zip(first, second):
-            row, kinds = pair(a, b, max_length, tokenizer)
+        sides = [side[start:start + block] for side in (examples.first, examples.second) if side]
+        for first, *second in zip(*map(tokenizer.encode_batch, sides)):
+            row, kinds = pair(first, second[0] if second else None, max_length, tokenizer)
             ids.append(row)
             segments.append(kinds)
     return Features(ids, segments, examples.labels, tokenizer.pad_id, max_length)
 
 
 def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
-    """Yield the row numbers of each batch.
-
-    With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches, sorted by length inside a pool, and the
-    batches shuffled. The same arguments give the same batches. Without one: all rows from short to long.
-    """
+    """Yield the row numbers of each batch. With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches,
+    sorted by length inside a pool, and the batches shuffled. The same arguments give the same batches. Without one: all
+    rows from short to long."""
     lengths = np.asarray(lengths)
     order, starts = np.argsort(lengths, kind="stable"), np.arange(0, len(lengths), batch_size)
     if seed is not None:
@@ -264,42 +250,30 @@ def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
         yield order[start:start + batch_size]
 
 
-def padded_width(longest, max_length):
-    """The longest row rounded up to a multiple of 8, which GPUs like, but never above max_length."""
-    return max(int(longest), min(-(-int(longest) // 8) * 8, max_length))
-
-
 def batches(features, batch_size, seed=None, epoch=0):
-    """Yield dicts of CPU tensors: ids (B, T) int64, segments (B, T) int64, lengths (B,) int64, index (B,) int64: the
-    rows' numbers in features, and labels (B,) int64 or float32 where there are any. T is the longest of the batch;
-    order as in batch_indices."""
-    lengths = features.ids.lengths
-    for index in batch_indices(lengths, batch_size, seed, epoch):
-        shape = len(index), padded_width(lengths[index].max(), features.max_length)
-        ids, segments = np.full(shape, features.pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        features.ids.put(ids, index, 0, 0, lengths[index])
-        features.segments.put(segments, index, 0, 0, lengths[index])
-        batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index}
-        if features.labels is not None:
-            batch["labels"] = features.labels[index]
-        yield {name: torch.from_numpy(value) for name, value in batch.items()}
+    """Yield features.batch(index, width) as dicts of CPU tensors, and index (B,) int64, the rows' numbers; features of
+    any task. Order as in batch_indices. The width is the longest row, rounded up to a multiple of 8, which GPUs like,
+    where max_length allows it."""
+    longest = features.lengths.reshape(len(features), -1).max(axis=1)  # of RACE's four inputs
+    for index in batch_indices(longest, batch_size, seed, epoch):
+        width = int(longest[index].max())
+        batch = features.batch(index, max(width, min(-(-width // 8) * 8, features.max_length)))
+        yield {name: torch.from_numpy(value) for name, value in (batch | {"index": index}).items()}
 
 
 # --- scores
 
 def score(task, predictions, labels):
     """{metric: value} of the task's official metrics, and the main one again as "main"; shares, not percent.
-
     predictions: logits (n, classes), or scores (n,) or (n, 1) for regression. A single NaN or infinite logit means that
-    the model has diverged: every metric is 0.0.
-    """
+    the model has diverged: every metric is 0.0."""
     task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
     if not np.isfinite(predictions).all():
         return dict.fromkeys((*task.metrics, "main"), 0.0)
     predictions = predictions.reshape(-1) if task.regression else predictions.argmax(axis=-1)
     values = {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
-    return {**values, "main": values[task.main]}
+    return {**values, "main": values[task.metrics[0]]}
 
 
 def averages(results):
@@ -321,10 +295,8 @@ def averages(results):
 
 def write_submission(folder, task, predictions, split="test"):
     """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv (split "test_mismatched"), and return its
-    path.
-
-    predictions: logits as for score, in the order of the test file. Labels are written by name, scores clipped to 0..5.
-    """
+    path. predictions: logits as for score, in the order of the test file. Labels are written by name, scores clipped to
+    0..5."""
     task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
     name = {"test": "MNLI-m", "test_mismatched": "MNLI-mm"}[split] if task.name == "MNLI" else task.name
@@ -334,5 +306,5 @@ def write_submission(folder, task, predictions, split="test"):
     cells = [f"{value:.3f}" for value in np.clip(predictions.reshape(-1), 0, 5)] if task.regression else [
         task.labels[number] for number in predictions.argmax(axis=-1)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("index\tprediction\n" + "".join(f"{i}\t{cell}\n" for i, cell in enumerate(cells)), encoding="utf-8")
+    write_atomic(path, "index\tprediction\n" + "".join(f"{i}\t{cell}\n" for i, cell in enumerate(cells)))
     return path

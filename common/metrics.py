@@ -1,11 +1,9 @@
-"""The official metrics of GLUE, SQuAD and machine translation, and the rank statistics that judge a search, in numpy
-alone.
+"""The official metrics of GLUE and SQuAD, and the rank statistics that judge a search, in numpy alone.
 
-Definitions follow scikit-learn, SciPy, the official SQuAD scripts and sacrebleu, whose numbers the tests hold as
-constants. Where those give NaN or stop (no data, a constant input), the value here is 0.0: a broken model must look
-useless, never good. For the same reason NaN among the inputs makes every correlation and pairwise_accuracy 0.0, and a
-NaN prediction simply wrong for accuracy and F1. Everything is a share (0..1) or a correlation (-1..1); only BLEU is in
-percent, as it is always quoted.
+Definitions follow scikit-learn, SciPy and the official SQuAD scripts, whose numbers the tests hold as constants. Where
+those give NaN or stop (no data, a constant input), the value here is 0.0: a broken model must look useless, never good.
+For the same reason NaN among the inputs makes every correlation and pairwise_accuracy 0.0, and a NaN prediction simply
+wrong for accuracy and F1. Everything is a share (0..1) or a correlation (-1..1). BLEU is in data/parallel.py.
 """
 import math
 import re
@@ -61,7 +59,7 @@ def pearson(predictions, labels):
         if len(values) < 2 or not np.isfinite(values).all() or values.min() == values.max():
             return 0.0
         centred = values / np.abs(values).max()  # first to the unit scale, so that squares neither overflow nor vanish
-        centred = centred - centred.mean()
+        centred -= centred.mean()
         sides.append(centred / np.linalg.norm(centred))
     return float(np.clip(sides[0] @ sides[1], -1.0, 1.0))
 
@@ -97,11 +95,8 @@ def kendall(predictions, labels):
 
 
 def pairwise_accuracy(predictions, labels):
-    """Share of the unordered pairs that both sides order alike.
-
-    Tied in both counts 1 (they agree), tied in one only counts 1/2 (a coin would decide), so that a constant prediction
-    of distinct labels scores 0.5, which is chance.
-    """
+    """Share of the unordered pairs that both sides order alike. Tied in both counts 1 (they agree), tied in one only
+    counts 1/2 (a coin would decide), so that a constant prediction of distinct labels scores 0.5, which is chance."""
     predictions, labels = two_arrays(predictions, labels)
     n = len(labels)
     if np.isnan([predictions, labels]).any() or n < 2:
@@ -128,57 +123,9 @@ def squad_exact(prediction, answer):
 
 
 def squad_f1(prediction, answer, version=2):
-    """F1 over the words of two answers. Where a side has no word, version 2 gives 1.0 if both have none; version 1
-    always 0.0."""
+    """F1 over the words of two answers. Where a side has none: 1.0 in version 2 if both have none, else 0.0."""
     guessed, real = normalize_answer(prediction).split(), normalize_answer(answer).split()
     if not guessed or not real:
         return float(version == 2 and guessed == real)
     common = sum((Counter(guessed) & Counter(real)).values())
     return 2 * common / (len(guessed) + len(real))
-
-
-# --- translation
-
-SYMBOLS = re.compile(r"([!-&(-+/:-@\[-`{-~])")  # ASCII punctuation without ' , - .
-MARK_AFTER_OTHER = re.compile(r"([^0-9])([.,])")
-MARK_BEFORE_OTHER = re.compile(r"([.,])([^0-9])")
-DASH_AFTER_DIGIT = re.compile(r"([0-9])(-)")
-ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
-
-
-def tokenize_13a(line):
-    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, '.' and ',' except inside numbers, '-'
-    after a digit."""
-    line = line.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
-    for entity, character in ENTITIES:
-        line = line.replace(entity, character)
-    line = SYMBOLS.sub(r" \1 ", f" {line} ")
-    line = MARK_BEFORE_OTHER.sub(r" \1 \2", MARK_AFTER_OTHER.sub(r"\1 \2 ", line))
-    return DASH_AFTER_DIGIT.sub(r"\1 \2 ", line).split()
-
-
-def ngrams(tokens, size):
-    return Counter(zip(*(tokens[shift:] for shift in range(size))))
-
-
-def corpus_bleu(hypotheses, references):
-    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens, exponential smoothing
-    (sacrebleu's default).
-
-    hypotheses, references: equally long lists of raw sentences. 0.0 where the corpus has no 4-gram or nothing matches.
-    """
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    matched, total, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
-    for hypothesis, reference in zip(hypotheses, references):
-        ours, theirs = tokenize_13a(hypothesis), tokenize_13a(reference)
-        lengths += len(ours), len(theirs)
-        for size in range(1, 5):
-            matched[size - 1] += sum((ngrams(ours, size) & ngrams(theirs, size)).values())
-            total[size - 1] += max(0, len(ours) - size + 1)
-    if not matched.any() or not total.all():
-        return 0.0
-    missed = np.cumsum(matched == 0)  # the k-th order without a match counts as half a match, a quarter, ...
-    precisions = np.where(matched > 0, matched, 0.5 ** missed) / total
-    brevity = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
-    return float(100 * brevity * math.exp(np.log(precisions).mean()))

@@ -14,7 +14,7 @@ import torch
 
 from common.cli import UserError
 from common.distributed import on_main
-from common.files import fingerprints, load_file, lock, read_json, save_file, write_atomic
+from common.files import fingerprints, load_file, lock, previous, read_json, save_file, write_atomic
 
 # settings in which a resumed run may differ; measurements of latency are added to
 NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "latency_archs", "latency_rounds"}
@@ -32,12 +32,6 @@ def environment(device):
     return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device),
             "hardware": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
             "platform": platform.platform()}
-
-
-def identity(settings):
-    """A hash of the settings that rule a run's results."""
-    ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
-    return hashlib.blake2b(json.dumps(ruling, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 class RunFolder:
@@ -84,28 +78,27 @@ class RunFolder:
             write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
 
     def _compare(self, old, record, whole):
-        """UserError where config.json is not of this program and action or, if the whole is compared, of these settings
-        and data."""
-        where = str(self.folder)
+        """UserError where config.json is of another program or action or, if whole, of other settings or data."""
         if not {"program", "action", "settings"} <= old.keys() or not isinstance(old["settings"], dict):
-            raise UserError(f"{where}: its config.json is none of a run, or of an older version's; "
+            raise UserError(f"{self.folder}: its config.json is none of a run, or of an older version's; "
                             "choose another --out")
         if (old["program"], old["action"]) != (record["program"], record["action"]):
-            raise UserError(f"{where}: holds a run of {old['program']}.py --{old['action']}; choose another --out")
+            made_by = f"{old['program']}.py --{old['action']}"
+            raise UserError(f"{self.folder}: holds a run of {made_by}; choose another --out")
         if record["settings"].get("dry_run") and not old["settings"].get("dry_run"):
-            raise UserError(f"{where}: holds a real run, and --dry_run would delete it; choose another --out")
+            raise UserError(f"{self.folder}: holds a real run, and --dry_run would delete it; choose another --out")
         if not whole:
             return
         differ = [f"{name} ({old['settings'].get(name)} there, {value} here)"
                   for name, value in record["settings"].items()
                   if name not in NOT_COMPARED and old["settings"].get(name) != value]
         if differ:
-            raise UserError(f"{where}: made with other settings: {'; '.join(differ)}; "
+            raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; "
                             "choose another --out, or --restart to begin anew")
         before, now = old.get("read", {}), record["read"]
         changed = [path for path, found in before.items() if now.get(path) != found]
         if changed:
-            raise UserError(f"{where}: begun with other data: {changed[0]} has changed since"
+            raise UserError(f"{self.folder}: begun with other data: {changed[0]} has changed since"
                             + (f", and {len(changed) - 1} more" if changed[1:] else "")
                             + "; choose another --out, or --restart to begin anew")
 
@@ -149,11 +142,9 @@ class RunFolder:
 
 
 class Checkpoint:
-    """Saves and restores named objects that have state_dict / load_state_dict, plus small values.
-
-    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last save, {} where there is
-    none. A torn or missing newest file falls back to the one before it.
-    """
+    """Saves and restores named objects that have state_dict / load_state_dict, plus small values. save(step=..., ...)
+    on every rank (rank 0 writes); restore() returns the values of the last save, {} where there is none. A torn or
+    missing newest file falls back to the one before it."""
 
     def __init__(self, path, ranks, **owned):
         self.path, self.ranks, self.owned = Path(path), ranks, owned
@@ -165,10 +156,12 @@ class Checkpoint:
         on_main(self.ranks, write)
 
     def _run(self):
-        """The identity of the run whose folder, or a folder inside it, the checkpoint is in; "" where there is none."""
-        config = next((folder / "config.json" for folder in self.path.resolve().parents
-                       if (folder / "config.json").exists()), None)
-        return identity(read_json(config, dict).get("settings", {})) if config else ""
+        """A hash of the ruling settings of the run in whose folder, at any depth, the checkpoint is; "" for none."""
+        configs = [path for folder in self.path.resolve().parents if (path := folder / "config.json").exists()]
+        settings = read_json(configs[0], dict).get("settings", {}) if configs else {}
+        ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
+        text = json.dumps(ruling, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest() if configs else ""
 
     def restore(self):
         """The values of the newest save that can be read, after the owned objects have taken their state."""
@@ -181,7 +174,7 @@ class Checkpoint:
         return state["values"]
 
     def _newest(self):
-        candidates = [path for path in (self.path, self.path.with_name(self.path.name + ".previous")) if path.exists()]
+        candidates = [path for path in (self.path, previous(self.path)) if path.exists()]
         for path in candidates:
             try:
                 state = load_file(path)

@@ -15,16 +15,15 @@ import json
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from functools import cached_property, lru_cache
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.glue import Rows, batch_indices, padded_width
+from common.files import read_text
+from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
 
 Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, start in context)
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
@@ -56,18 +55,12 @@ def read_question(entry, context, place):
 
 
 def load(path):
-    """The questions of a SQuAD JSON file (1.1 or 2.0), as a list of Question in file order. UserError on anything that
-    is not as it should be."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; point --squad at the folder with the official train and dev JSON files")
+    """The questions of a SQuAD JSON file (1.1 or 2.0): a list of Question. UserError where anything is amiss."""
+    questions = {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = json.loads(read_text(path, "point --squad at the folder with the official train and dev JSON files"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg}); download the file again") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error.reason}); download the file again") from None
-    questions = {}
     for number, article in enumerate(field(content, "data", list, str(path)), 1):
         for position, paragraph in enumerate(field(article, "paragraphs", list, f"{path}: article {number}"), 1):
             place = f"{path}: article {number}, paragraph {position}"
@@ -89,10 +82,8 @@ def cut_windows(tokens, capacity, stride):
     """Cut a paragraph into windows. Returns an int array (windows, 4): start, length, and the part [own, own_end) of
     the window whose tokens have their best context here: the larger min(tokens to the left, tokens to the right) + 0.01
     x length, the earlier window of equals."""
-    starts = [0]
-    while starts[-1] + capacity < tokens:
-        starts.append(starts[-1] + min(capacity, stride))
-    starts = np.array(starts)
+    step = min(capacity, stride)
+    starts = np.arange(0, max(1, tokens - capacity + step), step)
     lengths = np.minimum(capacity, tokens - starts)
     left = np.arange(tokens) - starts[:, None]  # (windows, tokens)
     context = np.minimum(left, lengths[:, None] - 1 - left)
@@ -120,21 +111,32 @@ class Features:
     def __len__(self):
         return len(self.windows)
 
-    @property
+    @cached_property
     def offsets(self):
         """(W,) position of the window's first paragraph token in its input."""
         return self.queries.lengths[self.windows[:, 0]] + 2
 
-    @property
+    @cached_property
     def lengths(self):
         """(W,) tokens of the input, special ones included."""
         return self.offsets + self.windows[:, 3] + 1
 
-
-def answer_tokens(question, char_start, char_end):
-    """The tokens that the first answer touches; none where there is no answer."""
-    text, start = question.answers[0] if question.answers else ("", -1)
-    return np.flatnonzero((char_end > start) & (char_start < start + len(text)))
+    def batch(self, index, width):
+        """Of B windows: ids, segments (B, width) int64; lengths (B,) int64; p_mask (B, width) bool, True where no
+        answer can begin or end: the question, both [SEP] and the padding ([CLS] stands for "no answer"); with targets
+        also start, end (B,) int64 and impossible (B,) float32."""
+        question, place, start, length = self.windows[index, :4].T.astype(np.int64)
+        query = self.queries, question, 0, self.offsets[index] - 2
+        ids, segments = join(query, (self.contexts, place, start, length), self.specials, width)
+        places = np.arange(width) - self.offsets[index, None]
+        p_mask = (places < 0) | (places >= length[:, None])
+        p_mask[:, 0] = False
+        batch = {"ids": ids, "segments": segments, "lengths": self.lengths[index], "p_mask": p_mask}
+        if self.targets is not None:
+            begin, end, impossible = self.targets[index].T
+            batch |= {"start": begin.astype(np.int64), "end": end.astype(np.int64),
+                      "impossible": impossible.astype(np.float32)}
+        return batch
 
 
 def window_targets(windows, offset, answer):
@@ -150,8 +152,7 @@ def window_targets(windows, offset, answer):
 
 def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
     """Questions -> Features. max_length: tokens of an input, special ones included. training: the targets are made,
-    from the first answer of each question; one warning counts the answers that no token covers (they count as not
-    there)."""
+    from each question's first answer; one warning counts the answers that no token covers (as if not there)."""
     max_query = min(max_query, max_length - 3 - 1)
     if max_query < 1 or doc_stride < 1:
         raise UserError(f"max_length {max_length}, max_query {max_query}, doc_stride {doc_stride}: too small; raise it")
@@ -169,7 +170,9 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
         cut = cut_windows(contexts.starts[place + 1] - contexts.starts[place], max_length - asked - 3, doc_stride)
         windows.append(np.concatenate([np.tile([number, place], (len(cut), 1)), cut], axis=1).astype(np.int32))
         if training:
-            answer = answer_tokens(question, np.asarray(char_start[place]), np.asarray(char_end[place]))
+            text, begin = question.answers[0] if question.answers else ("", -1)
+            touched = (np.array(char_end[place]) > begin) & (np.array(char_start[place]) < begin + len(text))
+            answer = np.flatnonzero(touched)
             targets.append(window_targets(cut, asked + 2, answer).astype(np.int32))
             lost += [question.id] if question.answers and not len(answer) else []
     if lost:
@@ -191,27 +194,6 @@ def join(first, second, specials, width):
     ids[:, 0], ids[each, middle], ids[each, last] = specials[0], specials[1], specials[1]
     places = np.arange(width)
     return ids, ((places > middle[:, None]) & (places <= last[:, None])).astype(np.int64)
-
-
-def batches(features, batch_size, seed=None, epoch=0):
-    """Yield dicts of CPU tensors for B windows, in the order of glue.batch_indices: ids, segments (B, T) int64;
-    lengths, index (B,) int64; p_mask (B, T) bool, True where no answer can begin or end: the question, both [SEP] and
-    the padding ([CLS] stands for "no answer"); with targets also start, end (B,) int64 and impossible (B,) float32."""
-    lengths, offsets = features.lengths, features.offsets
-    for index in batch_indices(lengths, batch_size, seed, epoch):
-        question, place, start, length = features.windows[index, :4].T.astype(np.int64)
-        width = padded_width(lengths[index].max(), features.max_length)
-        query = features.queries, question, 0, offsets[index] - 2
-        ids, segments = join(query, (features.contexts, place, start, length), features.specials, width)
-        places = np.arange(width) - offsets[index, None]
-        p_mask = (places < 0) | (places >= length[:, None])
-        p_mask[:, 0] = False
-        batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index, "p_mask": p_mask}
-        if features.targets is not None:
-            begin, end, impossible = features.targets[index].T
-            batch |= {"start": begin.astype(np.int64), "end": end.astype(np.int64),
-                      "impossible": impossible.astype(np.float32)}
-        yield {name: torch.from_numpy(value) for name, value in batch.items()}
 
 
 # --- answers
@@ -279,8 +261,7 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_an
 
 
 def distinct(context, spans, n_best):
-    """The n_best first different texts of (start character, end character, score), best first, with their softmax
-    probabilities."""
+    """The n_best first different texts of spans (start character, end character, score), and their probabilities."""
     texts = {}
     for begin, stop, value in spans:
         texts.setdefault(context[begin:stop].strip(), float(value))
@@ -305,9 +286,8 @@ def question_scores(question, prediction, version):
 
 
 def best_threshold(values, odds, answerable, texts):
-    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn. values: (n,) score of
-    each answer if it is given; answerable: (n,) bool; texts: the answers. As in the official script, which begins with
-    all answers withdrawn."""
+    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn, at first all of them,
+    as in the official script. values: (n,) score of each answer if given; answerable: (n,) bool; texts: the answers."""
     answered, present = np.array([bool(text) for text in texts]), np.array([text is not None for text in texts])
     order = np.argsort(odds, kind="stable")
     gain = np.where(answerable, values, -1.0 * answered)[order]

@@ -20,11 +20,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from torch.nn.functional import pad
 
 from common import glue, squad
 from common.cli import UserError
 from common.distributed import on_main, say, share_out
 from common.files import write_atomic
+from common.glue import file_of
 
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, where MNLI is among the tasks
 
@@ -81,25 +83,19 @@ class Task:
     def collect(self, split, forward):
         """forward(batch) of all rows of a split in the order of the file, float32 on the CPU. It gives a tensor
         (B, ...) or a tuple of them; of spans (B, T, ...), shorter batches are filled up with -1e4."""
-        features, found = self.splits[split], None
+        features, index, rows = self.splits[split], [], []
         for batch in self.module.batches(features, 4 * self.recipe.batch):
-            output = forward(batch)
+            output, width = forward(batch), batch["ids"].shape[1]
             parts = [part.float().cpu() for part in (output if isinstance(output, tuple) else (output,))]
-            if found is None:
-                width = int(features.lengths.max()) if self.kind == "span" else None
-                found = [torch.full((len(features), *self.widened(part, batch, width)), -1e4) for part in parts]
-            for place, part in zip(found, parts):
-                if part.dim() > 1:  # a batch's width is rounded up, and may pass the longest row
-                    place[batch["index"], :part.shape[1]] = part[:, :place.shape[1]]
-                else:
-                    place[batch["index"]] = part
-        return tuple(found) if isinstance(output, tuple) else found[0]
-
-    @staticmethod
-    def widened(part, batch, width):
-        """The shape of a row, its axis of tokens as long as the longest of the split."""
-        tokens = width and part.dim() > 1 and part.shape[1] == batch["ids"].shape[1]
-        return (width, *part.shape[2:]) if tokens else part.shape[1:]
+            if self.kind == "span":  # widened to the longest row; cut to it where the batch's width was rounded up
+                missing = int(features.lengths.max()) - width
+                parts = [pad(part, (0, 0) * (part.dim() - 2) + (0, missing), value=-1e4)
+                         if part.dim() > 1 and part.shape[1] == width else part for part in parts]
+            index.append(batch["index"])
+            rows.append(parts)
+        order = torch.cat(index).argsort()
+        found = tuple(torch.cat(column)[order] for column in zip(*rows))
+        return found if isinstance(output, tuple) else found[0]
 
 
 class GlueTask(Task):
@@ -166,11 +162,6 @@ class SquadTask(Task):
             write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
 
 
-def file_of(name, split):
-    """The name of a GLUE file; MNLI's dev and test are the matched ones."""
-    return f"{glue.MNLI_FILES.get(split, split) if name == 'MNLI' else split}.tsv"
-
-
 def limit(split, cfg):
     """Rows of a split to use, 0 for all: --train_rows of train, in a dry run of the others too."""
     return cfg.train_rows if split == "train" or cfg.dry_run else 0
@@ -178,9 +169,7 @@ def limit(split, cfg):
 
 def open_task(name, cfg, tokenizer, recipes, kinds=None):
     """The Task of a name. The flags finetune_lr, _batch, ... that are not None take the place of the recipe's numbers.
-
-    kinds: {name: class} in place of GlueTask and SquadTask.
-    """
+    kinds: {name: class} in place of GlueTask and SquadTask."""
     fields = [field.name for field in dataclasses.fields(Recipe)]
     own = {key: getattr(cfg, f"finetune_{key}", None) for key in fields}
     own = {key: value for key, value in own.items() if value is not None}
@@ -195,8 +184,7 @@ def run_jobs(ranks, folder, jobs, work):
     """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
 
     jobs: {job: its task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...} and keeps its
-    files in folder/jobs/JOB/. start: None, or the folder of the best MNLI job for those of FROM_MNLI, which come last where
-    MNLI is among the tasks.
+    files in folder/jobs/JOB/. start: None, or the folder of the best MNLI job for those of FROM_MNLI, which come last.
     """
     folder, results, start = Path(folder) / "jobs", [], None
     late = [job for job, task in jobs.items() if task in FROM_MNLI and "MNLI" in jobs.values()]
@@ -209,10 +197,8 @@ def run_jobs(ranks, folder, jobs, work):
 
 def summarise(folder, results):
     """{"tasks": {task: the median job's entries, median, mean, sd, n, diverged}, "averages": ...} of run_jobs' results.
-
-    Of several settings of a task, the one with the best median stands for it; a diverged job counts with its score,
-    the worst. What the median job wrote is copied to folder/TASK.
-    """
+    Of several settings of a task, the one with the best median stands for it; a diverged job counts with its score, the
+    worst. What the median job wrote is copied to folder/TASK."""
     folder, tasks = Path(folder), {}
     for name in dict.fromkeys(result["task"] for result in results):
         settings = defaultdict(list)
@@ -234,8 +220,7 @@ def summarise(folder, results):
 
 
 def show(result, ranks):
-    """Print what summarise returned, in percent: median, mean and deviation of each task, averages where they are
-    complete."""
+    """Print what summarise returned, in percent; averages where they are complete."""
     for name, entry in result["tasks"].items():
         spread = "" if entry["sd"] is None else f", mean {100 * entry['mean']:.2f}, sd {100 * entry['sd']:.2f}"
         others = ", ".join(f"{key} {100 * value:.2f}" for key, value in entry["metrics"].items()

@@ -23,7 +23,7 @@ import numpy as np
 import sentencepiece
 
 from common.cli import UserError
-from common.files import atomic, write_atomic
+from common.files import read_text, write_atomic
 
 ALBERT_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # pieces of their own in ALBERT's vocabulary
 SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"),
@@ -116,13 +116,11 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def save(self, folder):
-        """Copy the model file into `folder` under the name that load_tokenizer looks for, and note there where case is
-        kept; returns the new path."""
+        """Copy the model file to where load_tokenizer looks for it, with a note if case is kept; returns the path."""
         target = Path(folder) / self.file_name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not (target.exists() and target.samefile(self.path)):
-            with atomic(target) as file:
-                file.write(self.path.read_bytes())
+            write_atomic(target, self.path.read_bytes())
         if not self.lower and not (beside := target.with_name(SETTINGS)).exists():
             write_atomic(beside, json.dumps({"do_lower_case": False}))
         return target
@@ -204,11 +202,8 @@ class WordPieceTokenizer(Tokenizer):
     file_name = "vocab.txt"
 
     def __init__(self, path, lower=True):
-        try:
-            names = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 text ({error.reason}); give a vocab.txt or a spiece.model") from None
-        super().__init__(path, lower, names)
+        content = read_text(path, "give a vocab.txt or a spiece.model")
+        super().__init__(path, lower, content.removesuffix("\n").split("\n"))
         self.memo = {}
 
     @staticmethod
@@ -227,15 +222,14 @@ class WordPieceTokenizer(Tokenizer):
 
     def greedy(self, word):
         """[(id, start, end)] of the longest pieces from the left; the unknown piece where they do not reach the end."""
-        found, start = [], 0
-        while start < len(word) <= LONGEST_WORD:
-            prefix, end = "##" if start else "", len(word)
-            while end > start and prefix + word[start:end] not in self.index:
+        found, start, end = [], 0, len(word) if len(word) <= LONGEST_WORD else 0
+        while start < end:
+            piece = "##" * (start > 0) + word[start:end]
+            if piece in self.index:
+                found.append((self.index[piece], start, end))
+                start, end = end, len(word)
+            else:
                 end -= 1
-            if end == start:
-                break
-            found.append((self.index[prefix + word[start:end]], start, end))
-            start = end
         return found if start == len(word) else [(self.unk_id, 0, len(word))]
 
     def split(self, word):
@@ -282,12 +276,11 @@ class WordPieceTokenizer(Tokenizer):
 def load_tokenizer(path, lower=None):
     """The tokenizer in a file, or a folder with spiece.model or vocab.txt. lower=False: cased models, translation;
     None: what tokenizer_config.json beside it says, True where there is none."""
-    path = Path(path)
-    if path.is_dir():
-        kinds = SentencePieceTokenizer, WordPieceTokenizer
-        path = next((path / kind.file_name for kind in kinds if (path / kind.file_name).is_file()), path)
-    if not path.is_file():
-        raise UserError(f"{path}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
+    given = Path(path)
+    candidates = given, given / SentencePieceTokenizer.file_name, given / WordPieceTokenizer.file_name
+    path = next((file for file in candidates if file.is_file()), None)
+    if not path:
+        raise UserError(f"{given}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
     beside = path.with_name(SETTINGS)
     if lower is None and beside.is_file():
         try:
@@ -343,6 +336,5 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
     except RuntimeError as error:
         raise UserError(training_mistake(str(error), files[0], vocab_size)) from None
     out_path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(out_path) as file:
-        file.write(model.getvalue())
+    write_atomic(out_path, model.getvalue())
     return out_path

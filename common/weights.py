@@ -24,8 +24,7 @@ NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which they
 
 
 def read_weights(path):
-    """{name: tensor} of a .safetensors or .bin file, or of a folder that holds one (whole, or in parts with an index).
-    UserError otherwise."""
+    """{name: tensor} of a .safetensors or .bin file, or of a folder that holds one, whole or in parts with an index."""
     path = Path(path)
     if path.is_dir():
         return read_folder(path)
@@ -153,9 +152,7 @@ def read_init(cfg, names, also=()):
 @torch.no_grad()
 def take_over(model, weights, source, heads=()):
     """Copy weights into a model name by name; the line returned says what was taken over, made anew and left out.
-
-    heads: first parts of names that may have another shape: they are made anew. Any other misfit is a UserError.
-    """
+    heads: first parts of names that may have another shape: they are made anew. Any other misfit is a UserError."""
     state, taken = model.state_dict(), []
     for name in [name for name in state if name in weights]:
         given = weights[name]
@@ -174,9 +171,7 @@ def take_over(model, weights, source, heads=()):
 
 def keep_model(folder, action, cfg, tokenizer, **owned):
     """Write what read_init reads into a folder of its own: config.json, the tokenizer's file, checkpoint.pt, done.json.
-
-    owned: {name: module, or weights by name}.
-    """
+    owned: {name: module, or weights by name}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer:

@@ -9,28 +9,23 @@ about as many tokens each.
         source, lengths = pad([text.source(row) for row in rows], tokenizer.pad_id)
 """
 import json
+import math
+import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from common.cli import UserError
-from common.distributed import read_json, write_atomic
+from common.files import read_json, read_text, write_atomic
 
 BLOCK = 100_000  # lines encoded at once
 
 
 def read_lines(path):
     """The lines of a UTF-8 text file without their ends; UserError where it is missing or no UTF-8."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; a PREFIX stands for PREFIX.en and PREFIX.de "
-                        "(--source, --target name other endings)")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[:error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); convert the file") from None
+    text = read_text(path, "a PREFIX stands for PREFIX.en and PREFIX.de (--source, --target name other endings)")
     lines = [line.strip() for line in text.split("\n")]
     return lines[:-1] if not lines[-1] else lines
 
@@ -141,3 +136,50 @@ def pad(rows, pad_id):
     for number, row in enumerate(rows):
         ids[number, :len(row)] = torch.tensor(row, dtype=torch.long)
     return ids, lengths
+
+
+# --- BLEU
+
+SYMBOLS = re.compile(r"([!-&(-+/:-@\[-`{-~])")  # ASCII punctuation without ' , - .
+MARK_AFTER_OTHER = re.compile(r"([^0-9])([.,])")
+MARK_BEFORE_OTHER = re.compile(r"([.,])([^0-9])")
+DASH_AFTER_DIGIT = re.compile(r"([0-9])(-)")
+ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
+
+
+def tokenize_13a(line):
+    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, '.' and ',' except inside numbers, '-'
+    after a digit."""
+    line = line.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
+    for entity, character in ENTITIES:
+        line = line.replace(entity, character)
+    line = SYMBOLS.sub(r" \1 ", f" {line} ")
+    line = MARK_BEFORE_OTHER.sub(r" \1 \2", MARK_AFTER_OTHER.sub(r"\1 \2 ", line))
+    return DASH_AFTER_DIGIT.sub(r"\1 \2 ", line).split()
+
+
+def ngrams(tokens, size):
+    return Counter(zip(*(tokens[shift:] for shift in range(size))))
+
+
+def corpus_bleu(hypotheses, references):
+    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens, exponential smoothing
+    (sacrebleu's default).
+
+    hypotheses, references: equally long lists of raw sentences. 0.0 where the corpus has no 4-gram or nothing matches.
+    """
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    matched, total, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
+    for hypothesis, reference in zip(hypotheses, references):
+        ours, theirs = tokenize_13a(hypothesis), tokenize_13a(reference)
+        lengths += len(ours), len(theirs)
+        for size in range(1, 5):
+            matched[size - 1] += sum((ngrams(ours, size) & ngrams(theirs, size)).values())
+            total[size - 1] += max(0, len(ours) - size + 1)
+    if not matched.any() or not total.all():
+        return 0.0
+    missed = np.cumsum(matched == 0)  # the k-th order without a match counts as half a match, a quarter, ...
+    precisions = np.where(matched > 0, matched, 0.5 ** missed) / total
+    brevity = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
+    return float(100 * brevity * math.exp(np.log(precisions).mean()))

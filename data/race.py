@@ -12,16 +12,16 @@ import json
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import write_atomic
-from common.glue import Rows, batch_indices, padded_width
+from common.files import read_text, write_atomic
+from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
 from common.squad import join
 from common.tasks import Task, limit
 
@@ -38,10 +38,7 @@ def passage_texts(folder):
     if not paths:
         raise UserError(f"{folder}: no all.txt and no passage files; point --race at the folder with train and dev")
     for path in paths:
-        try:
-            content = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 ({error.reason}); download the file again") from None
+        content = read_text(path, "download it again")
         if path != joined:
             yield str(path), content
         else:
@@ -93,10 +90,20 @@ class Features:
     def __len__(self):
         return len(self.questions)
 
-    @property
+    @cached_property
     def lengths(self):
         """(n, 4) tokens of each input, special ones included."""
         return (self.inputs[:, 1] + self.options.lengths + 3).reshape(-1, OPTIONS)
+
+    def batch(self, index, width):
+        """Of B questions: ids, segments (B, 4, width) int64, lengths (B, 4) int64, labels (B,) int64."""
+        rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
+        place, used = self.inputs[rows].T.astype(np.int64)
+        second = self.options, rows, 0, self.options.lengths[rows]
+        ids, segments = join((self.passages, place, 0, used), second, self.specials, width)
+        shape = len(index), OPTIONS, width
+        return {"ids": ids.reshape(shape), "segments": segments.reshape(shape), "lengths": self.lengths[index],
+                "labels": np.array([self.questions[row].answer for row in index], dtype=np.int64)}
 
 
 def with_option(text, option):
@@ -122,23 +129,6 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
             inputs.append((place, min(length, room - len(ids))))
     specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
     return Features(questions, passages, options, np.array(inputs, dtype=np.int32).reshape(-1, 2), specials, max_length)
-
-
-def batches(features, batch_size, seed=None, epoch=0):
-    """Yield dicts of CPU tensors for B questions, in the order of glue.batch_indices: ids, segments (B, 4, T) int64,
-    lengths (B, 4) int64, labels, index (B,) int64."""
-    lengths = features.lengths
-    labels = np.array([question.answer for question in features.questions], dtype=np.int64)
-    for index in batch_indices(lengths.max(axis=1), batch_size, seed, epoch):
-        rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
-        place, used = features.inputs[rows].T.astype(np.int64)
-        width = padded_width(lengths[index].max(), features.max_length)
-        second = features.options, rows, 0, features.options.lengths[rows]
-        ids, segments = join((features.passages, place, 0, used), second, features.specials, width)
-        shape = len(index), OPTIONS, width
-        batch = {"ids": ids.reshape(shape), "segments": segments.reshape(shape),
-                 "lengths": lengths[index].astype(np.int64), "labels": labels[index], "index": index}
-        yield {name: torch.from_numpy(value) for name, value in batch.items()}
 
 
 def evaluate(questions, logits):

@@ -5,7 +5,7 @@ import torch
 
 from common.cli import UserError
 from data.cifar10 import class_names, load_cifar10
-from data.parallel import TokenBatches, encode_pairs, pad, read_pairs
+from data.parallel import TokenBatches, corpus_bleu, encode_pairs, pad, read_pairs, tokenize_13a
 
 
 class Words:
@@ -95,3 +95,36 @@ def test_cifar10(tmp_path):
     (tmp_path / "test_batch.bin").write_bytes(records[:2].tobytes())
     with pytest.raises(UserError, match="record 2 has the label 77"):
         load_cifar10(tmp_path, "test")
+
+
+# --- BLEU, against constants computed with sacrebleu 2.6
+
+@pytest.mark.parametrize("line, tokens", [
+    ("Hello, world! It's 3-4 (or 1,000.5)... \"U.S.\" a_b~c&quot;d&lt;e",
+     "Hello , world ! It's 3 - 4 ( or 1,000.5 ) . . . \" U . S . \" a _ b ~ c \" d < e"),
+    ("x-y 2-3 $5.00% a/b 10,000, .5 5. [z] {w} `q^", "x-y 2 - 3 $ 5.00 % a / b 10,000 , . 5 5 . [ z ] { w } ` q ^")])
+def test_13a_tokens(line, tokens):
+    assert tokenize_13a(line) == tokens.split()
+
+
+@pytest.mark.parametrize("hypotheses, references, bleu", [
+    (["The cat sat on the mat.", "It costs $1,000.50, \"really\"?"],
+     ["The cat is sitting on the mat.", "It cost $1,000.50 - \"really\"!"], 29.231386414219934),
+    (["Zwei junge Männer sind im Freien, nahe Büschen.", "Ein 5-jähriges Kind &amp; ein Hund."],
+     ["Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.", "Ein 5-jähriges Kind & ein kleiner Hund."],
+     45.30597462115186),
+    (["a b c d e"], ["a x c y e"], 14.058533129758727),  # orders without a match: smoothed
+    (["the the the the the the the"], ["the cat is on the mat today"], 7.809849842300637),  # clipped counts
+    (["", "a small dog runs over the green field"], ["something", "a small dog runs across the green field"],
+     44.12484512922978),
+    (["well-\nknown <skipped>words, 3.14 and e.g. this/that"], ["wellknown words, 3.14 and e.g. this / that"], 100.0),
+    (["a b c"], ["a b c"], 0.0),  # no 4-gram
+    (["no match here at all"], ["ganz andere Wörter sind das"], 0.0),
+    ([""], ["something"], 0.0), ([], [], 0.0)])
+def test_bleu_agrees_with_sacrebleu(hypotheses, references, bleu):
+    assert corpus_bleu(hypotheses, references) == pytest.approx(bleu, abs=1e-9)
+
+
+def test_bleu_needs_as_many_references():
+    with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
+        corpus_bleu(["a"], ["a", "b"])

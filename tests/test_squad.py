@@ -117,7 +117,7 @@ def test_missing_and_binary_files(tmp_path):
     with pytest.raises(UserError, match="no such file; point --squad"):
         squad.load(tmp_path / "no.json")
     (tmp_path / "b.json").write_bytes(b'{"data": "\xff"}')
-    with pytest.raises(UserError, match="b.json: not UTF-8"):
+    with pytest.raises(UserError, match="b.json:1: not UTF-8"):
         squad.load(tmp_path / "b.json")
 
 
