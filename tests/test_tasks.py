@@ -87,7 +87,7 @@ def test_true_answers_score_one(tasks, name, tmp_path):
         assert 0 <= scores["main"] <= 1 and {"exact", "f1", "main"} <= scores.keys()
         task.write("dev", outputs, tmp_path)
         answers = json.loads((tmp_path / "predictions.json").read_text())
-        assert set(answers) == {question.id for question in task.questions["dev"]}
+        assert set(answers) == {question.id for question in task.rows["dev"]}
     else:
         assert all(value == pytest.approx(1) for value in scores.values()) and set(task.metrics) <= scores.keys()
 
