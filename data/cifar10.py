@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
+from common.distributed import seed_of
 
 RECORD = 1 + 3 * 32 * 32
 
@@ -47,3 +48,26 @@ def class_names(folder):
     path = Path(folder) / "batches.meta.txt"
     names = path.read_text(encoding="utf-8").split() if path.exists() else []
     return names if len(names) == 10 else [str(number) for number in range(10)]
+
+
+class Pictures:
+    """What a training reads of CIFAR-10: its images on the device as bytes, --held_out of them set aside for validation
+    losses, and an endless stream of batches, each a function of its number and the seed."""
+
+    def __init__(self, cfg, device):
+        images, labels = load_cifar10(cfg.cifar10, "train")
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out")))
+        order, held = order[cfg.held_out:], order[:cfg.held_out]
+        order, self.size, self.seed = order[:cfg.train_rows or None], cfg.batch // cfg.accumulate, cfg.seed
+        if len(order) < self.size:
+            raise UserError(f"--batch {cfg.batch}: {len(order)} training images are fewer than a shard of {self.size}")
+        self.images, self.labels = images[order].to(device), labels[order].to(device)
+        self.held = images[held].to(device), labels[held].to(device)
+
+    def batch(self, number):
+        """(images (B, 3, 32, 32) uint8, labels (B,)) of shard `number` of the stream of shuffled epochs."""
+        epoch, place = divmod(number, len(self.labels) // self.size)
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
+        rows = torch.randperm(len(self.labels), generator=generator)[place * self.size:(place + 1) * self.size]
+        rows = rows.to(self.images.device)
+        return self.images[rows], self.labels[rows]

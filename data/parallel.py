@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.distributed import read_json, write_atomic
+from common.distributed import on_main, seed_of
+from common.files import read_json, write_atomic
+from common.tokenization import load_tokenizer, train_sentencepiece
 
 BLOCK = 100_000  # lines encoded at once
 
@@ -25,7 +27,7 @@ def read_lines(path):
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file; a PREFIX stands for PREFIX.en and PREFIX.de "
-                        "(--source, --target name other endings)")
+                        "(--languages names other endings)")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -141,3 +143,78 @@ def pad(rows, pad_id):
     for number, row in enumerate(rows):
         ids[number, :len(row)] = torch.tensor(row, dtype=torch.long)
     return ids, lengths
+
+
+class Translations:
+    """What a run reads of --train_text and --valid_text: the joint vocabulary and, for a training, an endless stream of
+    batches, each a function of its number and the seed, and pairs set aside for validation losses. All of it is kept in
+    the run folder.
+
+    set_aside pairs are those of --valid_text, or --held_out of the training text.
+    """
+
+    def __init__(self, cfg, ranks, folder, training=True):
+        self.cfg, self.ranks, self.folder, self.held = cfg, ranks, folder, ()
+        on_main(ranks, self.make_tokenizer)
+        self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
+        if cfg.init and self.tokenizer.vocab_size != cfg.vocab_size:
+            raise UserError(f"{cfg.init}: a model of {cfg.vocab_size} pieces beside a spiece.model of "
+                            f"{self.tokenizer.vocab_size}; it needs its own")
+        cfg.vocab_size = self.tokenizer.vocab_size
+        if not training:
+            return
+        self.text = self.held_text = self.encode(cfg.train_text, "text")
+        order = self.shuffled(self.text)
+        if cfg.valid_text:
+            self.held_text = self.encode(cfg.valid_text, "valid")
+            held = self.shuffled(self.held_text)[:cfg.held_out or None]
+        else:
+            order, held = order[cfg.held_out:], order[:cfg.held_out]
+        self.order = order[:cfg.train_rows or None]
+        if not len(self.order):
+            raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to train on")
+        self.stream = TokenBatches(self.text.longest_side()[self.order] + 1, cfg.batch // cfg.accumulate)
+        self.held = held[self.held_text.longest_side()[held].argsort(kind="stable")]
+
+    def make_tokenizer(self):
+        """The joint vocabulary in the run folder: that of --tokenizer (with --init its own), or trained on both sides
+        of the training text."""
+        cfg, target = self.cfg, self.folder / "spiece.model"
+        if target.exists():
+            return
+        if cfg.tokenizer:
+            load_tokenizer(cfg.tokenizer, lower=False).save(self.folder)
+            return
+        read_pairs(cfg.train_text, *cfg.languages)
+        train_sentencepiece([f"{cfg.train_text}.{ending}" for ending in cfg.languages], target, cfg.vocab_size,
+                            lower=False)
+
+    def encode(self, prefix, name):
+        """Two files as token ids."""
+        arguments = prefix, self.cfg.languages, self.tokenizer, self.folder / name, self.cfg.length - 1
+        on_main(self.ranks, lambda: len(encode_pairs(*arguments)))
+        return encode_pairs(*arguments)
+
+    def shuffled(self, text):
+        generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "held out"))
+        return torch.randperm(len(text), generator=generator).numpy()
+
+    def tensors(self, sources, targets):
+        """(source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end) of lists of ids."""
+        tokenizer = self.tokenizer
+        source, lengths = pad([[*row, tokenizer.eos_id] for row in sources], tokenizer.pad_id)
+        given, _ = pad([[tokenizer.bos_id, *row] for row in targets], tokenizer.pad_id)
+        wanted, _ = pad([[*row, tokenizer.eos_id] for row in targets], -100)
+        return [tensor.to(self.ranks.device, non_blocking=True) for tensor in (source, lengths, given, wanted)]
+
+    def pairs(self, text, rows):
+        return self.tensors([text.source(row) for row in rows], [text.target(row) for row in rows])
+
+    def batch(self, number):
+        """The tensors of shard `number` of the stream of shuffled epochs."""
+        return self.pairs(self.text, self.order[self.stream.batch(number, self.cfg.seed)])
+
+    def held_batches(self, size):
+        """The tensors of the pairs set aside, the shorter first."""
+        for start in range(0, len(self.held), size):
+            yield self.pairs(self.held_text, self.held[start:start + size])
