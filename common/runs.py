@@ -69,7 +69,8 @@ class RunFolder:
             raise UserError(f"{self.folder}: its config.json is none of a run, or of an older version's; "
                             "choose another --out")
         if (old["program"], old["action"]) != (record["program"], record["action"]):
-            raise UserError(f"{self.folder}: holds a run of {old['program']}.py --{old['action']}; choose another --out")
+            raise UserError(f"{self.folder}: holds a run of {old['program']}.py --{old['action']}; "
+                            "choose another --out")
         differ = [f"{name} ({old['settings'].get(name)} there, {value} here)"
                   for name, value in record["settings"].items()
                   if settings and name not in NOT_COMPARED and old["settings"].get(name) != value]

@@ -79,8 +79,8 @@ class Task:
             yield from itertools.islice(batches, skipped if epoch == first else 0, None)
 
     def collect(self, split, forward):
-        """forward(batch) of all rows of a split in the order of the file, float32 on the CPU. It gives a tensor (B, ...)
-        or a tuple of them; of spans (B, T, ...), shorter batches are filled up with -1e4."""
+        """forward(batch) of all rows of a split in the order of the file, float32 on the CPU. It gives a tensor
+        (B, ...) or a tuple of them; of spans (B, T, ...), shorter batches are filled up with -1e4."""
         features, found = self.splits[split], None
         for batch in self.module.batches(features, 4 * self.recipe.batch):
             output = forward(batch)
@@ -190,8 +190,8 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None):
 def run_jobs(ranks, folder, jobs, work):
     """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
 
-    jobs: {job: its task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...} and keeps its files
-    in folder/jobs/JOB/. start: None, or the folder of the best MNLI job for those of FROM_MNLI, which come last where
+    jobs: {job: its task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...} and keeps its
+    files in folder/jobs/JOB/. start: None, or the folder of the best MNLI job for those of FROM_MNLI, which come last where
     MNLI is among the tasks.
     """
     folder, results, start = Path(folder) / "jobs", [], None

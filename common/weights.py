@@ -100,7 +100,8 @@ def read_init(cfg, names, also=()):
     """
     folder = Path(cfg.init)
     if not (folder / "config.json").exists():
-        raise UserError(f"{folder}: no run folder is here (config.json is missing); name one of --{' or --'.join(names)}")
+        raise UserError(f"{folder}: no run folder is here (config.json is missing); "
+                        f"name one of --{' or --'.join(names)}")
     record = read_json(folder / "config.json")
     settings, action = (record.get("settings"), record.get("action")) if isinstance(record, dict) else (None, None)
     if action not in names or record.get("program") != cfg.program or not {*names[action]} <= settings.keys():
@@ -116,7 +117,8 @@ def read_init(cfg, names, also=()):
             setattr(cfg, name, settings[name])
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
     if not (folder / "checkpoint.pt").exists() and not (folder / "checkpoint.pt.previous").exists():
-        raise UserError(f"{folder}: nothing is trained yet (checkpoint.pt is missing); the command that made it goes on")
+        raise UserError(f"{folder}: nothing is trained yet (checkpoint.pt is missing); "
+                        "the command that made it goes on")
     if not (folder / "done.json").exists():
         print(f"warning: {folder}: not finished; its newest checkpoint is taken", file=sys.stderr)
     return load_newest(folder / "checkpoint.pt")["owned"]

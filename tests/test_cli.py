@@ -1,8 +1,11 @@
 """common/cli.py: a dataclass as a command line."""
 import dataclasses
 import importlib
+import itertools
+from typing import Literal
 
 import pytest
+import torch
 
 from common import cli
 
@@ -12,15 +15,22 @@ FILES = ("autobert_zero", "albert", "autotinybert", "mformer")
 @dataclasses.dataclass
 class Config:
     preset: str = "demo"  # which numbers
-    batch: int = 8  # rows an update
-    lr: float = 1e-3  # learning rate
+    out: str = ""  # run folder
+    restart: bool = False  # begin anew
+    dry_run: bool = False  # two steps
+    batch: int = 8  # rows an update >= 1
+    lr: float = 1e-3  # learning rate > 0
     widths: tuple[int, ...] = (4, 8)  # choices
-    dropout: float = 0.1  # share dropped
+    dropout: float = 0.1  # share dropped [0, 1)
+    kind: Literal["one", "two"] = "one"  # of two
+    tuned: float | None = None  # a rate, if given
     fast: bool = False  # a switch
+    given = frozenset()
 
 
-PRESETS = {"demo": {"lr": 2e-3, "train": {"batch": 16}}, "base": {}}
-ACTIONS = {"train": ("train", None), "tune": ("tune on tasks", "TASKS")}
+PRESETS = {"demo": {"lr": 2e-3, "train": {"batch": 16}}, "base": {}, "dry_run": {"batch": 2, "tune": {"lr": 0.5}}}
+CALLS = []
+ACTIONS = {"train": (CALLS.append, "train"), "tune": (lambda *call: CALLS.append(call), "tune on tasks", "TASKS")}
 
 
 def parse(text):
@@ -31,16 +41,44 @@ def test_flags_override_the_action_which_overrides_the_preset():
     action, value, config = parse("--train --widths 2 4 6 --fast")
     assert (action, value) == ("train", True)
     assert (config.batch, config.lr, config.widths, config.fast) == (16, 2e-3, (2, 4, 6), True)
-    assert config.given == {"widths", "fast"}
-    assert parse("--tune a,b --batch 3 --preset base")[1:] == ("a,b", Config("base", batch=3))
+    assert config.given == {"widths", "fast"} and config.out == "runs/test_cli-train-demo"
+    assert parse("--tune a,b --batch 3 --preset base --out x")[1:] == ("a,b", Config("base", "x", batch=3))
+
+
+def test_a_dry_run_is_laid_over_all_and_stays_out_of_the_real_ones_folder():
+    config = parse("--tune a --out runs/one/ --batch 7 --dry_run")[2]
+    assert (config.batch, config.lr, config.out, config.restart) == (2, 0.5, "runs/one-dry", True)
+
+
+def test_start_calls_the_action_after_the_check():
+    CALLS.clear()
+    check = lambda config, action: CALLS.append(action)  # noqa: E731
+    assert cli.start(Config, PRESETS, ACTIONS, "a test", check, ["--tune", "a,b"]) == 0
+    assert CALLS[0] == "tune" and CALLS[1][1] == "a,b" and CALLS[1][0].program == "test_cli"
+
+
+@pytest.mark.parametrize("error, words", [(cli.Diverged("loss nan"), "diverged .loss nan."),
+                                          (torch.OutOfMemoryError(), "out of device memory")])
+def test_what_ends_an_action_ends_in_one_line(error, words):
+    def fails(config):
+        raise error
+    with pytest.raises(cli.UserError, match=words):
+        cli.start(Config, PRESETS, {"train": (fails, "train")}, "a test", None, ["--train"])
 
 
 @pytest.mark.parametrize("text, words", [
-    ("--train --batch 0", "--batch 0: choose at least 1"), ("--train --lr nan", "--lr nan: choose above 0"),
-    ("--train --lr inf", "--lr inf"), ("--train --dropout 1", "--dropout 1.0: choose 0 or more and below 1"),
-    ("--train --widths 4 -1", "--widths -1: choose 0 or more"), ("--train --batch x", "invalid int value: 'x'"),
-    ("--train --tune a", "not allowed with"), ("--train --bat 3", "unrecognized"),
-    ("--train --preset huge", "choose from demo, base")])
+    ("--batch 0", "--batch 0: choose a number >= 1"), ("--lr nan", "--lr nan: choose a number > 0"),
+    ("--lr inf", "--lr inf"), ("--dropout 1", r"--dropout 1.0: choose a number in \[0, 1\)"),
+    ("--widths 4 -1", "--widths -1: choose a number >= 0"), ("--tuned -1", "--tuned -1.0")])
+def test_numbers_out_of_range_end_in_one_line(text, words):
+    with pytest.raises(cli.UserError, match=words):
+        parse(f"--train {text}")
+
+
+@pytest.mark.parametrize("text, words", [
+    ("--train --batch x", "invalid int value: 'x'"), ("--train --tune a", "not allowed with"),
+    ("--train --bat 3", "unrecognized"), ("--train --kind three", "choose from"),
+    ("--train --preset huge", "choose from demo, base"), ("--train --preset dry_run", "no such preset")])
 def test_mistakes_end_in_one_line(text, words, capsys):
     with pytest.raises(SystemExit) as error:
         parse(text)
@@ -52,40 +90,22 @@ def test_mistakes_end_in_one_line(text, words, capsys):
 def test_help_has_the_comments(capsys):
     assert parse("")[0] is None
     printed = capsys.readouterr().out
-    assert "rows an update (default: 8)" in printed and "--tune TASKS" in printed
-
-
-def test_limits_name_knobs_that_exist():
-    fields = {field.name for file in FILES for field in dataclasses.fields(importlib.import_module(file).Config)}
-    named = [name for _, _, names in cli.LIMITS for name in names.split()]
-    assert len(named) == len(set(named)) and set(named) <= fields
+    assert "rows an update >= 1 (default: 8)" in printed and "--tune TASKS" in printed
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_defaults_and_presets_are_within_the_limits(file):
+def test_every_preset_is_within_the_ranges(file):
     module = importlib.import_module(file)
-
-    def numbers(settings):
-        for name, value in settings.items():
-            yield from numbers(value) if isinstance(value, dict) else [(name, value)]
-
-    checked = [*numbers(module.PRESETS), *numbers(dataclasses.asdict(module.Config()))]
-    parser = cli.Parser()
-    for name, value in checked:
-        if not isinstance(value, (bool, str)):
-            cli.check_number(parser, name, value)
-    assert len(checked) > 60
+    comments, checked = cli.field_comments(module.Config), 0
+    for preset, action in itertools.product(module.PRESETS, [None, *module.ACTIONS]):
+        config = module.Config(**cli.settings_of(module.PRESETS, preset, action, module.ACTIONS))
+        cli.check_numbers(config, comments)
+        checked += 1
+    assert checked > 9 and all(comments.get(field.name) for field in dataclasses.fields(module.Config))
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file != "mformer"])
-def test_something_is_masked(file, capsys):
-    with pytest.raises(SystemExit):
-        importlib.import_module(file).main(["--pretrain" if file != "autotinybert" else "--superplm", "--mask_rate", "0"])
-    assert "--mask_rate 0.0: choose above 0 and below 1" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_dry_run_stays_out_of_the_folder_of_the_real_one(file):
-    module = importlib.import_module(file)
-    module.shrink(cfg := module.Config(out="runs/one/"))
-    assert cfg.out == "runs/one-dry"
+@pytest.mark.parametrize("file", [file for file in FILES if "mask_rate" in
+                                  {field.name for field in dataclasses.fields(importlib.import_module(file).Config)}])
+def test_something_is_masked(file):
+    with pytest.raises(cli.UserError, match="--mask_rate 0.0"):
+        importlib.import_module(file).main(["--describe", "--mask_rate", "0"])

@@ -1,18 +1,33 @@
-"""common/distributed.py: run folders, checkpoints, sums and seeds that do not depend on the number of processes."""
+"""common/distributed.py, files.py, runs.py: run folders, checkpoints, sums and seeds that do not depend on the number
+of processes."""
+import dataclasses
 import json
 
 import pytest
 import torch
 
-from common.cli import UserError
-from common.distributed import (Checkpoint, Ranks, RunFolder, ShardSum, load_newest, read_jsonl, save_file,
-                                seed_everything, seed_of, shard_range, write_atomic)
+from common.cli import Stop, UserError
+from common.distributed import (Ranks, ShardSum, milliseconds, seed_everything, seed_of, share_out, shard_range)
+from common.files import load_newest, read_jsonl, save_file, write_atomic
+from common.runs import Checkpoint, RunFolder
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def open_run(folder, action="search", restart=False, **settings):
-    return RunFolder(folder, settings, action, ALONE, restart)
+@dataclasses.dataclass
+class Config:
+    out: str
+    restart: bool = False
+    lr: float = 1.0
+    widths: tuple = ()
+    corpus: str = ""
+    program = "albert"
+
+
+def open_run(folder, action="search", program="albert", **settings):
+    config = Config(str(folder), **settings)
+    config.program = program
+    return RunFolder(config, action, ALONE)
 
 
 def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
@@ -22,19 +37,23 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
     assert read_jsonl(run.folder / "log.jsonl")[-1]["event"] == "resumed"
     with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here\)"):
         open_run(tmp_path / "run", lr=2.0, widths=(1, 2))
-    with pytest.raises(UserError, match="holds a run of --search"):
+    with pytest.raises(UserError, match="holds a run of albert.py --search"):
         open_run(tmp_path / "run", "train", lr=1.0)
     open_run(tmp_path / "run", restart=True, lr=2.0)
     assert not (run.folder / "checkpoint.pt").exists()
 
 
-def test_restart_spares_the_runs_of_other_programs(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/here/albert.py"])
-    open_run(tmp_path / "run", "pretrain", lr=1.0)
-    monkeypatch.setattr("sys.argv", ["autobert_zero.py"])
+def test_restart_spares_the_runs_of_other_programs(tmp_path):
+    open_run(tmp_path / "run", "pretrain")
     with pytest.raises(UserError, match="a run of albert.py"):
-        open_run(tmp_path / "run", "pretrain", restart=True, lr=1.0)
+        open_run(tmp_path / "run", "pretrain", "autobert_zero", restart=True)
     assert (tmp_path / "run/config.json").exists()
+
+
+def test_a_folder_of_an_older_version_is_refused_in_words(tmp_path):
+    (tmp_path / "config.json").write_text('{"action": "search", "settings": {}}')
+    with pytest.raises(UserError, match="older version"):
+        open_run(tmp_path)
 
 
 def test_a_run_that_ended_before_it_began_does_not_bar_the_mended_command(tmp_path):
@@ -76,7 +95,7 @@ def test_what_killed_writes_left_bars_no_run_and_goes_with_the_checkpoint(tmp_pa
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
     write_atomic(tmp_path / "a", "old")
-    with pytest.raises(TypeError):
+    with pytest.raises(AttributeError):
         write_atomic(tmp_path / "a", object())
     assert (tmp_path / "a").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
@@ -140,3 +159,26 @@ def test_shards_are_shared_out_once_each_and_their_sum_does_not_depend_on_the_ra
         return sums.total()[0]
 
     assert torch.equal(total(total(shards[place] for place in block) for block in blocks), total(shards))
+
+
+def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
+    done = []
+
+    def work(name):
+        done.append(name)
+        if name == "c" and done.count("c") == 1:
+            raise Stop
+        return {"name": name}
+
+    monkeypatch.setattr("common.distributed._stop_requested", False)
+    monkeypatch.setattr("common.distributed.stopping", lambda ranks: done.count("c") == 1)
+    with pytest.raises(Stop):
+        share_out(ALONE, ["a", "b", "c", "d"], tmp_path, "jobs", work)
+    assert done == ["a", "b", "c"]
+    assert share_out(ALONE, ["a", "b", "c", "d"], tmp_path, "jobs", work) == [{"name": name} for name in "abcd"]
+    assert done == ["a", "b", "c", "c", "d"]
+
+
+def test_timings_leave_out_the_ends():
+    clock = iter([0, 9, 0, 1, 0, 2, 0, 3, 0, 100]).__next__  # one call warms up; 1 and 100 are cut off
+    assert milliseconds(lambda: None, torch.device("cpu"), 4, warm_up=1, clock=clock) == 2500
