@@ -1615,13 +1615,16 @@ def check(cfg, action):
         cfg.vocab_size = cfg.vocab_size if cfg.train_text else min(cfg.vocab_size, 2000)
 
 
-def main(argv=None):
-    """Run one action of the command line."""
+def presets_of(argv):
+    """The presets of the task that a command line names."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--task", default=Config.task)
-    task = first.parse_known_args(argv)[0].task  # a preset's values depend on it
-    presets = {**PRESETS.get(task, PRESETS[Config.task]), "dry_run": DRY_RUN}
-    return start(Config, presets, ACTIONS, __doc__, check, argv)
+    return {**PRESETS.get(first.parse_known_args(argv)[0].task, PRESETS[Config.task]), "dry_run": DRY_RUN}
+
+
+def main(argv=None):
+    """Run one action of the command line."""
+    return start(Config, presets_of(argv), ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":
