@@ -291,15 +291,14 @@ def parse_arch(text, cfg):
         parts = {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ())
         return retype(PUBLISHED[cfg.task][name], twin, parts)
     try:
-        genes = dict(word.split("=") for word in text.split())
-        genes = {name: [int(part) if part.isdecimal() else part for part in value.split(",")]
-                 for name, value in genes.items()}
-        arch = Arch(**{name: tuple(value) if FEATURES[name].depth else value[0] for name, value in genes.items()})
+        genes = {}
+        for name, value in (word.split("=") for word in text.split()):
+            values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
+            genes[name] = values if FEATURES[name].depth else values[0]
+        arch = Arch(**genes)
     except (ValueError, KeyError, TypeError):
-        names = list(FEATURES)[:5] if cfg.task == "cifar10" else list(FEATURES)
         raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
-                        f"a best.json, or in the form of {arch_text(PUBLISHED['cifar10']['cosformer'])} values of "
-                        f"{', '.join(names)}") from None
+                        "a best.json, or a text form as --describe prints it") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
     return arch
@@ -333,8 +332,31 @@ PUBLISHED = {
         "transformer*": listed(1024, 1024, (3, 4, 4, 4, 4, 4), (8,) * 6, (), (4, 4, 3), (16, 16, 8), (16, 16, 8)),
         "transformer": PLAIN_TEXT, "cosformer": retype(PLAIN_TEXT, "linear", PARTS)},  # Transformer-big
 }
-TABLE_5 = ("mformer", "mformer-linear", "mformer-softmax", "cosformer*", "cosformer*-softmax", "transformer*",
-           "transformer*-linear", "transformer", "cosformer")
+# Table 5 by the paper's counting: (parameters, FLOPs, FLOPs with the products of linear attention, which its profiler
+# did not see). tests/claims/mformer.py has the rules; of translation Table 3's three parameter counts are exact, FLOPs
+# (30 source, 30 target tokens) come out 3 to 6% below the paper, whose rule is not public.
+COUNTED = {
+    "cifar10": {
+        "mformer": (19_312_906, 8_389_966_208, 8_513_575_040),
+        "mformer-linear": (19_232_842, 7_546_264_064, 8_040_699_392),
+        "mformer-softmax": (19_339_594, 8_671_200_256, 8_671_200_256),
+        "cosformer*": (24_319_562, 9_547_838_336, 10_035_767_936),
+        "cosformer*-softmax": (24_426_314, 10_657_972_736, 10_657_972_736),
+        "transformer*": (24_267_306, 10_897_268_736, 10_897_268_736),
+        "transformer*-linear": (24_142_762, 9_476_296_704, 10_100_846_592),
+        "transformer": (19_314_186, 8_071_571_456, 8_071_571_456),
+        "cosformer": (19_338_762, 7_599_527_936, 7_911_802_880)},
+    "wmt14": {
+        "mformer": (75_587_584, 7_705_067_520, 7_768_227_840),
+        "mformer-linear": (75_587_584, 7_690_321_920, 7_848_345_600),
+        "mformer-softmax": (75_587_584, 7_712_440_320, 7_712_440_320),
+        "cosformer*": (79_783_936, 8_053_063_680, 8_416_051_200),
+        "cosformer*-softmax": (79_783_936, 8_089_927_680, 8_089_927_680),
+        "transformer*": (92_376_064, 9_355_591_680, 9_355_591_680),
+        "transformer*-linear": (92_376_064, 9_333_473_280, 9_522_954_240),
+        "transformer": (214_245_376, 12_649_267_200, 12_649_267_200),
+        "cosformer": (214_245_376, 12_582_912_000, 12_868_239_360)},
+}
 
 # --- model ---------------------------------------------------------------------------------------
 # Every module is as wide as the widest architecture it has to serve and cuts what a call needs from the leading rows
@@ -394,6 +416,11 @@ def linear_read(q, state):
     return normalise(q @ state)
 
 
+def real_tokens(lengths, width):
+    """Where a batch of these lengths (B,) is no padding: bool (B, width)."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
 def linear_attention(q, k, v, lengths=None):
     """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), lengths (B,) or
     None. -> the same"""
@@ -401,8 +428,7 @@ def linear_attention(q, k, v, lengths=None):
     # so that a sentence's output depends on its batch. Causal and cross attention take a fixed length (--length): with
     # the true one a prefix's output would depend on what follows.
     positions = torch.arange(q.shape[2], device=q.device)
-    longest = q.shape[2] if lengths is None else lengths
-    mask = None if lengths is None else positions < lengths[:, None]
+    longest, mask = (q.shape[2], None) if lengths is None else (lengths, real_tokens(lengths, q.shape[2]))
     return linear_read(reweight(q, positions, longest), linear_state(reweight(k, positions, longest), v, mask))
 
 
@@ -463,86 +489,68 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.weight[:x.shape[-1]], self.bias[:x.shape[-1]])
 
 
-class Form(NamedTuple):
-    """How an attention runs in one call."""
-    kind: str  # of KINDS
-    heads: int
-    dim: int  # a head's width
-
-
-def form_of(kind, heads, cfg):
-    return Form(kind, heads, cfg.qkv // heads if cfg.qkv else cfg.head_dim)
-
-
 class Attention(nn.Module):
-    """One attention of a layer: self-attention (forward), causal (causal), or cross-attention (remember, read).
-    (B, T, H) -> (B, T, H).
+    """One attention of a layer: self-attention (forward) or cross-attention (remember, read). (B, T, H) -> (B, T, H).
 
-    heads: all numbers of heads it has to serve. keys: width of what it attends to; has_table: with relative positions.
+    keys: width of what it attends to; heads: all numbers of heads it has to serve; has_table: with relative positions.
     """
 
-    def __init__(self, width, keys, heads, has_table, cfg):
+    def __init__(self, width, keys, heads, cfg, has_table=False, causal=False):
         super().__init__()
-        dims = [form_of("", count, cfg).dim for count in heads]
+        self.cfg, self.causal, dims = cfg, causal, [cfg.qkv // count if cfg.qkv else cfg.head_dim for count in heads]
         qkv = max(count * dim for count, dim in zip(heads, dims))
         self.query, self.key_value, self.output = Linear(width, qkv), Linear(keys, qkv, blocks=2), Linear(qkv, width)
         table = (2 * cfg.relative + 1, max(dims))
         self.relative = nn.Parameter(torch.randn(table) * table[1] ** -0.5) if has_table else None
 
-    def project(self, layer, x, form, blocks=1):
-        B, T, _ = x.shape
-        x = layer(x, form.heads * form.dim).view(B, T, blocks, form.heads, form.dim)
-        return x.permute(2, 0, 3, 1, 4)  # (blocks, B, N, T, D)
-
-    def table(self, form):
-        return self.relative[:, :form.dim] if form.kind == "softmax" else None
+    def project(self, layer, x, heads, blocks=1):
+        (B, T, _), dim = x.shape, self.cfg.qkv // heads if self.cfg.qkv else self.cfg.head_dim
+        return layer(x, heads * dim).view(B, T, blocks, heads, dim).permute(2, 0, 3, 1, 4)  # (blocks, B, N, T, D)
 
     def join(self, mixed, width):
         return self.output(mixed.transpose(1, 2).flatten(2), width)  # (B, N, T, D) -> (B, T, H)
 
-    def forward(self, x, form, lengths=None):
-        (q,), (k, v) = self.project(self.query, x, form), self.project(self.key_value, x, form, 2)
-        if form.kind == "linear":
-            return self.join(linear_attention(q, k, v, lengths), x.shape[-1])
-        visible = (None if lengths is None else
-                   (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[:, None, None])
-        return self.join(softmax_attention(q, k, v, self.table(form), visible), x.shape[-1])
-
-    def causal(self, x, form, longest, cache=None, first=0):
-        """cache: None for a whole sequence; else a dict with what earlier calls kept, x being the one token at position
-        `first`."""
-        (q,), (k, v) = self.project(self.query, x, form), self.project(self.key_value, x, form, 2)
-        if form.kind == "linear" and cache is None:
-            return self.join(causal_linear_attention(q, k, v, longest), x.shape[-1])
-        if form.kind == "linear":
+    def forward(self, x, kind, heads, lengths=None, cache=None, first=0):
+        """Self-attention. lengths: (B,) of what is no padding; cache: None for whole sequences, else a dict with what
+        earlier calls have kept, x being the one token at position `first` (causal)."""
+        (q,), (k, v) = self.project(self.query, x, heads), self.project(self.key_value, x, heads, 2)
+        longest, visible = self.cfg.length, None
+        if kind == "linear" and cache is not None:
             place = torch.tensor([first], device=x.device)
             state = linear_state(reweight(k, place, longest), v)
             cache["self"] = (state + cache["self"][0] if "self" in cache else state,)
-            return self.join(linear_read(reweight(q, place, longest), cache["self"][0]), x.shape[-1])
+            return self.join(linear_read(reweight(q, place, longest), *cache["self"]), x.shape[-1])
+        if kind == "linear":
+            return self.join(causal_linear_attention(q, k, v, longest) if self.causal
+                             else linear_attention(q, k, v, lengths), x.shape[-1])
         if cache is not None:
             k, v = (torch.cat(pair, dim=2) for pair in zip(cache["self"], (k, v))) if "self" in cache else (k, v)
             cache["self"] = (k, v)
-        steps = torch.arange(k.shape[2], device=x.device)
-        visible = steps <= steps[first:first + x.shape[1], None]  # (T, S)
-        return self.join(softmax_attention(q, k, v, self.table(form), visible, first), x.shape[-1])
+        if self.causal:
+            steps = torch.arange(k.shape[2], device=x.device)
+            visible = steps <= steps[first:first + x.shape[1], None]  # (T, S)
+        elif lengths is not None:
+            visible = real_tokens(lengths, x.shape[1])[:, None, None]  # (B, 1, 1, S)
+        table = self.relative[:, :q.shape[-1]] if kind == "softmax" else None
+        return self.join(softmax_attention(q, k, v, table, visible, first), x.shape[-1])
 
-    def remember(self, memory, mask, copies, form, longest):
+    def remember(self, memory, mask, copies, kind, heads):
         """What cross-attention keeps of the encoder's output, `copies` layers one after the other in memory
         (B, copies * S, H): tensors."""
-        k, v = self.project(self.key_value, memory, form, 2)
-        if form.kind == "linear":
+        k, v = self.project(self.key_value, memory, heads, 2)
+        if kind == "linear":
             positions = torch.arange(memory.shape[1] // copies, device=memory.device).repeat(copies)
-            return (linear_state(reweight(k, positions, longest), v, mask),)
+            return (linear_state(reweight(k, positions, self.cfg.length), v, mask),)
         return k, v, mask[:, None, None]
 
-    def read(self, x, kept, form, longest, first=0):
+    def read(self, x, kept, kind, heads, first=0):
         """Cross-attention from tokens at positions from `first` to what remember() kept."""
-        (q,) = self.project(self.query, x, form)
-        if form.kind == "linear":
-            mixed = linear_read(reweight(q, first + torch.arange(x.shape[1], device=x.device), longest), *kept)
-        else:
-            mixed = softmax_attention(q, kept[0], kept[1], visible=kept[2])
-        return self.join(mixed, x.shape[-1])
+        (q,) = self.project(self.query, x, heads)
+        if kind == "linear":
+            positions = first + torch.arange(x.shape[1], device=x.device)
+            return self.join(linear_read(reweight(q, positions, self.cfg.length), *kept), x.shape[-1])
+        k, v, visible = kept
+        return self.join(softmax_attention(q, k, v, visible=visible), x.shape[-1])
 
 
 class FeedForward(nn.Module):
@@ -556,55 +564,49 @@ class FeedForward(nn.Module):
         return self.shrink(F.relu(self.expand(x, inner)), x.shape[-1])
 
 
-class EncoderLayer(nn.Module):
-    """LayerNorm, attention, residual, LayerNorm, feed-forward, residual. (B, T, H) -> the same"""
+class Layer(nn.Module):
+    """Attention, in a decoder cross-attention too, and feed-forward, each with a LayerNorm before and a residual around
+    it. (B, T, H) -> the same
 
-    def __init__(self, number, arch, cfg, space):
+    side: "" in an encoder, "decoder_" in a decoder, as in the features' names.
+    """
+
+    def __init__(self, side, number, arch, cfg, space):
         super().__init__()
-        self.number, self.cfg = number, cfg
-        heads = space["heads"] if space else (arch.heads[number],)
-        self.attention = Attention(arch.hidden, arch.hidden, heads, arch.types[number] == "softmax", cfg)
-        self.feed_forward = FeedForward(arch.hidden, arch.ffn[number])
-        self.attention_norm, self.ffn_norm = LayerNorm(arch.hidden), LayerNorm(arch.hidden)
+        self.side, self.number, self.cfg, width = side, number, cfg, getattr(arch, f"{side}hidden")
 
-    def forward(self, x, arch, lengths=None):
-        # D11: RankNAS trains its super-net with HAT's dropout, scaled by the sampled width; here none is
-        number, drop = self.number, functools.partial(F.dropout, p=self.cfg.dropout, training=self.training)
-        form = form_of(arch.types[number], arch.heads[number], self.cfg)
-        x = x + drop(self.attention(self.attention_norm(x), form, lengths))
-        return x + drop(self.feed_forward(self.ffn_norm(x), arch.ffn[number]))
+        def heads(name):
+            return space[name] if space else getattr(arch, name)[number:number + 1]
+        has_table = self.gene(arch, "types") == "softmax"
+        self.attention = Attention(width, width, heads(f"{side}heads"), cfg, has_table, causal=bool(side))
+        if side:
+            self.cross = Attention(width, arch.hidden, heads("cross_heads"), cfg)  # D2
+        self.feed_forward = FeedForward(width, self.gene(arch, "ffn"))
+        self.attention_norm = LayerNorm(width)
+        if side:
+            self.cross_norm = LayerNorm(width)
+        self.ffn_norm = LayerNorm(width)
 
+    def gene(self, arch, name):
+        return getattr(arch, self.side + name)[self.number]
 
-class DecoderLayer(nn.Module):
-    """Causal attention, cross-attention, feed-forward, each with a LayerNorm before and a residual around it.
-    (B, T, H) -> the same"""
-
-    def __init__(self, number, arch, cfg, space):
-        super().__init__()
-        self.number, self.cfg, width = number, cfg, arch.decoder_hidden
-        heads, cross_heads = (space[name] if space else (getattr(arch, name)[number],)
-                              for name in ("decoder_heads", "cross_heads"))
-        self.attention = Attention(width, width, heads, arch.decoder_types[number] == "softmax", cfg)
-        self.cross = Attention(width, arch.hidden, cross_heads, False, cfg)  # D2
-        self.feed_forward = FeedForward(width, arch.decoder_ffn[number])
-        self.attention_norm, self.cross_norm, self.ffn_norm = LayerNorm(width), LayerNorm(width), LayerNorm(width)
-
-    def cross_form(self, arch):
-        kind = arch.cross_types[self.number]
-        return form_of("plain" if kind == "softmax" else kind, arch.cross_heads[self.number], self.cfg)  # D2
+    def cross_genes(self, arch):
+        return arch.cross_types[self.number], arch.cross_heads[self.number]
 
     def remember(self, states, mask, arch):
-        """What it keeps of the last encoder layers, En-De Connect many (Table 1)."""
+        """What a decoder layer keeps of the last encoder layers, En-De Connect many (Table 1)."""
         copies = arch.connect[self.number]
         return self.cross.remember(torch.cat(states[-copies:], dim=1), mask.repeat(1, copies), copies,
-                                   self.cross_form(arch), self.cfg.length)
+                                   *self.cross_genes(arch))
 
-    def forward(self, x, memory, arch, cache=None, first=0):
-        number, drop = self.number, functools.partial(F.dropout, p=self.cfg.dropout, training=self.training)
-        form = form_of(arch.decoder_types[number], arch.decoder_heads[number], self.cfg)
-        x = x + drop(self.attention.causal(self.attention_norm(x), form, self.cfg.length, cache, first))
-        x = x + drop(self.cross.read(self.cross_norm(x), memory, self.cross_form(arch), self.cfg.length, first))
-        return x + drop(self.feed_forward(self.ffn_norm(x), arch.decoder_ffn[number]))
+    def forward(self, x, arch, lengths=None, memory=None, cache=None, first=0):
+        # D11: RankNAS trains its super-net with HAT's dropout, scaled by the sampled width; here none is
+        drop = functools.partial(F.dropout, p=self.cfg.dropout, training=self.training)
+        kind, heads = self.gene(arch, "types"), self.gene(arch, "heads")
+        x = x + drop(self.attention(self.attention_norm(x), kind, heads, lengths, cache, first))
+        if self.side:
+            x = x + drop(self.cross.read(self.cross_norm(x), memory, *self.cross_genes(arch), first))
+        return x + drop(self.feed_forward(self.ffn_norm(x), self.gene(arch, "ffn")))
 
 
 class ImageModel(nn.Module):
@@ -624,7 +626,7 @@ class ImageModel(nn.Module):
         self.positions = nn.Parameter(torch.randn(self.tokens, arch.hidden) * 0.5)
         with torch.no_grad():  # D12: of like sizes behind the factor sqrt(H), which would drown positions of 0.02
             self.patches.weight.mul_(arch.hidden ** -0.5)
-        self.layers = nn.ModuleList(EncoderLayer(number, arch, cfg, space) for number in range(arch.layers))
+        self.layers = nn.ModuleList(Layer("", number, arch, cfg, space) for number in range(arch.layers))
         self.norm, self.head = LayerNorm(arch.hidden), Linear(arch.hidden, 10)
 
     def forward(self, images, arch=None):
@@ -646,8 +648,8 @@ class Translator(nn.Module):
         super().__init__()
         self.arch, self.cfg, width = arch, cfg, max(arch.hidden, arch.decoder_hidden)
         self.words = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
-        self.layers = nn.ModuleList(EncoderLayer(number, arch, cfg, space) for number in range(arch.layers))
-        self.decoder_layers = nn.ModuleList(DecoderLayer(number, arch, cfg, space)
+        self.layers = nn.ModuleList(Layer("", number, arch, cfg, space) for number in range(arch.layers))
+        self.decoder_layers = nn.ModuleList(Layer("decoder_", number, arch, cfg, space)
                                             for number in range(arch.decoder_layers))
         self.norm, self.decoder_norm = LayerNorm(arch.hidden), LayerNorm(arch.decoder_hidden)
 
@@ -668,7 +670,7 @@ class Translator(nn.Module):
             x = layer(x, arch, lengths)
             states.append(x)
         states = [self.norm(x) for x in states[-max(arch.connect):]]  # D14: connected layers share the last LayerNorm
-        mask = torch.arange(source.shape[1], device=source.device) < lengths[:, None]  # (B, S)
+        mask = real_tokens(lengths, source.shape[1])
         return [layer.remember(states, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
@@ -677,7 +679,7 @@ class Translator(nn.Module):
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
         for number, layer in enumerate(self.decoder_layers[:arch.decoder_layers]):
-            x = layer(x, memories[number], arch, caches[number] if caches else None, first)
+            x = layer(x, arch, None, memories[number], caches[number] if caches else None, first)
         return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
 
     def forward(self, source, lengths, target, arch=None):
@@ -750,54 +752,6 @@ def model_flops(arch, cfg, tokens=30):
                 (ids, torch.full((1,), tokens), ids)))
     return counter.get_total_flops()
 
-
-def paper_parameters(arch, cfg):
-    """Parameters as the paper's tables count them: CIFAR-10 as its code sums them up, translation by the rule that
-    gives the three numbers of Table 3. Table 5's vanilla rows are whole, with 37,000 pieces: 0.6% above its 213 M."""
-    E, ffn = arch.hidden, [2 * arch.hidden * width + width + arch.hidden for width in (*arch.ffn, *arch.decoder_ffn)]
-    if cfg.task == "wmt14":
-        attention = 4 * E * E + 4 * E
-        encoder = sum(ffn[:arch.layers]) + arch.layers * (attention + 4 * E)
-        if retype(arch, "plain", PARTS) == PLAIN_TEXT:
-            return encoder + sum(ffn[arch.layers:]) + arch.decoder_layers * (2 * attention + 6 * E) + 37000 * E
-        return encoder + arch.decoder_layers * 6 * (E * E + E) + 4 * E  # of a decoder no more than its attentions' inputs
-    widest_qkv = 512 if E == 512 else 448  # of the network that the row was cut from
-    extra = {"linear": 4096, "softmax": 29 * 448, "plain": 0}
-    return (sum(4 * E * 64 * heads + 3 * widest_qkv + 5 * E + inner + extra[kind]
-                for inner, heads, kind in zip(ffn, arch.heads, arch.types)) + 768 * E + 13 * E + 10)
-
-
-def paper_flops(arch, cfg, honest=False):
-    """2 x multiply-adds as the paper's tables count them. Its profiler did not see the products of linear attention;
-    honest adds them.
-
-    Translation: 30 source and 30 target tokens and an output layer of 32,768 pieces: the vanilla Transformer's 12.65 G
-    (12.7 printed); the searched ones come out 3 to 5% below the paper, whose rule is not public, cosFormer 6%.
-    """
-    E, images = arch.hidden, cfg.task == "cifar10"
-    T = 197 if images else 30
-    total = 196 * 768 * E + T * E * (2 * arch.layers + 2) + 10 * E if images else T * 32768 * E
-    for width, heads, kind in zip(arch.ffn, arch.heads, arch.types):
-        Q = 64 * heads if images else E
-        total += T * (4 * E * Q + 2 * E * width) + mixing(kind, T, T, Q, heads, honest)
-        if images:  # its profiler saw some element-wise products
-            total += T * Q * {"linear": 5, "softmax": 1 + T, "plain": 1}[kind]
-    for layer in range(arch.decoder_layers):
-        keys = T * arch.connect[layer]
-        total += T * (6 * E * E + 2 * E * arch.decoder_ffn[layer]) + 2 * keys * E * E
-        total += mixing(arch.decoder_types[layer], T, T, E, arch.decoder_heads[layer], honest)
-        total += mixing(arch.cross_types[layer], T, keys, E, arch.cross_heads[layer], honest)
-    return 2 * total
-
-
-def mixing(kind, queries, keys, qkv, heads, honest):
-    """Multiply-adds of an attention behind its projections: quadratic for softmax; for linear keys x 2D x D and back,
-    seen by honest counts only."""
-    if kind == "linear":
-        width = qkv // heads
-        return honest * heads * ((queries + keys) * 2 * width * width + queries * 2 * width)
-    return 2 * queries * keys * qkv
-
 # --- supernet ------------------------------------------------------------------------------------
 
 
@@ -829,34 +783,19 @@ def extract(weights, arch, cfg, space=None):
 WORST = 1e9  # loss of a sub-net that has diverged: infinity is no JSON
 
 
-def feature_columns(space):
-    """{feature: its columns in describe_archs}; features without a choice have none."""
-    columns, start = {}, 0
+def features_of(arch, space):
+    """What a ranker sees of an architecture: {feature with a choice: numbers}, each a share of the largest choice; one a
+    layer as its mean and its layers, filled up with the mean, so that a width says nothing about the depth: importance
+    could not tell the two apart."""
+    found = {}
     for name, choices in space.items():
         if len(choices) > 1:
-            depth = FEATURES[name].depth
-            columns[name] = slice(start, start + (1 + max(space[depth]) if depth else 1))
-            start = columns[name].stop
-    return columns
-
-
-def describe_archs(archs, space):
-    """What a ranker sees, (A, columns): each feature as a share of its largest choice; one a layer as its mean and its
-    layers, filled up with the mean, so that a width says nothing about the depth: importance could not tell the two
-    apart."""
-    rows = []
-    for arch in archs:
-        row = []
-        for name in feature_columns(space):
-            value, depth = getattr(arch, name), FEATURES[name].depth
-            if name.endswith("types"):
-                value = [float(kind == "linear") for kind in value]
-            else:
-                value = [each / max(space[name]) for each in (value if depth else (value,))]
-            mean = sum(value) / len(value)
-            row += [mean, *value, *[mean] * (max(space[depth]) - len(value))] if depth else value
-        rows.append(row)
-    return torch.tensor(rows, dtype=torch.float32)
+            depth, value = FEATURES[name].depth, getattr(arch, name)
+            values = [float(each == "linear") if name.endswith("types") else each / max(choices)
+                      for each in (value if depth else (value,))]
+            mean = sum(values) / len(values)
+            found[name] = [mean, *values, *[mean] * (max(space[depth]) - len(values))] if depth else values
+    return found
 
 
 def agreement(found, wanted):
@@ -872,16 +811,14 @@ class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
     network, so that it is always transitive. Low values come first.
 
-    Fitted to 80% of the (architecture, value) rows; 10% choose when to stop, 10% are never fitted to and give `tau` and
-    `pairs`.
+    Fitted to 80% of the (architecture, value) rows; 10% choose when to stop, 10% are fresh and give (tau, pairs).
     """
     # D6: the released code regresses with boosted trees and calls a single feature's |tau| its importance
 
     def __init__(self, space, archs, values, seed=0, steps=400):
         self.space, generator = space, torch.Generator().manual_seed(seed)
-        self.x, self.y = describe_archs(archs, space), torch.tensor(values, dtype=torch.float64)
-        order = torch.randperm(len(self.y), generator=generator)
-        tenth = max(2, len(self.y) // 10)
+        self.x, self.y = self.rows(archs), torch.tensor(values, dtype=torch.float64)
+        order, tenth = torch.randperm(len(archs), generator=generator), max(2, len(archs) // 10)
         self.fresh, self.stop, rows = order[:tenth], order[tenth:2 * tenth], order[2 * tenth:]
         self.mean, self.scale = self.x[rows].mean(0), self.x[rows].std(0).clamp(min=1e-3)
         with torch.random.fork_rng(devices=[]):
@@ -895,65 +832,62 @@ class Ranker:
         optimizer = torch.optim.AdamW(self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best, kept = -1.0, None
         for step in range(steps + 1):
-            if step % 20 == 0:
-                accuracy = self.quality(self.x, self.stop)[1]
-                if accuracy > best:
-                    best, kept = accuracy, {name: value.clone() for name, value in self.network.state_dict().items()}
+            accuracy = self.quality(self.x, self.stop)[1] if step % 20 == 0 else best
+            if accuracy > best:
+                best, kept = accuracy, {name: value.clone() for name, value in self.network.state_dict().items()}
             one, two = rows[torch.randint(len(rows), (2, 512), generator=generator)]
             later = (self.y[one] > self.y[two]).float() + 0.5 * (self.y[one] == self.y[two])
-            loss = F.binary_cross_entropy_with_logits(self.g(self.x[one]) - self.g(self.x[two]), later)
-            optimizer.zero_grad()
-            loss.backward()
+            F.binary_cross_entropy_with_logits(self.g(self.x[one]) - self.g(self.x[two]), later).backward()
             optimizer.step()
+            optimizer.zero_grad()
         self.network.load_state_dict(kept)
+
+    def rows(self, archs):
+        return torch.tensor([sum(features_of(arch, self.space).values(), []) for arch in archs])  # (A, columns)
 
     def g(self, x):
         return self.network((x - self.mean) / self.scale)[:, 0]
 
     def score(self, archs):
         """g of each architecture; lower comes first."""
-        return self.g(describe_archs(archs, self.space)).tolist()
+        return self.g(self.rows(archs)).tolist()
 
     def quality(self, x, rows):
-        """(tau, pair accuracy) on rows of x."""
+        """(Kendall's tau, pair accuracy) on rows of x."""
         return agreement(self.g(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, shuffles=20):
-        """{feature: pair accuracy lost when the feature is shuffled among the rows that were not fitted to}, the most
-        important first."""
+        """{feature: pair accuracy lost when it is shuffled among the rows that were not fitted to}, the largest first."""
         generator, rows = torch.Generator().manual_seed(0), torch.cat([self.fresh, self.stop])
-        whole, lost = self.quality(self.x, rows)[1], {}
-        for name, columns in feature_columns(self.space).items():
-            total = 0.0
+        whole, lost, start = self.quality(self.x, rows)[1], {}, 0
+        for name, numbers in features_of(widest(self.space), self.space).items():
+            lost[name], columns, start = 0.0, slice(start, start + len(numbers)), start + len(numbers)
             for _ in range(shuffles):
                 shuffled = self.x.clone()
                 shuffled[rows, columns] = self.x[rows[torch.randperm(len(rows), generator=generator)], columns]
-                total += whole - self.quality(shuffled, rows)[1]
-            lost[name] = total / shuffles
-        return dict(sorted(lost.items(), key=lambda item: -item[1]))
+                lost[name] += whole - self.quality(shuffled, rows)[1]
+        return {name: lost[name] / shuffles for name in sorted(lost, key=lost.get, reverse=True)}
 
 
 def prune(space, importances, archs, losses, keep):
     """Sec. 3.1.2, search space pruning: a smaller space, in which only `keep` features are free; 0: all."""
+    # D7: the paper does not say how. The first features of the rankings by loss and by latency, read in turn, stay free,
+    # the others are frozen at their commonest value among the better tenth of the sampled architectures. CIFAR-10 keeps
+    # 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as the two top fives of Sec. 7.1 hold
     if not keep:
         return space
-    # D7: the paper does not say how. The features that come first when the rankings by loss and by latency are read in
-    # turn stay free; the others are frozen at their commonest value among the better tenth of the sampled
-    # architectures. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as the
-    # two top fives of Sec. 7.1 hold.
     free = list(dict.fromkeys(name for names in zip(*importances) for name in names))[:keep]
     better = [archs[index] for index in sorted(range(len(archs)), key=losses.__getitem__)[:max(5, len(archs) // 10)]]
     pruned = {}
     for name, choices in space.items():
-        values = [value for arch in better
-                  for value in (getattr(arch, name) if FEATURES[name].depth else (getattr(arch, name),))]
+        values = [getattr(arch, name) for arch in better]
+        values = sum(values, ()) if FEATURES[name].depth else values
         pruned[name] = choices if name in free else (max(choices, key=values.count),)
     return pruned
 
 
-def quantile(values, share):
-    """The value below which this share of the values lies."""
-    return sorted(values)[round(share * (len(values) - 1))]
+def latency_text(value, cfg):
+    return f"{value:.4g} {'GFLOPs' if cfg.cost == 'flops' else 'ms'}"
 
 
 def latency_window(scores, latencies, cfg):
@@ -961,22 +895,17 @@ def latency_window(scores, latencies, cfg):
     none beyond --latency_limit."""
     low, high = DROPPED_ARCHITECTURES, 1 - DROPPED_ARCHITECTURES
     if cfg.latency_limit:
-        share = sum(each <= cfg.latency_limit for each in latencies) / len(latencies)
-        if share <= low:
-            raise UserError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} sampled "
-                            f"architectures takes {latency_text(min(latencies), cfg)}, and without the fastest tenth "
-                            f"{latency_text(quantile(latencies, low), cfg)}; raise the limit")
-        high = min(high, share)
-    return quantile(scores, low), quantile(scores, high)
-
-
-def latency_text(value, cfg):
-    return f"{value:.4g} {'GFLOPs' if cfg.cost == 'flops' else 'ms'}"
+        high = min(high, sum(each <= cfg.latency_limit for each in latencies) / len(latencies))
+        if high <= low:
+            raise UserError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} sampled architectures "
+                            f"takes {latency_text(min(latencies), cfg)}, and the fastest tenth is left out; raise it")
+    scores = sorted(scores)
+    return tuple(scores[round(share * (len(scores) - 1))] for share in (low, high))
 
 
 def evolve(space, fitness, allowed, cfg):
     """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: list of Arch
-    -> list of numbers; allowed: Arch -> bool. UserError where the space seems to hold no allowed architecture."""
+    -> list of numbers; allowed: Arch -> bool."""
     rng, seen = random.Random(f"{cfg.seed} evolution"), {}
 
     def collect(make, count):
@@ -1029,108 +958,59 @@ def measure_latency(arch, cfg, device):
     return milliseconds(once, device, cfg.latency_runs, cut=DROPPED_TIMINGS, clock=clock)  # D8
 
 
-def measure_archs(archs, first, kind, supernet, task, cfg, ranks):
-    """History lines of architectures: loss with the super-net's weights, shared out over the processes, and latency, on
-    the first alone, so that no two are timed at once; seconds: what one of them took on average."""
+def measure_archs(archs, history, kind, supernet, task, cfg, ranks, run):
+    """Add lines of architectures to the history and to history.jsonl: loss with the super-net's weights, shared out over
+    the processes, and latency, on the first alone, so that no two are timed at once."""
     began = time.perf_counter()
     own = [(index, task.held_out_loss(supernet, archs[index])) for index in range(ranks.rank, len(archs), ranks.size)]
     losses = dict(pair for part in gather(ranks, own) for pair in part)
     latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in archs])
-    seconds = round((time.perf_counter() - began) / len(archs), 3)
-    return [{"id": first + index, "round": kind, "parent": None, "arch": arch_text(arch), "score": -losses[index],
-             "scores": {"loss": losses[index], "latency": latencies[index]}, "seconds": seconds}
-            for index, arch in enumerate(archs)]
-
-
-def read_samples(folder):
-    """The history lines of the sub-nets that a search has sampled; [] where there is no history.jsonl."""
-    path = Path(folder) / "history.jsonl"
-    try:
-        return [line for line in read_jsonl(path) if line["round"] == "sample" and {*line["scores"]} and line["arch"]]
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: not written by --search; take another folder, or begin anew with --restart") from None
-
-
-def write_history(history, folder):
-    write_atomic(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one, on average
+    history += [{"id": number, "round": kind, "parent": None, "arch": arch_text(arch), "score": -losses[index],
+                 "scores": {"loss": losses[index], "latency": latencies[index]}, "seconds": seconds}
+                for index, (number, arch) in enumerate(enumerate(archs, len(history)))]
+    text = "".join(json.dumps(line) + "\n" for line in history)
+    on_main(ranks, write_atomic, run.folder / "history.jsonl", text)
 
 
 def collect_samples(supernet, task, space, cfg, ranks, run):
-    """--samples random sub-nets with loss and latency as history lines; resumes behind the last block that
-    history.jsonl holds."""
-    history = on_main(ranks, read_samples, run.folder)
+    """History lines of --samples random sub-nets; resumes behind the last block that history.jsonl holds."""
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
                                for number in range(2 * cfg.samples)))[:cfg.samples]
     if len(archs) < 20:
-        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets cannot "
-                        "teach a ranker; it takes 20, and a space that has them")
+        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets cannot teach a ranker; "
+                        "it takes 20, and a space that has them")
+    history = on_main(ranks, read_jsonl, run.folder / "history.jsonl")[:len(archs)]
     bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
     while len(history) < len(archs):
-        history += measure_archs(archs[len(history):len(history) + block], len(history), "sample", supernet, task, cfg,
-                                 ranks)
-        on_main(ranks, write_history, history, run.folder)
-        bar.update(len(history) - bar.n)
+        chosen = archs[len(history):len(history) + block]
+        measure_archs(chosen, history, "sample", supernet, task, cfg, ranks, run)
+        bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
     bar.close()
     return history
 
 
-def read_history(lines, cfg):
-    """(architectures, losses, latencies) of the history lines whose losses are numbers."""
-    lines = [line for line in lines if line["scores"]["loss"] < WORST]
+def rank_and_evolve(space, history, cfg):
+    """From measured sub-nets to the finalists, best first, and what was learned on the way."""
+    lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
         raise UserError(f"only {len(lines)} sub-nets have a loss that is a number; it takes 20: lower --lr, or raise "
                         "--warmup or --samples")
-    return ([parse_arch(line["arch"], cfg) for line in lines],
-            *([line["scores"][name] for line in lines] for name in ("loss", "latency")))
-
-
-def rank_and_evolve(space, history, cfg):
-    """From measured sub-nets to the finalists, best first, and what was learned on the way."""
-    archs, losses, latencies = read_history(history, cfg)
-    rankers = {"loss": Ranker(space, archs, losses, cfg.seed), "latency": Ranker(space, archs, latencies, cfg.seed)}
-    importances = {name: ranker.importance() for name, ranker in rankers.items()}
-    pruned, speed = prune(space, importances.values(), archs, losses, cfg.keep), rankers["latency"].score
-    low, high = latency_window(speed(archs), latencies, cfg)
-    seen = evolve(pruned, rankers["loss"].score, lambda arch: low <= speed([arch])[0] <= high, cfg)
-    about = {"rankers": {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs,
-                                "fitted_to": len(archs) - len(ranker.stop) - len(ranker.fresh),
-                                "held_out": len(ranker.fresh)} for name, ranker in rankers.items()},
-             "importance": importances, "space": space, "pruned": pruned, "architectures": float(space_size(space)),
-             "architectures_pruned": float(space_size(pruned)), "looked_at": len(seen)}
+    archs = [parse_arch(line["arch"], cfg) for line in lines]
+    values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
+    rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
+    importance = {name: ranker.importance() for name, ranker in rankers.items()}
+    pruned, latency = prune(space, importance.values(), archs, values["loss"], cfg.keep), rankers["latency"].score
+    low, high = latency_window(latency(archs), values["latency"], cfg)
+    seen = evolve(pruned, rankers["loss"].score, lambda arch: low <= latency([arch])[0] <= high, cfg)
+    quality = {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs, "held_out": len(ranker.fresh),
+                      "fitted_to": len(archs) - 2 * len(ranker.fresh)} for name, ranker in rankers.items()}
+    about = {"rankers": quality, "importance": importance, "space": space, "pruned": pruned,
+             "architectures": float(space_size(space)), "architectures_pruned": float(space_size(pruned)),
+             "looked_at": len(seen)}
     return sorted(seen, key=seen.__getitem__)[:cfg.finalists], about
-
-
-def search(cfg):
-    """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve. --train takes best.json."""
-    with launch(cfg.device) as ranks:
-        weights, space = read_run(cfg)[0] if cfg.init else None, checked_space(cfg)
-        run, task = open_data(cfg, "search", ranks)
-        if run.finished:
-            say(ranks, f"{run.folder}: this search is finished (--restart begins anew)")
-            return show_search(run.finished, ranks, cfg)
-        if not task.set_aside:
-            raise UserError("--held_out: a search needs examples for its losses; set some aside, or give --valid_text")
-        say(ranks, f"a space of {float(space_size(space)):.2e} architectures")
-        seed_everything(cfg.seed, "weights")
-        supernet = extract(weights, widest(space), cfg, space) if weights else make_supernet(space, cfg)
-        train_network(supernet.to(ranks.device), task, cfg, ranks, run, space)
-        history = collect_samples(supernet.eval(), task, space, cfg, ranks, run)
-        finalists, about = rank_and_evolve(space, history, cfg)
-        history += measure_archs(finalists, len(history), "finalist", supernet, task, cfg, ranks)
-        # D9: the best measured loss of the finalists wins, not the ranker's first. A sample within the limit is there:
-        # latency_window has looked
-        allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
-        best = max([line for line in allowed if line["round"] == "finalist"] or allowed, key=lambda line: line["score"])
-        result = {"arch": best["arch"], "score": best["score"], "scores": best["scores"], "id": best["id"], **about}
-        on_main(ranks, write_history, history, run.folder)
-        if ranks.main:
-            write_atomic(run.folder / "best.json", json.dumps(result, indent=1))
-        run.log(phase="search",
-                **{key: about[key] for key in ("rankers", "importance", "architectures_pruned", "looked_at")})
-        run.finish(result)
-        show_search(result, ranks, cfg)
 
 
 def checked_space(cfg):
@@ -1143,80 +1023,44 @@ def checked_space(cfg):
     return space
 
 
+def search(cfg):
+    """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve. --train takes best.json."""
+    with launch(cfg.device) as ranks:
+        weights, space = read_run(cfg)[0] if cfg.init else None, checked_space(cfg)
+        run, task = open_data(cfg, "search", ranks)
+        if run.finished:
+            say(ranks, f"{run.folder}: this search is finished (--restart begins anew)")
+            return show_search(run.finished, ranks, cfg)
+        if not task.data.set_aside:
+            raise UserError("--held_out: a search needs examples for its losses; set some aside, or give --valid_text")
+        seed_everything(cfg.seed, "weights")
+        supernet = extract(weights, widest(space), cfg, space) if weights else make_supernet(space, cfg)
+        train_network(supernet.to(ranks.device), task, cfg, ranks, run, space)
+        history = collect_samples(supernet.eval(), task, space, cfg, ranks, run)
+        finalists, about = rank_and_evolve(space, history, cfg)
+        measure_archs(finalists, history, "finalist", supernet, task, cfg, ranks, run)
+        # D9: the best measured loss of the finalists wins, not the ranker's first. Where all of them miss the limit a
+        # sample wins that does not: latency_window has seen one
+        allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
+        best = max([line for line in allowed if line["round"] == "finalist"] or allowed, key=lambda line: line["score"])
+        result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, **about}
+        on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
+        run.log(phase="search", **{key: about[key] for key in about if key not in ("space", "pruned", "architectures")})
+        run.finish(result)
+        show_search(result, ranks, cfg)
+
+
 def show_search(result, ranks, cfg):
     """Print what a search found."""
     for name, ranker in result["rankers"].items():
         first = ", ".join(f"{FEATURES[key].title} {lost:.3f}" for key, lost in result["importance"][name].items())
         say(ranks, f"{name} ranker: Kendall's tau {ranker['tau']:.3f}, pair accuracy {ranker['pair_accuracy']:.3f} on "
                    f"{ranker['held_out']} sub-nets that it never saw, after {ranker['fitted_to']}; importance: {first}")
-    say(ranks, f"pruned from {result['architectures']:.2e} to {result['architectures_pruned']:.2e} "
-               f"architectures; looked at {result['looked_at']}")
-    say(ranks, f"best: loss {result['scores']['loss']:.4f}, latency {latency_text(result['scores']['latency'], cfg)}")
-    for word in result["arch"].split():
-        name, value = word.split("=")
-        say(ranks, f"  {FEATURES[name].title:16s} {value}")
+    say(ranks, f"pruned from {result['architectures']:.2e} to {result['architectures_pruned']:.2e} architectures; "
+               f"looked at {result['looked_at']}\nbest: loss {result['scores']['loss']:.4f}, latency "
+               f"{latency_text(result['scores']['latency'], cfg)}\n  " + result["arch"].replace(" ", "\n  "))
 
 # --- objective -----------------------------------------------------------------------------------
-
-MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's channels
-
-
-def normal_pixels(x):
-    """Pixels 0..1 with mean 0 and deviation 1 a channel. (B, 3, *, *)"""
-    return (x - x.new_tensor(MEAN)[:, None, None]) / x.new_tensor(DEVIATION)[:, None, None]
-
-
-def resample(images, theta, size):
-    """Images (B, 3, 32, 32) uint8 under affine maps theta (B, 2, 3) as (B, 3, size, size) pixels 0..1, bicubic."""
-    grid = F.affine_grid(theta, (len(images), 3, size, size), align_corners=False)
-    return F.grid_sample(images.float() / 255, grid, mode="bicubic", padding_mode="reflection",
-                         align_corners=False).clamp(0, 1)
-
-
-def plain_images(images, cfg):
-    """Images for evaluation. Enlarged ones lose their rim (resized to 256, the middle 224 of it)."""
-    zoom = 224 / 256 if cfg.image > 32 else 1.0
-    theta = torch.tensor([[zoom, 0, 0], [0, zoom, 0]], device=images.device).expand(len(images), -1, -1)
-    return normal_pixels(resample(images, theta, cfg.image))
-
-
-def augment(images, cfg):
-    """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased box.
-    (B, 3, 32, 32) uint8 -> (B, 3, I, I)"""
-    # D14: turned, sheared and shifted with the strength of the released code, whose RandAugment has more operations
-    (least, magnitude, jitter, erasing), B, device = cfg.augment, len(images), images.device
-
-    def draw(low, high):
-        return torch.empty(B, device=device).uniform_(low, high)
-
-    area, ratio, strength = draw(least, 1), draw(math.log(3 / 4), math.log(4 / 3)).exp(), magnitude / 10
-    width, height = (((area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)) if least < 1
-                     else (area, area))
-    turn, shear, flip = strength * draw(-math.pi / 6, math.pi / 6), strength * draw(-0.3, 0.3), draw(-1, 1).sign()
-    across = (1 - width) * draw(-1, 1) + strength * draw(-0.2, 0.2)
-    down = (1 - height) * draw(-1, 1) + strength * draw(-0.2, 0.2)
-    rows = [torch.stack([flip * width * turn.cos(), height * (shear - turn.sin()), across], 1),
-            torch.stack([flip * width * turn.sin(), height * turn.cos(), down], 1)]
-    x = resample(images, torch.stack(rows, 1), cfg.image)
-    brightness, contrast, colour = (draw(1 - jitter, 1 + jitter)[:, None, None, None] for _ in range(3))
-    x = x * brightness
-    x = (x - x.mean((1, 2, 3), keepdim=True)) * contrast + x.mean((1, 2, 3), keepdim=True)
-    grey = x.mean(1, keepdim=True)
-    return erase(normal_pixels(((x - grey) * colour + grey).clamp(0, 1)), erasing)
-
-
-def erase(x, chance):
-    """With this chance an image has a box of 2% to 33% of it filled with noise. x (B, 3, I, I)"""
-    B, size, device = len(x), x.shape[-1], x.device
-    area, ratio = (torch.empty(B, device=device).uniform_(0.02, 1 / 3),
-                   torch.empty(B, device=device).uniform_(math.log(0.3), math.log(3.3)).exp())
-    extent = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()]).clamp(max=1.0)  # (2, B) shares of the width
-    corner = torch.rand(2, B, device=device) * (1 - extent)
-    place = torch.arange(size, device=device) / size
-    inside = (place >= corner[..., None]) & (place < (corner + extent)[..., None])  # (2, B, I)
-    box = inside[0][:, :, None] & inside[1][:, None] & (torch.rand(B, device=device) < chance)[:, None, None]
-    return torch.where(box[:, None], torch.randn_like(x), x)
-
 
 def smoothed_loss(logits, labels, smoothing):
     """Label-smoothed cross-entropy summed over the labels that are not -100, and how many there are. logits (..., V),
@@ -1248,9 +1092,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.metrics import corpus_bleu
     from common.runs import Checkpoint
     from common.weights import read_init
-    from data.cifar10 import Pictures, load_cifar10
+    from data.cifar10 import Pictures, augment, load_cifar10, plain_images
     from data.inputs import open_run
-    from data.parallel import Translations, read_lines, read_pairs
+    from data.parallel import Translations, read_lines
 else:
     UserError = ValueError
 
@@ -1259,16 +1103,14 @@ class ImageTask:
     """CIFAR-10."""
     score_name, unit = "accuracy", "images"
 
-    def __init__(self, cfg, ranks, folder, training=True):
+    def __init__(self, cfg, ranks, folder, training):
         self.cfg, self.device = cfg, ranks.device
-        if training:
-            self.data = Pictures(cfg, self.device)
-            self.set_aside = len(self.data.held[0])
+        self.data = Pictures(cfg, ranks.device) if training else None
 
     def batch(self, number):
-        """Shard `number` of an endless stream of shuffled epochs."""
+        """Shard `number` of an endless stream of shuffled epochs: (images (B, 3, I, I), labels (B,))."""
         images, labels = self.data.batch(number)
-        return augment(images, self.cfg), labels
+        return augment(images, self.cfg), labels  # D14: like the released code's; the paper mentions none
 
     def loss(self, model, batch, arch=None, smoothing=0.0):
         return smoothed_loss(model(batch[0], arch), batch[1], smoothing)
@@ -1281,11 +1123,11 @@ class ImageTask:
     def held_out_loss(self, model, arch=None):
         """Cross-entropy on the images set aside; WORST where it is no number."""
         # D5: test sets are read by --evaluate alone; the released CIFAR-10 search reads the test split
-        loss = F.cross_entropy(self.logits(model, self.data.held[0], arch), self.data.held[1]).item()
+        images, labels = self.data.held
+        loss = F.cross_entropy(self.logits(model, images, arch), labels).item()
         return loss if math.isfinite(loss) else WORST
 
     def score(self, model):
-        """{"accuracy": share of the test images}."""
         images, labels = [part[:64 if self.cfg.dry_run else None] for part in load_cifar10(self.cfg.cifar10, "test")]
         found = self.logits(model, images.to(self.device)).argmax(1).cpu()
         return {"accuracy": (found == labels).double().mean().item(), "examples": len(labels)}
@@ -1295,10 +1137,8 @@ class TextTask:
     """Translation of parallel text with a joint vocabulary."""
     score_name, unit = "bleu", "tokens"
 
-    def __init__(self, cfg, ranks, folder, training=True):
-        self.cfg, self.ranks, self.device = cfg, ranks, ranks.device
-        self.data = Translations(cfg, ranks, folder, training)
-        self.set_aside, self.tokenizer = len(self.data.held), self.data.tokenizer
+    def __init__(self, cfg, ranks, folder, training):
+        self.cfg, self.device, self.data = cfg, ranks.device, Translations(cfg, ranks, folder, training)
 
     def batch(self, number):
         """Shard `number` of an endless stream of shuffled epochs: (source (B, S), lengths (B,), target in (B, T),
@@ -1320,33 +1160,17 @@ class TextTask:
         return loss if math.isfinite(loss) else WORST
 
     def translate(self, model, lines):
-        """Translations of raw sentences, of an empty one nothing; the processes share them out. Sentences of like
-        length stand in one batch."""
-        tokenizer, longest = self.tokenizer, self.cfg.length - 1
-        rows = tokenizer.encode_batch(lines)
-        if cut := sum(len(row) > longest for row in rows):
-            say(self.ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
-        rows = [row[:longest] for row in rows]
-        order = sorted((index for index in range(len(rows)) if rows[index]), key=lambda index: len(rows[index]))
-        chunks, found = [order[start:start + 64] for start in range(0, len(order), 64)], {}
-        bar = progress(self.ranks, len(chunks), "translating")
-        for chunk in chunks[self.ranks.rank::self.ranks.size]:
-            source, lengths, *_ = self.data.tensors([rows[index] for index in chunk], [[]] * len(chunk))
+        """Translations of raw sentences, of an empty one nothing."""
+        tokenizer = self.data.tokenizer
+
+        def best(source, lengths):
             with autocast(self.cfg.dtype, self.device):
-                best = beam_search(model, source, lengths, tokenizer.bos_id, tokenizer.eos_id,
+                return beam_search(model, source, lengths, tokenizer.bos_id, tokenizer.eos_id,
                                    (tokenizer.pad_id, tokenizer.bos_id), self.cfg.beam)
-            found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best))
-            bar.update(self.ranks.size)
-        bar.close()
-        found = dict(pair for part in gather(self.ranks, list(found.items())) for pair in part)
-        return [found.get(index, "") for index in range(len(lines))]
+        return self.data.translate(lines, best)
 
     def score(self, model):
-        """{"bleu": percent on the test text, ...}; the first twenty translations go with it."""
-        if not self.cfg.test_text:
-            raise UserError("--test_text: missing; give the PREFIX of the text to be scored on")
-        sources, references = (side[:64 if self.cfg.dry_run else None]
-                               for side in read_pairs(self.cfg.test_text, *self.cfg.languages))
+        sources, references = self.data.test_lines()
         found = self.translate(model, sources)
         shown = [{"source": one, "reference": two, "found": three}
                  for one, two, three in list(zip(sources, references, found))[:20]]
@@ -1357,12 +1181,10 @@ class TextTask:
 def open_data(cfg, action, ranks):
     """Open the run folder and the data: (RunFolder, task)."""
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
-    demo = not cfg.translate and not any(getattr(cfg, name) for name in names)
-    training = action in ("search", "train")
-    if cfg.task == "wmt14" and training and not demo and not cfg.train_text:
-        raise UserError("--train_text: missing; give the PREFIX of the parallel text to train on")
-    run, _ = open_run(cfg, action, ranks, *(names if demo else ()))
-    return run, (ImageTask if cfg.task == "cifar10" else TextTask)(cfg, ranks, run.folder, training)
+    needs = () if cfg.translate or any(getattr(cfg, name) for name in names) else names  # else the demo data
+    run, _ = open_run(cfg, action, ranks, *needs)
+    kind = ImageTask if cfg.task == "cifar10" else TextTask
+    return run, kind(cfg, ranks, run.folder, action in ("search", "train"))
 
 
 def make_optimizer(model, cfg):
@@ -1427,7 +1249,7 @@ def train_network(model, task, cfg, ranks, run, space=None):
                     memory_mb=round(peak_memory(ranks.device)))
             seen, began = 0, time.perf_counter()
         if saves and not space and ranks.main:
-            if task.set_aside:
+            if task.data.set_aside:
                 run.log(phase=f"{name} validation", step=step + 1, loss=task.held_out_loss(model.eval()))
             save_file(run.folder / f"weights-{step + 1}.pt", model.state_dict())
             for path in weight_files(run.folder)[:-AVERAGED - 1]:  # one more: the checkpoint may be a save behind
@@ -1466,35 +1288,33 @@ def read_run(cfg):
     geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
     record = read_json(Path(cfg.init) / "config.json")
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in record["settings"].items()}
-    try:
-        if cfg.task == "wmt14":
-            if "vocab_size" in cfg.given and cfg.vocab_size != len(weights["words"]):
-                raise UserError(f"--vocab_size {cfg.vocab_size}: {cfg.init} has {len(weights['words'])}; leave it out")
-            cfg.vocab_size = len(weights["words"])
-        own = Config(**settings)
-        if record["action"] == "search":
-            return weights, None, checked_space(own)
-        return weights, parse_arch(settings["arch"], own), None
-    except (LookupError, TypeError) as error:
-        raise UserError(f"{cfg.init}: no run of --search or --train ({error})") from None
+    if cfg.task == "wmt14":
+        pieces = len(weights["words"])
+        if "vocab_size" in cfg.given and cfg.vocab_size != pieces:
+            raise UserError(f"--vocab_size {cfg.vocab_size}: {cfg.init} has {pieces}; leave --vocab_size out")
+        cfg.vocab_size = pieces
+    own = Config(**{name: tuple(value) if isinstance(value, list) else value
+                    for name, value in record["settings"].items()})
+    if record["action"] == "search":
+        return weights, None, checked_space(own)
+    return weights, parse_arch(own.arch, own), None
 
 
 def chosen_arch(cfg, ranks, own=None):
     """The architecture that --arch names; without it that of the network in --init (own), what the search in --init, or
-    of this task and preset, found, or in the preset base an mFormer of the paper's size."""
+    of this task and preset, found, or in the preset base an mFormer of the paper's size. cfg.arch becomes its text."""
     text, found = cfg.arch, Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
-    if not text:
-        if own:
-            return own
+    if not text and not own:
         if not found.exists() and cfg.preset != "base":
             raise UserError(f"{found}: no such file; run --search first, or give --arch")
         text = str(found) if found.exists() else "mformer"
         say(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
         best = read_json(text)
-        text = best["arch"] if isinstance(best, dict) and isinstance(best.get("arch"), str) else text
-    return parse_arch(text, cfg)
+        text = str(best.get("arch", text)) if isinstance(best, dict) else text
+    arch = parse_arch(text, cfg) if text else own
+    cfg.arch = arch_text(arch)
+    return arch
 
 
 def train(cfg):
@@ -1502,7 +1322,6 @@ def train(cfg):
     with launch(cfg.device) as ranks:
         weights, own, _ = read_run(cfg) if cfg.init else (None, None, None)
         arch = chosen_arch(cfg, ranks, own)
-        cfg.arch = arch_text(arch)
         run, task = open_data(cfg, "train", ranks)
         if run.finished:
             say(ranks, f"{run.folder}: this training is finished (--restart begins anew)")
@@ -1522,14 +1341,13 @@ def evaluate(cfg):
     with launch(cfg.device) as ranks:
         weights, own, _ = read_run(cfg)
         arch = chosen_arch(cfg, ranks, own)
-        cfg.arch = arch_text(arch)
         model = extract(weights, arch, cfg).to(ranks.device).eval()
         run, task = open_data(cfg, "translate" if cfg.translate else "evaluate", ranks)
         if cfg.translate:
             found = task.translate(model, on_main(ranks, read_lines, cfg.translate))
-            if ranks.main:
-                write_atomic(run.folder / f"translations.{cfg.languages[1]}", "".join(line + "\n" for line in found))
-            say(ranks, "\n".join(found))
+            text = "".join(line + "\n" for line in found)
+            on_main(ranks, write_atomic, run.folder / f"translations.{cfg.languages[1]}", text)
+            say(ranks, text[:-1])
             return run.finish({"sentences": len(found)})
         result = {"name": "evaluated", "parameters": sum(count_parameters(arch, cfg).values()),
                   "flops": model_flops(arch, cfg), "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device),
@@ -1538,8 +1356,8 @@ def evaluate(cfg):
         for shown in result.get("translations", []):
             say(ranks, f"  {shown['source']}\n    {shown['found']}\n    ({shown['reference']})")
         say(ranks, f"{task.score_name} {result[task.score_name]:.4f} on {result['examples']} test examples, "
-                   f"{result['parameters']:,} parameters, "
-                   f"{result['flops'] / 1e9:.4g} GFLOPs, latency {latency_text(result['latency'], cfg)}")
+                   f"{result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, latency "
+                   f"{latency_text(result['latency'], cfg)}")
 
 # --- command line --------------------------------------------------------------------------------
 
@@ -1548,19 +1366,19 @@ def describe(cfg):
     """Parameters and FLOPs as JSON, in the paper's counting and the honest one: of --arch, of the model in --init, else
     of the paper's mFormer (preset base) or the widest architecture of the preset."""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
-    space, paper = space_of(cfg), paper_geometry(cfg)
+    space = space_of(cfg)
+    paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
+    rows = {name: parse_arch(name, cfg) for name in COUNTED[cfg.task]}
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
-            PUBLISHED[cfg.task]["mformer"] if cfg.preset == "base" else widest(space))
-    rows = {name: parse_arch(name, cfg) for name in TABLE_5}
-    if arch in rows.values() and not cfg.init:
+            rows["mformer"] if cfg.preset == "base" else widest(space))
+    if arch in rows.values() and not cfg.init:  # it lives in the paper's geometry, but for what is given
         cfg = dataclasses.replace(paper, **{name: getattr(cfg, name) for name in (*GEOMETRY, "vocab_size")
                                             if name in cfg.given})
     parts, published = count_parameters(arch, cfg), {}
-    for name, row in rows.items():
-        published[name] = {"paper": {"parameters": paper_parameters(row, paper), "flops": paper_flops(row, paper)},
-                           "honest": {"parameters": sum(count_parameters(row, paper).values()),
-                                      "flops": paper_flops(row, paper, True),
-                                      "flops_done_here": model_flops(row, paper)}}
+    for name, (parameters, flops, honest) in COUNTED[cfg.task].items():
+        published[name] = {"paper": {"parameters": parameters, "flops": flops},
+                           "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
+                                      "flops": honest, "flops_done_here": model_flops(rows[name], paper)}}
     print(json.dumps({
         "parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
         "flops_counting": "2 x multiply-adds of every matrix product that the model does for one image, or for 30 "
@@ -1570,49 +1388,45 @@ def describe(cfg):
         "published": published}))
 
 
-def paper_geometry(cfg):
-    """The configuration in which the paper's architectures live."""
-    settings = {key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}
-    return Config(**settings, task=cfg.task)
-
-
 ACTIONS = {
     "search": (search, "search for an architecture: super-net, rankers, pruning, evolution"),
     "train": (train, "train an architecture from scratch"),
     "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
     "describe": (describe, "parameters and FLOPs as JSON"),
 }
+UNREAD = {  # flags that a task has no use for
+    "cifar10": {"train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size", "decoder_layers",
+                "connect", "length", "beam", "translate"},
+    "wmt14": {"cifar10", "image", "patch", "augment"},
+}
 
 
 def check(cfg, action):
-    """UserError where flags contradict each other; what a task sets by itself."""
-    images, tiny = cfg.task == "cifar10", cfg.dry_run
-    unused = {"arch"} if action == "search" else set()
-    unused |= set("train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
-                  "translate".split() if images else "cifar10 image patch augment".split())
-    unused |= {"translate"} if action != "evaluate" else set()
-    for name in sorted(cfg.given & unused):
+    """UserError where flags contradict each other; then what follows from others."""
+    unread = UNREAD[cfg.task] | {"arch" if action == "search" else "", "" if action == "evaluate" else "translate"}
+    for name in sorted(cfg.given & unread):
         raise UserError(f"--{name}: --{action} with --task {cfg.task} has no use for it; leave it out")
-    if images and cfg.space == "linear_encoder":
+    if cfg.task == "cifar10" and cfg.space == "linear_encoder":
         raise UserError("--space linear_encoder: images have no decoder; take linear")
-    if images and cfg.image % cfg.patch:
+    if cfg.task == "cifar10" and cfg.image % cfg.patch:
         raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
-    if len(cfg.languages) != 2:
-        raise UserError("--languages: give two endings, the source's and the target's")
-    if len(cfg.augment) != 4 or not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
-        raise UserError("--augment: give four numbers: least area (0, 1], strength, jitter [0, 1], chance [0, 1]")
+    if len(cfg.languages) != 2 or len(cfg.augment) != 4:
+        raise UserError("--languages takes two endings, --augment four numbers")
+    if not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
+        raise UserError(f"--augment {cfg.augment}: the area is above 0; area, jitter and chance are at most 1")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: it cannot be cut into --accumulate {cfg.accumulate} equal shards")
     if cfg.init and cfg.tokenizer:
         raise UserError("--tokenizer: the weights of --init have a vocabulary of their own; leave one of them out")
     if "out" not in cfg.given:
         name = "translate" if cfg.translate else action
-        cfg.out = f"runs/mformer-{name}-{cfg.task}-{cfg.preset}{'-dry' if tiny else ''}"
+        cfg.out = f"runs/mformer-{name}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
         raise UserError(f"--out {cfg.out}: holds the weights of --init; choose another folder")
-    if tiny:  # the demo text gives no more pieces
+    if cfg.dry_run:
         cfg.held_out = min(cfg.held_out, 50)
-        cfg.vocab_size = cfg.vocab_size if cfg.train_text else min(cfg.vocab_size, 2000)
+        if not cfg.train_text:  # the demo text gives no more pieces
+            cfg.vocab_size = min(cfg.vocab_size, 2000)
 
 
 def presets_of(argv):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.distributed import on_main, seed_of
+from common.distributed import gather, on_main, progress, say, seed_of
 from common.files import read_json, write_atomic
 from common.tokenization import load_tokenizer, train_sentencepiece
 
@@ -150,11 +150,13 @@ class Translations:
     batches, each a function of its number and the seed, and pairs set aside for validation losses. All of it is kept in
     the run folder.
 
-    set_aside pairs are those of --valid_text, or --held_out of the training text.
+    The pairs set aside are those of --valid_text, or --held_out of the training text.
     """
 
     def __init__(self, cfg, ranks, folder, training=True):
-        self.cfg, self.ranks, self.folder, self.held = cfg, ranks, folder, ()
+        self.cfg, self.ranks, self.folder = cfg, ranks, folder
+        if training and not cfg.train_text:
+            raise UserError("--train_text: missing; give the PREFIX of the parallel text to train on")
         on_main(ranks, self.make_tokenizer)
         self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
         if cfg.init and self.tokenizer.vocab_size != cfg.vocab_size:
@@ -174,7 +176,7 @@ class Translations:
         if not len(self.order):
             raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to train on")
         self.stream = TokenBatches(self.text.longest_side()[self.order] + 1, cfg.batch // cfg.accumulate)
-        self.held = held[self.held_text.longest_side()[held].argsort(kind="stable")]
+        self.held, self.set_aside = held[self.held_text.longest_side()[held].argsort(kind="stable")], len(held)
 
     def make_tokenizer(self):
         """The joint vocabulary in the run folder: that of --tokenizer (with --init its own), or trained on both sides
@@ -218,3 +220,29 @@ class Translations:
         """The tensors of the pairs set aside, the shorter first."""
         for start in range(0, len(self.held), size):
             yield self.pairs(self.held_text, self.held[start:start + size])
+
+    def translate(self, lines, best):
+        """Translations of raw sentences, of an empty one nothing, shared out over the processes; sentences of like
+        length stand in one batch. best(source (B, S), lengths (B,)) -> B pairs of (ids, score)."""
+        longest, ranks = self.cfg.length - 1, self.ranks
+        rows = self.tokenizer.encode_batch(lines)
+        if cut := sum(len(row) > longest for row in rows):
+            say(ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
+        rows = [row[:longest] for row in rows]
+        order = sorted((index for index in range(len(rows)) if rows[index]), key=lambda index: len(rows[index]))
+        chunks, found = [order[start:start + 64] for start in range(0, len(order), 64)], {}
+        bar = progress(ranks, len(chunks), "translating")
+        for chunk in chunks[ranks.rank::ranks.size]:
+            source, lengths, *_ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
+            found.update((index, self.tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best(source, lengths)))
+            bar.update(ranks.size)
+        bar.close()
+        found = dict(pair for part in gather(ranks, list(found.items())) for pair in part)
+        return [found.get(index, "") for index in range(len(lines))]
+
+    def test_lines(self):
+        """(source lines, target lines) of --test_text; in a dry run the first of them."""
+        if not self.cfg.test_text:
+            raise UserError("--test_text: missing; give the PREFIX of the text to be scored on")
+        return [side[:64 if self.cfg.dry_run else None]
+                for side in read_pairs(self.cfg.test_text, *self.cfg.languages)]
