@@ -11,7 +11,7 @@ Run:     python mformer.py --search --dry_run          every phase of a search, 
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --train_text wmt16/train ...
 Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 2 -> FEATURES, space_of
          Table 3, 4, 5 -> PUBLISHED, paper_parameters, paper_flops    Sec. 3.1.2 -> Ranker, prune, evolve
-         Sec. 3.2.2 -> search    Sec. 4.1.4 -> beam_search, average    Sec. 6 -> PRESETS, learning_rate
+         Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
          Sec. 7, 8, Fig. 1, 5, 6, Table 5 -> tests/claims/mformer.py
 Differs: (each reason stands in the code, tagged with its number)  D1 linear attention without padding · D2 relative
          positions in self-attention only · D3 leading slices · D4 197 tokens · D5 losses on held-out data · D6 a network
@@ -32,9 +32,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, K beams, C chunks
+# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks
 
 # --- configuration -------------------------------------------------------------------------------
 
@@ -104,7 +103,7 @@ class Config:
 
 
 CLIP, SMOOTHING = 1.0, 0.1  # largest gradient norm (D14); label smoothing, Sec. 6
-AVERAGED, LENGTH_PENALTY = 10, 0.6  # Sec. 4.1.4: last checkpoints of a training; of the beam search
+AVERAGED, LENGTH_PENALTY = 10, 0.6  # Sec. 4.1.4: last checkpoints of a training; of beam search
 MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings. The first does what the sentence
 # says, the second what the released code does: 10% of one architecture's timings go at either end. Both hold here.
@@ -166,53 +165,43 @@ FEATURES = {  # in an order in which depths come before what they rule
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Arch:
-    """An architecture; tuples hold one value a layer. The decoder's part is empty for images."""
-    layers: int
-    hidden: int
-    ffn: tuple
-    heads: tuple
-    types: tuple
-    decoder_layers: int = 0
-    decoder_hidden: int = 0
-    decoder_ffn: tuple = ()
-    decoder_heads: tuple = ()
-    decoder_types: tuple = ()
-    cross_heads: tuple = ()
-    connect: tuple = ()
-    cross_types: tuple = ()
+# An architecture: a field for each feature; tuples hold one value a layer. The decoder's part is empty for images.
+Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), (), ()))
 
 
 def space_of(cfg):
     """The search space of a configuration: {feature: choices}. Only the encoder's types are searched (Sec. 4.1.2);
     cosFormer*, the space "linear", is linear in the decoder too (Sec. 3.2.2)."""
     types = {"mixed": ("softmax", "linear"), "softmax": ("softmax",)}.get(cfg.space, ("linear",))
-    decoder = ("linear",) if cfg.space == "linear" else ("softmax",)
     space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
     if cfg.task == "wmt14":
+        kinds = ("linear",) if cfg.space == "linear" else ("softmax",)
         space |= dict(decoder_layers=cfg.decoder_layers, decoder_hidden=cfg.hidden, decoder_ffn=cfg.ffn,
-                      decoder_heads=cfg.heads, decoder_types=decoder, cross_heads=cfg.heads, connect=cfg.connect,
-                      cross_types=decoder)
+                      decoder_heads=cfg.heads, decoder_types=kinds, cross_heads=cfg.heads, connect=cfg.connect,
+                      cross_types=kinds)
+    for name, one in ((name, one) for name, choices in space.items() for one in choices):
+        smallest = build_arch(space, lambda own, choices, slot=0: one if own == name else min(choices))
+        if reason := why_illegal(smallest, cfg):
+            raise UserError(f"the search space holds what cannot be built: {reason}")
     return space
 
 
 def space_size(space):
     """Number of architectures in a space."""
-    sizes = 1
+    size = len(space["hidden"]) * len(space.get("decoder_hidden", (0,)))
     for depth in ("layers", "decoder_layers"):
         ruled = math.prod(len(space[name]) for name in space if FEATURES[name].depth == depth)
-        sizes *= sum(ruled ** layers for layers in space.get(depth, (0,)))
-    return sizes * math.prod(len(space[name]) for name in ("hidden", "decoder_hidden") if name in space)
+        size *= sum(ruled ** layers for layers in space.get(depth, (0,)))
+    return size
 
 
 def build_arch(space, gene):
     """An Arch from gene(name, choices) for single genes and gene(name, choices, slot) for those of a layer."""
     genes = {}
     for name, choices in space.items():
-        depth = FEATURES[name].depth
-        genes[name] = (tuple(gene(name, choices, slot) for slot in range(genes[depth])) if depth
-                       else gene(name, choices))
+        layers = genes.get(FEATURES[name].depth)
+        genes[name] = (gene(name, choices) if layers is None else
+                       tuple(gene(name, choices, slot) for slot in range(layers)))
     return Arch(**genes)
 
 
@@ -232,10 +221,8 @@ def sample_arch(space, rng):
 def mutate(parent, space, chance, rng):
     """Every gene is drawn anew with this chance; layers that the parent lacks are drawn."""
     def redraw(name, choices, slot=None):
-        old = getattr(parent, name)
-        if slot is not None:
-            old = old[slot] if slot < len(old) else None
-        return rng.choice(choices) if old is None or rng.random() < chance else old
+        old = (getattr(parent, name),) if slot is None else getattr(parent, name)[slot:slot + 1]
+        return rng.choice(choices) if not old or rng.random() < chance else old[0]
     return build_arch(space, redraw)
 
 
@@ -243,15 +230,13 @@ def crossover(one, two, space, rng):
     """Every gene from one of two parents, with equal chance; a layer that only the deeper one has comes from it."""
     def inherit(name, choices, slot=None):
         pool = [getattr(parent, name) for parent in (one, two)]
-        if slot is not None:
-            pool = [values[slot] for values in pool if slot < len(values)]
-        return rng.choice(pool)
+        return rng.choice(pool if slot is None else [values[slot] for values in pool if slot < len(values)])
     return build_arch(space, inherit)
 
 
 def retype(arch, kind, parts=PARTS[:1]):
     """The architecture with one attention type in all layers of these parts."""
-    return dataclasses.replace(arch, **{part: (kind,) * len(getattr(arch, part)) for part in parts})
+    return arch._replace(**{part: (kind,) * len(getattr(arch, part)) for part in parts})
 
 
 def why_illegal(arch, cfg):
@@ -260,12 +245,10 @@ def why_illegal(arch, cfg):
         values = getattr(arch, name) if depth else (getattr(arch, name),)
         if depth and len(values) != getattr(arch, depth):
             return f"{name} has {len(values)} values for {getattr(arch, depth)} {depth}"
-        if name.endswith("types"):
-            if not {*values} <= {*KINDS}:
-                return f"{name}: there are the types {', '.join(KINDS)}"
-            continue
+        if name.endswith("types") and not {*values} <= {*KINDS}:
+            return f"{name}: there are the types {', '.join(KINDS)}"
         least = 0 if name.startswith("decoder") and not arch.decoder_layers else 1
-        if not all(isinstance(each, int) and each >= least for each in values):
+        if not name.endswith("types") and not all(isinstance(each, int) and each >= least for each in values):
             return f"{name}: {values} must be whole numbers from 1"
         if name.endswith("heads") and cfg.qkv and any(cfg.qkv % each for each in values):
             return f"{name}: {values} do not all divide --qkv {cfg.qkv}"
@@ -273,14 +256,15 @@ def why_illegal(arch, cfg):
         return f"--task {cfg.task} {'needs a' if cfg.task == 'wmt14' else 'has no'} decoder"
     if arch.decoder_layers and (arch.hidden % 2 or arch.decoder_hidden % 2):
         return f"hidden, decoder_hidden: {arch.hidden}, {arch.decoder_hidden} must be even (sines and cosines)"
-    return (f"connect: {max(arch.connect)} of {arch.layers} encoder layers"
-            if arch.connect and max(arch.connect) > arch.layers else None)
+    if max(arch.connect, default=0) > arch.layers:
+        return f"connect: {max(arch.connect)} of {arch.layers} encoder layers"
+    return None
 
 
 def arch_text(arch):
     """The text form, which --arch takes: layers=2 hidden=64 ffn=96,128 heads=2,4 types=softmax,linear"""
     return " ".join(f"{name}={','.join(map(str, value)) if FEATURES[name].depth else value}"
-                    for name, value in dataclasses.asdict(arch).items() if value)
+                    for name, value in arch._asdict().items() if value)
 
 
 def parse_arch(text, cfg):
@@ -380,10 +364,8 @@ def full_precision(function):
 @full_precision
 def reweight(x, positions, longest):
     """[ReLU(x) cos a; ReLU(x) sin a] with a = pi/2 i/M: the product of two of them is
-    ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3.
-
-    x (B, N, T, D), positions (T,), longest M: a number or (B,). -> (B, N, T, 2D)
-    """
+    ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3. x (B, N, T, D), positions (T,), longest M: a number or (B,).
+    -> (B, N, T, 2D)"""
     longest = longest.view(-1, 1, 1, 1) if torch.is_tensor(longest) else longest
     places = positions[:, None].clamp(max=longest - 1)  # padding behind the end must not turn its cosine negative
     angle = (math.pi / 2) * places / longest  # (T, 1) or (B, 1, T, 1)
@@ -391,18 +373,13 @@ def reweight(x, positions, longest):
     return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
 
-def with_ones(v):
-    """(B, N, S, D) -> (B, N, S, D + 1): one product then gives numerator and denominator of the normalisation."""
-    return torch.cat([v.float(), v.new_ones(*v.shape[:-1], 1, dtype=torch.float32)], dim=-1)
-
-
 @full_precision
 def linear_state(k, v, mask=None):
-    """sum_j k_j [v_j, 1]^T over the real tokens. k (B, N, S, 2D) reweighted, v (B, N, S, D), mask (B, S). ->
-    (B, N, 2D, D + 1)"""
+    """sum_j k_j [v_j, 1]^T over the real tokens: with the 1 one product gives numerator and denominator of the
+    normalisation. k (B, N, S, 2D) reweighted, v (B, N, S, D), mask (B, S). -> (B, N, 2D, D + 1)"""
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
-    return k.transpose(-1, -2) @ with_ones(v)
+    return k.transpose(-1, -2) @ F.pad(v.float(), (0, 1), value=1.0)
 
 
 def normalise(sums):
@@ -424,9 +401,9 @@ def real_tokens(lengths, width):
 def linear_attention(q, k, v, lengths=None):
     """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), lengths (B,) or
     None. -> the same"""
-    # D1: padding stays out of both sums and the cosine takes the true length; the released code takes the padded one,
-    # so that a sentence's output depends on its batch. Causal and cross attention take a fixed length (--length): with
-    # the true one a prefix's output would depend on what follows.
+    # D1: padding stays out of both sums and the cosine takes the true length; with the padded one, as in the released
+    # code, a sentence's output depends on its batch. Causal and cross attention take a fixed length (--length): with the
+    # true one a prefix's output would depend on what follows
     positions = torch.arange(q.shape[2], device=q.device)
     longest, mask = (q.shape[2], None) if lengths is None else (lengths, real_tokens(lengths, q.shape[2]))
     return linear_read(reweight(q, positions, longest), linear_state(reweight(k, positions, longest), v, mask))
@@ -439,7 +416,7 @@ def causal_linear_attention(q, k, v, longest, chunk=64):
     B, N, T, D = q.shape
     positions, chunk = torch.arange(T, device=q.device), min(chunk, T)
     room = -T % chunk
-    parts = reweight(q, positions, longest), reweight(k, positions, longest), with_ones(v)
+    parts = reweight(q, positions, longest), reweight(k, positions, longest), F.pad(v.float(), (0, 1), value=1.0)
     q, k, v = (F.pad(x, (0, 0, 0, room)).view(B, N, -1, chunk, x.shape[-1]) for x in parts)  # (B, N, C, chunk, *)
     states = k.transpose(-1, -2) @ v  # (B, N, C, 2D, D + 1)
     before = F.pad(states[:, :, :-1].cumsum(2), (0, 0, 0, 0, 1, 0))  # what stands in the chunks before
@@ -490,10 +467,8 @@ class LayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """One attention of a layer: self-attention (forward) or cross-attention (remember, read). (B, T, H) -> (B, T, H).
-
-    keys: width of what it attends to; heads: all numbers of heads it has to serve; has_table: with relative positions.
-    """
+    """One attention of a layer: self-attention (forward) or cross-attention (remember, read). (B, T, H) -> the same.
+    keys: width of what it attends to; heads: all numbers of heads it has to serve; has_table: with relative positions."""
 
     def __init__(self, width, keys, heads, cfg, has_table=False, causal=False):
         super().__init__()
@@ -553,23 +528,9 @@ class Attention(nn.Module):
         return self.join(softmax_attention(q, k, v, visible=visible), x.shape[-1])
 
 
-class FeedForward(nn.Module):
-    """ReLU network. (B, T, H) -> (B, T, H)"""
-
-    def __init__(self, width, inner):
-        super().__init__()
-        self.expand, self.shrink = Linear(width, inner), Linear(inner, width)
-
-    def forward(self, x, inner):
-        return self.shrink(F.relu(self.expand(x, inner)), x.shape[-1])
-
-
 class Layer(nn.Module):
-    """Attention, in a decoder cross-attention too, and feed-forward, each with a LayerNorm before and a residual around
-    it. (B, T, H) -> the same
-
-    side: "" in an encoder, "decoder_" in a decoder, as in the features' names.
-    """
+    """Attention, in a decoder cross-attention too, and a ReLU network, each with a LayerNorm before and a residual around
+    it. (B, T, H) -> the same. side: "" in an encoder, "decoder_" in a decoder, as in the features' names."""
 
     def __init__(self, side, number, arch, cfg, space):
         super().__init__()
@@ -581,7 +542,7 @@ class Layer(nn.Module):
         self.attention = Attention(width, width, heads(f"{side}heads"), cfg, has_table, causal=bool(side))
         if side:
             self.cross = Attention(width, arch.hidden, heads("cross_heads"), cfg)  # D2
-        self.feed_forward = FeedForward(width, self.gene(arch, "ffn"))
+        self.expand, self.shrink = Linear(width, self.gene(arch, "ffn")), Linear(self.gene(arch, "ffn"), width)
         self.attention_norm = LayerNorm(width)
         if side:
             self.cross_norm = LayerNorm(width)
@@ -606,16 +567,12 @@ class Layer(nn.Module):
         x = x + drop(self.attention(self.attention_norm(x), kind, heads, lengths, cache, first))
         if self.side:
             x = x + drop(self.cross.read(self.cross_norm(x), memory, *self.cross_genes(arch), first))
-        return x + drop(self.feed_forward(self.ffn_norm(x), self.gene(arch, "ffn")))
+        return x + drop(self.shrink(F.relu(self.expand(self.ffn_norm(x), self.gene(arch, "ffn"))), x.shape[-1]))
 
 
 class ImageModel(nn.Module):
-    """Encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, image, image) ->
-    logits (B, 10).
-
-    arch: the largest sizes. space: build a super-net for it. forward(images, arch) runs a sub-net, forward(images) the
-    whole.
-    """
+    """Encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, I, I) -> logits
+    (B, 10). space: build a super-net for it; forward(images, arch) runs a sub-net, forward(images) the whole."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
@@ -691,49 +648,6 @@ def make_model(arch, cfg, space=None):
     return (ImageModel if cfg.task == "cifar10" else Translator)(arch, cfg, space)
 
 
-@torch.no_grad()
-def beam_search(model, source, lengths, bos, eos, barred=(), beam=4):
-    """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark, score):
-    log-probability / tokens ** penalty, as fairseq scores (Sec. 4.1.4). barred: ids that are never produced.
-
-    A row is finished when no living beam can still win: log-probabilities only fall, so one's score is never above what
-    it would be at the greatest length.
-    """
-    # D14: a beam may end at every step without giving up its place (fairseq: where it is among the 2K best
-    # continuations), and must after 1.5 S + 10 tokens
-    B, device = len(source), source.device
-    limits = (lengths + lengths // 2 + 10).clamp(max=model.cfg.length - 1).tolist()
-    memories = [tuple(part.repeat_interleave(beam, 0) for part in kept) for kept in model.encode(source, lengths)]
-    caches = [{} for _ in memories]
-    tokens, history = (torch.full((B * beam, 1), bos, device=device),
-                       torch.zeros(B, beam, 0, dtype=torch.long, device=device))
-    scores = torch.full((B, beam), float("-inf"), device=device)
-    scores[:, 0] = 0.0  # all beams start alike: only one of them counts
-    rows, best = list(range(B)), [([], float("-inf"))] * B
-    for step in range(max(limits)):
-        logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
-        total = scores[..., None] + F.log_softmax(logits, dim=-1).view(len(rows), beam, -1)  # (B, K, V)
-        ends, beams = (total[..., eos] / (step + 1) ** LENGTH_PENALTY).max(1)
-        for place, (end, which) in enumerate(zip(ends.tolist(), beams.tolist())):
-            if end > best[rows[place]][1]:
-                best[rows[place]] = (history[place, which].tolist(), end)
-        total[..., [eos, *barred]] = float("-inf")
-        scores, flat = total.flatten(1).topk(beam)  # (B, K)
-        parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
-        history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
-        open_rows = [place for place, (row, top) in enumerate(zip(rows, scores[:, 0].tolist()))
-                     if step + 1 < limits[row] and top / limits[row] ** LENGTH_PENALTY > best[row][1]]
-        if not open_rows:
-            break
-        chosen = torch.tensor(open_rows, device=device)
-        lines = (chosen[:, None] * beam + parents[chosen]).flatten()
-        memories = [tuple(part[lines] for part in kept) for kept in memories]
-        caches = [{"self": tuple(part[lines] for part in cache["self"])} for cache in caches]
-        rows, scores, history, tokens = ([rows[place] for place in open_rows], scores[chosen], history[chosen],
-                                         tokens[chosen].view(-1, 1))
-    return best
-
-
 def count_parameters(arch, cfg):
     """{part: parameters} of the stand-alone network, everything included."""
     with torch.device("meta"):
@@ -744,13 +658,24 @@ def count_parameters(arch, cfg):
 
 
 def model_flops(arch, cfg, tokens=30):
-    """2 x multiply-adds of all matrix products that the model does for one image, or for `tokens` source and target
-    tokens each."""
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:  # fused attention counts too
-        model, ids = make_model(arch, cfg).eval(), torch.zeros(1, tokens, dtype=torch.long)
-        model(*((torch.empty(1, 3, cfg.image, cfg.image),) if cfg.task == "cifar10" else
-                (ids, torch.full((1,), tokens), ids)))
-    return counter.get_total_flops()
+    """2 x multiply-adds of all matrix products of the model for one image, or for `tokens` source and target tokens."""
+    def attention(kind, queries, keys, width, count, table=2 * cfg.relative + 1, causal=False):
+        """Of one attention with its queries' and output projections; keys and values of `keys` tokens, `width` wide."""
+        dim = cfg.qkv // count if cfg.qkv else cfg.head_dim
+        mixed = ((queries + keys) * 2 * dim * (dim + 1) + causal * queries * keys * (3 * dim + 1) if kind == "linear"
+                 else 2 * queries * keys * dim + (queries * dim * table if kind == "softmax" else 0))
+        return count * (mixed + 2 * dim * (queries * own + keys * width))
+    images, own = cfg.task == "cifar10", arch.hidden
+    T = (cfg.image // cfg.patch) ** 2 + 1 if images else tokens
+    total = (T - 1) * 3 * cfg.patch ** 2 * own + 10 * own if images else T * arch.decoder_hidden * cfg.vocab_size
+    for kind, count, ffn in zip(arch.types, arch.heads, arch.ffn):
+        total += attention(kind, T, T, own, count) + 2 * T * own * ffn
+    own = arch.decoder_hidden
+    for layer, ffn in enumerate(arch.decoder_ffn):  # causal linear attention: of up to one chunk of tokens
+        total += attention(arch.decoder_types[layer], T, T, own, arch.decoder_heads[layer], causal=True)
+        total += attention(arch.cross_types[layer], T, T * arch.connect[layer], arch.hidden, arch.cross_heads[layer], 0)
+        total += 2 * T * own * ffn
+    return 2 * total
 
 # --- supernet ------------------------------------------------------------------------------------
 
@@ -809,10 +734,8 @@ def agreement(found, wanted):
 
 class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
-    network, so that it is always transitive. Low values come first.
-
-    Fitted to 80% of the (architecture, value) rows; 10% choose when to stop, 10% are fresh and give (tau, pairs).
-    """
+    network: always transitive; low values come first. Fitted to 80% of the (architecture, value) rows; 10% choose when
+    to stop, 10% are fresh and give tau and pairs, Kendall's tau and the share of pairs ordered alike."""
     # D6: the released code regresses with boosted trees and calls a single feature's |tau| its importance
 
     def __init__(self, space, archs, values, seed=0, steps=400):
@@ -849,11 +772,9 @@ class Ranker:
         return self.network((x - self.mean) / self.scale)[:, 0]
 
     def score(self, archs):
-        """g of each architecture; lower comes first."""
         return self.g(self.rows(archs)).tolist()
 
     def quality(self, x, rows):
-        """(Kendall's tau, pair accuracy) on rows of x."""
         return agreement(self.g(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, shuffles=20):
@@ -949,11 +870,11 @@ def measure_latency(arch, cfg, device):
         with torch.device(device), autocast(cfg.dtype, device):
             if cfg.task == "cifar10":
                 return model(torch.zeros(1, 3, cfg.image, cfg.image))
-            memories = [tuple(part.expand(cfg.beam, *part.shape[1:]) for part in kept)
-                        for kept in model.encode(torch.zeros(1, 30, dtype=torch.long), torch.tensor([30]))]
-            tokens, caches = torch.zeros(cfg.beam, 1, dtype=torch.long), [{} for _ in memories]
+            kept = model.encode(torch.zeros(1, 30, dtype=torch.long), torch.tensor([30]))
+            kept = [tuple(part.expand(cfg.beam, *part.shape[1:]) for part in parts) for parts in kept]
+            tokens, caches = torch.zeros(cfg.beam, 1, dtype=torch.long), [{} for _ in kept]
             for step in range(30):
-                model.decode(tokens, memories, None, caches, step)
+                model.decode(tokens, kept, None, caches, step)
     clock = time.process_time if cfg.cost == "cpu" and device.type == "cpu" else time.perf_counter
     return milliseconds(once, device, cfg.latency_runs, cut=DROPPED_TIMINGS, clock=clock)  # D8
 
@@ -1013,20 +934,10 @@ def rank_and_evolve(space, history, cfg):
     return sorted(seen, key=seen.__getitem__)[:cfg.finalists], about
 
 
-def checked_space(cfg):
-    """space_of(cfg); UserError where one of its values cannot be built."""
-    space = space_of(cfg)
-    for name, one in ((name, one) for name, choices in space.items() for one in choices):
-        smallest = build_arch(space, lambda own, choices, slot=0: one if own == name else min(choices))
-        if reason := why_illegal(smallest, cfg):
-            raise UserError(f"the search space holds what cannot be built: {reason}")
-    return space
-
-
 def search(cfg):
     """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve. --train takes best.json."""
     with launch(cfg.device) as ranks:
-        weights, space = read_run(cfg)[0] if cfg.init else None, checked_space(cfg)
+        weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
         run, task = open_data(cfg, "search", ranks)
         if run.finished:
             say(ranks, f"{run.folder}: this search is finished (--restart begins anew)")
@@ -1054,11 +965,12 @@ def show_search(result, ranks, cfg):
     """Print what a search found."""
     for name, ranker in result["rankers"].items():
         first = ", ".join(f"{FEATURES[key].title} {lost:.3f}" for key, lost in result["importance"][name].items())
-        say(ranks, f"{name} ranker: Kendall's tau {ranker['tau']:.3f}, pair accuracy {ranker['pair_accuracy']:.3f} on "
-                   f"{ranker['held_out']} sub-nets that it never saw, after {ranker['fitted_to']}; importance: {first}")
-    say(ranks, f"pruned from {result['architectures']:.2e} to {result['architectures_pruned']:.2e} architectures; "
-               f"looked at {result['looked_at']}\nbest: loss {result['scores']['loss']:.4f}, latency "
-               f"{latency_text(result['scores']['latency'], cfg)}\n  " + result["arch"].replace(" ", "\n  "))
+        say(ranks, f"{name} ranker, on {ranker['held_out']} sub-nets that it never saw: Kendall's tau {ranker['tau']:.3f}, "
+                   f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {first}")
+    say(ranks, f"{result['architectures']:.2e} architectures, pruned {result['architectures_pruned']:.2e}; looked at "
+               f"{result['looked_at']}; best: loss {result['scores']['loss']:.4f}, "
+               f"latency {latency_text(result['scores']['latency'], cfg)}")
+    say(ranks, result["arch"])
 
 # --- objective -----------------------------------------------------------------------------------
 
@@ -1088,10 +1000,10 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (Ranks, ShardSum, autocast, gather, launch, milliseconds, on_main, peak_memory,
                                     progress, say, seed_everything, shard_range, stopping)
-    from common.files import load_file, read_json, read_jsonl, save_file, write_atomic
+    from common.files import read_json, read_jsonl, save_file, write_atomic
     from common.metrics import corpus_bleu
     from common.runs import Checkpoint
-    from common.weights import read_init
+    from common.weights import average, read_init
     from data.cifar10 import Pictures, augment, load_cifar10, plain_images
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
@@ -1160,14 +1072,9 @@ class TextTask:
         return loss if math.isfinite(loss) else WORST
 
     def translate(self, model, lines):
-        """Translations of raw sentences, of an empty one nothing."""
-        tokenizer = self.data.tokenizer
-
-        def best(source, lengths):
-            with autocast(self.cfg.dtype, self.device):
-                return beam_search(model, source, lengths, tokenizer.bos_id, tokenizer.eos_id,
-                                   (tokenizer.pad_id, tokenizer.bos_id), self.cfg.beam)
-        return self.data.translate(lines, best)
+        """Translations of raw sentences by beam search, of an empty one nothing."""
+        with autocast(self.cfg.dtype, self.device):
+            return self.data.translate(model, lines, self.cfg.beam, LENGTH_PENALTY)
 
     def score(self, model):
         sources, references = self.data.test_lines()
@@ -1244,9 +1151,8 @@ def train_network(model, task, cfg, ranks, run, space=None):
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}")
-            speed = {f"{task.unit}_per_second": round(float(seen) / (time.perf_counter() - began), 1)}
-            run.log(phase=name, step=step + 1, loss=value, lr=rate, **speed,
-                    memory_mb=round(peak_memory(ranks.device)))
+            run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
+                    **{f"{task.unit}_per_second": round(float(seen) / (time.perf_counter() - began), 1)})
             seen, began = 0, time.perf_counter()
         if saves and not space and ranks.main:
             if task.data.set_aside:
@@ -1269,15 +1175,7 @@ def train_network(model, task, cfg, ranks, run, space=None):
 
 def weight_files(folder):
     """weights-STEP.pt files of a folder, oldest first."""
-    return sorted(Path(folder).glob("weights-*.pt"), key=lambda path: int(path.stem.split("-")[1]))
-
-
-def average(paths):
-    """The mean of several files of weights."""
-    total = load_file(paths[0])
-    for path in paths[1:]:
-        total = {name: total[name] + value for name, value in load_file(path).items()}
-    return {name: value / len(paths) for name, value in total.items()}
+    return sorted(folder.glob("weights-*.pt"), key=lambda path: int(path.stem.split("-")[1]))
 
 
 GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # what weights fit to
@@ -1296,7 +1194,7 @@ def read_run(cfg):
     own = Config(**{name: tuple(value) if isinstance(value, list) else value
                     for name, value in record["settings"].items()})
     if record["action"] == "search":
-        return weights, None, checked_space(own)
+        return weights, None, space_of(own)
     return weights, parse_arch(own.arch, own), None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from common.cli import UserError
 from common.distributed import gather, on_main, progress, say, seed_of
@@ -221,11 +222,11 @@ class Translations:
         for start in range(0, len(self.held), size):
             yield self.pairs(self.held_text, self.held[start:start + size])
 
-    def translate(self, lines, best):
+    def translate(self, model, lines, beam, penalty):
         """Translations of raw sentences, of an empty one nothing, shared out over the processes; sentences of like
-        length stand in one batch. best(source (B, S), lengths (B,)) -> B pairs of (ids, score)."""
-        longest, ranks = self.cfg.length - 1, self.ranks
-        rows = self.tokenizer.encode_batch(lines)
+        length stand in one batch."""
+        longest, ranks, tokenizer = self.cfg.length - 1, self.ranks, self.tokenizer
+        rows = tokenizer.encode_batch(lines)
         if cut := sum(len(row) > longest for row in rows):
             say(ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
         rows = [row[:longest] for row in rows]
@@ -234,7 +235,9 @@ class Translations:
         bar = progress(ranks, len(chunks), "translating")
         for chunk in chunks[ranks.rank::ranks.size]:
             source, lengths, *_ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
-            found.update((index, self.tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best(source, lengths)))
+            best = beam_search(model, source, lengths, longest, tokenizer.bos_id, tokenizer.eos_id,
+                               (tokenizer.pad_id, tokenizer.bos_id), beam, penalty)
+            found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best))
             bar.update(ranks.size)
         bar.close()
         found = dict(pair for part in gather(ranks, list(found.items())) for pair in part)
@@ -246,3 +249,50 @@ class Translations:
             raise UserError("--test_text: missing; give the PREFIX of the text to be scored on")
         return [side[:64 if self.cfg.dry_run else None]
                 for side in read_pairs(self.cfg.test_text, *self.cfg.languages)]
+
+
+# --- translating ---------------------------------------------------------------------------------
+# B rows, S source tokens, K beams, V vocab
+
+@torch.no_grad()
+def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, penalty=0.6):
+    """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark, score):
+    log-probability / tokens ** penalty, as fairseq scores. barred: ids that are never produced.
+
+    model.encode(source, lengths) gives what is kept of the source, a list of tuples of tensors with B rows, and
+    model.decode(tokens, kept, None, caches, step) logits (B, 1, V). A beam may end at every step without giving up its
+    place (fairseq: where it is among the 2K best continuations), and must after 1.5 S + 10 tokens or `longest`. A row
+    is finished when no living beam can still win: log-probabilities only fall, so one's score is never above what it
+    would be at the greatest length.
+    """
+    B, device = len(source), source.device
+    limits = (lengths + lengths // 2 + 10).clamp(max=longest).tolist()
+    memories = [tuple(part.repeat_interleave(beam, 0) for part in kept) for kept in model.encode(source, lengths)]
+    caches = [{} for _ in memories]
+    tokens, history = (torch.full((B * beam, 1), bos, device=device),
+                       torch.zeros(B, beam, 0, dtype=torch.long, device=device))
+    scores = torch.full((B, beam), float("-inf"), device=device)
+    scores[:, 0] = 0.0  # all beams start alike: only one of them counts
+    rows, best = list(range(B)), [([], float("-inf"))] * B
+    for step in range(max(limits)):
+        logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
+        total = scores[..., None] + F.log_softmax(logits, dim=-1).view(len(rows), beam, -1)  # (B, K, V)
+        ends, beams = (total[..., eos] / (step + 1) ** penalty).max(1)
+        for place, (end, which) in enumerate(zip(ends.tolist(), beams.tolist())):
+            if end > best[rows[place]][1]:
+                best[rows[place]] = (history[place, which].tolist(), end)
+        total[..., [eos, *barred]] = float("-inf")
+        scores, flat = total.flatten(1).topk(beam)  # (B, K)
+        parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
+        history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
+        open_rows = [place for place, (row, top) in enumerate(zip(rows, scores[:, 0].tolist()))
+                     if step + 1 < limits[row] and top / limits[row] ** penalty > best[row][1]]
+        if not open_rows:
+            break
+        chosen = torch.tensor(open_rows, device=device)
+        lines = (chosen[:, None] * beam + parents[chosen]).flatten()
+        memories = [tuple(part[lines] for part in kept) for kept in memories]
+        caches = [{"self": tuple(part[lines] for part in cache["self"])} for cache in caches]
+        rows, scores, history, tokens = ([rows[place] for place in open_rows], scores[chosen], history[chosen],
+                                         tokens[chosen].view(-1, 1))
+    return best
