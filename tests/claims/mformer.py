@@ -65,7 +65,7 @@ def read_samples(path):
         raise UserError(f"{path}: not written by --search; name another folder") from None
 
 
-def measured(lines, cfg):
+def measured_archs(lines, cfg):
     """(architectures, losses, latencies) of the history lines whose losses are numbers."""
     lines = [line for line in lines if line["scores"]["loss"] < mf.WORST]
     if len(lines) < 20:
@@ -77,7 +77,7 @@ def measured(lines, cfg):
 def importance(options):
     """Sec. 7: the features ranked for accuracy and for efficiency"""
     cfg, space, lines, _ = searched(options)
-    archs, losses, latencies = measured(lines, cfg)
+    archs, losses, latencies = measured_archs(lines, cfg)
     rows = []
     for name, values in (("accuracy", losses), ("efficiency", latencies)):
         per_seed = [mf.Ranker(space, archs, values, seed).importance() for seed in range(5)]  # five cuts of the samples
@@ -99,7 +99,7 @@ def importance(options):
 def ranker(options):
     """Sec. 3.1.2: how well rankers order sub-nets they were not fitted to, and what pruning brings at equal cost"""
     cfg, space, lines, weights = searched(options)
-    archs, *values = measured(lines, cfg)
+    archs, *values = measured_archs(lines, cfg)
     rows = []
     for share in (0.25, 0.5, 1.0):
         for name, wanted in zip(("loss", "latency"), values):
