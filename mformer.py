@@ -10,13 +10,13 @@ Run:     python mformer.py --search --dry_run          every phase of a search, 
          python mformer.py --train                     what --search has found, from scratch; then --evaluate --init RUN
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --train_text wmt16/train ...
 Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 2 -> FEATURES, space_of
-         Table 3, 4, 5 -> PUBLISHED, paper_parameters, paper_flops    Sec. 3.1.2 -> Ranker, prune, evolve
+         Table 3, 4, 5 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
          Sec. 7, 8, Fig. 1, 5, 6, Table 5 -> tests/claims/mformer.py
-Differs: (each reason stands in the code, tagged with its number)  D1 linear attention without padding · D2 relative
-         positions in self-attention only · D3 leading slices · D4 197 tokens · D5 losses on held-out data · D6 a network
-         ranks pairs · D7 what pruning keeps · D8 two readings of 10% · D9 finalists are measured · D10 Sec. 6 filled in
-         · D11 unscaled dropout · D12 new weights · D13 "all linear" · D14 what the paper does not mention
+Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices · D4 197
+         tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two readings of 10%
+         · D9 finalists are measured · D10 Sec. 6 filled in · D11 unscaled dropout · D12 new weights · D13 "all linear" ·
+         D14 what the paper does not mention  (the reasons stand in the code, tagged alike)
 """
 import argparse
 import collections
@@ -49,20 +49,20 @@ class Config:
     seed: int = 0  # of everything drawn
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
-    compile: bool = False  # torch.compile the model of --train (a super-net changes its shape with every update)
-    accumulate: int = 1  # logical shards of an update, which processes share out without another result >= 1
+    compile: bool = False  # torch.compile the model of --train (a super-net changes its shape too often)
+    accumulate: int = 1  # shards of an update, shared out over processes with equal results >= 1
     dry_run: bool = False  # two real steps of every phase, on tiny budgets
     init: str = ""  # run folder of --search or --train to start from
-    arch: str = ""  # a name (mformer, cosformer*-softmax, ...), a text form, a best.json; default: what --search found
+    arch: str = ""  # mformer, cosformer*-softmax, ...; a text form; a best.json; default: what --search found
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo pictures
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
-    valid_text: str = ""  # PREFIX of the text of validation losses; default: --held_out pairs of the training text
+    valid_text: str = ""  # PREFIX of the validation text; default: --held_out pairs of the training text
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and the target files
-    tokenizer: str = ""  # spiece.model; default: a joint one trained on both sides of --train_text
+    tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
     vocab_size: int = 32768  # pieces of the joint vocabulary >= 1
-    train_rows: int = 0  # use only so many training examples; 0: all
+    train_rows: int = 0  # training examples to use; 0: all
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax", "linear_encoder"] = "mixed"  # mFormer, cosFormer*, Transformer*, ...
@@ -71,13 +71,13 @@ class Config:
     ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # Enc and Dec FFN Dim, each layer its own >= 1
     heads: tuple[int, ...] = (5, 6, 7)  # Enc, Dec and En-De Head Num, each layer its own >= 1
     decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Dec Layer Num, Table 1 >= 1
-    connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: last encoder layers that a decoder layer sees >= 1
+    connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: last encoder layers seen >= 1
     head_dim: int = 64  # a head's width where --qkv is 0 >= 1
-    qkv: int = 0  # width of queries, keys, values, which heads only re-partition (translation); 0: heads x head_dim
+    qkv: int = 0  # joint width of all heads, which share it (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 >= 1
     image: int = 224  # width of the images, in pixels >= 1
     patch: int = 16  # width of a patch >= 1
-    length: int = 256  # longest sentence in pieces, end mark included; the cosine's fixed length (D1) >= 2
+    length: int = 256  # longest sentence in pieces with its end mark; the cosine's length (D1) >= 2
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
     steps: int = 140000  # updates, Sec. 6.2 >= 1
@@ -90,12 +90,12 @@ class Config:
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, RandAugment's strength, jitter, erasing
     # search
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers
-    cost: Literal["wall", "cpu", "flops"] = "wall"  # latency in ms of wall or CPU time; GFLOPs, which repeat exactly
+    cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs, which repeat
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones >= 1
-    latency_limit: float = 0.0  # slowest architecture allowed, in ms (--cost flops: GFLOPs); 0: no limit
-    keep: int = 3  # most important features, by loss and by latency in turn, that stay free (D7); 0: no pruning
+    latency_limit: float = 0.0  # slowest architecture allowed, in the unit of --cost; 0: no limit
+    keep: int = 3  # most important features that stay free (D7); 0: no pruning
     generations: int = 30  # of the evolution >= 1
-    population: int = 125  # of which a fifth are parents, and two fifths each mutants and crossovers >= 1
+    population: int = 125  # a fifth parents, two fifths each mutants and crossovers >= 1
     finalists: int = 10  # best-ranked architectures that are measured (D9) >= 1
     # evaluation
     beam: int = 4  # Sec. 4.1.4 >= 1
@@ -105,8 +105,8 @@ class Config:
 CLIP, SMOOTHING = 1.0, 0.1  # largest gradient norm (D14); label smoothing, Sec. 6
 AVERAGED, LENGTH_PENALTY = 10, 0.6  # Sec. 4.1.4: last checkpoints of a training; of beam search
 MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
-# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings. The first does what the sentence
-# says, the second what the released code does: 10% of one architecture's timings go at either end. Both hold here.
+# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, what it says and what the released
+# code does, which drops 10% of one architecture's timings at either end; both hold here
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 
 TINY_IMAGE = dict(image=32, patch=4, head_dim=16, latency_runs=5, generations=10, finalists=5)
@@ -137,9 +137,7 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
 DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2)
 
 # --- search space --------------------------------------------------------------------------------
-# An architecture has one value for each depth and embedding width, and one value a layer for everything else. A space
-# is a table {feature: choices}; sampling, mutation, crossover, pruning, the features of the rankers and the size of the
-# space all read it.
+# A space is a table {feature: choices}; sampling, mutation, crossover, pruning and what the rankers see all read it.
 
 # D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, clipped at 8 (text) or 14 (images), in
 # self-attention; cross-attention, where a distance means nothing, has none. "plain", without any, belongs to the
@@ -165,7 +163,8 @@ FEATURES = {  # in an order in which depths come before what they rule
 }
 
 
-# An architecture: a field for each feature; tuples hold one value a layer. The decoder's part is empty for images.
+# An architecture: a number for each depth and embedding width, a tuple with a value a layer for all else; the decoder's
+# part is empty for images
 Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), (), ()))
 
 
@@ -206,8 +205,7 @@ def build_arch(space, gene):
 
 
 def widest(space):
-    """The architecture that holds all others: the super-net's own sizes. Softmax has a table that linear lacks, so it
-    is the wider type."""
+    """The architecture that holds all others, the super-net's. Softmax, which has a table, is the wider type."""
     def largest(name, choices, slot=0):
         return ("softmax" if "softmax" in choices else choices[0]) if name.endswith("types") else max(choices)
     return build_arch(space, largest)
@@ -289,8 +287,8 @@ def parse_arch(text, cfg):
 
 
 def listed(hidden, unit, ffn, heads, linear=(), decoder_ffn=(), decoder_heads=(), cross_heads=()):
-    """A published architecture. ffn in units; linear: the encoder layers, from 1, of linear attention. A decoder is all
-    softmax and sees the last encoder layer."""
+    """A published architecture. linear: the encoder layers, from 1, of linear attention. A decoder is all softmax and sees
+    the last encoder layer."""
     depth, types = len(decoder_ffn), ("linear" if layer in linear else "softmax" for layer in range(1, len(ffn) + 1))
     return Arch(len(ffn), hidden, tuple(unit * width for width in ffn), heads, tuple(types), depth,
                 hidden if depth else 0, tuple(unit * width for width in decoder_ffn), decoder_heads,
@@ -316,38 +314,11 @@ PUBLISHED = {
         "transformer*": listed(1024, 1024, (3, 4, 4, 4, 4, 4), (8,) * 6, (), (4, 4, 3), (16, 16, 8), (16, 16, 8)),
         "transformer": PLAIN_TEXT, "cosformer": retype(PLAIN_TEXT, "linear", PARTS)},  # Transformer-big
 }
-# Table 5 by the paper's counting: (parameters, FLOPs, FLOPs with the products of linear attention, which its profiler
-# did not see). tests/claims/mformer.py has the rules; of translation Table 3's three parameter counts are exact, FLOPs
-# (30 source, 30 target tokens) come out 3 to 6% below the paper, whose rule is not public.
-COUNTED = {
-    "cifar10": {
-        "mformer": (19_312_906, 8_389_966_208, 8_513_575_040),
-        "mformer-linear": (19_232_842, 7_546_264_064, 8_040_699_392),
-        "mformer-softmax": (19_339_594, 8_671_200_256, 8_671_200_256),
-        "cosformer*": (24_319_562, 9_547_838_336, 10_035_767_936),
-        "cosformer*-softmax": (24_426_314, 10_657_972_736, 10_657_972_736),
-        "transformer*": (24_267_306, 10_897_268_736, 10_897_268_736),
-        "transformer*-linear": (24_142_762, 9_476_296_704, 10_100_846_592),
-        "transformer": (19_314_186, 8_071_571_456, 8_071_571_456),
-        "cosformer": (19_338_762, 7_599_527_936, 7_911_802_880)},
-    "wmt14": {
-        "mformer": (75_587_584, 7_705_067_520, 7_768_227_840),
-        "mformer-linear": (75_587_584, 7_690_321_920, 7_848_345_600),
-        "mformer-softmax": (75_587_584, 7_712_440_320, 7_712_440_320),
-        "cosformer*": (79_783_936, 8_053_063_680, 8_416_051_200),
-        "cosformer*-softmax": (79_783_936, 8_089_927_680, 8_089_927_680),
-        "transformer*": (92_376_064, 9_355_591_680, 9_355_591_680),
-        "transformer*-linear": (92_376_064, 9_333_473_280, 9_522_954_240),
-        "transformer": (214_245_376, 12_649_267_200, 12_649_267_200),
-        "cosformer": (214_245_376, 12_582_912_000, 12_868_239_360)},
-}
-
 # --- model ---------------------------------------------------------------------------------------
 # Every module is as wide as the widest architecture it has to serve and cuts what a call needs from the leading rows
-# and columns of its weights. So a super-net is a model that is called with an architecture, and a stand-alone network
-# one that is called with its own.
-# D3: queries, keys and values have a weight each; the released code takes thirds of the leading rows of one matrix, so
-# that a row changes its meaning with the sampled width.
+# and columns of its weights: a super-net is a model that is called with an architecture, a stand-alone network one that
+# is called with its own. D3: queries, keys and values have a weight each; the released code takes thirds of the leading
+# rows of one matrix, so that a row changes its meaning with the sampled width.
 
 FLOOR = 1e-6  # smallest denominator of linear attention
 
@@ -402,7 +373,7 @@ def linear_attention(q, k, v, lengths=None):
     """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), lengths (B,) or
     None. -> the same"""
     # D1: padding stays out of both sums and the cosine takes the true length; with the padded one, as in the released
-    # code, a sentence's output depends on its batch. Causal and cross attention take a fixed length (--length): with the
+    # code, a sentence's output depends on its batch. Causal and cross attention take a fixed one (--length): with the
     # true one a prefix's output would depend on what follows
     positions = torch.arange(q.shape[2], device=q.device)
     longest, mask = (q.shape[2], None) if lengths is None else (lengths, real_tokens(lengths, q.shape[2]))
@@ -424,21 +395,15 @@ def causal_linear_attention(q, k, v, longest, chunk=64):
     return normalise(sums).reshape(B, N, -1, D)[:, :, :T]
 
 
-def relative_scores(q, table, keys, first=0):
-    """q_i . r_(j - i), distances clipped at the table's ends. q (B, N, T, D) at positions from `first`, table
-    (2R + 1, D). -> (B, N, T, S)"""
-    reach = len(table) // 2
-    places = torch.arange(keys, device=q.device) - first - torch.arange(q.shape[2], device=q.device)[:, None]  # (T, S)
-    return (q @ table.to(q.dtype).T).gather(-1, (places.clamp(-reach, reach) + reach).expand(*q.shape[:2], -1, -1))
-
-
 def softmax_attention(q, k, v, table=None, visible=None, first=0):
-    """Eq. 1. table: relative positions on the keys, or None; visible: bool, broadcasts to (B, N, T, S), or None.
-    (B, N, T, D) -> the same"""
-    q = q / math.sqrt(q.shape[-1])
-    bias = visible
-    if table is not None:
-        bias = relative_scores(q, table, k.shape[2], first)
+    """Eq. 1. table (2R + 1, D): relative positions on the keys, or None; visible: bool, broadcasts to (B, N, T, S), or
+    None; q stands at positions from `first`. (B, N, T, D) -> the same"""
+    q, bias = q / math.sqrt(q.shape[-1]), visible
+    if table is not None:  # q_i . r_(j - i), distances clipped at the table's ends
+        reach, (T, S) = len(table) // 2, (q.shape[2], k.shape[2])
+        places = torch.arange(S, device=q.device) - first - torch.arange(T, device=q.device)[:, None]  # (T, S)
+        places = (places.clamp(-reach, reach) + reach).expand(*q.shape[:2], -1, -1)
+        bias = (q @ table.to(q.dtype).T).gather(-1, places)  # (B, N, T, S)
         bias = bias if visible is None else bias.masked_fill(~visible, float("-inf"))
     return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
 
@@ -466,20 +431,24 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.weight[:x.shape[-1]], self.bias[:x.shape[-1]])
 
 
+def head_width(heads, cfg):
+    return cfg.qkv // heads if cfg.qkv else cfg.head_dim
+
+
 class Attention(nn.Module):
     """One attention of a layer: self-attention (forward) or cross-attention (remember, read). (B, T, H) -> the same.
-    keys: width of what it attends to; heads: all numbers of heads it has to serve; has_table: with relative positions."""
+    keys: width of what it attends to; heads: all numbers of heads that it serves; has_table: of relative positions."""
 
     def __init__(self, width, keys, heads, cfg, has_table=False, causal=False):
         super().__init__()
-        self.cfg, self.causal, dims = cfg, causal, [cfg.qkv // count if cfg.qkv else cfg.head_dim for count in heads]
+        self.cfg, self.causal, dims = cfg, causal, [head_width(count, cfg) for count in heads]
         qkv = max(count * dim for count, dim in zip(heads, dims))
         self.query, self.key_value, self.output = Linear(width, qkv), Linear(keys, qkv, blocks=2), Linear(qkv, width)
         table = (2 * cfg.relative + 1, max(dims))
         self.relative = nn.Parameter(torch.randn(table) * table[1] ** -0.5) if has_table else None
 
     def project(self, layer, x, heads, blocks=1):
-        (B, T, _), dim = x.shape, self.cfg.qkv // heads if self.cfg.qkv else self.cfg.head_dim
+        (B, T, _), dim = x.shape, head_width(heads, self.cfg)
         return layer(x, heads * dim).view(B, T, blocks, heads, dim).permute(2, 0, 3, 1, 4)  # (blocks, B, N, T, D)
 
     def join(self, mixed, width):
@@ -529,8 +498,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, in a decoder cross-attention too, and a ReLU network, each with a LayerNorm before and a residual around
-    it. (B, T, H) -> the same. side: "" in an encoder, "decoder_" in a decoder, as in the features' names."""
+    """Attention, in a decoder cross-attention too, and a ReLU network, each with LayerNorm before, residual around it.
+    (B, T, H) -> the same. side: "" in an encoder, "decoder_" in a decoder, as in the features' names."""
 
     def __init__(self, side, number, arch, cfg, space):
         super().__init__()
@@ -611,7 +580,7 @@ class Translator(nn.Module):
         self.norm, self.decoder_norm = LayerNorm(arch.hidden), LayerNorm(arch.decoder_hidden)
 
     def embed(self, ids, width, first=0):
-        """Words and the sinusoids of positions from `first` on, those of the sampled width (D14). (B, T) -> (B, T, H)"""
+        """Words and sinusoids of positions from `first` on, of the sampled width (D14). (B, T) -> (B, T, H)"""
         rates = torch.exp(torch.arange(0, width, 2, device=ids.device) * (-math.log(10000.0) / width))
         angles = (first + torch.arange(ids.shape[1], device=ids.device))[:, None] * rates
         sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)  # (T, H)
@@ -661,7 +630,7 @@ def model_flops(arch, cfg, tokens=30):
     """2 x multiply-adds of all matrix products of the model for one image, or for `tokens` source and target tokens."""
     def attention(kind, queries, keys, width, count, table=2 * cfg.relative + 1, causal=False):
         """Of one attention with its queries' and output projections; keys and values of `keys` tokens, `width` wide."""
-        dim = cfg.qkv // count if cfg.qkv else cfg.head_dim
+        dim = head_width(count, cfg)
         mixed = ((queries + keys) * 2 * dim * (dim + 1) + causal * queries * keys * (3 * dim + 1) if kind == "linear"
                  else 2 * queries * keys * dim + (queries * dim * table if kind == "softmax" else 0))
         return count * (mixed + 2 * dim * (queries * own + keys * width))
@@ -685,21 +654,16 @@ def make_supernet(space, cfg):
     return make_model(widest(space), cfg, space)
 
 
-def draw_subnet(space, cfg, step):
-    """The sub-net of an update: a function of the step, so that every rank and every shard trains the same one."""
-    return sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}"))
-
-
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
-    """The stand-alone network of an architecture (with a space, its super-net) with the weights that it has inside a
-    larger model: all slices are leading ones. UserError where that one does not hold it."""
+    """The stand-alone network of an architecture (with a space, its super-net) with the weights that it has in a larger
+    model. UserError where that one does not hold it."""
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
-        if name not in weights or any(one > two for one, two in zip(value.shape, weights[name].shape)):
-            there = tuple(weights[name].shape) if name in weights else "nothing"
+        there = tuple(weights[name].shape) if name in weights else ()
+        if not there or any(one > two for one, two in zip(value.shape, there)):
             raise UserError(f"--init {cfg.init}: does not hold {'the space' if space else '--arch'}; "
-                            f"it has {name} as {there}, not {tuple(value.shape)}")
+                            f"it has {name} as {there or 'nothing'}, not {tuple(value.shape)}")
         value.copy_(weights[name][tuple(slice(size) for size in value.shape)])
     return network
 
@@ -709,9 +673,8 @@ WORST = 1e9  # loss of a sub-net that has diverged: infinity is no JSON
 
 
 def features_of(arch, space):
-    """What a ranker sees of an architecture: {feature with a choice: numbers}, each a share of the largest choice; one a
-    layer as its mean and its layers, filled up with the mean, so that a width says nothing about the depth: importance
-    could not tell the two apart."""
+    """What a ranker sees of an architecture: {feature with a choice: numbers}, shares of the largest choice; one a
+    layer as its mean and its layers, filled up with the mean, so that a width does not tell the depth as well."""
     found = {}
     for name, choices in space.items():
         if len(choices) > 1:
@@ -724,8 +687,7 @@ def features_of(arch, space):
 
 
 def agreement(found, wanted):
-    """(Kendall's tau-b, share of the pairs with different `wanted` that `found` orders alike, ties counting half) of
-    two lists of numbers."""
+    """(Kendall's tau-b, share of the pairs with different `wanted` that `found` orders alike, ties counting half)."""
     found, wanted = (torch.tensor(values, dtype=torch.float64) for values in (found, wanted))
     one, two = (torch.sign(values[:, None] - values).triu() for values in (found, wanted))
     agree, pairs, decided = (one * two).sum().item(), one.abs().sum().item(), two.abs().sum().item()
@@ -736,7 +698,7 @@ class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
     network: always transitive; low values come first. Fitted to 80% of the (architecture, value) rows; 10% choose when
     to stop, 10% are fresh and give tau and pairs, Kendall's tau and the share of pairs ordered alike."""
-    # D6: the released code regresses with boosted trees and calls a single feature's |tau| its importance
+    # D6: the released code regresses with boosted trees, importance is a single feature's |tau|
 
     def __init__(self, space, archs, values, seed=0, steps=400):
         self.space, generator = space, torch.Generator().manual_seed(seed)
@@ -778,7 +740,7 @@ class Ranker:
         return agreement(self.g(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, shuffles=20):
-        """{feature: pair accuracy lost when it is shuffled among the rows that were not fitted to}, the largest first."""
+        """{feature: pair accuracy lost when it is shuffled among the rows not fitted to}, the largest first."""
         generator, rows = torch.Generator().manual_seed(0), torch.cat([self.fresh, self.stop])
         whole, lost, start = self.quality(self.x, rows)[1], {}, 0
         for name, numbers in features_of(widest(self.space), self.space).items():
@@ -792,9 +754,9 @@ class Ranker:
 
 def prune(space, importances, archs, losses, keep):
     """Sec. 3.1.2, search space pruning: a smaller space, in which only `keep` features are free; 0: all."""
-    # D7: the paper does not say how. The first features of the rankings by loss and by latency, read in turn, stay free,
-    # the others are frozen at their commonest value among the better tenth of the sampled architectures. CIFAR-10 keeps
-    # 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as the two top fives of Sec. 7.1 hold
+    # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, the
+    # others are frozen at their commonest value among the better tenth of the samples. CIFAR-10 keeps 3 of 5 (the paper
+    # ranks all 5, which prunes nothing), translation 7, as many as the two top fives of Sec. 7.1 hold
     if not keep:
         return space
     free = list(dict.fromkeys(name for names in zip(*importances) for name in names))[:keep]
@@ -818,15 +780,15 @@ def latency_window(scores, latencies, cfg):
     if cfg.latency_limit:
         high = min(high, sum(each <= cfg.latency_limit for each in latencies) / len(latencies))
         if high <= low:
-            raise UserError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} sampled architectures "
-                            f"takes {latency_text(min(latencies), cfg)}, and the fastest tenth is left out; raise it")
+            raise UserError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} samples takes "
+                            f"{latency_text(min(latencies), cfg)}, and the fastest tenth is left out; raise it")
     scores = sorted(scores)
     return tuple(scores[round(share * (len(scores) - 1))] for share in (low, high))
 
 
 def evolve(space, fitness, allowed, cfg):
-    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: list of Arch
-    -> list of numbers; allowed: Arch -> bool."""
+    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: a list of Arch
+    -> numbers; allowed: Arch -> bool."""
     rng, seen = random.Random(f"{cfg.seed} evolution"), {}
 
     def collect(make, count):
@@ -880,8 +842,8 @@ def measure_latency(arch, cfg, device):
 
 
 def measure_archs(archs, history, kind, supernet, task, cfg, ranks, run):
-    """Add lines of architectures to the history and to history.jsonl: loss with the super-net's weights, shared out over
-    the processes, and latency, on the first alone, so that no two are timed at once."""
+    """Add architectures to the history: loss with the super-net's weights, shared out over processes, and latency, on
+    the first alone, so that no two are timed at once."""
     began = time.perf_counter()
     own = [(index, task.held_out_loss(supernet, archs[index])) for index in range(ranks.rank, len(archs), ranks.size)]
     losses = dict(pair for part in gather(ranks, own) for pair in part)
@@ -899,8 +861,7 @@ def collect_samples(supernet, task, space, cfg, ranks, run):
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
                                for number in range(2 * cfg.samples)))[:cfg.samples]
     if len(archs) < 20:
-        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets cannot teach a ranker; "
-                        "it takes 20, and a space that has them")
+        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets teach no ranker; it takes 20")
     history = on_main(ranks, read_jsonl, run.folder / "history.jsonl")[:len(archs)]
     bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
     while len(history) < len(archs):
@@ -917,8 +878,7 @@ def rank_and_evolve(space, history, cfg):
     """From measured sub-nets to the finalists, best first, and what was learned on the way."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
-        raise UserError(f"only {len(lines)} sub-nets have a loss that is a number; it takes 20: lower --lr, or raise "
-                        "--warmup or --samples")
+        raise UserError(f"{len(lines)} sub-nets have a loss that is a number, it takes 20: lower --lr, raise --samples")
     archs = [parse_arch(line["arch"], cfg) for line in lines]
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
     rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
@@ -928,9 +888,8 @@ def rank_and_evolve(space, history, cfg):
     seen = evolve(pruned, rankers["loss"].score, lambda arch: low <= latency([arch])[0] <= high, cfg)
     quality = {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs, "held_out": len(ranker.fresh),
                       "fitted_to": len(archs) - 2 * len(ranker.fresh)} for name, ranker in rankers.items()}
-    about = {"rankers": quality, "importance": importance, "space": space, "pruned": pruned,
-             "architectures": float(space_size(space)), "architectures_pruned": float(space_size(pruned)),
-             "looked_at": len(seen)}
+    about = dict(rankers=quality, importance=importance, space=space, pruned=pruned, looked_at=len(seen),
+                 architectures=float(space_size(space)), architectures_pruned=float(space_size(pruned)))
     return sorted(seen, key=seen.__getitem__)[:cfg.finalists], about
 
 
@@ -940,7 +899,7 @@ def search(cfg):
         weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
         run, task = open_data(cfg, "search", ranks)
         if run.finished:
-            say(ranks, f"{run.folder}: this search is finished (--restart begins anew)")
+            say(ranks, f"{run.folder}: finished (--restart begins anew)")
             return show_search(run.finished, ranks, cfg)
         if not task.data.set_aside:
             raise UserError("--held_out: a search needs examples for its losses; set some aside, or give --valid_text")
@@ -950,8 +909,8 @@ def search(cfg):
         history = collect_samples(supernet.eval(), task, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)
         measure_archs(finalists, history, "finalist", supernet, task, cfg, ranks, run)
-        # D9: the best measured loss of the finalists wins, not the ranker's first. Where all of them miss the limit a
-        # sample wins that does not: latency_window has seen one
+        # D9: the best measured loss of the finalists wins, not the ranker's first; where all of them miss the limit, of
+        # the samples, some of which latency_window has seen to keep it
         allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
         best = max([line for line in allowed if line["round"] == "finalist"] or allowed, key=lambda line: line["score"])
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, **about}
@@ -965,12 +924,11 @@ def show_search(result, ranks, cfg):
     """Print what a search found."""
     for name, ranker in result["rankers"].items():
         first = ", ".join(f"{FEATURES[key].title} {lost:.3f}" for key, lost in result["importance"][name].items())
-        say(ranks, f"{name} ranker, on {ranker['held_out']} sub-nets that it never saw: Kendall's tau {ranker['tau']:.3f}, "
+        say(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
                    f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {first}")
-    say(ranks, f"{result['architectures']:.2e} architectures, pruned {result['architectures_pruned']:.2e}; looked at "
-               f"{result['looked_at']}; best: loss {result['scores']['loss']:.4f}, "
-               f"latency {latency_text(result['scores']['latency'], cfg)}")
-    say(ranks, result["arch"])
+    say(ranks, f"{result['architectures']:.2e} architectures, {result['architectures_pruned']:.2e} after pruning; "
+               f"best: loss {result['scores']['loss']:.4f}, latency {latency_text(result['scores']['latency'], cfg)}\n"
+               f"{result['arch']}")
 
 # --- objective -----------------------------------------------------------------------------------
 
@@ -984,8 +942,8 @@ def smoothed_loss(logits, labels, smoothing):
 def learning_rate(step, cfg):
     """Sec. 6: warm-up from lr_start to lr; then a cosine down to lr_start (images) or the inverse square root of the
     step (translation)."""
-    # D10: for the super-net too (HAT: a cosine). AdamW's weight decay spares biases and norms; dropout is not listed:
-    # 0.1 for text, none on attention weights
+    # D10: for the super-net too (HAT: a cosine). AdamW spares biases and norms; dropout, not listed, is 0.1 for text and
+    # none on attention weights
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -1000,13 +958,14 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (Ranks, ShardSum, autocast, gather, launch, milliseconds, on_main, peak_memory,
                                     progress, say, seed_everything, shard_range, stopping)
-    from common.files import read_json, read_jsonl, save_file, write_atomic
+    from common.files import read_json, read_jsonl, write_atomic
     from common.metrics import corpus_bleu
-    from common.runs import Checkpoint
-    from common.weights import average, read_init
+    from common.runs import Checkpoint, LastWeights
+    from common.weights import read_init
     from data.cifar10 import Pictures, augment, load_cifar10, plain_images
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
+    from data.published import MFORMER
 else:
     UserError = ValueError
 
@@ -1040,7 +999,7 @@ class ImageTask:
         return loss if math.isfinite(loss) else WORST
 
     def score(self, model):
-        images, labels = [part[:64 if self.cfg.dry_run else None] for part in load_cifar10(self.cfg.cifar10, "test")]
+        images, labels = (part[:64 if self.cfg.dry_run else None] for part in load_cifar10(self.cfg.cifar10, "test"))
         found = self.logits(model, images.to(self.device)).argmax(1).cpu()
         return {"accuracy": (found == labels).double().mean().item(), "examples": len(labels)}
 
@@ -1051,11 +1010,8 @@ class TextTask:
 
     def __init__(self, cfg, ranks, folder, training):
         self.cfg, self.device, self.data = cfg, ranks.device, Translations(cfg, ranks, folder, training)
-
-    def batch(self, number):
-        """Shard `number` of an endless stream of shuffled epochs: (source (B, S), lengths (B,), target in (B, T),
-        target out (B, T), -100 behind the end)."""
-        return self.data.batch(number)
+        # of a shard: (source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end)
+        self.batch = self.data.batch
 
     def loss(self, model, batch, arch=None, smoothing=0.0):
         return smoothed_loss(model(*batch[:3], arch), batch[3], smoothing)
@@ -1104,8 +1060,8 @@ def make_optimizer(model, cfg):
 
 
 def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
-    """Gradients of the mean loss of one update, summed over the logical shards in order: the same on any number of
-    processes. Returns the loss and the number of labels."""
+    """Gradients of the mean loss of an update, summed over its shards in order: the same on any number of processes.
+    Returns the loss and the number of labels."""
     total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
@@ -1126,7 +1082,7 @@ def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
 def train_network(model, task, cfg, ranks, run, space=None):
     """Train a network; with a space, its super-net, one random sub-net an update. Resumes; raises Stop after SIGTERM.
     At the end checkpoint.pt owns the model alone, a network as the average of its last checkpoints (Sec. 4.1.4)."""
-    checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
+    checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
@@ -1137,8 +1093,9 @@ def train_network(model, task, cfg, ranks, run, space=None):
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, cfg)
-        loss, count = accumulate_gradients(network, model, task, cfg, ranks, step,
-                                           draw_subnet(space, cfg, step) if space else None)
+        # a sub-net is a function of the step: every rank and every shard trains the same one
+        arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
+        loss, count = accumulate_gradients(network, model, task, cfg, ranks, step, arch)
         seen += count
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # D14
         optimizer.step()
@@ -1157,25 +1114,17 @@ def train_network(model, task, cfg, ranks, run, space=None):
         if saves and not space and ranks.main:
             if task.data.set_aside:
                 run.log(phase=f"{name} validation", step=step + 1, loss=task.held_out_loss(model.eval()))
-            save_file(run.folder / f"weights-{step + 1}.pt", model.state_dict())
-            for path in weight_files(run.folder)[:-AVERAGED - 1]:  # one more: the checkpoint may be a save behind
-                path.unlink()
+            last.save(step + 1, model)
         if saves or stop:
             checkpoint.save(step=step + 1)
         if stop:
             raise Stop
     bar.close()
     if ranks.main and not space:
-        model.load_state_dict(average(weight_files(run.folder)[-AVERAGED:]))
+        model.load_state_dict(last.mean())
     del checkpoint.owned["optimizer"]
     checkpoint.save(trained=True)
-    for path in weight_files(run.folder) if ranks.main else ():
-        path.unlink()
-
-
-def weight_files(folder):
-    """weights-STEP.pt files of a folder, oldest first."""
-    return sorted(folder.glob("weights-*.pt"), key=lambda path: int(path.stem.split("-")[1]))
+    last.remove()
 
 
 GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # what weights fit to
@@ -1186,11 +1135,7 @@ def read_run(cfg):
     geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
     record = read_json(Path(cfg.init) / "config.json")
-    if cfg.task == "wmt14":
-        pieces = len(weights["words"])
-        if "vocab_size" in cfg.given and cfg.vocab_size != pieces:
-            raise UserError(f"--vocab_size {cfg.vocab_size}: {cfg.init} has {pieces}; leave --vocab_size out")
-        cfg.vocab_size = pieces
+    cfg.vocab_size = len(weights.get("words", ()))
     own = Config(**{name: tuple(value) if isinstance(value, list) else value
                     for name, value in record["settings"].items()})
     if record["action"] == "search":
@@ -1199,18 +1144,18 @@ def read_run(cfg):
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """The architecture that --arch names; without it that of the network in --init (own), what the search in --init, or
-    of this task and preset, found, or in the preset base an mFormer of the paper's size. cfg.arch becomes its text."""
-    text, found = cfg.arch, Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
-    if not text and not own:
-        if not found.exists() and cfg.preset != "base":
-            raise UserError(f"{found}: no such file; run --search first, or give --arch")
-        text = str(found) if found.exists() else "mformer"
+    """The architecture that --arch names, else own, that of the network in --init, else what the search in --init or of
+    this task and preset found, else in the preset base the paper's mFormer. cfg.arch becomes its text."""
+    found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
+    text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")
+    if not cfg.arch and not own:
         say(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
+        if not Path(text).exists():
+            raise UserError(f"{text}: no such file; run --search first, or give --arch")
         best = read_json(text)
         text = str(best.get("arch", text)) if isinstance(best, dict) else text
-    arch = parse_arch(text, cfg) if text else own
+    arch = parse_arch(text, cfg)
     cfg.arch = arch_text(arch)
     return arch
 
@@ -1221,21 +1166,18 @@ def train(cfg):
         weights, own, _ = read_run(cfg) if cfg.init else (None, None, None)
         arch = chosen_arch(cfg, ranks, own)
         run, task = open_data(cfg, "train", ranks)
-        if run.finished:
-            say(ranks, f"{run.folder}: this training is finished (--restart begins anew)")
-        else:
+        if not run.finished:
             seed_everything(cfg.seed, "weights")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), task, cfg, ranks, run)
             run.finish({"arch": cfg.arch, "parameters": sum(count_parameters(arch, cfg).values())})
-        say(ranks, f"{run.folder}: trained; score it with --evaluate --init {run.folder}")
+        say(ranks, f"{run.folder}: finished (--restart begins anew); score it with --evaluate --init {run.folder}")
 
 
 def evaluate(cfg):
-    """Accuracy on the test images, or BLEU on the test text (Sec. 4.1.4); --translate FILE turns a file of sentences
-    into translations."""
+    """Accuracy on the test images or BLEU on the test text (Sec. 4.1.4), or the translations of --translate FILE."""
     if not cfg.init:
-        raise UserError("--evaluate: --init is missing; give the run folder of --train, or of --search with --arch")
+        raise UserError("--evaluate: --init is missing; give the run folder of --train or of --search")
     with launch(cfg.device) as ranks:
         weights, own, _ = read_run(cfg)
         arch = chosen_arch(cfg, ranks, own)
@@ -1261,22 +1203,21 @@ def evaluate(cfg):
 
 
 def describe(cfg):
-    """Parameters and FLOPs as JSON, in the paper's counting and the honest one: of --arch, of the model in --init, else
-    of the paper's mFormer (preset base) or the widest architecture of the preset."""
+    """Parameters and FLOPs as JSON: of --arch, of the model in --init, else of the paper's mFormer (preset base) or the
+    widest architecture of the preset; and the published ones by the paper's counting and the honest one."""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
-    space = space_of(cfg)
     paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
-    rows = {name: parse_arch(name, cfg) for name in COUNTED[cfg.task]}
+    rows, space = {name: parse_arch(name, cfg) for name in MFORMER[cfg.task]}, space_of(cfg)
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
             rows["mformer"] if cfg.preset == "base" else widest(space))
     if arch in rows.values() and not cfg.init:  # it lives in the paper's geometry, but for what is given
-        cfg = dataclasses.replace(paper, **{name: getattr(cfg, name) for name in (*GEOMETRY, "vocab_size")
-                                            if name in cfg.given})
-    parts, published = count_parameters(arch, cfg), {}
-    for name, (parameters, flops, honest) in COUNTED[cfg.task].items():
-        published[name] = {"paper": {"parameters": parameters, "flops": flops},
-                           "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
-                                      "flops": honest, "flops_done_here": model_flops(rows[name], paper)}}
+        given = {*GEOMETRY, "vocab_size"} & cfg.given
+        cfg = dataclasses.replace(paper, **{name: getattr(cfg, name) for name in given})
+    parts = count_parameters(arch, cfg)
+    published = {name: {"paper": {"parameters": parameters, "flops": flops},
+                        "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
+                                   "flops": honest, "flops_done_here": model_flops(rows[name], paper)}}
+                 for name, (parameters, flops, honest) in MFORMER[cfg.task].items()}
     print(json.dumps({
         "parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
         "flops_counting": "2 x multiply-adds of every matrix product that the model does for one image, or for 30 "
@@ -1302,25 +1243,27 @@ UNREAD = {  # flags that a task has no use for
 def check(cfg, action):
     """UserError where flags contradict each other; then what follows from others."""
     unread = UNREAD[cfg.task] | {"arch" if action == "search" else "", "" if action == "evaluate" else "translate"}
-    for name in sorted(cfg.given & unread):
-        raise UserError(f"--{name}: --{action} with --task {cfg.task} has no use for it; leave it out")
+    mistakes = [f"--{name}: --{action} with --task {cfg.task} has no use for it; leave it out"
+                for name in sorted(cfg.given & unread)]
     if cfg.task == "cifar10" and cfg.space == "linear_encoder":
-        raise UserError("--space linear_encoder: images have no decoder; take linear")
+        mistakes.append("--space linear_encoder: images have no decoder; take linear")
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
-        raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
+        mistakes.append(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
     if len(cfg.languages) != 2 or len(cfg.augment) != 4:
-        raise UserError("--languages takes two endings, --augment four numbers")
-    if not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
-        raise UserError(f"--augment {cfg.augment}: the area is above 0; area, jitter and chance are at most 1")
+        mistakes.append("--languages takes two endings, --augment four numbers")
+    elif not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
+        mistakes.append(f"--augment {cfg.augment}: the area is above 0; area, jitter and chance are at most 1")
     if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch}: it cannot be cut into --accumulate {cfg.accumulate} equal shards")
-    if cfg.init and cfg.tokenizer:
-        raise UserError("--tokenizer: the weights of --init have a vocabulary of their own; leave one of them out")
+        mistakes.append(f"--batch {cfg.batch}: it cannot be cut into --accumulate {cfg.accumulate} equal shards")
+    if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
+        mistakes.append("--tokenizer, --vocab_size: the weights of --init have their own; leave these flags out")
     if "out" not in cfg.given:
         name = "translate" if cfg.translate else action
         cfg.out = f"runs/mformer-{name}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
-        raise UserError(f"--out {cfg.out}: holds the weights of --init; choose another folder")
+        mistakes.append(f"--out {cfg.out}: holds the weights of --init; choose another folder")
+    if mistakes:
+        raise UserError(mistakes[0])
     if cfg.dry_run:
         cfg.held_out = min(cfg.held_out, 50)
         if not cfg.train_text:  # the demo text gives no more pieces

@@ -161,12 +161,3 @@ def keep_model(folder, action, cfg, tokenizer, **owned):
     save_file(folder / "checkpoint.pt", {"values": {}, "owned": {
         name: {key: value.cpu() for key, value in state.items()} for name, state in states.items()}})
     write_atomic(folder / "done.json", "{}")
-
-
-def average(paths):
-    """The mean of several files of weights, {name: tensor} each."""
-    states = map(load_file, paths)
-    total = next(states)
-    for state in states:
-        total = {name: total[name] + value for name, value in state.items()}
-    return {name: value / len(paths) for name, value in total.items()}

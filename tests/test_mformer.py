@@ -18,9 +18,11 @@ import mformer as mf
 from common.cli import UserError
 from common.distributed import Ranks
 from common.files import load_file
+from common.runs import LastWeights
 from conftest import ROOT
 from data import cifar10
 from data.parallel import Translations, beam_search
+from data.published import MFORMER
 from tests.claims import mformer as claims
 
 IMAGES = mf.Config(layers=(2, 3), hidden=(24, 32), ffn=(32, 48), heads=(2, 3), head_dim=8, image=32, patch=8, relative=4, held_out=32, batch=16,
@@ -124,8 +126,8 @@ def test_memory_of_linear_attention_is_linear():
 @pytest.mark.parametrize("task", ["cifar10", "wmt14"])
 def test_counted_rows_are_what_the_rules_give(task):
     cfg = paper(task)
-    assert [name.partition("-")[0] in mf.PUBLISHED[task] for name in mf.COUNTED[task]] == [True] * 9
-    for name, numbers in mf.COUNTED[task].items():
+    assert [name.partition("-")[0] in mf.PUBLISHED[task] for name in MFORMER[task]] == [True] * 9
+    for name, numbers in MFORMER[task].items():
         arch = mf.parse_arch(name, cfg)
         assert mf.why_illegal(arch, cfg) is None
         assert (claims.paper_parameters(arch, cfg), claims.paper_flops(arch, cfg), claims.paper_flops(arch, cfg, honest=True)) == numbers
@@ -136,7 +138,7 @@ def test_counted_rows_are_what_the_rules_give(task):
     ("cosformer*", 24_319_562, 9.5478, 10.04), ("cosformer*-softmax", 24_426_314, 10.6580, 10.66), ("transformer*", 24_267_306, 10.8973, 10.90),
     ("transformer*-linear", 24_142_762, 9.4763, 10.10), ("transformer", 19_314_186, 8.0716, 8.07), ("cosformer", 19_338_762, 7.5995, 7.91)])
 def test_the_nine_rows_of_cifar10(name, parameters, gigaflops, honest):
-    arch, counted = mf.parse_arch(name, mf.Config()), mf.COUNTED["cifar10"][name]
+    arch, counted = mf.parse_arch(name, mf.Config()), MFORMER["cifar10"][name]
     assert counted[0] == parameters and round(counted[1] / 1e9, 4) == gigaflops and round(counted[2] / 1e9, 2) == honest
     done = mf.model_flops(arch, mf.Config())
     if "plain" in arch.types or set(arch.types) == {"linear"}:  # relative scores cost less here than the paper counts
@@ -169,7 +171,7 @@ def test_totals_of_table_4():
     ("mformer", 75_587_584, 3072, 3584, 10.67, 16, 4)])
 def test_translation_rows_of_table_3(name, parameters, encoder, decoder, encoder_heads, decoder_heads, cross):
     arch = mf.PUBLISHED["wmt14"][name]
-    assert mf.COUNTED["wmt14"][name][0] == parameters
+    assert MFORMER["wmt14"][name][0] == parameters
 
     def mean(values):
         return sum(values) / len(values)
@@ -178,8 +180,8 @@ def test_translation_rows_of_table_3(name, parameters, encoder, decoder, encoder
 
 
 def test_translation_rows_of_table_5():
-    rows = mf.COUNTED["wmt14"]
-    assert set(rows) == set(mf.COUNTED["cifar10"])
+    rows = MFORMER["wmt14"]
+    assert set(rows) == set(MFORMER["cifar10"])
     for name in ("transformer", "cosformer"):  # Transformer-big, whole
         assert rows[name][0] == 176_357_376 + 37_000 * 1024 == pytest.approx(213.00e6, rel=0.006)
     assert rows["transformer"][1] == pytest.approx(12.7e9, rel=0.005)
@@ -644,27 +646,27 @@ def test_training_resumes_and_ends_with_the_average_of_the_last_checkpoints(tmp_
     monkeypatch.setattr(mf, "AVERAGED", 2)
     arch = mf.arch_text(mf.sample_arch(mf.space_of(IMAGES), random.Random(0)))
     command = ["--train", "--arch", arch, *flags(dataclasses.replace(RUN_IMAGES, steps=8, warmup=0.25), pictures)]
-    kept, mean = {}, mf.average
+    kept, mean = {}, LastWeights.mean
 
-    def spy(paths):
-        kept["steps"] = [path.name for path in paths]
-        states = [load_file(path) for path in paths]
+    def spy(last):
+        kept["steps"] = [path.name for path in last.files()]
+        states = [load_file(path) for path in last.files()[-2:]]
         kept["mean"] = {name: sum(state[name] for state in states) / 2 for name in states[0]}
-        return mean(paths)
-    monkeypatch.setattr(mf, "average", spy)
+        return mean(last)
+    monkeypatch.setattr(LastWeights, "mean", spy)
     mf.main([*command, "--out", str(tmp_path / "whole")])
-    assert kept["steps"] == ["weights-6.pt", "weights-8.pt"] and not list((tmp_path / "whole").glob("weights-*"))
-    for place, after in (("accumulate_gradients", 5), ("average", 0)):
-        real, calls = getattr(mf, place), itertools.count()
+    assert kept["steps"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list((tmp_path / "whole").glob("weights-*"))
+    for home, place, after in ((mf, "accumulate_gradients", 5), (LastWeights, "mean", 0)):
+        real, calls = getattr(home, place), itertools.count()
 
         def dying(*args, real=real, calls=calls, after=after):
             if next(calls) == after:
                 raise Killed
             return real(*args)
-        monkeypatch.setattr(mf, place, dying)
+        monkeypatch.setattr(home, place, dying)
         with pytest.raises(Killed):
             mf.main([*command, "--out", str(tmp_path / "parts")])
-        monkeypatch.setattr(mf, place, real)
+        monkeypatch.setattr(home, place, real)
     mf.main([*command, "--out", str(tmp_path / "parts")])
     (tmp_path / "parts" / "done.json").unlink()
     mf.main([*command, "--out", str(tmp_path / "parts")])  # killed between its last checkpoint and done.json
@@ -698,7 +700,7 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, capsy
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     cfg.vocab_size = len(load_file(tmp_path / "run" / "checkpoint.pt")["owned"]["model"]["words"])
     assert len(done["translations"]) == 20 and done["bleu"] >= 0 and done["latency"] == mf.model_flops(arch, cfg) / 1e9
-    with pytest.raises(UserError, match="leave --vocab_size out"):
+    with pytest.raises(UserError, match="leave these flags out"):
         mf.main([*common, "--vocab_size", "7", "--out", str(tmp_path / "other")])
 
 

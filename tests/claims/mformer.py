@@ -1,6 +1,6 @@
 """What mFormer claims, measured: python -m tests.claims.mformer NAME [--folders DIR...] [flags of mformer.py]
 
-    counts               the rules behind COUNTED, Tables 3 and 5         (--task wmt14)
+    counts               the rules behind data/published.py              (--task wmt14)
     importance ranker    read the run folder of a finished --search       (--folders runs/mformer-search-cifar10-demo)
     types decoder        train and evaluate variants of one architecture  (--arch, data flags, --preset ...)
     pareto               reads run folders of --evaluate                  (--folders runs/a runs/b ...)
@@ -21,6 +21,7 @@ from common.files import read_json, read_jsonl
 from data.cifar10 import load_cifar10
 from data.inputs import fill_in
 from data.parallel import read_pairs
+from data.published import MFORMER
 from tests.claims.study import as_program, mean_sd, run_all, write
 from tests.claims.study import main as study
 
@@ -148,8 +149,8 @@ def compare_variants(options, cfg, variants, **claim):
         read_pairs(cfg.test_text, *cfg.languages)
     runs = {f"{name.replace(' ', '-')}-{seed}": (name, arch, cfg.seed + seed) for name, arch in variants.items()
             for seed in range(options.seeds)}
-    trained = run_all(options, {run: ["mformer.py", "--train", *options.flags, "--arch", mf.arch_text(arch), "--seed", seed]
-                                for run, (_, arch, seed) in runs.items()})
+    trained = run_all(options, {run: ["mformer.py", "--train", *options.flags, "--arch", mf.arch_text(arch), "--seed",
+                                      seed] for run, (_, arch, seed) in runs.items()})
     folders = run_all(options, {f"{run}-score": ["mformer.py", "--evaluate", *options.flags, "--init", folder]
                                 for run, folder in trained.items()})
     found = {name: [read_json(folders[f"{run}-score"] / "done.json") for run in runs if runs[run][0] == name]
@@ -187,7 +188,8 @@ def decoder(options):
         raise UserError("decoder: images have no decoder; add --task wmt14")
     cfg.arch = given.arch
     arch = mf.retype(mf.chosen_arch(cfg, ranks), "softmax", ("decoder_types", "cross_types"))
-    cases = {"none": (), "self": ("decoder_types",), "cross": ("cross_types",), "both": ("decoder_types", "cross_types")}
+    cases = {"none": (), "self": ("decoder_types",), "cross": ("cross_types",),
+             "both": ("decoder_types", "cross_types")}
     compare_variants(options, cfg, {f"linear in decoder {name}": mf.retype(arch, "linear", parts)
                                     for name, parts in cases.items()},
                      claim="Linear attention in the decoder breaks a translator (Sec. 8)", paper="0 BLEU in all cases")
@@ -319,7 +321,8 @@ def paper_parameters(arch, cfg):
         encoder = sum(ffn[:arch.layers]) + arch.layers * (attention + 4 * E)
         if mf.retype(arch, "plain", mf.PARTS) == mf.PLAIN_TEXT:
             return encoder + sum(ffn[arch.layers:]) + arch.decoder_layers * (2 * attention + 6 * E) + 37000 * E
-        return encoder + arch.decoder_layers * 6 * (E * E + E) + 4 * E  # of a decoder no more than its attentions' inputs
+        inputs = 6 * (E * E + E)  # of a decoder's layer no more than its attentions' inputs
+        return encoder + arch.decoder_layers * inputs + 4 * E
     widest_qkv = 512 if E == 512 else 448  # of the network that the row was cut from
     extra = {"linear": 4096, "softmax": 29 * 448, "plain": 0}
     return (sum(4 * E * 64 * heads + 3 * widest_qkv + 5 * E + inner + extra[kind]
@@ -364,7 +367,7 @@ def counts(options):
     paper = mf.Config(**{key: value for key, value in mf.PRESETS[cfg.task]["base"].items() if key != "search"},
                       task=cfg.task)
     rows = []
-    for name in mf.COUNTED[cfg.task]:
+    for name in MFORMER[cfg.task]:
         arch = mf.parse_arch(name, paper)
         rows.append([name, f"{paper_parameters(arch, paper):,}", paper_flops(arch, paper) / 1e9,
                      paper_flops(arch, paper, True) / 1e9, mf.model_flops(arch, paper) / 1e9])
@@ -372,7 +375,8 @@ def counts(options):
                     "GFLOPs this file does"], rows, claim="Parameters and FLOPs of Tables 3 and 5")
 
 
-CLAIMS = {function.__name__: function for function in (counts, importance, ranker, types, decoder, shape, pareto, length)}
+CLAIMS = {function.__name__: function
+          for function in (counts, importance, ranker, types, decoder, shape, pareto, length)}
 
 
 def main(argv=None):
