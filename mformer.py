@@ -13,10 +13,10 @@ Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 
          Table 3, 4, 5 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
          Sec. 7, 8, Fig. 1, 5, 6, Table 5 -> tests/claims/mformer.py
-Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices · D4 197
-         tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two readings of 10%
-         · D9 finalists are measured · D10 Sec. 6 filled in · D11 unscaled dropout · D12 new weights · D13 "all linear" ·
-         D14 what the paper does not mention  (the reasons stand in the code, tagged alike)
+Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices
+         · D4 197 tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two
+         readings of 10% · D9 finalists are measured · D10 Sec. 6 filled in · D11 unscaled dropout · D12 new weights
+         · D13 "all linear" · D14 what the paper does not mention  (the reasons stand in the code, tagged alike)
 """
 import argparse
 import collections
@@ -87,7 +87,7 @@ class Config:
     warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # AdamW, Sec. 6.2
     save_every: int = 1000  # updates between checkpoints >= 1
-    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, RandAugment's strength, jitter, erasing
+    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
     # search
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers
     cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs, which repeat
@@ -287,8 +287,8 @@ def parse_arch(text, cfg):
 
 
 def listed(hidden, unit, ffn, heads, linear=(), decoder_ffn=(), decoder_heads=(), cross_heads=()):
-    """A published architecture. linear: the encoder layers, from 1, of linear attention. A decoder is all softmax and sees
-    the last encoder layer."""
+    """A published architecture. linear: the encoder layers, from 1, of linear attention. A decoder is all softmax and
+    sees the last encoder layer."""
     depth, types = len(decoder_ffn), ("linear" if layer in linear else "softmax" for layer in range(1, len(ffn) + 1))
     return Arch(len(ffn), hidden, tuple(unit * width for width in ffn), heads, tuple(types), depth,
                 hidden if depth else 0, tuple(unit * width for width in decoder_ffn), decoder_heads,
@@ -787,8 +787,8 @@ def latency_window(scores, latencies, cfg):
 
 
 def evolve(space, fitness, allowed, cfg):
-    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: a list of Arch
-    -> numbers; allowed: Arch -> bool."""
+    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: a list of
+    architectures -> numbers; allowed: architecture -> bool."""
     rng, seen = random.Random(f"{cfg.seed} evolution"), {}
 
     def collect(make, count):
@@ -841,11 +841,11 @@ def measure_latency(arch, cfg, device):
     return milliseconds(once, device, cfg.latency_runs, cut=DROPPED_TIMINGS, clock=clock)  # D8
 
 
-def measure_archs(archs, history, kind, supernet, task, cfg, ranks, run):
+def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
     """Add architectures to the history: loss with the super-net's weights, shared out over processes, and latency, on
     the first alone, so that no two are timed at once."""
     began = time.perf_counter()
-    own = [(index, task.held_out_loss(supernet, archs[index])) for index in range(ranks.rank, len(archs), ranks.size)]
+    own = [(index, held_out_loss(supernet, data, cfg, archs[index])) for index in range(ranks.rank, len(archs), ranks.size)]
     losses = dict(pair for part in gather(ranks, own) for pair in part)
     latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in archs])
     seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one, on average
@@ -856,7 +856,7 @@ def measure_archs(archs, history, kind, supernet, task, cfg, ranks, run):
     on_main(ranks, write_atomic, run.folder / "history.jsonl", text)
 
 
-def collect_samples(supernet, task, space, cfg, ranks, run):
+def collect_samples(supernet, data, space, cfg, ranks, run):
     """History lines of --samples random sub-nets; resumes behind the last block that history.jsonl holds."""
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
                                for number in range(2 * cfg.samples)))[:cfg.samples]
@@ -866,7 +866,7 @@ def collect_samples(supernet, task, space, cfg, ranks, run):
     bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
     while len(history) < len(archs):
         chosen = archs[len(history):len(history) + block]
-        measure_archs(chosen, history, "sample", supernet, task, cfg, ranks, run)
+        measure_archs(chosen, history, "sample", supernet, data, cfg, ranks, run)
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
@@ -897,18 +897,18 @@ def search(cfg):
     """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve. --train takes best.json."""
     with launch(cfg.device) as ranks:
         weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
-        run, task = open_data(cfg, "search", ranks)
+        run, data = open_data(cfg, "search", ranks)
         if run.finished:
             say(ranks, f"{run.folder}: finished (--restart begins anew)")
             return show_search(run.finished, ranks, cfg)
-        if not task.data.set_aside:
+        if not data.set_aside:
             raise UserError("--held_out: a search needs examples for its losses; set some aside, or give --valid_text")
         seed_everything(cfg.seed, "weights")
         supernet = extract(weights, widest(space), cfg, space) if weights else make_supernet(space, cfg)
-        train_network(supernet.to(ranks.device), task, cfg, ranks, run, space)
-        history = collect_samples(supernet.eval(), task, space, cfg, ranks, run)
+        train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
+        history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)
-        measure_archs(finalists, history, "finalist", supernet, task, cfg, ranks, run)
+        measure_archs(finalists, history, "finalist", supernet, data, cfg, ranks, run)
         # D9: the best measured loss of the finalists wins, not the ranker's first; where all of them miss the limit, of
         # the samples, some of which latency_window has seen to keep it
         allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
@@ -932,17 +932,19 @@ def show_search(result, ranks, cfg):
 
 # --- objective -----------------------------------------------------------------------------------
 
-def smoothed_loss(logits, labels, smoothing):
-    """Label-smoothed cross-entropy summed over the labels that are not -100, and how many there are. logits (..., V),
-    labels (...)"""
-    loss = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), label_smoothing=smoothing, reduction="sum")
+def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
+    """Label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over the labels that are not -100, and how
+    many there are."""
+    *inputs, labels = batch
+    logits = model(*inputs, arch).flatten(0, -2).float()  # (B, 10), or (B * T, V)
+    loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
     return loss, (labels != -100).sum()
 
 
 def learning_rate(step, cfg):
     """Sec. 6: warm-up from lr_start to lr; then a cosine down to lr_start (images) or the inverse square root of the
     step (translation)."""
-    # D10: for the super-net too (HAT: a cosine). AdamW spares biases and norms; dropout, not listed, is 0.1 for text and
+    # D10: for the super-net too (HAT: a cosine). AdamW spares biases and norms; dropout, not listed, is 0.1 for text,
     # none on attention weights
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
@@ -962,7 +964,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.metrics import corpus_bleu
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
-    from data.cifar10 import Pictures, augment, load_cifar10, plain_images
+    from data.cifar10 import Pictures
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
     from data.published import MFORMER
@@ -970,84 +972,40 @@ else:
     UserError = ValueError
 
 
-class ImageTask:
-    """CIFAR-10."""
-    score_name, unit = "accuracy", "images"
-
-    def __init__(self, cfg, ranks, folder, training):
-        self.cfg, self.device = cfg, ranks.device
-        self.data = Pictures(cfg, ranks.device) if training else None
-
-    def batch(self, number):
-        """Shard `number` of an endless stream of shuffled epochs: (images (B, 3, I, I), labels (B,))."""
-        images, labels = self.data.batch(number)
-        return augment(images, self.cfg), labels  # D14: like the released code's; the paper mentions none
-
-    def loss(self, model, batch, arch=None, smoothing=0.0):
-        return smoothed_loss(model(batch[0], arch), batch[1], smoothing)
-
-    @torch.no_grad()
-    def logits(self, model, images, arch=None):
-        with autocast(self.cfg.dtype, self.device):
-            return torch.cat([model(plain_images(part, self.cfg), arch).float() for part in images.split(500)])
-
-    def held_out_loss(self, model, arch=None):
-        """Cross-entropy on the images set aside; WORST where it is no number."""
-        # D5: test sets are read by --evaluate alone; the released CIFAR-10 search reads the test split
-        images, labels = self.data.held
-        loss = F.cross_entropy(self.logits(model, images, arch), labels).item()
-        return loss if math.isfinite(loss) else WORST
-
-    def score(self, model):
-        images, labels = (part[:64 if self.cfg.dry_run else None] for part in load_cifar10(self.cfg.cifar10, "test"))
-        found = self.logits(model, images.to(self.device)).argmax(1).cpu()
-        return {"accuracy": (found == labels).double().mean().item(), "examples": len(labels)}
-
-
-class TextTask:
-    """Translation of parallel text with a joint vocabulary."""
-    score_name, unit = "bleu", "tokens"
-
-    def __init__(self, cfg, ranks, folder, training):
-        self.cfg, self.device, self.data = cfg, ranks.device, Translations(cfg, ranks, folder, training)
-        # of a shard: (source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end)
-        self.batch = self.data.batch
-
-    def loss(self, model, batch, arch=None, smoothing=0.0):
-        return smoothed_loss(model(*batch[:3], arch), batch[3], smoothing)
-
-    @torch.no_grad()
-    def held_out_loss(self, model, arch=None):
-        """Cross-entropy a token on the sentences set aside (D5); WORST where it is no number."""
-        total = count = 0
-        for batch in self.data.held_batches(64):
-            with autocast(self.cfg.dtype, self.device):
-                loss, tokens = self.loss(model, batch, arch)
-            total, count = total + loss, count + tokens
-        loss = (total / count).item()
-        return loss if math.isfinite(loss) else WORST
-
-    def translate(self, model, lines):
-        """Translations of raw sentences by beam search, of an empty one nothing."""
-        with autocast(self.cfg.dtype, self.device):
-            return self.data.translate(model, lines, self.cfg.beam, LENGTH_PENALTY)
-
-    def score(self, model):
-        sources, references = self.data.test_lines()
-        found = self.translate(model, sources)
-        shown = [{"source": one, "reference": two, "found": three}
-                 for one, two, three in list(zip(sources, references, found))[:20]]
-        # D14: BLEU of plain text (13a); HAT's is of tokenised text
-        return {"bleu": corpus_bleu(found, references), "examples": len(sources), "translations": shown}
-
-
 def open_data(cfg, action, ranks):
-    """Open the run folder and the data: (RunFolder, task)."""
+    """Open the run folder and the data: (RunFolder, Pictures or Translations)."""
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
     needs = () if cfg.translate or any(getattr(cfg, name) for name in names) else names  # else the demo data
     run, _ = open_run(cfg, action, ranks, *needs)
-    kind = ImageTask if cfg.task == "cifar10" else TextTask
+    kind = Pictures if cfg.task == "cifar10" else Translations
     return run, kind(cfg, ranks, run.folder, action in ("search", "train"))
+
+
+@torch.no_grad()
+def held_out_loss(model, data, cfg, arch=None):
+    """Cross-entropy of an image or a token on what is set aside; WORST where it is no number."""
+    # D5: test sets are read by --evaluate alone; the released CIFAR-10 search reads the test split
+    total = count = 0
+    for batch in data.held_batches():
+        with autocast(cfg.dtype, data.device):
+            loss, labels = smoothed_loss(model, batch, arch, 0.0)
+        total, count = total + loss, count + labels
+    loss = (total / count).item()
+    return loss if math.isfinite(loss) else WORST
+
+
+@torch.no_grad()
+def score(model, data, cfg):
+    """{"accuracy": share of the test images, ...}, or {"bleu": percent on the test text, ...} with translations."""
+    with autocast(cfg.dtype, data.device):
+        if cfg.task == "cifar10":
+            right = torch.cat([model(images).argmax(1) == labels for images, labels in data.test_batches()])
+            return {"accuracy": right.double().mean().item(), "examples": len(right)}
+        sources, references = data.test_lines()
+        found = data.translate(model, sources, cfg.beam, LENGTH_PENALTY)
+    shown = [dict(zip(("source", "reference", "found"), lines)) for lines in zip(sources[:20], references, found)]
+    # D14: BLEU of plain text (13a); HAT's is of tokenised text
+    return {"bleu": corpus_bleu(found, references), "examples": len(sources), "translations": shown}
 
 
 def make_optimizer(model, cfg):
@@ -1059,15 +1017,15 @@ def make_optimizer(model, cfg):
                               {"params": groups[True], "weight_decay": 0.0}], lr=cfg.lr, betas=(0.9, 0.998), fused=True)
 
 
-def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
+def accumulate_gradients(network, model, data, cfg, ranks, step, arch):
     """Gradients of the mean loss of an update, summed over its shards in order: the same on any number of processes.
     Returns the loss and the number of labels."""
     total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
-        batch = task.batch(step * cfg.accumulate + shard)
+        batch = data.batch(step * cfg.accumulate + shard)
         with autocast(cfg.dtype, ranks.device):
-            loss, count = task.loss(network, batch, arch, SMOOTHING)
+            loss, count = smoothed_loss(network, batch, arch)
         loss.backward()
         used = [value for value in model.parameters() if value.grad is not None]
         total.add([*(value.grad for value in used), loss.detach(), count.float()])
@@ -1079,7 +1037,7 @@ def accumulate_gradients(network, model, task, cfg, ranks, step, arch):
     return loss / count, count
 
 
-def train_network(model, task, cfg, ranks, run, space=None):
+def train_network(model, data, cfg, ranks, run, space=None):
     """Train a network; with a space, its super-net, one random sub-net an update. Resumes; raises Stop after SIGTERM.
     At the end checkpoint.pt owns the model alone, a network as the average of its last checkpoints (Sec. 4.1.4)."""
     checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
@@ -1095,7 +1053,7 @@ def train_network(model, task, cfg, ranks, run, space=None):
             group["lr"] = learning_rate(step, cfg)
         # a sub-net is a function of the step: every rank and every shard trains the same one
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
-        loss, count = accumulate_gradients(network, model, task, cfg, ranks, step, arch)
+        loss, count = accumulate_gradients(network, model, data, cfg, ranks, step, arch)
         seen += count
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # D14
         optimizer.step()
@@ -1109,11 +1067,11 @@ def train_network(model, task, cfg, ranks, run, space=None):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}")
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
-                    **{f"{task.unit}_per_second": round(float(seen) / (time.perf_counter() - began), 1)})
+                    **{f"{data.unit}_per_second": round(float(seen) / (time.perf_counter() - began), 1)})
             seen, began = 0, time.perf_counter()
         if saves and not space and ranks.main:
-            if task.data.set_aside:
-                run.log(phase=f"{name} validation", step=step + 1, loss=task.held_out_loss(model.eval()))
+            if data.set_aside:
+                run.log(phase=f"{name} validation", step=step + 1, loss=held_out_loss(model.eval(), data, cfg))
             last.save(step + 1, model)
         if saves or stop:
             checkpoint.save(step=step + 1)
@@ -1165,11 +1123,11 @@ def train(cfg):
     with launch(cfg.device) as ranks:
         weights, own, _ = read_run(cfg) if cfg.init else (None, None, None)
         arch = chosen_arch(cfg, ranks, own)
-        run, task = open_data(cfg, "train", ranks)
+        run, data = open_data(cfg, "train", ranks)
         if not run.finished:
             seed_everything(cfg.seed, "weights")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
-            train_network(model.to(ranks.device), task, cfg, ranks, run)
+            train_network(model.to(ranks.device), data, cfg, ranks, run)
             run.finish({"arch": cfg.arch, "parameters": sum(count_parameters(arch, cfg).values())})
         say(ranks, f"{run.folder}: finished (--restart begins anew); score it with --evaluate --init {run.folder}")
 
@@ -1182,20 +1140,22 @@ def evaluate(cfg):
         weights, own, _ = read_run(cfg)
         arch = chosen_arch(cfg, ranks, own)
         model = extract(weights, arch, cfg).to(ranks.device).eval()
-        run, task = open_data(cfg, "translate" if cfg.translate else "evaluate", ranks)
+        run, data = open_data(cfg, "translate" if cfg.translate else "evaluate", ranks)
         if cfg.translate:
-            found = task.translate(model, on_main(ranks, read_lines, cfg.translate))
+            lines = on_main(ranks, read_lines, cfg.translate)
+            with autocast(cfg.dtype, ranks.device):
+                found = data.translate(model, lines, cfg.beam, LENGTH_PENALTY)
             text = "".join(line + "\n" for line in found)
             on_main(ranks, write_atomic, run.folder / f"translations.{cfg.languages[1]}", text)
             say(ranks, text[:-1])
             return run.finish({"sentences": len(found)})
         result = {"name": "evaluated", "parameters": sum(count_parameters(arch, cfg).values()),
                   "flops": model_flops(arch, cfg), "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device),
-                  **task.score(model), "arch": cfg.arch}
+                  **score(model, data, cfg), "arch": cfg.arch}
         run.finish(result)  # never taken from a folder: the model may have changed
         for shown in result.get("translations", []):
             say(ranks, f"  {shown['source']}\n    {shown['found']}\n    ({shown['reference']})")
-        say(ranks, f"{task.score_name} {result[task.score_name]:.4f} on {result['examples']} test examples, "
+        say(ranks, f"{data.score_name} {result[data.score_name]:.4f} on {result['examples']} test examples, "
                    f"{result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, latency "
                    f"{latency_text(result['latency'], cfg)}")
 

@@ -55,24 +55,41 @@ def class_names(folder):
 class Pictures:
     """What a training reads of CIFAR-10: its images on the device as bytes, --held_out of them set aside for validation
     losses, and an endless stream of batches, each a function of its number and the seed."""
+    score_name, unit = "accuracy", "images"
 
-    def __init__(self, cfg, device):
+    def __init__(self, cfg, ranks, folder, training=True):
+        self.cfg, self.device = cfg, ranks.device
+        if not training:
+            return
         images, labels = load_cifar10(cfg.cifar10, "train")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out")))
         order, held = order[cfg.held_out:], order[:cfg.held_out]
-        order, self.size, self.seed = order[:cfg.train_rows or None], cfg.batch // cfg.accumulate, cfg.seed
+        order, self.size = order[:cfg.train_rows or None], cfg.batch // cfg.accumulate
         if len(order) < self.size:
             raise UserError(f"--batch {cfg.batch}: {len(order)} training images are fewer than a shard of {self.size}")
-        self.images, self.labels = images[order].to(device), labels[order].to(device)
-        self.held, self.set_aside = (images[held].to(device), labels[held].to(device)), len(held)
+        self.images, self.labels = images[order].to(self.device), labels[order].to(self.device)
+        self.held, self.set_aside = (images[held], labels[held]), len(held)
 
     def batch(self, number):
-        """(images (B, 3, 32, 32) uint8, labels (B,)) of shard `number` of the stream of shuffled epochs."""
+        """(images (B, 3, I, I), labels (B,)) of shard `number` of the stream of shuffled epochs."""
         epoch, place = divmod(number, len(self.labels) // self.size)
-        generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
+        generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "order", epoch))
         rows = torch.randperm(len(self.labels), generator=generator)[place * self.size:(place + 1) * self.size]
-        rows = rows.to(self.images.device)
-        return self.images[rows], self.labels[rows]
+        rows = rows.to(self.device)
+        return augment(self.images[rows], self.cfg), self.labels[rows]
+
+    def plain_batches(self, images, labels):
+        for part, wanted in zip(images.split(500), labels.split(500)):
+            yield plain_images(part.to(self.device), self.cfg), wanted.to(self.device)
+
+    def held_batches(self):
+        """What is set aside, as batch() gives it but not augmented."""
+        return self.plain_batches(*self.held)
+
+    def test_batches(self):
+        """The test images; in a dry run the first of them."""
+        return self.plain_batches(*(part[:64 if self.cfg.dry_run else None]
+                                    for part in load_cifar10(self.cfg.cifar10, "test")))
 
 
 # --- images as a network sees them ---------------------------------------------------------------

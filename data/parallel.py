@@ -153,9 +153,10 @@ class Translations:
 
     The pairs set aside are those of --valid_text, or --held_out of the training text.
     """
+    score_name, unit = "bleu", "tokens"
 
     def __init__(self, cfg, ranks, folder, training=True):
-        self.cfg, self.ranks, self.folder = cfg, ranks, folder
+        self.cfg, self.ranks, self.device, self.folder = cfg, ranks, ranks.device, folder
         if training and not cfg.train_text:
             raise UserError("--train_text: missing; give the PREFIX of the parallel text to train on")
         on_main(ranks, self.make_tokenizer)
@@ -217,10 +218,10 @@ class Translations:
         """The tensors of shard `number` of the stream of shuffled epochs."""
         return self.pairs(self.text, self.order[self.stream.batch(number, self.cfg.seed)])
 
-    def held_batches(self, size):
+    def held_batches(self):
         """The tensors of the pairs set aside, the shorter first."""
-        for start in range(0, len(self.held), size):
-            yield self.pairs(self.held_text, self.held[start:start + size])
+        for start in range(0, len(self.held), 64):
+            yield self.pairs(self.held_text, self.held[start:start + 64])
 
     def translate(self, model, lines, beam, penalty):
         """Translations of raw sentences, of an empty one nothing, shared out over the processes; sentences of like

@@ -18,9 +18,9 @@ import mformer as mf
 from common.cli import UserError, parse
 from common.distributed import Ranks, pick_device
 from common.files import read_json, read_jsonl
-from data.cifar10 import load_cifar10
+from data.cifar10 import Pictures, load_cifar10
 from data.inputs import fill_in
-from data.parallel import read_pairs
+from data.parallel import Translations, read_pairs
 from data.published import MFORMER
 from tests.claims.study import as_program, mean_sd, run_all, write
 from tests.claims.study import main as study
@@ -111,13 +111,13 @@ def ranker(options):
                 unseen, truth = zip(*pairs[part::5])
                 scores.append(mf.agreement(mf.Ranker(space, *zip(*known), part).score(unseen), truth))
             rows.append([f"{name} ranker", len(known), *(number for kind in zip(*scores) for number in mean_sd(kind))])
-    task, ranks = held_out_task(cfg, options)
+    data, ranks = held_out_data(cfg, options)
     supernet = mf.extract(weights, mf.widest(space), cfg, space).to(ranks.device).eval()
     for keep in (cfg.keep or 3, 0):
         best, means = [], []
         for seed in range(options.seeds):
             found, about = mf.rank_and_evolve(space, lines, dataclasses.replace(cfg, keep=keep, seed=seed))
-            measured = [task.held_out_loss(supernet, arch) for arch in found]
+            measured = [mf.held_out_loss(supernet, data, cfg, arch) for arch in found]
             best.append(min(measured))
             means.append(sum(measured) / len(measured))
         rows.append([f"keep {keep}" if keep else "whole space", about["architectures_pruned"], *mean_sd(best),
@@ -127,7 +127,7 @@ def ranker(options):
           claim="Two rankers order architectures; pruning the space helps the search (Sec. 3.1.2)")
 
 
-def held_out_task(cfg, options):
+def held_out_data(cfg, options):
     """The data of a search: the same flags, so that nothing is held out that its super-net was trained on."""
     ranks = Ranks(0, 1, pick_device(cfg.device))
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
@@ -135,7 +135,7 @@ def held_out_task(cfg, options):
         fill_in(cfg, ranks, *names)
     if cfg.task == "wmt14":
         cfg.vocab_size = len(mf.read_run(dataclasses.replace(cfg))[0]["words"])
-    return (mf.ImageTask if cfg.task == "cifar10" else mf.TextTask)(cfg, ranks, options.folders[0], True), ranks
+    return (Pictures if cfg.task == "cifar10" else Translations)(cfg, ranks, options.folders[0]), ranks
 
 
 def compare_variants(options, cfg, variants, **claim):
