@@ -16,7 +16,7 @@ Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 
 Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices
          · D4 197 tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two
          readings of 10% · D9 finalists are measured · D10 Sec. 6 filled in · D11 unscaled dropout · D12 new weights
-         · D13 "all linear" · D14 what the paper does not mention  (the reasons stand in the code, tagged alike)
+         · D13 "all linear" · D14 what the paper does not mention  (reasons: in the code)
 """
 import argparse
 import collections
@@ -40,18 +40,18 @@ from torch import nn
 
 @dataclasses.dataclass
 class Config:
-    """Every knob. The comment is the help text; a preset (by task) overrides the default, a flag the preset."""
+    """Every knob; a preset (by task) overrides the default, a flag the preset."""
     given, program = frozenset(), "mformer"  # the flags that were given; no knobs
-    preset: str = "demo"  # demo (minutes on two cores) | small (real data on a small machine) | base (the paper)
-    task: Literal["cifar10", "wmt14"] = "cifar10"  # cifar10 | wmt14 (translation of any parallel text)
+    preset: str = "demo"  # demo (minutes on two cores) | small (real data) | base (the paper)
+    task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
-    restart: bool = False  # begin anew in a run folder that is there
+    restart: bool = False  # begin anew in its run folder
     seed: int = 0  # of everything drawn
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
-    compile: bool = False  # torch.compile the model of --train (a super-net changes its shape too often)
+    compile: bool = False  # torch.compile the model of --train
     accumulate: int = 1  # shards of an update, shared out over processes with equal results >= 1
-    dry_run: bool = False  # two real steps of every phase, on tiny budgets
+    dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run folder of --search or --train to start from
     arch: str = ""  # mformer, cosformer*-softmax, ...; a text form; a best.json; default: what --search found
     # data
@@ -225,7 +225,7 @@ def mutate(parent, space, chance, rng):
 
 
 def crossover(one, two, space, rng):
-    """Every gene from one of two parents, with equal chance; a layer that only the deeper one has comes from it."""
+    """Every gene from one of two parents, with equal chance; a layer that only one has comes from it."""
     def inherit(name, choices, slot=None):
         pool = [getattr(parent, name) for parent in (one, two)]
         return rng.choice(pool if slot is None else [values[slot] for values in pool if slot < len(values)])
@@ -280,7 +280,7 @@ def parse_arch(text, cfg):
         arch = Arch(**genes)
     except (ValueError, KeyError, TypeError):
         raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
-                        "a best.json, or a text form as --describe prints it") from None
+                        "a best.json, or a text as --describe prints it") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
     return arch
@@ -413,7 +413,7 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12: Xavier's bound for the widest network, each block on its own; neither paper nor appendix lists any
+        # D12: Xavier's bound for the widest network, each block on its own; the paper lists none
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
@@ -479,8 +479,7 @@ class Attention(nn.Module):
         return self.join(softmax_attention(q, k, v, table, visible, first), x.shape[-1])
 
     def remember(self, memory, mask, copies, kind, heads):
-        """What cross-attention keeps of the encoder's output, `copies` layers one after the other in memory
-        (B, copies * S, H): tensors."""
+        """What cross-attention keeps of memory (B, copies * S, H), the outputs of so many layers: tensors."""
         k, v = self.project(self.key_value, memory, heads, 2)
         if kind == "linear":
             positions = torch.arange(memory.shape[1] // copies, device=memory.device).repeat(copies)
@@ -541,7 +540,7 @@ class Layer(nn.Module):
 
 class ImageModel(nn.Module):
     """Encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, I, I) -> logits
-    (B, 10). space: build a super-net for it; forward(images, arch) runs a sub-net, forward(images) the whole."""
+    (B, 10). space: of a super-net; forward(images, arch) runs a sub-net, forward(images) the whole."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
@@ -588,8 +587,7 @@ class Translator(nn.Module):
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
-        """source (B, S), lengths (B,). Returns what each decoder layer keeps of the encoder: a list of tuples of
-        tensors with B rows."""
+        """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors with B rows."""
         arch = arch or self.arch
         x, states = self.embed(source, arch.hidden), []
         for layer in self.layers[:arch.layers]:
@@ -600,8 +598,8 @@ class Translator(nn.Module):
         return [layer.remember(states, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
-        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else a list of dicts, target the
-        token at position `first`."""
+        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else dicts, target the one token at
+        position `first`."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
         for number, layer in enumerate(self.decoder_layers[:arch.decoder_layers]):
@@ -629,7 +627,7 @@ def count_parameters(arch, cfg):
 def model_flops(arch, cfg, tokens=30):
     """2 x multiply-adds of all matrix products of the model for one image, or for `tokens` source and target tokens."""
     def attention(kind, queries, keys, width, count, table=2 * cfg.relative + 1, causal=False):
-        """Of one attention with its queries' and output projections; keys and values of `keys` tokens, `width` wide."""
+        """Of an attention and its projections; keys and values come from `keys` tokens, `width` wide."""
         dim = head_width(count, cfg)
         mixed = ((queries + keys) * 2 * dim * (dim + 1) + causal * queries * keys * (3 * dim + 1) if kind == "linear"
                  else 2 * queries * keys * dim + (queries * dim * table if kind == "softmax" else 0))
@@ -657,7 +655,7 @@ def make_supernet(space, cfg):
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
     """The stand-alone network of an architecture (with a space, its super-net) with the weights that it has in a larger
-    model. UserError where that one does not hold it."""
+    model. UserError where that does not hold it."""
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
         there = tuple(weights[name].shape) if name in weights else ()
@@ -696,8 +694,8 @@ def agreement(found, wanted):
 
 class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
-    network: always transitive; low values come first. Fitted to 80% of the (architecture, value) rows; 10% choose when
-    to stop, 10% are fresh and give tau and pairs, Kendall's tau and the share of pairs ordered alike."""
+    network: always transitive; low values come first. Fitted to 80% of the rows; 10% choose when to stop, 10% are fresh
+    and give Kendall's tau and the share of pairs ordered alike."""
     # D6: the released code regresses with boosted trees, importance is a single feature's |tau|
 
     def __init__(self, space, archs, values, seed=0, steps=400):
@@ -755,8 +753,8 @@ class Ranker:
 def prune(space, importances, archs, losses, keep):
     """Sec. 3.1.2, search space pruning: a smaller space, in which only `keep` features are free; 0: all."""
     # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, the
-    # others are frozen at their commonest value among the better tenth of the samples. CIFAR-10 keeps 3 of 5 (the paper
-    # ranks all 5, which prunes nothing), translation 7, as many as the two top fives of Sec. 7.1 hold
+    # others freeze at their commonest value in the better tenth of the samples. CIFAR-10 keeps 3 of 5 (the paper ranks
+    # all 5, which prunes nothing), translation 7, as many as the two top fives of Sec. 7.1 hold
     if not keep:
         return space
     free = list(dict.fromkeys(name for names in zip(*importances) for name in names))[:keep]
@@ -774,8 +772,7 @@ def latency_text(value, cfg):
 
 
 def latency_window(scores, latencies, cfg):
-    """(lowest, highest) latency score that the search allows: without the fastest and the slowest architectures (D8),
-    none beyond --latency_limit."""
+    """(lowest, highest) latency score allowed: no fastest, no slowest (D8), none beyond --latency_limit."""
     low, high = DROPPED_ARCHITECTURES, 1 - DROPPED_ARCHITECTURES
     if cfg.latency_limit:
         high = min(high, sum(each <= cfg.latency_limit for each in latencies) / len(latencies))
@@ -787,8 +784,8 @@ def latency_window(scores, latencies, cfg):
 
 
 def evolve(space, fitness, allowed, cfg):
-    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: a list of
-    architectures -> numbers; allowed: architecture -> bool."""
+    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: architectures
+    -> numbers; allowed: architecture -> bool."""
     rng, seen = random.Random(f"{cfg.seed} evolution"), {}
 
     def collect(make, count):
@@ -801,8 +798,7 @@ def evolve(space, fitness, allowed, cfg):
             if len(found) == count:
                 break
         if not found:
-            raise UserError("no architecture of the pruned space meets the latency constraint; "
-                            "raise --latency_limit, --keep or --samples")
+            raise UserError("no architecture of the pruned space is fast enough; raise --latency_limit or --keep")
         seen.update(zip(found, fitness(found)))
         return found
 
@@ -818,11 +814,11 @@ def evolve(space, fitness, allowed, cfg):
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of an architecture on this device, batch 1: an image; or 30 source tokens, and 30 steps of the
-    decoder with its cache and a beam, as HAT measures. With --cost flops its GFLOPs."""
+    """Milliseconds of an architecture, batch 1: an image, or 30 source tokens and 30 steps of the decoder with cache
+    and beam, as HAT measures. With --cost flops its GFLOPs."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
-    with torch.device("meta"):  # what the weights are does not matter: none are drawn
+    with torch.device("meta"):  # no weights are drawn
         model = make_model(arch, cfg)
     model = model.to_empty(device=device).eval()
     for value in model.parameters():
@@ -845,7 +841,8 @@ def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
     """Add architectures to the history: loss with the super-net's weights, shared out over processes, and latency, on
     the first alone, so that no two are timed at once."""
     began = time.perf_counter()
-    own = [(index, held_out_loss(supernet, data, cfg, archs[index])) for index in range(ranks.rank, len(archs), ranks.size)]
+    mine = range(ranks.rank, len(archs), ranks.size)
+    own = [(index, held_out_loss(supernet, data, cfg, archs[index])) for index in mine]
     losses = dict(pair for part in gather(ranks, own) for pair in part)
     latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in archs])
     seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one, on average
@@ -861,7 +858,7 @@ def collect_samples(supernet, data, space, cfg, ranks, run):
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
                                for number in range(2 * cfg.samples)))[:cfg.samples]
     if len(archs) < 20:
-        raise UserError(f"--samples {cfg.samples}: {len(archs)} different sub-nets teach no ranker; it takes 20")
+        raise UserError(f"--samples {cfg.samples}: {len(archs)} sub-nets teach no ranker, it takes 20 different ones")
     history = on_main(ranks, read_jsonl, run.folder / "history.jsonl")[:len(archs)]
     bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
     while len(history) < len(archs):
@@ -878,7 +875,7 @@ def rank_and_evolve(space, history, cfg):
     """From measured sub-nets to the finalists, best first, and what was learned on the way."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
-        raise UserError(f"{len(lines)} sub-nets have a loss that is a number, it takes 20: lower --lr, raise --samples")
+        raise UserError(f"{len(lines)} sub-nets have a loss, it takes 20: lower --lr, raise --samples")
     archs = [parse_arch(line["arch"], cfg) for line in lines]
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
     rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
@@ -902,15 +899,15 @@ def search(cfg):
             say(ranks, f"{run.folder}: finished (--restart begins anew)")
             return show_search(run.finished, ranks, cfg)
         if not data.set_aside:
-            raise UserError("--held_out: a search needs examples for its losses; set some aside, or give --valid_text")
+            raise UserError("--held_out: a search needs examples for its losses; set some aside")
         seed_everything(cfg.seed, "weights")
         supernet = extract(weights, widest(space), cfg, space) if weights else make_supernet(space, cfg)
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)
         measure_archs(finalists, history, "finalist", supernet, data, cfg, ranks, run)
-        # D9: the best measured loss of the finalists wins, not the ranker's first; where all of them miss the limit, of
-        # the samples, some of which latency_window has seen to keep it
+        # D9: the best measured loss of the finalists wins, not the ranker's first; where all miss the limit, of the
+        # samples: latency_window has seen some that keep it
         allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
         best = max([line for line in allowed if line["round"] == "finalist"] or allowed, key=lambda line: line["score"])
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, **about}
@@ -997,19 +994,19 @@ def held_out_loss(model, data, cfg, arch=None):
 @torch.no_grad()
 def score(model, data, cfg):
     """{"accuracy": share of the test images, ...}, or {"bleu": percent on the test text, ...} with translations."""
-    with autocast(cfg.dtype, data.device):
-        if cfg.task == "cifar10":
+    if cfg.task == "cifar10":
+        with autocast(cfg.dtype, data.device):
             right = torch.cat([model(images).argmax(1) == labels for images, labels in data.test_batches()])
-            return {"accuracy": right.double().mean().item(), "examples": len(right)}
-        sources, references = data.test_lines()
-        found = data.translate(model, sources, cfg.beam, LENGTH_PENALTY)
+        return {"accuracy": right.double().mean().item(), "examples": len(right)}
+    sources, references = data.test_lines()
+    found = data.translate(model, sources, LENGTH_PENALTY)
     shown = [dict(zip(("source", "reference", "found"), lines)) for lines in zip(sources[:20], references, found)]
     # D14: BLEU of plain text (13a); HAT's is of tokenised text
     return {"bleu": corpus_bleu(found, references), "examples": len(sources), "translations": shown}
 
 
 def make_optimizer(model, cfg):
-    """AdamW with Sec. 6's betas; no weight decay on biases and LayerNorms (D10)."""
+    """AdamW with Sec. 6's betas (D10)."""
     groups = {True: [], False: []}
     for name, value in model.named_parameters():
         groups[name.endswith("bias") or "norm" in name].append(value)
@@ -1038,8 +1035,8 @@ def accumulate_gradients(network, model, data, cfg, ranks, step, arch):
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network; with a space, its super-net, one random sub-net an update. Resumes; raises Stop after SIGTERM.
-    At the end checkpoint.pt owns the model alone, a network as the average of its last checkpoints (Sec. 4.1.4)."""
+    """Train a network; with a space, its super-net, one random sub-net an update. Resumes. At the end checkpoint.pt
+    owns the model alone, a network as the average of its last checkpoints (Sec. 4.1.4)."""
     checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
@@ -1085,12 +1082,11 @@ def train_network(model, data, cfg, ranks, run, space=None):
     last.remove()
 
 
-GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # what weights fit to
+GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # of the weights
 
 
 def read_run(cfg):
-    """What --init names: (weights, architecture of a network or None, space of a super-net or None). cfg takes over its
-    geometry."""
+    """Of --init: (weights, architecture of a network or None, space of a super-net or None). cfg takes its geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
     record = read_json(Path(cfg.init) / "config.json")
     cfg.vocab_size = len(weights.get("words", ()))
@@ -1102,8 +1098,8 @@ def read_run(cfg):
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """The architecture that --arch names, else own, that of the network in --init, else what the search in --init or of
-    this task and preset found, else in the preset base the paper's mFormer. cfg.arch becomes its text."""
+    """The architecture of --arch, else own, that of the network in --init, else what the search in --init or of this
+    task and preset found, else in the preset base the paper's mFormer. cfg.arch becomes its text."""
     found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
     text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")
     if not cfg.arch and not own:
@@ -1133,7 +1129,7 @@ def train(cfg):
 
 
 def evaluate(cfg):
-    """Accuracy on the test images or BLEU on the test text (Sec. 4.1.4), or the translations of --translate FILE."""
+    """Accuracy or BLEU on the test data (Sec. 4.1.4), or the translations of --translate FILE."""
     if not cfg.init:
         raise UserError("--evaluate: --init is missing; give the run folder of --train or of --search")
     with launch(cfg.device) as ranks:
@@ -1142,9 +1138,7 @@ def evaluate(cfg):
         model = extract(weights, arch, cfg).to(ranks.device).eval()
         run, data = open_data(cfg, "translate" if cfg.translate else "evaluate", ranks)
         if cfg.translate:
-            lines = on_main(ranks, read_lines, cfg.translate)
-            with autocast(cfg.dtype, ranks.device):
-                found = data.translate(model, lines, cfg.beam, LENGTH_PENALTY)
+            found = data.translate(model, on_main(ranks, read_lines, cfg.translate), LENGTH_PENALTY)
             text = "".join(line + "\n" for line in found)
             on_main(ranks, write_atomic, run.folder / f"translations.{cfg.languages[1]}", text)
             say(ranks, text[:-1])
@@ -1163,8 +1157,8 @@ def evaluate(cfg):
 
 
 def describe(cfg):
-    """Parameters and FLOPs as JSON: of --arch, of the model in --init, else of the paper's mFormer (preset base) or the
-    widest architecture of the preset; and the published ones by the paper's counting and the honest one."""
+    """Parameters and FLOPs as JSON: of --arch, of --init, else of the paper's mFormer (preset base) or the widest
+    architecture of the preset; and of the published ones."""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
     paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
     rows, space = {name: parse_arch(name, cfg) for name in MFORMER[cfg.task]}, space_of(cfg)
@@ -1188,7 +1182,7 @@ def describe(cfg):
 
 
 ACTIONS = {
-    "search": (search, "search for an architecture: super-net, rankers, pruning, evolution"),
+    "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
     "train": (train, "train an architecture from scratch"),
     "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
     "describe": (describe, "parameters and FLOPs as JSON"),
@@ -1201,7 +1195,7 @@ UNREAD = {  # flags that a task has no use for
 
 
 def check(cfg, action):
-    """UserError where flags contradict each other; then what follows from others."""
+    """UserError where flags contradict each other."""
     unread = UNREAD[cfg.task] | {"arch" if action == "search" else "", "" if action == "evaluate" else "translate"}
     mistakes = [f"--{name}: --{action} with --task {cfg.task} has no use for it; leave it out"
                 for name in sorted(cfg.given & unread)]
@@ -1214,9 +1208,9 @@ def check(cfg, action):
     elif not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
         mistakes.append(f"--augment {cfg.augment}: the area is above 0; area, jitter and chance are at most 1")
     if cfg.batch % cfg.accumulate:
-        mistakes.append(f"--batch {cfg.batch}: it cannot be cut into --accumulate {cfg.accumulate} equal shards")
+        mistakes.append(f"--batch {cfg.batch}: it is no multiple of --accumulate {cfg.accumulate}")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
-        mistakes.append("--tokenizer, --vocab_size: the weights of --init have their own; leave these flags out")
+        mistakes.append("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:
         name = "translate" if cfg.translate else action
         cfg.out = f"runs/mformer-{name}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
@@ -1231,14 +1225,14 @@ def check(cfg, action):
 
 
 def presets_of(argv):
-    """The presets of the task that a command line names."""
+    """The presets of a command line's task."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--task", default=Config.task)
     return {**PRESETS.get(first.parse_known_args(argv)[0].task, PRESETS[Config.task]), "dry_run": DRY_RUN}
 
 
 def main(argv=None):
-    """Run one action of the command line."""
+    """Run one action."""
     return start(Config, presets_of(argv), ACTIONS, __doc__, check, argv)
 
 

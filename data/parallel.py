@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from common.cli import UserError
-from common.distributed import gather, on_main, progress, say, seed_of
+from common.distributed import autocast, gather, on_main, progress, say, seed_of
 from common.files import read_json, write_atomic
 from common.tokenization import load_tokenizer, train_sentencepiece
 
@@ -223,7 +223,7 @@ class Translations:
         for start in range(0, len(self.held), 64):
             yield self.pairs(self.held_text, self.held[start:start + 64])
 
-    def translate(self, model, lines, beam, penalty):
+    def translate(self, model, lines, penalty):
         """Translations of raw sentences, of an empty one nothing, shared out over the processes; sentences of like
         length stand in one batch."""
         longest, ranks, tokenizer = self.cfg.length - 1, self.ranks, self.tokenizer
@@ -236,8 +236,9 @@ class Translations:
         bar = progress(ranks, len(chunks), "translating")
         for chunk in chunks[ranks.rank::ranks.size]:
             source, lengths, *_ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
-            best = beam_search(model, source, lengths, longest, tokenizer.bos_id, tokenizer.eos_id,
-                               (tokenizer.pad_id, tokenizer.bos_id), beam, penalty)
+            with autocast(self.cfg.dtype, self.device):
+                best = beam_search(model, source, lengths, longest, tokenizer.bos_id, tokenizer.eos_id,
+                                   (tokenizer.pad_id, tokenizer.bos_id), self.cfg.beam, penalty)
             found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best))
             bar.update(ranks.size)
         bar.close()

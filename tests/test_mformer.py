@@ -373,7 +373,7 @@ def test_evolution_finds_the_best_under_the_constraint_and_repeats():
     assert best.layers == 2 and all(arch.layers == 2 for arch in found)
     assert found[best] == pytest.approx(-2.1)  # no linear layer, widest
     assert mf.evolve(space, toy_losses, lambda arch: arch.layers == 2, cfg) == found
-    with pytest.raises(UserError, match="raise --latency_limit"):
+    with pytest.raises(UserError, match="raise --latency_limit or --keep"):
         mf.evolve(space, toy_losses, lambda arch: False, cfg)
 
 
