@@ -5,9 +5,8 @@ files are not CSV: quotes are plain text and often unbalanced, a file may begin 
 the Windows way, and some rows of QQP have lost columns. So a row is a line cut at its tabs, and nothing else is
 interpreted.
 
-    for task in parse_tasks("CoLA,RTE"):
-        train = encode(load(folder, task, "train"), tokenizer, max_length=128)
-        for batch in batches(train, 32, seed=1, epoch=0): ...
+    train = encode(load(folder, "CoLA", "train"), tokenizer, max_length=128)
+    for batch in batches(train, 32, seed=1, epoch=0): ...
 
 Most sentences are far shorter than the longest, and padding them all to 128 costs two to four times the work. `batches`
 puts sentences of about the same length together and pads to the longest of the batch.
@@ -24,7 +23,6 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.tokenization import pair
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,6 @@ SPLITS = ("train", "dev", "test")
 MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
               "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
-
-
-def parse_tasks(text):
-    """The tasks that "CoLA,sst-2" names, in that order, without repeats; "glue" is all nine. UserError on an unknown
-    name."""
-    known = {name.lower(): task for name, task in TASKS.items()}
-    chosen = []
-    for name in text.replace(",", " ").split():
-        if name.lower() != "glue" and name.lower() not in known:
-            raise UserError(f"{name}: there is no such GLUE task; choose from {', '.join(TASKS)}, or glue for all")
-        chosen += TASKS.values() if name.lower() == "glue" else [known[name.lower()]]
-    if not chosen:
-        raise UserError(f"no GLUE task is named; choose from {', '.join(TASKS)}, or glue for all")
-    return list(dict.fromkeys(chosen))
 
 
 # --- files
@@ -139,8 +123,7 @@ def check_header(task, header, needed, labelled, path):
     if len(header) < needed:
         raise UserError(f"{path}:1: {len(header)} columns, {task.name} has {needed} or more; take the official file")
     cell = header[task.label] if labelled else header[0]
-    is_data = cell in task.labels or cell.replace(".", "", 1).isdecimal()
-    if is_data:
+    if cell in task.labels or cell.replace(".", "", 1).isdecimal():
         raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
 
 
@@ -153,9 +136,10 @@ def load(folder, task, split):
     counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
-    if split not in SPLITS and not (task.name == "MNLI" and split in MNLI_FILES):
+    files = MNLI_FILES if task.name == "MNLI" else {}
+    if split not in (*SPLITS, *files):
         raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
-    path = Path(folder) / task.name / f"{MNLI_FILES.get(split, split) if task.name == 'MNLI' else split}.tsv"
+    path = Path(folder) / task.name / f"{files.get(split, split)}.tsv"
     labelled = split.startswith(("train", "dev"))
     text = task.text if labelled else task.test_text
     rows, width = read_rows(path), task.columns if labelled else 0
@@ -233,6 +217,20 @@ class Features:
         return len(self.ids)
 
 
+def pair(first_ids, second_ids, max_length, tokenizer):
+    """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
+
+    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room.
+    """
+    room = max_length - (2 if second_ids is None else 3)
+    if room < 2:
+        raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
+    keep = min(len(first_ids), room if second_ids is None else max(room - len(second_ids), (room + 1) // 2))
+    first = [tokenizer.cls_id, *first_ids[:keep], tokenizer.sep_id]
+    second = [] if second_ids is None else [*second_ids[:room - keep], tokenizer.sep_id]
+    return first + second, [0] * len(first) + [1] * len(second)
+
+
 def encode(examples, tokenizer, max_length, block=10_000):
     """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end."""
     ids, segments, name = Rows(), Rows(kind="b"), examples.path.parent.name
@@ -248,25 +246,21 @@ def encode(examples, tokenizer, max_length, block=10_000):
     return Features(ids, segments, examples.labels, tokenizer.pad_id, max_length)
 
 
-def batch_indices(lengths, batch_size, seed=None, epoch=0, drop_last=False, pool=50):
+def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
     """Yield the row numbers of each batch.
 
     With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches, sorted by length inside a pool, and the
     batches shuffled. The same arguments give the same batches. Without one: all rows from short to long.
     """
     lengths = np.asarray(lengths)
-    if seed is None:
-        order = np.argsort(lengths, kind="stable")
-    else:
+    order, starts = np.argsort(lengths, kind="stable"), np.arange(0, len(lengths), batch_size)
+    if seed is not None:
         random = np.random.default_rng([seed % 2 ** 63, epoch])  # numpy takes no negative seed
         order = random.permutation(len(lengths))
-    if drop_last:
-        order = order[:len(order) // batch_size * batch_size]
-    if seed is not None:
-        pools = (order[start:start + pool * batch_size] for start in range(0, len(order), pool * batch_size))
-        order = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in pools] or [order])
-    starts = np.arange(0, len(order), batch_size)
-    for start in starts if seed is None else random.permutation(starts):
+        pools = np.split(order, np.arange(pool * batch_size, len(order), pool * batch_size))
+        order = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in pools])
+        starts = random.permutation(starts)
+    for start in starts:
         yield order[start:start + batch_size]
 
 
@@ -275,15 +269,14 @@ def padded_width(longest, max_length):
     return max(int(longest), min(-(-int(longest) // 8) * 8, max_length))
 
 
-def batches(features, batch_size, seed=None, epoch=0, drop_last=False, pad_id=None):
+def batches(features, batch_size, seed=None, epoch=0):
     """Yield dicts of CPU tensors: ids (B, T) int64, segments (B, T) int64, lengths (B,) int64, index (B,) int64: the
     rows' numbers in features, and labels (B,) int64 or float32 where there are any. T is the longest of the batch;
     order as in batch_indices."""
     lengths = features.ids.lengths
-    pad_id = features.pad_id if pad_id is None else pad_id
-    for index in batch_indices(lengths, batch_size, seed, epoch, drop_last):
+    for index in batch_indices(lengths, batch_size, seed, epoch):
         shape = len(index), padded_width(lengths[index].max(), features.max_length)
-        ids, segments = np.full(shape, pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        ids, segments = np.full(shape, features.pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         features.ids.put(ids, index, 0, 0, lengths[index])
         features.segments.put(segments, index, 0, 0, lengths[index])
         batch = {"ids": ids, "segments": segments, "lengths": lengths[index], "index": index}

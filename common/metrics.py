@@ -14,8 +14,6 @@ from collections import Counter
 
 import numpy as np
 
-PAIR_BLOCK = 512  # rows of the pair matrix held at once: memory stays at 512 x n
-
 
 def two_arrays(predictions, labels):
     """Both inputs as equally long float64 vectors; ValueError where the lengths differ."""
@@ -44,7 +42,7 @@ def f1(predictions, labels):
 def matthews(predictions, labels):
     """Matthews correlation, any number of classes (Gorodkin's R_K); 0.0 where a side has one class only."""
     predictions, labels = two_arrays(predictions, labels)
-    if np.isnan(predictions).any() or np.isnan(labels).any() or not len(labels):
+    if np.isnan([predictions, labels]).any() or not len(labels):
         return 0.0
     classes, codes = np.unique(np.concatenate([predictions, labels]), return_inverse=True)
     guessed, real = (np.bincount(part, minlength=len(classes)).astype(np.float64) for part in np.split(codes, 2))
@@ -77,33 +75,25 @@ def ranks(values):
 def spearman(predictions, labels):
     """Spearman's rank correlation, ties at their mean rank; infinite values are only the largest or smallest."""
     predictions, labels = two_arrays(predictions, labels)
-    if np.isnan(predictions).any() or np.isnan(labels).any():
+    if np.isnan([predictions, labels]).any():
         return 0.0
     return pearson(ranks(predictions), ranks(labels))
 
 
-def pair_counts(first, second):
-    """Over the n (n - 1) / 2 unordered pairs: (pairs, alike - opposed, tied in first, tied in second, tied in both)."""
-    first, second = (np.unique(values, return_inverse=True)[1].astype(np.int32) for values in (first, second))
-    n, balance, ties = len(first), 0, np.zeros(3, dtype=np.int64)
-    for start in range(0, n, PAIR_BLOCK):
-        rows = slice(start, start + PAIR_BLOCK)
-        one, two = (np.sign(v[rows, None] - v[None, :]).astype(np.int8) for v in (first, second))
-        balance += int(np.sum(one * two, dtype=np.int64))
-        ties += [np.sum(one == 0), np.sum(two == 0), np.sum((one == 0) & (two == 0))]
-    ties = (ties - n) // 2  # every pair was seen twice, and every item with itself
-    return n * (n - 1) // 2, balance // 2, *(int(count) for count in ties)
+def pair_signs(values):
+    """(n, n) int8: 1 where the row's value is larger than the column's, -1 where it is smaller, 0 where they tie."""
+    values = values[:, None]
+    return (values > values.T).astype(np.int8) - (values < values.T)
 
 
 def kendall(predictions, labels):
-    """Kendall's tau-b, O(n^2) in time; 0.0 where a side is constant."""
+    """Kendall's tau-b; 0.0 where a side is constant. Time and memory grow with n^2."""
     predictions, labels = two_arrays(predictions, labels)
-    if np.isnan(predictions).any() or np.isnan(labels).any():
+    if np.isnan([predictions, labels]).any():
         return 0.0
-    pairs, balance, tied_first, tied_second, _ = pair_counts(predictions, labels)
-    if pairs in (tied_first, tied_second):
-        return 0.0
-    return balance / math.sqrt(pairs - tied_first) / math.sqrt(pairs - tied_second)
+    one, two = pair_signs(predictions), pair_signs(labels)
+    untied = math.sqrt(np.count_nonzero(one)) * math.sqrt(np.count_nonzero(two))
+    return float(np.sum(one * two, dtype=np.int64) / untied) if untied else 0.0
 
 
 def pairwise_accuracy(predictions, labels):
@@ -113,11 +103,12 @@ def pairwise_accuracy(predictions, labels):
     of distinct labels scores 0.5, which is chance.
     """
     predictions, labels = two_arrays(predictions, labels)
-    if np.isnan(predictions).any() or np.isnan(labels).any() or len(labels) < 2:
+    n = len(labels)
+    if np.isnan([predictions, labels]).any() or n < 2:
         return 0.0
-    pairs, balance, tied_first, tied_second, tied_both = pair_counts(predictions, labels)
-    ordered = pairs - tied_first - tied_second + tied_both  # strictly ordered by both
-    return ((ordered + balance) / 2 + tied_both + (tied_first + tied_second - 2 * tied_both) / 2) / pairs
+    one, two = pair_signs(predictions), pair_signs(labels)
+    both_tied = np.sum((one == 0) & (two == 0)) - n  # an item with itself is no pair
+    return float(0.5 + 0.5 * (np.sum(one * two, dtype=np.int64) + both_tied) / (n * (n - 1)))
 
 
 # --- SQuAD

@@ -26,8 +26,6 @@ from common import metrics
 from common.cli import UserError
 from common.glue import Rows, batch_indices, padded_width
 
-WINDOW_BLOCK = 1024  # windows whose span scores are held at once
-
 Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, start in context)
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
@@ -134,23 +132,19 @@ class Features:
 
 
 def answer_tokens(question, char_start, char_end):
-    """(first, last) token that touches the first answer; None where there is none."""
-    if not question.answers:
-        return None
-    text, start = question.answers[0]
-    touched = np.flatnonzero((char_end > start) & (char_start < start + len(text)))
-    return (touched[0], touched[-1]) if len(touched) else None
+    """The tokens that the first answer touches; none where there is no answer."""
+    text, start = question.answers[0] if question.answers else ("", -1)
+    return np.flatnonzero((char_end > start) & (char_start < start + len(text)))
 
 
 def window_targets(windows, offset, answer):
-    """(windows, 3): start, end, impossible of one question's windows for an answer (first, last) in paragraph tokens,
-    or None."""
+    """(windows, 3): start, end, impossible of one question's windows; answer: its tokens in the paragraph."""
     targets = np.tile([0, 0, 1], (len(windows), 1))
-    if answer is not None:
+    if len(answer):
         start, length = windows[:, 0], windows[:, 1]
-        inside = (start <= answer[0]) & (answer[1] < start + length)
-        shifted = np.stack([answer[0] - start + offset, answer[1] - start + offset, np.zeros_like(start)], axis=1)
-        targets[inside] = shifted[inside]
+        inside = (start <= answer[0]) & (answer[-1] < start + length)
+        targets[inside, :2] = answer[[0, -1]] + offset - start[inside, None]
+        targets[inside, 2] = 0
     return targets
 
 
@@ -175,9 +169,9 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
         cut = cut_windows(contexts.starts[place + 1] - contexts.starts[place], max_length - asked - 3, doc_stride)
         windows.append(np.concatenate([np.tile([number, place], (len(cut), 1)), cut], axis=1).astype(np.int32))
         if training:
-            touched = answer_tokens(question, np.asarray(char_start[place]), np.asarray(char_end[place]))
-            targets.append(window_targets(cut, asked + 2, touched).astype(np.int32))
-            lost += [question.id] if question.answers and touched is None else []
+            answer = answer_tokens(question, np.asarray(char_start[place]), np.asarray(char_end[place]))
+            targets.append(window_targets(cut, asked + 2, answer).astype(np.int32))
+            lost += [question.id] if question.answers and not len(answer) else []
     if lost:
         warnings.warn(f"{len(lost)} answers have no token and count as not there, the first: question {lost[0]}",
                       stacklevel=2)
@@ -199,12 +193,12 @@ def join(first, second, specials, width):
     return ids, ((places > middle[:, None]) & (places <= last[:, None])).astype(np.int64)
 
 
-def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
+def batches(features, batch_size, seed=None, epoch=0):
     """Yield dicts of CPU tensors for B windows, in the order of glue.batch_indices: ids, segments (B, T) int64;
     lengths, index (B,) int64; p_mask (B, T) bool, True where no answer can begin or end: the question, both [SEP] and
     the padding ([CLS] stands for "no answer"); with targets also start, end (B,) int64 and impossible (B,) float32."""
     lengths, offsets = features.lengths, features.offsets
-    for index in batch_indices(lengths, batch_size, seed, epoch, drop_last):
+    for index in batch_indices(lengths, batch_size, seed, epoch):
         question, place, start, length = features.windows[index, :4].T.astype(np.int64)
         width = padded_width(lengths[index].max(), features.max_length)
         query = features.queries, question, 0, offsets[index] - 2
@@ -222,23 +216,10 @@ def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
 
 # --- answers
 
-def best_spans(start_logits, end_logits, n_best, max_answer):
-    """The n_best spans of the n_best best starts and ends of each window in a block: starts, ends, scores (W, n_best),
-    the score of a span that is not legal being -inf."""
-    start_logits, end_logits = start_logits.astype(np.float64), end_logits.astype(np.float64)
-    rows = np.arange(len(start_logits))[:, None]
-    keep = min(n_best, start_logits.shape[1])
-    starts, ends = (np.argpartition(-logits, keep - 1, axis=1)[:, :keep] for logits in (start_logits, end_logits))
-    scores = start_logits[rows, starts][:, :, None] + end_logits[rows, ends][:, None, :]
-    span = ends[:, None, :] - starts[:, :, None]
-    scores = np.where((span >= 0) & (span < max_answer), scores, -np.inf).reshape(len(scores), -1)
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :n_best]
-    return starts[rows, best // keep], ends[rows, best % keep], scores[rows, best]
-
-
 def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer=30):
     """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
 
+    Tried are the n_best best starts of each window with its n_best best ends.
     null: (W,) score of "no answer" for each window (high = unanswerable); a question's odds are the smallest of its
     windows. Without it they are BERT's: the smallest start + end logit at [CLS] minus the best span's score. Returns
     Predictions as `rank` does.
@@ -247,21 +228,20 @@ def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer
     shape = len(features), int(features.lengths.max())
     if start_logits.shape != end_logits.shape or start_logits.shape[0] != shape[0] or start_logits.shape[1] < shape[1]:
         raise ValueError(f"start and end logits {start_logits.shape}, {end_logits.shape} for windows of {shape}")
-    found, places = [], np.arange(start_logits.shape[1])
-    for begin in range(0, len(features), WINDOW_BLOCK):
-        rows = slice(begin, begin + WINDOW_BLOCK)
-        offset, (length, own, own_end) = features.offsets[rows], features.windows[rows, 3:].T
-        at = places - offset[:, None]
-        legal_start = (at >= own[:, None]) & (at < own_end[:, None])
-        legal_end = (at >= 0) & (at < length[:, None])
-        found.append(best_spans(np.where(legal_start, start_logits[rows], -np.inf),
-                                np.where(legal_end, end_logits[rows], -np.inf), n_best, max_answer))
-    starts, ends, scores = (np.concatenate(parts) for parts in zip(*found))
+    places, length, own, own_end = np.arange(start_logits.shape[1]), *features.windows[:, 3:].T[..., None]
+    at, rows, keep = places - features.offsets[:, None], np.arange(len(features))[:, None], min(n_best, len(places))
+    start = np.where((at >= own) & (at < own_end), start_logits, -np.inf).astype(np.float64)
+    end = np.where((at >= 0) & (at < length), end_logits, -np.inf).astype(np.float64)
+    starts, ends = (np.argpartition(-logits, keep - 1, axis=1)[:, :keep] for logits in (start, end))
+    scores = start[rows, starts][:, :, None] + end[rows, ends][:, None, :]  # (W, keep, keep)
+    span = ends[:, None, :] - starts[:, :, None]
+    scores = np.where((span >= 0) & (span < max_answer), scores, -np.inf).reshape(len(scores), -1)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :n_best]
+    starts, ends, scores = starts[rows, best // keep], ends[rows, best % keep], scores[rows, best]
     used = places < features.lengths[:, None]
     scores[np.isnan(np.where(used, start_logits + end_logits, 0)).any(axis=1)] = np.nan
-    if null is None:
-        return rank(features, starts, ends, scores, start_logits[:, 0] + end_logits[:, 0], True, n_best, max_answer)
-    return rank(features, starts, ends, scores, null, False, n_best, max_answer)
+    first = start_logits[:, 0] + end_logits[:, 0]
+    return rank(features, starts, ends, scores, first if null is None else null, null is None, n_best, max_answer)
 
 
 def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_answer=30):

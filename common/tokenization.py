@@ -2,7 +2,8 @@
 
     path = train_sentencepiece(["books/"], "spiece.model", vocab_size=8000)
     tokenizer = load_tokenizer(path)        # a spiece.model, a BERT vocab.txt, or a folder that holds one of them
-    ids, segments = pair(tokenizer.encode("A man."), tokenizer.encode("He sat."), 128, tokenizer)
+    rows = tokenizer.encode_batch(["A man.", "He sat."])
+    ids, spans = tokenizer.encode_with_offsets("A man.")     # spans: (start, end) of each piece in the raw text
 
 SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and '' made ", NFKD, combining
 marks dropped, lower case; and a piece that ends in a digit and a comma ("▁2011,") is cut again without its comma, so
@@ -22,31 +23,18 @@ import numpy as np
 import sentencepiece
 
 from common.cli import UserError
+from common.files import atomic, write_atomic
 
 ALBERT_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # pieces of their own in ALBERT's vocabulary
 SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"),
             "mask": ("[MASK]", "<mask>")}
+SETTINGS = "tokenizer_config.json"  # beside a vocabulary: whether case is kept
 LONGEST_WORD = 100  # characters; BERT gives up on longer words
 MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
 RAW_UNIT = re.compile(r"\s+|``|''|.", re.DOTALL)
 WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # between BERT's white space
 CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
                  "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]")
-
-
-class CharacterTable(dict):
-    """A lazily filled table for str.translate: code point -> rule(character)."""
-
-    def __init__(self, rule):
-        super().__init__()
-        self.rule = rule
-
-    def __missing__(self, code):
-        value = self[code] = self.rule(chr(code))
-        return value
-
-
-DROP_COMBINING = CharacterTable(lambda c: None if unicodedata.combining(c) else c)
 
 
 def text_files(paths):
@@ -64,26 +52,15 @@ def text_files(paths):
     return found
 
 
-def write_whole(path, content):
-    """Write bytes so that the file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+def without_marks(text):
+    """NFKD, combining marks dropped."""
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
 
 
 def preprocess(text):
     """ALBERT's clean-up of one text (the slow Hugging Face tokenizer's)."""
     text = " ".join(text.split()).replace("``", '"').replace("''", '"')
-    if not text.isascii():
-        text = unicodedata.normalize("NFKD", text).translate(DROP_COMBINING)
-    return text.lower()
+    return (text if text.isascii() else without_marks(text)).lower()
 
 
 def preprocess_aligned(text):
@@ -92,10 +69,7 @@ def preprocess_aligned(text):
     begin = len(text) - len(text.lstrip())
     for match in RAW_UNIT.finditer(text, begin, max(begin, len(text.rstrip()))):
         raw, end = match.group(), match.end()
-        if raw.isspace():
-            new = " "
-        else:
-            new = '"' if len(raw) == 2 else unicodedata.normalize("NFKD", raw).translate(DROP_COMBINING)
+        new = " " if raw.isspace() else '"' if len(raw) == 2 else without_marks(raw)
         if new:
             chars += new
             starts += [begin] * len(new)
@@ -142,10 +116,15 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def save(self, folder):
-        """Copy the model file into `folder` under the name that load_tokenizer looks for; returns the new path."""
+        """Copy the model file into `folder` under the name that load_tokenizer looks for, and note there where case is
+        kept; returns the new path."""
         target = Path(folder) / self.file_name
+        target.parent.mkdir(parents=True, exist_ok=True)
         if not (target.exists() and target.samefile(self.path)):
-            write_whole(target, self.path.read_bytes())
+            with atomic(target) as file:
+                file.write(self.path.read_bytes())
+        if not self.lower and not (beside := target.with_name(SETTINGS)).exists():
+            write_atomic(beside, json.dumps({"do_lower_case": False}))
         return target
 
 
@@ -219,12 +198,6 @@ class SentencePieceTokenizer(Tokenizer):
         return self.model.decode([int(i) for i in ids if i == self.unk_id or i not in self.special_ids])
 
 
-def stands_alone(char):
-    """Punctuation (Unicode's P*, and all ASCII signs) and Chinese characters are words of their own in BERT."""
-    sign = char.isascii() and not char.isalnum()
-    return sign or unicodedata.category(char)[0] == "P" or CJK.match(char) is not None
-
-
 class WordPieceTokenizer(Tokenizer):
     """A BERT vocab.txt: one piece a line, "##" where a piece continues a word. lower=False for cased vocabularies."""
 
@@ -232,8 +205,7 @@ class WordPieceTokenizer(Tokenizer):
 
     def __init__(self, path, lower=True):
         try:
-            with open(path, encoding="utf-8") as file:
-                names = [line.rstrip("\n") for line in file]
+            names = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: not UTF-8 text ({error.reason}); give a vocab.txt or a spiece.model") from None
         super().__init__(path, lower, names)
@@ -270,7 +242,9 @@ class WordPieceTokenizer(Tokenizer):
         """[(id, start, end)] of a stretch without white space; what was dropped goes with the character before it."""
         chars = self.characters(word)
         starts = [0, *(i for _, i in chars[1:]), len(word)]
-        alone = [stands_alone(c) for c, _ in chars]
+        # punctuation (Unicode's P*, and all ASCII signs) and Chinese characters are words of their own in BERT
+        alone = [c.isascii() and not c.isalnum() or unicodedata.category(c)[0] == "P" or bool(CJK.match(c))
+                 for c, _ in chars]
         edges = [k for k in range(len(chars)) if k == 0 or alone[k] or alone[k - 1]] + [len(chars)]
         found = []
         for first, last in zip(edges, edges[1:]):
@@ -310,44 +284,30 @@ def load_tokenizer(path, lower=None):
     None: what tokenizer_config.json beside it says, True where there is none."""
     path = Path(path)
     if path.is_dir():
-        names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
-        path = next((path / name for name in names if (path / name).is_file()), path)
+        kinds = SentencePieceTokenizer, WordPieceTokenizer
+        path = next((path / kind.file_name for kind in kinds if (path / kind.file_name).is_file()), path)
     if not path.is_file():
         raise UserError(f"{path}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
-    beside = path.with_name("tokenizer_config.json")
+    beside = path.with_name(SETTINGS)
     if lower is None and beside.is_file():
         try:
             lower = json.loads(beside.read_text(encoding="utf-8")).get("do_lower_case")
         except (ValueError, AttributeError):
             raise UserError(f"{beside}: no JSON object; fetch it again") from None
-    lower = True if lower is None else lower
-    return (WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer)(path, lower)
-
-
-def pair(first_ids, second_ids, max_length, tokenizer):
-    """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
-
-    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room.
-    """
-    room = max_length - (2 if second_ids is None else 3)
-    if room < 2:
-        raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
-    keep = min(len(first_ids), room if second_ids is None else max(room - len(second_ids), (room + 1) // 2))
-    first = [tokenizer.cls_id, *first_ids[:keep], tokenizer.sep_id]
-    second = [] if second_ids is None else [*second_ids[:room - keep], tokenizer.sep_id]
-    return first + second, [0] * len(first) + [1] * len(second)
+    kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
+    return kind(path, lower is not False)
 
 
 def sample_lines(files, lower, sample_bytes):
     """The files' lines, evenly thinned out to about sample_bytes; an overlong one comes in parts, to bound memory."""
-    rate = min(1.0, sample_bytes / max(1, sum(os.path.getsize(path) for path in files)))
-    count = 0
+    rate, count, lines = min(1.0, sample_bytes / max(1, sum(os.path.getsize(path) for path in files))), 0, []
     for path in files:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
             for line in iter(lambda: file.readline(1 << 16), ""):
                 count += 1
-                if int(count * rate) > int((count - 1) * rate) and line.strip():
-                    yield preprocess(line) if lower else line.strip()
+                if int(count * rate) > int((count - 1) * rate):
+                    lines.append(preprocess(line) if lower else line.strip())
+    return [line for line in lines if line]
 
 
 def training_mistake(message, file, vocab_size):
@@ -356,40 +316,33 @@ def training_mistake(message, file, vocab_size):
         return f"{file}: the text gives at most {most[1]} pieces, not {vocab_size}; use {most[1]}, or more text"
     if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
         return f"{file}: the characters alone need {least[1]} pieces; use a vocab_size well above, not {vocab_size}"
-    if "sentences_.empty()" in message:
-        return f"{file}: there is no text to train on; give files with text"
     return f"{file}: SentencePiece cannot train vocab_size {vocab_size} ({message.splitlines()[0]}); change vocab_size"
 
 
-def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1, input_sentence_size=10_000_000,
-                        extra_symbols=(), sample_bytes=200_000_000):
+def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1, extra_symbols=(),
+                        sample_bytes=200_000_000):
     """Train a unigram model with ALBERT's settings on text files or folders; returns out_path (a file to be written).
 
     Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK], then extra_symbols and, with lower, ALBERT_SYMBOLS, each always
-    a piece of its own. Memory: 22 bytes a byte of text, so of more than sample_bytes only every n-th line is taken
+    a piece of its own. Memory: 24 bytes a byte of text, so of more than sample_bytes only every n-th line is taken
     (ALBERT took 10 million lines). The same text, settings, threads and sentencepiece version: the same file.
     UserError where the text cannot fill vocab_size: it names the largest that works.
     """
-    files, out_path, failures, model = text_files(files), Path(out_path), [], io.BytesIO()
-
-    def lines():  # older versions of sentencepiece swallow an exception here: keep it, to be raised below
-        try:
-            yield from sample_lines(files, lower, sample_bytes)
-        except (Exception, KeyboardInterrupt) as error:
-            failures.append(error)
-
+    files, out_path, model = text_files(files), Path(out_path), io.BytesIO()
+    lines = sample_lines(files, lower, sample_bytes)
+    if not lines:
+        raise UserError(f"{files[0]}: there is no text to train on; give files with text")
     sentencepiece.set_random_generator_seed(0)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines(), model_writer=model, model_type="unigram", vocab_size=vocab_size,
+            sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=vocab_size,
             character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
             control_symbols=["[CLS]", "[SEP]", "[MASK]"],
             user_defined_symbols=[*extra_symbols, *(ALBERT_SYMBOLS if lower else ())], num_threads=threads,
-            input_sentence_size=input_sentence_size, max_sentence_length=1 << 20, minloglevel=2)
+            input_sentence_size=10_000_000, max_sentence_length=1 << 20, minloglevel=2)
     except RuntimeError as error:
-        if not failures:
-            raise UserError(training_mistake(str(error), files[0], vocab_size)) from None
-    if failures:
-        raise failures[0]
-    write_whole(out_path, model.getvalue())
+        raise UserError(training_mistake(str(error), files[0], vocab_size)) from None
+    out_path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(out_path) as file:
+        file.write(model.getvalue())
     return out_path

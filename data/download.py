@@ -184,46 +184,33 @@ def fetch(file, folder):
 
 
 # --- unpacking -------------------------------------------------------------------------------------------------------
-@contextlib.contextmanager
-def readable(path):
-    """Name the archive where it turns out to be broken."""
+def unpack(path, folder, names=None):
+    """Unpack an archive into `folder`, or of it only the files of these names, wherever in the archive they are. A
+    broken archive is a UserError, and so is a name that leads out of `folder`."""
+    def wanted(member):
+        parts = pathlib.PurePosixPath(member).parts or ("",)
+        if ".." in parts or parts[0].startswith("/") or "\\" in member or ":" in parts[0]:
+            raise UserError(f"{path}: the archive holds the unsafe name {member!r}; delete it, it is not official")
+        return names is None or parts[-1] in names
     try:
-        yield
-    except (tarfile.ReadError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(folder, filter(wanted, archive.namelist()))
+        else:
+            with tarfile.open(path) as archive:
+                archive.extractall(folder, filter=lambda member, target: (
+                    tarfile.data_filter(member, target) if wanted(member.name) else None))
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: broken archive ({error}); delete the file and run the same command again") from None
 
 
-def members(path):
-    """(name, readable file) of the regular files in a .zip or .tar archive, in its order."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                if not entry.is_dir():
-                    yield entry.filename, archive.open(entry)
-    else:
-        with tarfile.open(path) as archive:
-            for entry in archive:
-                if entry.isfile():
-                    yield entry.name, archive.extractfile(entry)
-
-
-def write(content, target):
-    """Copy a readable file to the path `target`."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with content, open(target, "wb") as out:
-        shutil.copyfileobj(content, out, CHUNK)
-
-
-def unpack(path, folder):
-    """Unpack an archive into `folder`, without the archive's own top folder. A name that leads out of `folder` is a
-    UserError."""
-    with readable(path):
-        for name, content in members(path):
-            parts = pathlib.PurePosixPath(name).parts
-            if ".." in parts or parts[0].startswith("/") or "\\" in name or ":" in parts[0]:
-                raise UserError(f"{path}: the archive holds the unsafe name {name!r}; delete it, it is not official")
-            if len(parts) > 1 and parts[0] != "__MACOSX":
-                write(content, folder.joinpath(*parts[1:]))
+def unpack_inside(path, folder):
+    """Unpack an archive into `folder`, without the archive's own top folder."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        unpack(path, scratch)
+        for top in pathlib.Path(scratch).iterdir():
+            if top.is_dir() and top.name != "__MACOSX":
+                shutil.copytree(top, folder, copy_function=shutil.move, dirs_exist_ok=True)
 
 
 def make_mrpc(paths, folder):
@@ -248,21 +235,17 @@ def finish_glue(fetched, folder):
     """One folder a task, as GLUE's own downloads have them."""
     for file, path in fetched.items():
         if file.holds != "MRPC":
-            unpack(path, folder / file.holds)
+            unpack_inside(path, folder / file.holds)
     return make_mrpc([path for file, path in fetched.items() if file.holds == "MRPC"], folder / "MRPC")
 
 
-def finish_squad(fetched, folder):
-    """The JSON files as they are."""
+def finish_files(fetched, folder):
+    """SQuAD's JSON files as they are; the content of RACE's and CIFAR-10's archive."""
     for path in fetched.values():
-        shutil.copy(path, folder)
-    return {}
-
-
-def finish_archives(fetched, folder):
-    """The content of the set's archive: RACE's {train,dev,test}/{middle,high}, CIFAR-10's binary batches."""
-    for path in fetched.values():
-        unpack(path, folder)
+        if path.suffix == ".json":
+            shutil.copy(path, folder)
+        else:
+            unpack_inside(path, folder)
     return {}
 
 
@@ -295,31 +278,22 @@ def append_pairs(english, german, prefix):
     return counts
 
 
-def gather(path, names, folder):
-    """Unpack the files `names` of an archive into `folder`, wherever in the archive they are; returns their paths."""
-    found = {name: folder / name for name in names}
-    with readable(path):
-        for member, content in members(path):
-            if target := found.get(pathlib.PurePosixPath(member).name):
-                write(content, target)
-    if missing := [name for name, target in found.items() if not target.exists()]:
-        raise UserError(f"{path}: the archive lacks {', '.join(missing)}; delete the file and fetch it again")
-    return list(found.values())
-
-
 def finish_wmt14(fetched, folder):
     """train.*, valid.* and test.* with one sentence a line; pairs with an empty side are dropped and counted."""
     counts = {}
     for file, path in fetched.items():
         part, *names = file.holds.split()
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            english, german = gather(path, names, pathlib.Path(scratch))
-            kept, dropped = append_pairs(english, german, folder / part)
+            unpack(path, scratch, names)
+            found = {inside.name: inside for inside in pathlib.Path(scratch).rglob("*")}
+            if missing := [name for name in names if name not in found]:
+                raise UserError(f"{path}: the archive lacks {', '.join(missing)}; delete the file and fetch it again")
+            kept, dropped = append_pairs(*(found[name] for name in names), folder / part)
         counts[f"{part} {file.name}"] = {"pairs": kept, "dropped": dropped}
     return counts
 
 
-FINISH = {"glue": finish_glue, "squad": finish_squad, "race": finish_archives, "cifar10": finish_archives,
+FINISH = {"glue": finish_glue, "squad": finish_files, "race": finish_files, "cifar10": finish_files,
           "wmt14": finish_wmt14}
 EXPECTED = {"glue": "CoLA/dev.tsv SST-2/dev.tsv MRPC/dev.tsv STS-B/dev.tsv QQP/dev.tsv MNLI/dev_matched.tsv "
                     "QNLI/dev.tsv RTE/dev.tsv WNLI/dev.tsv",

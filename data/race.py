@@ -9,6 +9,7 @@ where every "_" of the question is replaced by the option, which otherwise follo
 last max_qa tokens are kept, and the passage is cut at its end.
 """
 import json
+import sys
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
+from common.files import write_atomic
 from common.glue import Rows, batch_indices, padded_width
 from common.squad import join
+from common.tasks import Task, limit
 
 LEVELS = ("middle", "high")
 OPTIONS = 4
@@ -121,12 +124,12 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
     return Features(questions, passages, options, np.array(inputs, dtype=np.int32).reshape(-1, 2), specials, max_length)
 
 
-def batches(features, batch_size, seed=None, epoch=0, drop_last=False):
+def batches(features, batch_size, seed=None, epoch=0):
     """Yield dicts of CPU tensors for B questions, in the order of glue.batch_indices: ids, segments (B, 4, T) int64,
     lengths (B, 4) int64, labels, index (B,) int64."""
     lengths = features.lengths
     labels = np.array([question.answer for question in features.questions], dtype=np.int64)
-    for index in batch_indices(lengths.max(axis=1), batch_size, seed, epoch, drop_last):
+    for index in batch_indices(lengths.max(axis=1), batch_size, seed, epoch):
         rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
         place, used = features.inputs[rows].T.astype(np.int64)
         width = padded_width(lengths[index].max(), features.max_length)
@@ -150,3 +153,32 @@ def evaluate(questions, logits):
         members = levels == level
         result |= {level: metrics.accuracy(chosen[members], labels[members])} if members.any() else {}
     return result
+
+
+def thin_out(questions, rows):
+    """So many questions, evenly spaced, since one level comes after the other; all for 0."""
+    if not rows or len(questions) <= rows:
+        return questions
+    return [questions[place * len(questions) // rows] for place in range(rows)]
+
+
+class RaceTask(Task):
+    """Which of four options is right; a head gives one number for each. Test has labels, and is a split where its
+    folder is there."""
+
+    def __init__(self, name, cfg, tokenizer, recipe):
+        splits = [split for split in ("train", "dev", "test") if split != "test" or (Path(cfg.race) / split).is_dir()]
+        self.questions = {split: thin_out(load(cfg.race, split), limit(split, cfg)) for split in splits}
+        super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe, sys.modules[__name__],
+                         {split: features(rows, tokenizer, recipe.length) for split, rows in self.questions.items()})
+
+    def score(self, split, outputs):
+        """{"main", "accuracy", "middle", "high"} as shares. outputs: logits (n, 4)."""
+        found = evaluate(self.questions[split], outputs)
+        return {**found, "main": found[self.recipe.main]}
+
+    def write(self, split, outputs, folder):
+        """The chosen option of each question of dev or test, a letter a line."""
+        if split != "train":
+            chosen = np.asarray(outputs).argmax(axis=1)
+            write_atomic(Path(folder) / f"{split}_predictions.txt", "".join("ABCD"[choice] + "\n" for choice in chosen))

@@ -33,7 +33,8 @@ from tqdm import tqdm
 
 from common.cli import UserError
 from common.corpus import NAMES, Corpus, read_meta
-from common.tokenization import text_files, write_whole
+from common.files import write_atomic
+from common.tokenization import text_files
 
 # bytes: what decides the layout, a worker's share, where its end is looked for
 SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
@@ -239,5 +240,5 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
-    write_whole(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources}, indent=1).encode())
+    write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources}, indent=1))
     return Corpus(folder, tokenizer)

@@ -1,22 +1,28 @@
-"""Speed, measured: python tests/bench.py [graphs] [convolutions] [data] [steps]. Medians over interleaved rounds; compare the ratios.
+"""Speed, measured: python tests/bench.py [graphs] [convolutions] [data] [steps]. Medians over interleaved rounds;
+compare the ratios.
 
-graphs        softmax attentions fused (scaled_dot_product_attention) against node by node, time and memory at 128 and 512 tokens
+graphs        softmax attentions fused (scaled_dot_product_attention) against node by node, time and memory at 128 and
+              512 tokens
 convolutions  the lightweight convolution as a band matrix against a grouped convolution, by kernel size
 data          cutting and masking pre-training examples in one process, tokens a second
 steps         training steps a second of the demo-size model
 """
-import dataclasses
+import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402  (the path comes first)
 
 import autobert_zero as abz  # noqa: E402
+from common.distributed import Ranks  # noqa: E402
+from data.inputs import Data, fill_in, open_text  # noqa: E402
 
 
 def interleaved(functions, rounds=9):
@@ -33,73 +39,79 @@ def interleaved(functions, rounds=9):
 def saved_bytes(function):
     """Bytes that the forward of function keeps for its backward."""
     total = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: total.append(tensor.numel() * tensor.element_size()) or tensor, lambda tensor: tensor):
+
+    def keep(tensor):
+        total.append(tensor.numel() * tensor.element_size())
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         function()
     return sum(total)
 
 
-def graphs():
+def graphs(sizes=((128, 8), (512, 2)), heads=12, rounds=9):
+    """sizes: (tokens, rows) of the inputs."""
     print("| graph | tokens | fused ms | node by node ms | time ratio | memory ratio |\n|---|---|---|---|---|---|")
-    for name, text in [("BERT", abz.BERT_ATTENTION)] + [(f"layer {2 * index + 2}", pair.split(" | ")[1]) for index, pair in enumerate(abz.PUBLISHED)]:
-        graph = abz.parse_formula(text)
-        for tokens, batch in ((128, 8), (512, 2)):
-            inputs = {index: torch.randn(batch, 12, tokens, 64, requires_grad=True) for index in abz.used_inputs(graph)}
-            mask = torch.ones(batch, tokens, dtype=torch.bool)
+    found = {f"layer {number}": layer for number, layer in enumerate(abz.parse_arch(abz.PUBLISHED), 1)
+             if not isinstance(layer, int)}
+    for name, graph in {"BERT": abz.parse_formula(abz.BERT_ATTENTION), **found}.items():
+        for tokens, rows in sizes:
+            inputs = {index: torch.randn(rows, heads, tokens, 64, requires_grad=True)
+                      for index in abz.used_inputs(graph)}
+            mask = torch.ones(rows, tokens, dtype=torch.bool)
 
             def forward(fuse):
                 return abz.run_graph(graph, inputs, mask, fuse=fuse)
-            times = interleaved({fuse: lambda fuse=fuse: forward(fuse).sum().backward() for fuse in (True, False)})
+            times = interleaved({fuse: lambda fuse=fuse: forward(fuse).sum().backward() for fuse in (True, False)},
+                                rounds)
             memory = saved_bytes(lambda: forward(False)) / saved_bytes(lambda: forward(True))
-            print(f"| {name} | {tokens} | {1e3 * times[True]:.1f} | {1e3 * times[False]:.1f} | {times[False] / times[True]:.2f} | {memory:.2f} |")
+            print(f"| {name} | {tokens} | {1e3 * times[True]:.1f} | {1e3 * times[False]:.1f} "
+                  f"| {times[False] / times[True]:.2f} | {memory:.2f} |")
 
 
-def convolutions():
+def convolutions(rows=8, tokens=128, rounds=9):
     print("| kernel | band ms | grouped ms | taken ms |\n|---|---|---|---|")
     for size in abz.KERNELS:
-        x, kernel = torch.randn(8, 128, 768, requires_grad=True), torch.randn(12, size, requires_grad=True)
-        times = interleaved({band: lambda band=band: abz.light_conv(x, kernel, band).sum().backward() for band in (True, False, None)})
+        x, kernel = torch.randn(rows, tokens, 768, requires_grad=True), torch.randn(12, size, requires_grad=True)
+        times = interleaved({band: lambda band=band: abz.light_conv(x, kernel, band).sum().backward()
+                             for band in (True, False, None)}, rounds)
         print(f"| {size} | {1e3 * times[True]:.1f} | {1e3 * times[False]:.1f} | {1e3 * times[None]:.1f} |")
 
 
-def demo_data(cfg):
-    """Tokenizer and token files of the demo text."""
-    from common.distributed import Ranks
-    from common.inputs import fill_in, open_text
-    ranks = Ranks(0, 1, torch.device("cpu"))
-    fill_in(cfg, ranks, "corpus")
-    text = open_text(cfg, ranks, tempfile.mkdtemp())
-    return abz.Data(text.tokenizer, text.train, text.dev, [], ranks.device, None)
+def data(sizes=(256, 1024), rounds=200, corpus=()):
+    """sizes: rows of a batch; corpus: text files in place of the demo's."""
+    demo = {name: value for name, value in abz.PRESETS["demo"].items() if not isinstance(value, dict)}
+    cfg, ranks = abz.Config(**{**demo, "length": 128, "corpus": corpus}), Ranks(0, 1, torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        fill_in(cfg, ranks, "corpus")
+        source = Data(ranks.device, *open_text(cfg, ranks, folder))
+        place = iter(range(0, 10**9, 1024))
+        for rows in sizes:
+            seconds = interleaved({
+                "cut": lambda: source.train.segments(next(place), rows, cfg.length - 3, 0),
+                "cut, paired and masked": lambda: abz.language_batch(source, source.train, cfg, next(place), rows)},
+                rounds)
+            for name, each in seconds.items():
+                print(f"{rows} x {cfg.length}, {name}: {rows * cfg.length / each / 1e6:.1f} million tokens/s")
 
 
-def demo_config():
-    return abz.Config(**{name: value for name, value in abz.PRESETS["demo"].items() if not isinstance(value, dict)})
-
-
-def data():
-    cfg = dataclasses.replace(demo_config(), length=128)
-    source, place = demo_data(cfg), iter(range(0, 10**9, 1024))
-    for rows in (256, 1024):
-        seconds = interleaved({
-            "cut": lambda: source.train.segments(next(place), rows, cfg.length - 3, 0),
-            "cut, paired and masked": lambda: abz.language_batch(source, source.train, cfg, next(place), rows)}, 200)
-        for name, each in seconds.items():
-            speed = rows * cfg.length / each / 1e6
-            print(f"{rows} x {cfg.length}, {name}: {speed:.1f} million tokens/s, {torch.get_num_threads()} threads")
-
-
-def steps():
-    cfg = dataclasses.replace(demo_config(), steps=60)
-    source = demo_data(cfg)
-    from common.distributed import Ranks
-    for name in ("bert", "autobert-zero"):
-        model = abz.LanguageModel(abz.named_arch(name, cfg.layers), cfg)
-        began = time.perf_counter()
-        abz.train_language_model(model, source, cfg, Ranks(0, 1, torch.device("cpu")))
-        rate = cfg.steps / (time.perf_counter() - began)
-        print(f"{name}: {rate:.1f} steps/s of {cfg.batch} x {cfg.length} tokens, {rate * cfg.batch * cfg.length / 1e3:.1f} thousand tokens/s")
+def steps(updates=250, batch=64, length=32, corpus=()):
+    """Pre-training runs of the demo-size model, by the command line; log.jsonl says how fast they were."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("bert", "autobert-zero"):
+            flags = {"arch": name, "steps": updates, "save_every": updates, "batch": batch, "length": length,
+                     "device": "cpu", "out": f"{folder}/{name}"}
+            words = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
+            words += ["--corpus", *corpus] if corpus else []
+            subprocess.run([sys.executable, "autobert_zero.py", "--pretrain", *words], cwd=ROOT, check=True,
+                           stdout=subprocess.DEVNULL)
+            lines = Path(flags["out"], "log.jsonl").read_text(encoding="utf-8").splitlines()
+            speed = statistics.median(filter(None, (json.loads(line).get("tokens_per_second") for line in lines)))
+            print(f"{name}: {speed / batch / length:.1f} steps/s of {batch} x {length} tokens, "
+                  f"{speed / 1e3:.1f} thousand tokens/s")
+            corpus = (f"{folder}/{name}/corpus",)  # the token files are made once
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["graphs", "convolutions", "data", "steps"]:
-        print(f"\n{name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-        {"graphs": graphs, "convolutions": convolutions, "data": data, "steps": steps}[name]()
+    for part in sys.argv[1:] or ["graphs", "convolutions", "data", "steps"]:
+        print(f"\n{part}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+        {"graphs": graphs, "convolutions": convolutions, "data": data, "steps": steps}[part]()

@@ -178,16 +178,26 @@ def test_a_missing_file_is_named(tmp_path):
         glue.load(tmp_path, "RTE", "dev")
 
 
-def test_parse_tasks():
-    names = [task.name for task in glue.parse_tasks("cola, SST-2,mnli,CoLA")]
-    assert names == ["CoLA", "SST-2", "MNLI"]
-    assert [task.name for task in glue.parse_tasks("glue")] == list(glue.TASKS) and len(glue.TASKS) == 9
-    for text in ("CoLA,SST", "", ","):
-        with pytest.raises(UserError, match="choose from CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI"):
-            glue.parse_tasks(text)
-
-
 # --- batches
+
+@pytest.mark.parametrize("a, b, longest", [
+    (10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (4, 4, 30), (0, 9, 8), (5, None, 5)])
+def test_pair_cuts_the_longer_from_its_end(tokenizer, a, b, longest):
+    first, second = list(range(100, 100 + a)), None if b is None else list(range(200, 200 + b))
+    ids, segments = glue.pair(first, second, longest, tokenizer)
+    parts, kept = [first, second or []], [first, second or []]
+    while len(kept[0]) + len(kept[1]) > longest - (2 if b is None else 3):  # BERT's loop
+        longer = 0 if len(kept[0]) > len(kept[1]) else 1
+        kept[longer] = kept[longer][:-1]
+    tail = [] if b is None else [*kept[1], 3]
+    assert ids == [2, *kept[0], 3, *tail] and parts == [first, second or []]
+    assert segments == [0] * (len(kept[0]) + 2) + [1] * len(tail)
+
+
+def test_pair_without_room(tokenizer):
+    with pytest.raises(UserError, match="max_length 4"):
+        glue.pair([5], [6], 4, tokenizer)
+
 
 def test_encode_keeps_the_contract_of_pair(tokenizer):
     data = examples(40)
@@ -250,20 +260,6 @@ def test_buckets_save_padding_and_still_shuffle():
     assert not together  # other batches each epoch
 
 
-def test_drop_last_drops_fewer_than_a_batch():
-    lengths = np.arange(100) + 1
-    for seed in (None, 4):
-        groups = list(glue.batch_indices(lengths, 32, seed=seed, drop_last=True))
-        assert [len(rows) for rows in groups] == [32, 32, 32]
-        assert len(set(np.concatenate(groups).tolist())) == 96
-    assert list(glue.batch_indices(lengths[:5], 32, seed=1, drop_last=True)) == []
-    dropped = set()
-    for seed in range(3):
-        kept = np.concatenate(list(glue.batch_indices(lengths, 32, seed=seed, drop_last=True)))
-        dropped.add(tuple(sorted(set(range(100)) - set(kept.tolist()))))
-    assert len(dropped) == 3 and min(map(min, dropped)) < 96  # by chance, not the longest
-
-
 def test_regression_labels_and_unlabelled_batches(tokenizer):
     data = examples(9)
     data.labels = np.linspace(0, 5, 9, dtype=np.float32)
@@ -271,8 +267,7 @@ def test_regression_labels_and_unlabelled_batches(tokenizer):
     assert batch["labels"].dtype == torch.float32
     assert batch["labels"].tolist() == pytest.approx(data.labels[batch["index"].numpy()].tolist())
     data.labels = None
-    assert "labels" not in next(glue.batches(glue.encode(data, tokenizer, 64), 9, pad_id=77))
-    assert (next(glue.batches(glue.encode(data, tokenizer, 64), 9, pad_id=77))["ids"] == 77).any()
+    assert "labels" not in next(glue.batches(glue.encode(data, tokenizer, 64), 9))
 
 
 def test_rows_take_slices_and_refuse_what_is_not_there():

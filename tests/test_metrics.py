@@ -64,13 +64,6 @@ def test_pearson_survives_huge_tiny_and_shifted_values():
     assert metrics.pearson(np.array(x) + 1e6, y) == pytest.approx(0.8, abs=1e-9)
 
 
-def test_kendall_blocks_do_not_matter(monkeypatch):
-    x, y = numbers(1, 301, 40), numbers(2, 301, 40)
-    whole = metrics.kendall(x, y)
-    monkeypatch.setattr(metrics, "PAIR_BLOCK", 7)
-    assert metrics.kendall(x, y) == whole
-
-
 def test_pairwise_accuracy_counts_every_pair():
     x, y = numbers(3, 60, 9), numbers(4, 60, 6)
     alike = 0.0

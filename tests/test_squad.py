@@ -5,14 +5,17 @@ import os
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from common import metrics, race, squad
+from common import metrics, squad
 from common.cli import UserError
+from common.tasks import Recipe
 from common.tokenization import load_tokenizer, train_sentencepiece
+from data import race
 
 WORDS = ["".join(parts) for parts in itertools.product(("ka", "so", "mi", "tre"), ("lo", "ne", "ri", "du", ""), "strn")]
 ODD = ["Café", "(1,250)", "Ångström’s", "№7", "U.S.", "½", "naïve-", "“quoted”", "ﬁne", "10%", "A", "Kalos!"]
@@ -258,14 +261,6 @@ def test_extract_finds_the_best_spans_of_all(tokenizer, tmp_path):
         assert found.null_odds[name] == pytest.approx(cls - expected[0][1], abs=1e-5)
 
 
-def test_blocks_of_windows_do_not_matter(tokenizer, tmp_path, monkeypatch):
-    features = squad.features(questions_of(tmp_path), tokenizer, max_length=64, doc_stride=16)
-    start, end = np.random.default_rng(1).normal(size=(2, len(features), 64))
-    whole = squad.extract(features, start, end)
-    monkeypatch.setattr(squad, "WINDOW_BLOCK", 5)
-    assert squad.extract(features, start, end) == whole
-
-
 def test_answers_are_at_most_max_answer_tokens_long(tokenizer, tmp_path):
     features = squad.features(questions_of(tmp_path, paragraphs=1), tokenizer)
     start, end = np.full((2, len(features), 384), -5.0)
@@ -459,6 +454,28 @@ def test_race_scores_by_level(tmp_path):
     logits[7] = np.nan
     assert race.evaluate(questions, torch.tensor(logits)) == {"accuracy": 7 / 8, "middle": 1.0, "high": 0.5}
     assert set(race.evaluate(questions[:6], logits[:6])) == {"accuracy", "middle"}
+
+
+def test_race_task(tokenizer, tmp_path):
+    folder = race_folder(tmp_path)
+    (folder / "dev").rename(folder / "test")
+    for split, rows in (("train", 7), ("dev", 5)):
+        for level in race.LEVELS:
+            write(folder, f"{split}/{level}/all.txt", "\n".join(json.dumps(passage(n)) for n in range(rows)))
+    cfg = SimpleNamespace(race=str(folder), train_rows=10, dry_run=False)
+    task = race.RaceTask("RACE", cfg, tokenizer, Recipe(1e-5, batch=4, epochs=2, length=48))
+    assert {split: len(part) for split, part in task.splits.items()} == {"train": 10, "dev": 20, "test": 8}
+    assert [question.level for question in task.questions["train"]] == ["middle"] * 5 + ["high"] * 5  # evenly thinned
+    assert (task.kind, task.outputs, task.steps) == ("choice", 1, 6)
+    assert next(task.batches(seed=0))["ids"].shape[:2] == (4, 4)
+    answers = {split: torch.tensor([question.answer for question in rows]) for split, rows in task.questions.items()}
+    logits = task.collect("test", lambda batch: torch.nn.functional.one_hot(answers["test"][batch["index"]], 4))
+    assert task.score("test", logits) == {"accuracy": 1.0, "middle": 1.0, "high": 1.0, "main": 1.0}
+    task.write("test", logits, tmp_path)
+    assert (tmp_path / "test_predictions.txt").read_text() == "B\nD\n" * 4
+    assert task.score("dev", -torch.eye(4)[answers["dev"]])["main"] == 0.0
+    (folder / "test").rename(folder / "away")
+    assert set(race.RaceTask("RACE", cfg, tokenizer, task.recipe).splits) == {"train", "dev"}
 
 
 @pytest.mark.parametrize("entry, message", [
