@@ -163,8 +163,7 @@ FEATURES = {  # in an order in which depths come before what they rule
 }
 
 
-# An architecture: a number for each depth and embedding width, a tuple with a value a layer for all else; the decoder's
-# part is empty for images
+# A number for each depth and embedding width, a tuple with a value a layer for all else; no decoder for images
 Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), (), ()))
 
 
@@ -814,8 +813,8 @@ def evolve(space, fitness, allowed, cfg):
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of an architecture, batch 1: an image, or 30 source tokens and 30 steps of the decoder with cache
-    and beam, as HAT measures. With --cost flops its GFLOPs."""
+    """Milliseconds of an image, or of 30 source tokens and 30 steps of the decoder with cache and beam, as HAT measures
+    them; with --cost flops GFLOPs."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
     with torch.device("meta"):  # no weights are drawn
@@ -823,14 +822,16 @@ def measure_latency(arch, cfg, device):
     model = model.to_empty(device=device).eval()
     for value in model.parameters():
         value.fill_(0.01)
+    image, lengths = torch.zeros(1, 3, cfg.image, cfg.image, device=device), torch.tensor([30], device=device)
+    source, tokens = (torch.zeros(size, dtype=torch.long, device=device) for size in ((1, 30), (cfg.beam, 1)))
 
     def once():
-        with torch.device(device), autocast(cfg.dtype, device):
+        with autocast(cfg.dtype, device):
             if cfg.task == "cifar10":
-                return model(torch.zeros(1, 3, cfg.image, cfg.image))
-            kept = model.encode(torch.zeros(1, 30, dtype=torch.long), torch.tensor([30]))
-            kept = [tuple(part.expand(cfg.beam, *part.shape[1:]) for part in parts) for parts in kept]
-            tokens, caches = torch.zeros(cfg.beam, 1, dtype=torch.long), [{} for _ in kept]
+                return model(image)
+            kept = [tuple(part.expand(cfg.beam, *part.shape[1:]) for part in parts)
+                    for parts in model.encode(source, lengths)]
+            caches = [{} for _ in kept]
             for step in range(30):
                 model.decode(tokens, kept, None, caches, step)
     clock = time.process_time if cfg.cost == "cpu" and device.type == "cpu" else time.perf_counter
@@ -846,9 +847,9 @@ def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
     losses = dict(pair for part in gather(ranks, own) for pair in part)
     latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in archs])
     seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one, on average
-    history += [{"id": number, "round": kind, "parent": None, "arch": arch_text(arch), "score": -losses[index],
-                 "scores": {"loss": losses[index], "latency": latencies[index]}, "seconds": seconds}
-                for index, (number, arch) in enumerate(enumerate(archs, len(history)))]
+    history += [{"id": len(history) + index, "round": kind, "parent": None, "arch": arch_text(arch),
+                 "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
+                 "seconds": seconds} for index, arch in enumerate(archs)]
     text = "".join(json.dumps(line) + "\n" for line in history)
     on_main(ranks, write_atomic, run.folder / "history.jsonl", text)
 
