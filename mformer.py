@@ -147,7 +147,7 @@ PARTS = ("types", "decoder_types", "cross_types")  # where an attention stands
 
 
 class Feature(NamedTuple):
-    title: str  # as in Tables 1 to 4
+    title: str  # Tables 1 to 4
     depth: str | None  # the feature that says how many layers it has a value for; None: one value
 
 
@@ -557,7 +557,7 @@ class ImageModel(nn.Module):
         arch = arch or self.arch
         B, side, width = len(images), self.cfg.image // self.cfg.patch, arch.hidden
         patches = (images.view(B, 3, side, self.cfg.patch, side, self.cfg.patch)
-                   .permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1))
+                   .permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1))  # (B, T - 1, 3 * P * P)
         x = torch.cat([self.token[:width].expand(B, 1, -1), self.patches(patches, width)], dim=1)  # (B, T, H)
         x = F.dropout(x * math.sqrt(width) + self.positions[:, :width], self.cfg.dropout, self.training)
         for layer in self.layers[:arch.layers]:
@@ -846,7 +846,7 @@ def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
     own = [(index, held_out_loss(supernet, data, cfg, archs[index])) for index in mine]
     losses = dict(pair for part in gather(ranks, own) for pair in part)
     latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in archs])
-    seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one, on average
+    seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one
     history += [{"id": len(history) + index, "round": kind, "parent": None, "arch": arch_text(arch),
                  "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
                  "seconds": seconds} for index, arch in enumerate(archs)]
