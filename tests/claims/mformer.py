@@ -151,6 +151,7 @@ def compare_variants(options, cfg, variants, **claim):
             for seed in range(options.seeds)}
     trained = run_all(options, {run: ["mformer.py", "--train", *options.flags, "--arch", mf.arch_text(arch), "--seed",
                                       seed] for run, (_, arch, seed) in runs.items()})
+    own_flags(options, vocab_size="", tokenizer="")  # a trained network brings its own
     folders = run_all(options, {f"{run}-score": ["mformer.py", "--evaluate", *options.flags, "--init", folder]
                                 for run, folder in trained.items()})
     found = {name: [read_json(folders[f"{run}-score"] / "done.json") for run in runs if runs[run][0] == name]
