@@ -192,3 +192,31 @@ class Checkpoint:
         if self.ranks.main:
             for path in [self.path, *self.path.parent.glob(f"{self.path.name}.*")]:  # .previous, .tmp of killed writes
                 path.unlink(missing_ok=True)
+
+
+class LastWeights:
+    """The weights of a model at its last `count` saves, files weights-STEP.pt of a folder, and their mean. One more is
+    kept: after a kill the checkpoint may be a save behind."""
+
+    def __init__(self, folder, count):
+        self.folder, self.count = Path(folder), count
+
+    def files(self):
+        return sorted(self.folder.glob("weights-*.pt"), key=lambda path: int(path.stem.split("-")[1]))
+
+    def save(self, step, model):
+        save_file(self.folder / f"weights-{step}.pt", model.state_dict())
+        for path in self.files()[:-self.count - 1]:
+            path.unlink()
+
+    def mean(self):
+        """{name: tensor}"""
+        states = [load_file(path) for path in self.files()[-self.count:]]
+        total = states[0]
+        for state in states[1:]:
+            total = {name: total[name] + value for name, value in state.items()}
+        return {name: value / len(states) for name, value in total.items()}
+
+    def remove(self):
+        for path in self.files():
+            path.unlink(missing_ok=True)

@@ -1,16 +1,19 @@
-"""CIFAR-10's binary version as tensors.
+"""CIFAR-10's binary version as tensors, and what a training sees of it.
 
     images, labels = load_cifar10("cifar-10-batches-bin", "train")       # (N, 3, 32, 32) uint8, (N,) int64
 
 A record is one label byte and 3,072 pixel bytes: the red, the green and the blue plane of 32 x 32. Training records
 stand in data_batch_*.bin (all that are there are read, in the order of their names), test records in test_batch.bin.
 """
+import math
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from common.cli import UserError
+from common.distributed import seed_of
 
 RECORD = 1 + 3 * 32 * 32
 
@@ -47,3 +50,107 @@ def class_names(folder):
     path = Path(folder) / "batches.meta.txt"
     names = path.read_text(encoding="utf-8").split() if path.exists() else []
     return names if len(names) == 10 else [str(number) for number in range(10)]
+
+
+class Pictures:
+    """What a training reads of CIFAR-10: its images on the device as bytes, --held_out of them set aside for validation
+    losses, and an endless stream of batches, each a function of its number and the seed."""
+    score_name, unit = "accuracy", "images"
+
+    def __init__(self, cfg, ranks, folder, training=True):
+        self.cfg, self.device = cfg, ranks.device
+        if not training:
+            return
+        images, labels = load_cifar10(cfg.cifar10, "train")
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out")))
+        order, held = order[cfg.held_out:], order[:cfg.held_out]
+        order, self.size = order[:cfg.train_rows or None], cfg.batch // cfg.accumulate
+        if len(order) < self.size:
+            raise UserError(f"--batch {cfg.batch}: {len(order)} training images are fewer than a shard of {self.size}")
+        self.images, self.labels = images[order].to(self.device), labels[order].to(self.device)
+        self.held, self.set_aside = (images[held], labels[held]), len(held)
+
+    def batch(self, number):
+        """(images (B, 3, I, I), labels (B,)) of shard `number` of the stream of shuffled epochs."""
+        epoch, place = divmod(number, len(self.labels) // self.size)
+        generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "order", epoch))
+        rows = torch.randperm(len(self.labels), generator=generator)[place * self.size:(place + 1) * self.size]
+        rows = rows.to(self.device)
+        return augment(self.images[rows], self.cfg), self.labels[rows]
+
+    def plain_batches(self, images, labels):
+        for part, wanted in zip(images.split(500), labels.split(500)):
+            yield plain_images(part.to(self.device), self.cfg), wanted.to(self.device)
+
+    def held_batches(self):
+        """What is set aside, as batch() gives it but not augmented."""
+        return self.plain_batches(*self.held)
+
+    def test_batches(self):
+        """The test images; in a dry run the first of them."""
+        return self.plain_batches(*(part[:64 if self.cfg.dry_run else None]
+                                    for part in load_cifar10(self.cfg.cifar10, "test")))
+
+
+# --- images as a network sees them ---------------------------------------------------------------
+
+MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's channels
+
+
+def normal_pixels(x):
+    """Pixels 0..1 with mean 0 and deviation 1 a channel. (B, 3, *, *)"""
+    return (x - x.new_tensor(MEAN)[:, None, None]) / x.new_tensor(DEVIATION)[:, None, None]
+
+
+def resample(images, theta, size):
+    """Images (B, 3, 32, 32) uint8 under affine maps theta (B, 2, 3) as (B, 3, size, size) pixels 0..1, bicubic."""
+    grid = F.affine_grid(theta, (len(images), 3, size, size), align_corners=False)
+    return F.grid_sample(images.float() / 255, grid, mode="bicubic", padding_mode="reflection",
+                         align_corners=False).clamp(0, 1)
+
+
+def plain_images(images, cfg):
+    """Images for evaluation. Enlarged ones lose their rim (resized to 256, the middle 224 of it)."""
+    zoom = 224 / 256 if cfg.image > 32 else 1.0
+    theta = torch.tensor([[zoom, 0, 0], [0, zoom, 0]], device=images.device).expand(len(images), -1, -1)
+    return normal_pixels(resample(images, theta, cfg.image))
+
+
+def augment(images, cfg):
+    """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased box.
+    (B, 3, 32, 32) uint8 -> (B, 3, I, I)
+
+    The strength is that of mFormer's released code, whose RandAugment has more operations; the paper mentions none.
+    """
+    (least, magnitude, jitter, erasing), B, device = cfg.augment, len(images), images.device
+
+    def draw(low, high):
+        return torch.empty(B, device=device).uniform_(low, high)
+
+    area, ratio, strength = draw(least, 1), draw(math.log(3 / 4), math.log(4 / 3)).exp(), magnitude / 10
+    width, height = (((area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)) if least < 1
+                     else (area, area))
+    turn, shear, flip = strength * draw(-math.pi / 6, math.pi / 6), strength * draw(-0.3, 0.3), draw(-1, 1).sign()
+    across = (1 - width) * draw(-1, 1) + strength * draw(-0.2, 0.2)
+    down = (1 - height) * draw(-1, 1) + strength * draw(-0.2, 0.2)
+    rows = [torch.stack([flip * width * turn.cos(), height * (shear - turn.sin()), across], 1),
+            torch.stack([flip * width * turn.sin(), height * turn.cos(), down], 1)]
+    x = resample(images, torch.stack(rows, 1), cfg.image)
+    brightness, contrast, colour = (draw(1 - jitter, 1 + jitter)[:, None, None, None] for _ in range(3))
+    x = x * brightness
+    x = (x - x.mean((1, 2, 3), keepdim=True)) * contrast + x.mean((1, 2, 3), keepdim=True)
+    grey = x.mean(1, keepdim=True)
+    return erase(normal_pixels(((x - grey) * colour + grey).clamp(0, 1)), erasing)
+
+
+def erase(x, chance):
+    """With this chance an image has a box of 2% to 33% of it filled with noise. x (B, 3, I, I)"""
+    B, size, device = len(x), x.shape[-1], x.device
+    area, ratio = (torch.empty(B, device=device).uniform_(0.02, 1 / 3),
+                   torch.empty(B, device=device).uniform_(math.log(0.3), math.log(3.3)).exp())
+    extent = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()]).clamp(max=1.0)  # (2, B) shares of the width
+    corner = torch.rand(2, B, device=device) * (1 - extent)
+    place = torch.arange(size, device=device) / size
+    inside = (place >= corner[..., None]) & (place < (corner + extent)[..., None])  # (2, B, I)
+    box = inside[0][:, :, None] & inside[1][:, None] & (torch.rand(B, device=device) < chance)[:, None, None]
+    return torch.where(box[:, None], torch.randn_like(x), x)

@@ -9,23 +9,23 @@ about as many tokens each.
         source, lengths = pad([text.source(row) for row in rows], tokenizer.pad_id)
 """
 import json
-import math
-import re
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from common.cli import UserError
+from common.distributed import autocast, gather, on_main, progress, say, seed_of
 from common.files import read_json, read_text, write_atomic
+from common.tokenization import load_tokenizer, train_sentencepiece
 
 BLOCK = 100_000  # lines encoded at once
 
 
 def read_lines(path):
     """The lines of a UTF-8 text file without their ends; UserError where it is missing or no UTF-8."""
-    text = read_text(path, "a PREFIX stands for PREFIX.en and PREFIX.de (--source, --target name other endings)")
+    text = read_text(path, "a PREFIX stands for PREFIX.en and PREFIX.de (--languages names other endings)", newline="")
     lines = [line.strip() for line in text.split("\n")]
     return lines[:-1] if not lines[-1] else lines
 
@@ -138,48 +138,155 @@ def pad(rows, pad_id):
     return ids, lengths
 
 
-# --- BLEU
+class Translations:
+    """What a run reads of --train_text and --valid_text: the joint vocabulary and, for a training, an endless stream of
+    batches, each a function of its number and the seed, and pairs set aside for validation losses. All of it is kept in
+    the run folder.
 
-SYMBOLS = re.compile(r"([!-&(-+/:-@\[-`{-~])")  # ASCII punctuation without ' , - .
-MARK_AFTER_OTHER = re.compile(r"([^0-9])([.,])")
-MARK_BEFORE_OTHER = re.compile(r"([.,])([^0-9])")
-DASH_AFTER_DIGIT = re.compile(r"([0-9])(-)")
-ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
-
-
-def tokenize_13a(line):
-    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, '.' and ',' except inside numbers, '-'
-    after a digit."""
-    line = line.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
-    for entity, character in ENTITIES:
-        line = line.replace(entity, character)
-    line = SYMBOLS.sub(r" \1 ", f" {line} ")
-    line = MARK_BEFORE_OTHER.sub(r" \1 \2", MARK_AFTER_OTHER.sub(r"\1 \2 ", line))
-    return DASH_AFTER_DIGIT.sub(r"\1 \2 ", line).split()
-
-
-def ngrams(tokens, size):
-    return Counter(zip(*(tokens[shift:] for shift in range(size))))
-
-
-def corpus_bleu(hypotheses, references):
-    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens, exponential smoothing
-    (sacrebleu's default).
-
-    hypotheses, references: equally long lists of raw sentences. 0.0 where the corpus has no 4-gram or nothing matches.
+    The pairs set aside are those of --valid_text, or --held_out of the training text.
     """
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    matched, total, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
-    for hypothesis, reference in zip(hypotheses, references):
-        ours, theirs = tokenize_13a(hypothesis), tokenize_13a(reference)
-        lengths += len(ours), len(theirs)
-        for size in range(1, 5):
-            matched[size - 1] += sum((ngrams(ours, size) & ngrams(theirs, size)).values())
-            total[size - 1] += max(0, len(ours) - size + 1)
-    if not matched.any() or not total.all():
-        return 0.0
-    missed = np.cumsum(matched == 0)  # the k-th order without a match counts as half a match, a quarter, ...
-    precisions = np.where(matched > 0, matched, 0.5 ** missed) / total
-    brevity = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
-    return float(100 * brevity * math.exp(np.log(precisions).mean()))
+    score_name, unit = "bleu", "tokens"
+
+    def __init__(self, cfg, ranks, folder, training=True):
+        self.cfg, self.ranks, self.device, self.folder = cfg, ranks, ranks.device, folder
+        if training and not cfg.train_text:
+            raise UserError("--train_text: missing; give the PREFIX of the parallel text to train on")
+        on_main(ranks, self.make_tokenizer)
+        self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
+        if cfg.init and self.tokenizer.vocab_size != cfg.vocab_size:
+            raise UserError(f"{cfg.init}: a model of {cfg.vocab_size} pieces beside a spiece.model of "
+                            f"{self.tokenizer.vocab_size}; it needs its own")
+        cfg.vocab_size = self.tokenizer.vocab_size
+        if not training:
+            return
+        self.text = self.held_text = self.encode(cfg.train_text, "text")
+        order = self.shuffled(self.text)
+        if cfg.valid_text:
+            self.held_text = self.encode(cfg.valid_text, "valid")
+            held = self.shuffled(self.held_text)[:cfg.held_out or None]
+        else:
+            order, held = order[cfg.held_out:], order[:cfg.held_out]
+        self.order = order[:cfg.train_rows or None]
+        if not len(self.order):
+            raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to train on")
+        self.stream = TokenBatches(self.text.longest_side()[self.order] + 1, cfg.batch // cfg.accumulate)
+        self.held, self.set_aside = held[self.held_text.longest_side()[held].argsort(kind="stable")], len(held)
+
+    def make_tokenizer(self):
+        """The joint vocabulary in the run folder: that of --tokenizer (with --init its own), or trained on both sides
+        of the training text."""
+        cfg, target = self.cfg, self.folder / "spiece.model"
+        if target.exists():
+            return
+        if cfg.tokenizer:
+            load_tokenizer(cfg.tokenizer, lower=False).save(self.folder)
+            return
+        read_pairs(cfg.train_text, *cfg.languages)
+        train_sentencepiece([f"{cfg.train_text}.{ending}" for ending in cfg.languages], target, cfg.vocab_size,
+                            lower=False)
+
+    def encode(self, prefix, name):
+        """Two files as token ids."""
+        arguments = prefix, self.cfg.languages, self.tokenizer, self.folder / name, self.cfg.length - 1
+        on_main(self.ranks, lambda: len(encode_pairs(*arguments)))
+        return encode_pairs(*arguments)
+
+    def shuffled(self, text):
+        generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "held out"))
+        return torch.randperm(len(text), generator=generator).numpy()
+
+    def tensors(self, sources, targets):
+        """(source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end) of lists of ids."""
+        tokenizer = self.tokenizer
+        source, lengths = pad([[*row, tokenizer.eos_id] for row in sources], tokenizer.pad_id)
+        given, _ = pad([[tokenizer.bos_id, *row] for row in targets], tokenizer.pad_id)
+        wanted, _ = pad([[*row, tokenizer.eos_id] for row in targets], -100)
+        return [tensor.to(self.ranks.device, non_blocking=True) for tensor in (source, lengths, given, wanted)]
+
+    def pairs(self, text, rows):
+        return self.tensors([text.source(row) for row in rows], [text.target(row) for row in rows])
+
+    def batch(self, number):
+        """The tensors of shard `number` of the stream of shuffled epochs."""
+        return self.pairs(self.text, self.order[self.stream.batch(number, self.cfg.seed)])
+
+    def held_batches(self):
+        """The tensors of the pairs set aside, the shorter first."""
+        for start in range(0, len(self.held), 64):
+            yield self.pairs(self.held_text, self.held[start:start + 64])
+
+    def translate(self, model, lines, penalty):
+        """Translations of raw sentences, of an empty one nothing, shared out over the processes; sentences of like
+        length stand in one batch."""
+        longest, ranks, tokenizer = self.cfg.length - 1, self.ranks, self.tokenizer
+        rows = tokenizer.encode_batch(lines)
+        if cut := sum(len(row) > longest for row in rows):
+            say(ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
+        rows = [row[:longest] for row in rows]
+        order = sorted((index for index in range(len(rows)) if rows[index]), key=lambda index: len(rows[index]))
+        chunks, found = [order[start:start + 64] for start in range(0, len(order), 64)], {}
+        bar = progress(ranks, len(chunks), "translating")
+        for chunk in chunks[ranks.rank::ranks.size]:
+            source, lengths, *_ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
+            with autocast(self.cfg.dtype, self.device):
+                best = beam_search(model, source, lengths, longest, tokenizer.bos_id, tokenizer.eos_id,
+                                   (tokenizer.pad_id, tokenizer.bos_id), self.cfg.beam, penalty)
+            found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best))
+            bar.update(ranks.size)
+        bar.close()
+        found = dict(pair for part in gather(ranks, list(found.items())) for pair in part)
+        return [found.get(index, "") for index in range(len(lines))]
+
+    def test_lines(self):
+        """(source lines, target lines) of --test_text; in a dry run the first of them."""
+        if not self.cfg.test_text:
+            raise UserError("--test_text: missing; give the PREFIX of the text to be scored on")
+        return [side[:64 if self.cfg.dry_run else None]
+                for side in read_pairs(self.cfg.test_text, *self.cfg.languages)]
+
+
+# --- translating ---------------------------------------------------------------------------------
+# B rows, S source tokens, K beams, V vocab
+
+@torch.no_grad()
+def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, penalty=0.6):
+    """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark, score):
+    log-probability / tokens ** penalty, as fairseq scores. barred: ids that are never produced.
+
+    model.encode(source, lengths) gives what is kept of the source, a list of tuples of tensors with B rows, and
+    model.decode(tokens, kept, None, caches, step) logits (B, 1, V). A beam may end at every step without giving up its
+    place (fairseq: where it is among the 2K best continuations), and must after 1.5 S + 10 tokens or `longest`. A row
+    is finished when no living beam can still win: log-probabilities only fall, so one's score is never above what it
+    would be at the greatest length.
+    """
+    B, device = len(source), source.device
+    limits = (lengths + lengths // 2 + 10).clamp(max=longest).tolist()
+    memories = [tuple(part.repeat_interleave(beam, 0) for part in kept) for kept in model.encode(source, lengths)]
+    caches = [{} for _ in memories]
+    tokens, history = (torch.full((B * beam, 1), bos, device=device),
+                       torch.zeros(B, beam, 0, dtype=torch.long, device=device))
+    scores = torch.full((B, beam), float("-inf"), device=device)
+    scores[:, 0] = 0.0  # all beams start alike: only one of them counts
+    rows, best = list(range(B)), [([], float("-inf"))] * B
+    for step in range(max(limits)):
+        logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
+        total = scores[..., None] + F.log_softmax(logits, dim=-1).view(len(rows), beam, -1)  # (B, K, V)
+        ends, beams = (total[..., eos] / (step + 1) ** penalty).max(1)
+        for place, (end, which) in enumerate(zip(ends.tolist(), beams.tolist())):
+            if end > best[rows[place]][1]:
+                best[rows[place]] = (history[place, which].tolist(), end)
+        total[..., [eos, *barred]] = float("-inf")
+        scores, flat = total.flatten(1).topk(beam)  # (B, K)
+        parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
+        history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
+        open_rows = [place for place, (row, top) in enumerate(zip(rows, scores[:, 0].tolist()))
+                     if step + 1 < limits[row] and top / limits[row] ** penalty > best[row][1]]
+        if not open_rows:
+            break
+        chosen = torch.tensor(open_rows, device=device)
+        lines = (chosen[:, None] * beam + parents[chosen]).flatten()
+        memories = [tuple(part[lines] for part in kept) for kept in memories]
+        caches = [{"self": tuple(part[lines] for part in cache["self"])} for cache in caches]
+        rows, scores, history, tokens = ([rows[place] for place in open_rows], scores[chosen], history[chosen],
+                                         tokens[chosen].view(-1, 1))
+    return best

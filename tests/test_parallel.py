@@ -5,7 +5,8 @@ import torch
 
 from common.cli import UserError
 from data.cifar10 import class_names, load_cifar10
-from data.parallel import TokenBatches, corpus_bleu, encode_pairs, pad, read_pairs, tokenize_13a
+from data.bleu import corpus_bleu, tokenize_13a
+from data.parallel import TokenBatches, encode_pairs, pad, read_pairs
 
 
 class Words:
