@@ -161,33 +161,34 @@ def encode_chunk(tokenizer, job):
     return path, end - start, tokens, lengths[lengths > 0], counts[counts > 0], broken
 
 
-def start_worker(tokenizer):
-    """Keep the tokenizer in this worker process, and end when the parent does, however it ends."""
-    encode_in_worker.tokenizer = tokenizer
+def start_worker(work, shared):
+    """Keep what every job needs in this worker process, and end when the parent does, however it ends."""
+    run_in_worker.work, run_in_worker.shared = work, shared
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def encode_in_worker(job):
-    return encode_chunk(encode_in_worker.tokenizer, job)
+def run_in_worker(job):
+    return run_in_worker.work(run_in_worker.shared, job)
 
 
-def encode_all(jobs, tokenizer, workers):
-    """encode_chunk of each job, in order; 2 chunks a worker in flight, so that a slow disk does not fill the memory."""
+def in_order(work, shared, jobs, workers):
+    """work(shared, job) of each job, in order; 2 jobs a worker in flight, so that a slow disk does not fill the memory.
+    """
     if workers <= 1:
-        yield from (encode_chunk(tokenizer, job) for job in jobs)
+        yield from (work(shared, job) for job in jobs)
         return
-    with ProcessPoolExecutor(workers, initializer=start_worker, initargs=(tokenizer,)) as pool:
+    with ProcessPoolExecutor(workers, initializer=start_worker, initargs=(work, shared)) as pool:
         pending = deque()
         try:
             for job in jobs:
-                pending.append(pool.submit(encode_in_worker, job))
+                pending.append(pool.submit(run_in_worker, job))
                 if len(pending) >= 2 * workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         except BrokenProcessPool:
-            raise UserError("corpus: a worker was killed, perhaps for want of memory; use fewer workers") from None
+            raise UserError("a worker process was killed, perhaps for want of memory; use fewer --workers") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -231,7 +232,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
     total, jobs = sum(size for _, size, _ in sources), chain.from_iterable(map(chunks, files))
     try:
         with tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None if progress else True) as bar:
-            count = write_parts(encode_all(jobs, tokenizer, workers), parts, bar)
+            count = write_parts(in_order(encode_chunk, tokenizer, jobs, workers), parts, bar)
         if not count["sentences"]:
             raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")
         (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written the folder is no corpus
