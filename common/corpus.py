@@ -1,8 +1,8 @@
 """Token files on disk, and training segments cut from them on the fly. data/text.py makes the files.
 
     train, dev = Corpus("cache/", tokenizer).split(held_out=0.05)
-    segments = train.segments(position=0, rows=256, length=125, seed=0)
-    ids, kinds, lengths = join(segments.first, segments.first_length, segments.second, segments.second_length, tokenizer)
+    parts = train.segments(position=0, rows=256, length=125, seed=0)
+    ids, kinds, lengths = join(parts.first, parts.first_length, parts.second, parts.second_length, tokenizer)
 
 A prepared folder holds tokens.bin (uint16, or uint32 for more than 65,536 pieces), sentences.bin (int64: the token at
 which each sentence starts, then the total), documents.bin (int64: the sentence at which each document starts, then the

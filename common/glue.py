@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.tokenization import pair
 
 
 @dataclass(frozen=True)
@@ -216,6 +215,20 @@ class Features:
 
     def __len__(self):
         return len(self.ids)
+
+
+def pair(first_ids, second_ids, max_length, tokenizer):
+    """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
+
+    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room.
+    """
+    room = max_length - (2 if second_ids is None else 3)
+    if room < 2:
+        raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
+    keep = min(len(first_ids), room if second_ids is None else max(room - len(second_ids), (room + 1) // 2))
+    first = [tokenizer.cls_id, *first_ids[:keep], tokenizer.sep_id]
+    second = [] if second_ids is None else [*second_ids[:room - keep], tokenizer.sep_id]
+    return first + second, [0] * len(first) + [1] * len(second)
 
 
 def encode(examples, tokenizer, max_length, block=10_000):

@@ -2,7 +2,8 @@
 
     path = train_sentencepiece(["books/"], "spiece.model", vocab_size=8000)
     tokenizer = load_tokenizer(path)        # a spiece.model, a BERT vocab.txt, or a folder that holds one of them
-    ids, segments = pair(tokenizer.encode("A man."), tokenizer.encode("He sat."), 128, tokenizer)
+    rows = tokenizer.encode_batch(["A man.", "He sat."])
+    ids, spans = tokenizer.encode_with_offsets("A man.")     # spans: (start, end) of each piece in the raw text
 
 SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and '' made ", NFKD, combining
 marks dropped, lower case; and a piece that ends in a digit and a comma ("▁2011,") is cut again without its comma, so
@@ -197,12 +198,6 @@ class SentencePieceTokenizer(Tokenizer):
         return self.model.decode([int(i) for i in ids if i == self.unk_id or i not in self.special_ids])
 
 
-def stands_alone(char):
-    """Punctuation (Unicode's P*, and all ASCII signs) and Chinese characters are words of their own in BERT."""
-    sign = char.isascii() and not char.isalnum()
-    return sign or unicodedata.category(char)[0] == "P" or CJK.match(char) is not None
-
-
 class WordPieceTokenizer(Tokenizer):
     """A BERT vocab.txt: one piece a line, "##" where a piece continues a word. lower=False for cased vocabularies."""
 
@@ -247,7 +242,9 @@ class WordPieceTokenizer(Tokenizer):
         """[(id, start, end)] of a stretch without white space; what was dropped goes with the character before it."""
         chars = self.characters(word)
         starts = [0, *(i for _, i in chars[1:]), len(word)]
-        alone = [stands_alone(c) for c, _ in chars]
+        # punctuation (Unicode's P*, and all ASCII signs) and Chinese characters are words of their own in BERT
+        alone = [c.isascii() and not c.isalnum() or unicodedata.category(c)[0] == "P" or bool(CJK.match(c))
+                 for c, _ in chars]
         edges = [k for k in range(len(chars)) if k == 0 or alone[k] or alone[k - 1]] + [len(chars)]
         found = []
         for first, last in zip(edges, edges[1:]):
@@ -287,8 +284,8 @@ def load_tokenizer(path, lower=None):
     None: what tokenizer_config.json beside it says, True where there is none."""
     path = Path(path)
     if path.is_dir():
-        names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
-        path = next((path / name for name in names if (path / name).is_file()), path)
+        kinds = SentencePieceTokenizer, WordPieceTokenizer
+        path = next((path / kind.file_name for kind in kinds if (path / kind.file_name).is_file()), path)
     if not path.is_file():
         raise UserError(f"{path}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
     beside = path.with_name(SETTINGS)
@@ -297,34 +294,20 @@ def load_tokenizer(path, lower=None):
             lower = json.loads(beside.read_text(encoding="utf-8")).get("do_lower_case")
         except (ValueError, AttributeError):
             raise UserError(f"{beside}: no JSON object; fetch it again") from None
-    lower = True if lower is None else lower
-    return (WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer)(path, lower)
-
-
-def pair(first_ids, second_ids, max_length, tokenizer):
-    """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
-
-    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room.
-    """
-    room = max_length - (2 if second_ids is None else 3)
-    if room < 2:
-        raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
-    keep = min(len(first_ids), room if second_ids is None else max(room - len(second_ids), (room + 1) // 2))
-    first = [tokenizer.cls_id, *first_ids[:keep], tokenizer.sep_id]
-    second = [] if second_ids is None else [*second_ids[:room - keep], tokenizer.sep_id]
-    return first + second, [0] * len(first) + [1] * len(second)
+    kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
+    return kind(path, lower is not False)
 
 
 def sample_lines(files, lower, sample_bytes):
     """The files' lines, evenly thinned out to about sample_bytes; an overlong one comes in parts, to bound memory."""
-    rate = min(1.0, sample_bytes / max(1, sum(os.path.getsize(path) for path in files)))
-    count = 0
+    rate, count, lines = min(1.0, sample_bytes / max(1, sum(os.path.getsize(path) for path in files))), 0, []
     for path in files:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
             for line in iter(lambda: file.readline(1 << 16), ""):
                 count += 1
                 if int(count * rate) > int((count - 1) * rate):
-                    yield preprocess(line) if lower else line.strip()
+                    lines.append(preprocess(line) if lower else line.strip())
+    return [line for line in lines if line]
 
 
 def training_mistake(message, file, vocab_size):
@@ -346,7 +329,7 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
     UserError where the text cannot fill vocab_size: it names the largest that works.
     """
     files, out_path, model = text_files(files), Path(out_path), io.BytesIO()
-    lines = list(filter(None, sample_lines(files, lower, sample_bytes)))
+    lines = sample_lines(files, lower, sample_bytes)
     if not lines:
         raise UserError(f"{files[0]}: there is no text to train on; give files with text")
     sentencepiece.set_random_generator_seed(0)

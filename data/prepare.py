@@ -17,8 +17,10 @@ if __name__ == "__main__":  # run as a program, Python looks for modules in data
     sys.path[0] = str(HERE.parent)
 
 from common.cli import Parser, UserError, run  # noqa: E402
+from common.tokenization import load_tokenizer, text_files, train_sentencepiece  # noqa: E402
 from data.demo import make_demo  # noqa: E402  (offered to the paper files: `from data.prepare import make_demo`)
 from data.download import FINISH, download  # noqa: E402
+from data.text import prepare_corpus  # noqa: E402
 
 
 def demo(args):
@@ -37,8 +39,6 @@ def fetch(args):
 
 def corpus(args):
     """Train or load the tokenizer and make the token files."""
-    from data.text import prepare_corpus
-    from common.tokenization import load_tokenizer, text_files, train_sentencepiece
     lower, folder, files = not args.cased, pathlib.Path(args.to), text_files(args.corpus)
     folder.mkdir(parents=True, exist_ok=True)
     if args.tokenizer:
@@ -54,8 +54,7 @@ def corpus(args):
     start, size = time.perf_counter(), sum(path.stat().st_size for path in files)
     made = prepare_corpus(files, tokenizer, folder, workers=args.workers)
     speed = size / 1e6 / (time.perf_counter() - start)
-    meta = json.loads((pathlib.Path(made.folder) / "meta.json").read_text(encoding="utf-8"))
-    counts = ", ".join(f"{meta[name]:,} {name}" for name in ("tokens", "sentences", "documents"))
+    counts = ", ".join(f"{made.meta[name]:,} {name}" for name in ("tokens", "sentences", "documents"))
     print(f"{folder}: {counts}, vocabulary {tokenizer.vocab_size:,}, {speed:.1f} MB/s")
 
 

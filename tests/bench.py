@@ -78,7 +78,7 @@ def convolutions(rows=8, tokens=128, rounds=9):
 
 
 def data(sizes=(256, 1024), rounds=200, corpus=()):
-    """sizes: rows of a batch; corpus: text in place of the demo's."""
+    """sizes: rows of a batch; corpus: text files in place of the demo's."""
     demo = {name: value for name, value in abz.PRESETS["demo"].items() if not isinstance(value, dict)}
     cfg, ranks = abz.Config(**{**demo, "length": 128, "corpus": corpus}), Ranks(0, 1, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
@@ -94,21 +94,21 @@ def data(sizes=(256, 1024), rounds=200, corpus=()):
                 print(f"{rows} x {cfg.length}, {name}: {rows * cfg.length / each / 1e6:.1f} million tokens/s")
 
 
-def steps(updates=250, batch=64, length=32):
+def steps(updates=250, batch=64, length=32, corpus=()):
     """Pre-training runs of the demo-size model, by the command line; log.jsonl says how fast they were."""
     with tempfile.TemporaryDirectory() as folder:
-        corpus = []
         for name in ("bert", "autobert-zero"):
             flags = {"arch": name, "steps": updates, "save_every": updates, "batch": batch, "length": length,
                      "device": "cpu", "out": f"{folder}/{name}"}
-            subprocess.run([sys.executable, "autobert_zero.py", "--pretrain", *corpus,
-                            *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))],
-                           cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+            words = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
+            words += ["--corpus", *corpus] if corpus else []
+            subprocess.run([sys.executable, "autobert_zero.py", "--pretrain", *words], cwd=ROOT, check=True,
+                           stdout=subprocess.DEVNULL)
             lines = Path(flags["out"], "log.jsonl").read_text(encoding="utf-8").splitlines()
             speed = statistics.median(filter(None, (json.loads(line).get("tokens_per_second") for line in lines)))
             print(f"{name}: {speed / batch / length:.1f} steps/s of {batch} x {length} tokens, "
                   f"{speed / 1e3:.1f} thousand tokens/s")
-            corpus = ["--corpus", f"{folder}/{name}/corpus"]  # the token files are made once
+            corpus = (f"{folder}/{name}/corpus",)  # the token files are made once
 
 
 if __name__ == "__main__":

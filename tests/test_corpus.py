@@ -457,7 +457,8 @@ def test_parts_cut_alike_give_nothing_away(tmp_path):
     segments = corpus.segments(0, rows, 32, seed=1, alike=True)
     pairs, parts = segments.second_length > 0, []
     assert pairs.float().mean() > 0.7 and (segments.other_length > 0)[pairs].all()
-    for tokens, size in ((segments.first, segments.first_length), (segments.second, segments.second_length), (segments.other, segments.other_length)):
+    for part in ("first", "second", "other"):
+        tokens, size = vars(segments)[part], vars(segments)[f"{part}_length"]
         first, last = tokens[:, 0], tokens.gather(1, (size - 1).clamp(min=0)[:, None])[:, 0]
         assert (last - first + 1 == size)[pairs].all()
         parts.append((torch.isin(first, starts)[pairs], torch.isin(last + 1, ends)[pairs]))
@@ -468,7 +469,8 @@ def test_parts_cut_alike_give_nothing_away(tmp_path):
     longer = (segments.first_length > segments.second_length)[pairs].float().mean()
     assert abs(longer - (segments.first_length < segments.second_length)[pairs].float().mean()) < 0.04
     assert (segments.other_length == segments.second_length)[pairs].float().mean() > 0.99
-    place = np.stack([segments.first[:, 0], segments.first.gather(1, segments.first_length[:, None] - 1)[:, 0], segments.other[:, 0]])[:, pairs]
+    ends_of_first = segments.first.gather(1, segments.first_length[:, None] - 1)[:, 0]
+    place = np.stack([segments.first[:, 0], ends_of_first, segments.other[:, 0]])[:, pairs]
     document = np.searchsorted(corpus.bounds[0], place, side="right")
     assert (document[0] == document[1]).all() and (document[0] != document[2]).all()
 

@@ -180,6 +180,25 @@ def test_a_missing_file_is_named(tmp_path):
 
 # --- batches
 
+@pytest.mark.parametrize("a, b, longest", [
+    (10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (4, 4, 30), (0, 9, 8), (5, None, 5)])
+def test_pair_cuts_the_longer_from_its_end(tokenizer, a, b, longest):
+    first, second = list(range(100, 100 + a)), None if b is None else list(range(200, 200 + b))
+    ids, segments = glue.pair(first, second, longest, tokenizer)
+    parts, kept = [first, second or []], [first, second or []]
+    while len(kept[0]) + len(kept[1]) > longest - (2 if b is None else 3):  # BERT's loop
+        longer = 0 if len(kept[0]) > len(kept[1]) else 1
+        kept[longer] = kept[longer][:-1]
+    tail = [] if b is None else [*kept[1], 3]
+    assert ids == [2, *kept[0], 3, *tail] and parts == [first, second or []]
+    assert segments == [0] * (len(kept[0]) + 2) + [1] * len(tail)
+
+
+def test_pair_without_room(tokenizer):
+    with pytest.raises(UserError, match="max_length 4"):
+        glue.pair([5], [6], 4, tokenizer)
+
+
 def test_encode_keeps_the_contract_of_pair(tokenizer):
     data = examples(40)
     features = glue.encode(data, tokenizer, max_length=32)

@@ -41,7 +41,8 @@ def test_pairs_are_encoded_once_and_filtered(tmp_path):
 
 
 @pytest.mark.parametrize("source, target, message", [
-    ("a\nb\n", "x\n", r"p\.de:2: the file ends here, but the other one has 2 lines"), ("", "", r"p\.en: the file is empty"),
+    ("a\nb\n", "x\n", r"p\.de:2: the file ends here, but the other one has 2 lines"),
+    ("", "", r"p\.en: the file is empty"),
     (b"a\n\xff\n", "x\ny\n", r"p\.en:2: not UTF-8"), (None, "x\n", r"p\.en: no such file")])
 def test_mistakes_are_named(tmp_path, source, target, message):
     write(tmp_path, "", target)
@@ -66,7 +67,8 @@ def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
     assert padded < 1.03 * lengths.sum()  # hardly any padding
     again = TokenBatches(lengths, 400)
     assert again.batch(len(batches) + 5, 3).tolist() == epochs[1][5].tolist()  # a function of the number alone
-    assert [len(TokenBatches([500, 2], 400).batch(index, 0)) for index in range(2)] == [1, 1]  # one that is too long stands alone
+    alone = TokenBatches([500, 2], 400)  # one that is too long stands alone
+    assert [len(alone.batch(index, 0)) for index in range(2)] == [1, 1]
 
 
 def test_pad():

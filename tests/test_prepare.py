@@ -20,6 +20,7 @@ import pytest
 
 from common.cli import UserError
 from data import demo, download
+from data.prepare import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -53,6 +54,7 @@ print(demo.make_demo(sys.argv[2])["sha256"])
 """
 
 
+@pytest.mark.slow
 def test_two_builds_are_equal(tmp_path):
     """Builds from a part of the text, in two processes that hash the strings of sets and dictionaries differently."""
     command = [sys.executable, "-c", SMALL_BUILD, str(ROOT)]
@@ -259,15 +261,21 @@ def test_commands(tmp_path):
     texts.mkdir()
     lines = ["The list is returned to the caller.", "It holds the items of the table.", "An error is raised here."]
     texts.joinpath("a.txt").write_text("\n\n".join("\n".join(random.Random(n).sample(lines, 3)) for n in range(40)))
-    runs = {"help": prepare(), "wrong": prepare("download", "imagenet"),
-            "corpus": prepare("corpus", "--corpus", texts, "--to", tmp_path / "out", "--vocab_size", 36),
+    runs = {"corpus": prepare("corpus", "--corpus", texts, "--to", tmp_path / "out", "--vocab_size", 36),
             "missing": prepare("corpus", "--corpus", tmp_path / "none", "--to", tmp_path / "out2")}
     out = {name: (*process.communicate(), process.returncode) for name, process in runs.items()}
-    assert "JOB" in out["help"][0] and out["help"][2] == 0
     assert "120 sentences, 40 documents" in out["corpus"][0] and out["corpus"][2] == 0, out["corpus"]
     assert tmp_path.joinpath("out", "meta.json").exists() and tmp_path.joinpath("out", "spiece.model").exists()
-    for name in ("missing", "wrong"):
-        assert out[name][2] == 2 and len(out[name][1].splitlines()) == 1
+    assert out["missing"][2] == 2 and len(out["missing"][1].splitlines()) == 1
+
+
+def test_help_and_a_wrong_name(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["prepare.py"])
+    assert main() == 0 and "JOB" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["prepare.py", "download", "imagenet"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
 # --- download --------------------------------------------------------------------------------------------------------
@@ -391,8 +399,11 @@ def test_errors_name_the_address(server, tmp_path):
 @pytest.mark.parametrize("name", ["../evil.txt", "top/../../evil.txt", "/etc/evil.txt"])
 def test_archives_cannot_write_elsewhere(tmp_path, name):
     tmp_path.joinpath("a.tgz").write_bytes(tar({name: b"x"}))
-    with pytest.raises(UserError, match="unsafe name"):
-        download.unpack(tmp_path / "a.tgz", tmp_path / "deep" / "target")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(name, "x")
+    for kind in ("a.tgz", "a.zip"):
+        with pytest.raises(UserError, match="unsafe name"):
+            download.unpack(tmp_path / kind, tmp_path / "deep" / "target")
     assert not list(tmp_path.rglob("evil.txt"))
 
 
@@ -400,6 +411,14 @@ def test_a_truncated_archive_is_named(tmp_path):
     tmp_path.joinpath("a.tgz").write_bytes(tar({"top/a": os.urandom(9000)})[:5000])
     with pytest.raises(UserError, match="a.tgz: broken archive"):
         download.unpack(tmp_path / "a.tgz", tmp_path / "target")
+
+
+def test_the_top_folder_is_left_out(tmp_path):
+    tmp_path.joinpath("a.tgz").write_bytes(tar({"RACE/dev/1.txt": b"1", "RACE/a": b"a", "__MACOSX/RACE/b": b"b",
+                                                "stray": b"c"}))
+    download.unpack_inside(tmp_path / "a.tgz", tmp_path / "target")
+    found = {str(path.relative_to(tmp_path / "target")) for path in (tmp_path / "target").rglob("*")}
+    assert found == {"dev", "dev/1.txt", "a"} and sorted(p.name for p in tmp_path.iterdir()) == ["a.tgz", "target"]
 
 
 def test_glue_and_mrpc(server, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import sentencepiece
 
 from common.cli import UserError
-from common.tokenization import load_tokenizer, pair, preprocess, preprocess_aligned, train_sentencepiece
+from common.tokenization import load_tokenizer, preprocess, preprocess_aligned, train_sentencepiece
 
 WORDPIECES = """[PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan ##bul σας a
     ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
@@ -256,25 +256,7 @@ def test_save_and_pickle(spiece, wordpiece, tmp_path):
         assert target.name == name and target.read_bytes() == tokenizer.path.read_bytes()
         read = load_tokenizer(target.parent)  # case is kept, or not, as it was
         assert (read.fingerprint, read.lower) == (tokenizer.fingerprint, tokenizer.lower)
-        assert sorted(path.name for path in target.parent.iterdir()) == [name, *["tokenizer_config.json"] * (not read.lower)]
+        beside = {path.name for path in target.parent.iterdir()} - {name}
+        assert beside == (set() if read.lower else {"tokenizer_config.json"})
         copy = pickle.loads(pickle.dumps(tokenizer))
         assert copy.lower == tokenizer.lower and copy.encode("The dog") == tokenizer.encode("The dog")
-
-
-@pytest.mark.parametrize("a, b, longest", [
-    (10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (4, 4, 30), (0, 9, 8), (5, None, 5)])
-def test_pair_cuts_the_longer_from_its_end(wordpiece, a, b, longest):
-    first, second = list(range(100, 100 + a)), None if b is None else list(range(200, 200 + b))
-    ids, segments = pair(first, second, longest, wordpiece)
-    parts, kept = [first, second or []], [first, second or []]
-    while len(kept[0]) + len(kept[1]) > longest - (2 if b is None else 3):  # BERT's loop
-        longer = 0 if len(kept[0]) > len(kept[1]) else 1
-        kept[longer] = kept[longer][:-1]
-    tail = [] if b is None else [*kept[1], 3]
-    assert ids == [2, *kept[0], 3, *tail] and parts == [first, second or []]
-    assert segments == [0] * (len(kept[0]) + 2) + [1] * len(tail)
-
-
-def test_pair_without_room(wordpiece):
-    with pytest.raises(UserError, match="max_length 4"):
-        pair([5], [6], 4, wordpiece)
