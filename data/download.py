@@ -35,6 +35,7 @@ CHUNK = 1 << 20
 TRIES = 5  # connections to one file before giving up
 PAUSE = 2  # seconds between them
 TIMEOUT = 60  # seconds without a byte
+AGENT = "prepare.py (corpora and models for research; Python urllib)"  # Wikimedia refuses the one of urllib
 
 
 class File(NamedTuple):
@@ -111,7 +112,8 @@ FILES = (
 def connect(url, start):
     """An open response that begins at byte `start`, or at byte 0 where the server does not continue transfers.
     UserError if there is none."""
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    range_header = {"Range": f"bytes={start}-"} if start else {}
+    request = urllib.request.Request(url, headers={"User-Agent": AGENT, **range_header})
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
@@ -174,7 +176,7 @@ def fetch(file, folder):
         have = part.stat().st_size if part.exists() else 0
         raise UserError(f"{file.url}: the transfer broke off {TRIES} times, {have:,} bytes are here; the same command "
                         "continues there")
-    found = digest_of(part, file.digest.partition(":")[0])
+    found = file.digest and digest_of(part, file.digest.partition(":")[0])  # "": no digest is on record
     if found != file.digest:
         part.unlink()
         raise UserError(f"{file.url}: checksum mismatch, {found} instead of {file.digest}; what came was removed, "

@@ -7,14 +7,11 @@ the index beside the dump, or is found by looking for the beginnings of streams;
 that is one stream, or plain XML, is read from its beginning by the parent, and workers only remove the markup. Text
 comes out in the order of the dump, so the number of workers does not change it.
 
-    TO/wiki-0000.txt, ...   100 MB each; the one being written ends in .part
-    TO/extract.json         what has been read, and the counts: the same command goes on from there
+The same command goes on where it was stopped (data/outputs.py: TO/wiki-0000.txt, ..., TO/extract.json).
 """
 import bz2
 import itertools
-import json
 import mmap
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -22,13 +19,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import read_json, write_atomic
+from data.outputs import TextFiles
 from data.text import in_order, split_sentences
 from data.wikitext import MOST_FAULTS, Names, plain
 
 SHARE = 1 << 21  # bytes of bz2 a worker takes at once, or of XML where the parent unpacks
 LONGEST_STREAM = 1 << 26  # bytes of bz2; a dump with a longer stream is unpacked by the parent
-FILE_BYTES = 100_000_000  # of a text file
 SHORTEST = 200  # characters of prose; what has less is a stub or was a list (of links, of what a name may mean)
 STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 PAGE = re.compile(r"<page>.*?</page>", re.DOTALL)
@@ -216,65 +212,6 @@ def results(path, done, workers):
     yield from in_order(read, names, itertools.islice(jobs, done, None), workers)
 
 
-class Output:
-    """The text files of an extraction, and extract.json beside them, which says how far they are right."""
-
-    def __init__(self, folder, dumps):
-        self.folder, self.path = Path(folder), Path(folder) / "extract.json"
-        about = {"format": 1, "dumps": [[path.name, path.stat().st_size] for path in dumps]}
-        if self.path.exists():
-            self.state = read_json(self.path)
-            if not about.items() <= self.state.items():
-                raise UserError(f"{folder}: its text comes from other dumps ({self.path.name} names them); "
-                                "choose another folder with --to")
-        else:
-            if self.folder.exists() and any(self.folder.iterdir()):
-                raise UserError(f"{folder}: not empty, and not made by this command; choose another folder with --to")
-            self.state = {**about, "dump": 0, "done": 0, "file": 0, "bytes": 0, "finished": False, "counts": {}}
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.save()
-        self.counts = Counter(self.state["counts"])
-
-    @property
-    def part(self):
-        return self.folder / f"wiki-{self.state['file']:04}.txt.part"
-
-    def save(self):
-        write_atomic(self.path, json.dumps(self.state, indent=1))
-
-    def open(self):
-        """The file being written, cut to what extract.json vouches for."""
-        if self.part.with_suffix("").exists():  # stopped after it was full, before extract.json said so
-            os.replace(self.part.with_suffix(""), self.part)
-        file = open(self.part, "ab")
-        file.truncate(self.state["bytes"])
-        return file
-
-    def close(self, file):
-        """Give the file its name; the next one begins."""
-        file.close()
-        if self.state["bytes"]:
-            os.replace(self.part, self.part.with_suffix(""))
-        else:
-            self.part.unlink()
-        self.state |= {"file": self.state["file"] + 1, "bytes": 0}
-
-    def add(self, file, text, counts):
-        """Write the text of one job, on the disk before extract.json says so; returns the file to go on with."""
-        data = text.encode()
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        self.counts.update(counts)
-        self.state |= {"done": self.state["done"] + 1, "bytes": self.state["bytes"] + len(data),
-                       "counts": dict(self.counts)}
-        if self.state["bytes"] >= FILE_BYTES:
-            self.close(file)
-            file = self.open()
-        self.save()
-        return file
-
-
 def extract(dumps, folder, workers=1, progress=True):
     """Turn dumps (pages-articles XML, in bz2 or plain) into text files in `folder`; returns what extract.json says.
 
@@ -284,25 +221,19 @@ def extract(dumps, folder, workers=1, progress=True):
     dumps = [Path(path) for path in dumps]
     for path in dumps:
         header_of(path)
-    out = Output(folder, dumps)
+    out = TextFiles(folder, "wiki", dumps)
     if out.state["finished"]:
         return out.state
-    file = out.open()
-    try:
-        for number in range(out.state["dump"], len(dumps)):
+    with out:
+        for number in range(out.state["source"], len(dumps)):
             with tqdm(initial=out.state["done"], desc=dumps[number].name, unit=" shares",
                       disable=None if progress else True) as bar:
                 for text, counts in results(dumps[number], out.state["done"], workers):
-                    file = out.add(file, text, counts)
+                    out.add(text, counts)
                     bar.update()
                     bar.set_postfix(articles=out.counts["articles"])
-            out.state |= {"dump": number + 1, "done": 0}
-            out.save()
-        out.close(file)
-    finally:
-        file.close()
-    out.state["finished"] = True
-    out.save()
+            out.next_source()
+        out.finish()
     return out.state
 
 

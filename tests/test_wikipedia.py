@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.cli import UserError
-from data import wikipedia
+from data import outputs, wikipedia
 from data.text import layout_of, read_documents
 from data.wikitext import Names, plain
 
@@ -126,7 +126,7 @@ def multistream(path, found, per_stream=5, index=True):
 @pytest.fixture
 def small_shares(monkeypatch):
     monkeypatch.setattr(wikipedia, "SHARE", 1500)
-    monkeypatch.setattr(wikipedia, "FILE_BYTES", 3000)
+    monkeypatch.setattr(outputs, "FILE_BYTES", 3000)
 
 
 def all_text(folder):
@@ -190,7 +190,7 @@ def test_the_number_of_workers_changes_nothing_and_several_dumps_follow_each_oth
 
 def test_an_extraction_goes_on_from_wherever_it_stopped(tmp_path, small_shares, monkeypatch):
     dump = multistream(tmp_path / "a-multistream.xml.bz2", pages(80))
-    save, moments, place = wikipedia.Output.save, [], -1
+    save, moments, place = outputs.TextFiles.save, [], -1
 
     def stop(output):
         if len(moments) == place:  # its text is on the disk, extract.json does not know yet, and more was begun
@@ -200,15 +200,15 @@ def test_an_extraction_goes_on_from_wherever_it_stopped(tmp_path, small_shares, 
             raise KeyboardInterrupt
         moments.append(1)
         save(output)
-    monkeypatch.setattr(wikipedia.Output, "save", stop)
+    monkeypatch.setattr(outputs.TextFiles, "save", stop)
     whole = wikipedia.extract([dump], tmp_path / "whole", progress=False)
     assert len(moments) > 5
     for place in range(1, len(moments)):
         moments.clear()
-        monkeypatch.setattr(wikipedia.Output, "save", stop)
+        monkeypatch.setattr(outputs.TextFiles, "save", stop)
         with pytest.raises(KeyboardInterrupt):
             wikipedia.extract([dump], tmp_path / str(place), progress=False)
-        monkeypatch.setattr(wikipedia.Output, "save", save)
+        monkeypatch.setattr(outputs.TextFiles, "save", save)
         assert wikipedia.extract([dump], tmp_path / str(place), progress=False) == whole
         assert all_text(tmp_path / str(place)) == all_text(tmp_path / "whole")
         assert not list((tmp_path / str(place)).glob("*.part"))
@@ -218,7 +218,7 @@ def test_an_extraction_goes_on_from_wherever_it_stopped(tmp_path, small_shares, 
 def test_a_killed_extraction_goes_on(tmp_path):
     found = [page(number, f"Page {number}. {PROSE * 9}") for number in range(2000)]
     dump = multistream(tmp_path / "a-multistream.xml.bz2", found, per_stream=20)
-    code = ("import sys; from data import wikipedia; wikipedia.SHARE = 4_000; wikipedia.FILE_BYTES = 1_000_000; "
+    code = ("import sys; from data import outputs, wikipedia; wikipedia.SHARE = 4_000; outputs.FILE_BYTES = 1_000_000; "
             "wikipedia.extract([sys.argv[1]], sys.argv[2], 2, False)")
     command = [sys.executable, "-c", code, str(dump)]
     subprocess.run([*command, str(tmp_path / "whole")], check=True, cwd=ROOT)
@@ -253,7 +253,7 @@ def test_mistakes_are_named(tmp_path, small_shares):
     dump = multistream(tmp_path / "a-multistream.xml.bz2", pages(20))
     wikipedia.extract([dump], tmp_path / "out", progress=False)
     other = multistream(tmp_path / "b-multistream.xml.bz2", pages(30))
-    with pytest.raises(UserError, match="comes from other dumps"):
+    with pytest.raises(UserError, match="made from other files"):
         wikipedia.extract([other], tmp_path / "out", progress=False)
     with pytest.raises(UserError, match="not empty"):
         wikipedia.extract([other], tmp_path, progress=False)
