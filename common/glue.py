@@ -64,7 +64,8 @@ TASKS = {task.name: task for task in (
 )}
 SPLITS = ("train", "dev", "test")
 MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
-              "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
+              "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched",
+              "test_diagnostic": "../diagnostic/diagnostic"}  # AX: what else the leaderboard asks an MNLI model
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
 
 
@@ -131,9 +132,9 @@ def load(folder, task, split):
     """Read one split of a task.
 
     folder: holds one folder a task; task: a Task or its name; split: train, dev, test, and for MNLI (whose dev and test
-    are the matched ones) dev_mismatched and test_mismatched. Rows whose number of columns is not the header's are
-    skipped in train and dev; in test, where every row needs a prediction, their missing text is empty. One warning
-    counts them. UserError on a label that the task does not know.
+    are the matched ones) dev_mismatched, test_mismatched and test_diagnostic. Rows whose number of columns is not the
+    header's are skipped in train and dev; in test, where every row needs a prediction, their missing text is empty. One
+    warning counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
     files = MNLI_FILES if task.name == "MNLI" else {}
@@ -141,11 +142,14 @@ def load(folder, task, split):
         raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
     path = Path(folder) / task.name / f"{files.get(split, split)}.tsv"
     labelled = split.startswith(("train", "dev"))
-    text = task.text if labelled else task.test_text
+    text = (1, 2) if split == "test_diagnostic" else task.text if labelled else task.test_text
     rows, width = read_rows(path), task.columns if labelled else 0
     if not width:
         _, header = next(rows, (1, []))
         check_header(task, header, max(*text, task.label if labelled else 0, 0) + 1, labelled, path)
+        if split == "test_diagnostic" and header[1:3] != ["sentence1", "sentence2"]:
+            raise UserError(f"{path}:1: columns 2 and 3 must be sentence1 and sentence2; take GLUE's AX.tsv, not the "
+                            "diagnostic set with labels")
         width = len(header)
     sentences, labels, bad = [], [], []
     for number, cells in rows:
@@ -327,7 +331,8 @@ def write_submission(folder, task, predictions, split="test"):
     """
     task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
-    name = {"test": "MNLI-m", "test_mismatched": "MNLI-mm"}[split] if task.name == "MNLI" else task.name
+    parts = {"test": "MNLI-m", "test_mismatched": "MNLI-mm", "test_diagnostic": "AX"}
+    name = parts[split] if task.name == "MNLI" else task.name
     path = Path(folder) / f"{name}.tsv"
     if not np.isfinite(predictions).all():
         raise UserError(f"{path}: not written, some predictions are not finite; the model has diverged, train it again")

@@ -103,12 +103,13 @@ class Task:
 
 
 class GlueTask(Task):
-    """One of GLUE; splits with "test" where the file is there, MNLI's mismatched ones too."""
+    """One of GLUE; splits with "test" where the file is there, MNLI's mismatched ones and AX too."""
 
     def __init__(self, name, cfg, tokenizer, recipe):
         self.task = glue.TASKS[name]
         ends = ("", "_mismatched") if name == "MNLI" else ("",)
         splits = ["train", *(part + end for part in ("dev", "test") for end in ends)]
+        splits += ["test_diagnostic"] if "test_mismatched" in splits else []
         rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
                 if not split.startswith("test") or (Path(cfg.glue) / name / file_of(name, split)).exists()}
         super().__init__(name, "value" if self.task.regression else "class", self.task.classes,

@@ -25,7 +25,7 @@ SHARE = 1 << 22  # bytes of books that a worker takes at once
 SHORTEST = 5_000  # characters of prose: less is an index, a notice, a picture's caption
 SKETCH = 16  # paragraphs of a book by which it is known: those of the smallest hashes
 LETTERS = 60  # of a paragraph that counts for it
-CREDIT = re.compile(r"(?:Produced|E-?text prepared|Etext prepared|Prepared|Transcribed|Scanned|This etext was)\b.{0,300}",
+CREDIT = re.compile(r"(?:Produced|E-?text prepared|Prepared|Transcribed|Scanned|This etext was)\b.{0,300}",
                     re.IGNORECASE)
 CREDITED = 5  # paragraphs at the beginning among which the credit may be
 PICTURE = re.compile(r"\[(?:Illustration|Picture|Frontispiece)[^\]]*\]", re.IGNORECASE)
@@ -55,7 +55,7 @@ def paragraphs_of(path):
                 continue
             found.append(split_sentences(unit.replace("_", "")))
     licence = path.stat().st_size - len(raw)
-    return found, Counter(books=1, licence_bytes=licence, with_licence=int(licence > 0), not_utf8=int(foreign))
+    return found, Counter(books=1, book_bytes=path.stat().st_size, licence_bytes=licence, with_licence=int(licence > 0), not_utf8=int(foreign))
 
 
 def sketch(paragraphs):
@@ -153,7 +153,7 @@ def extract_books(paths, folder, workers=1, progress=True):
 def summary(state):
     """What was kept and lost, in two lines."""
     counts = Counter(state["counts"])
-    return (f"{counts['kept']:,} of {counts['books']:,} books, {counts['text_characters'] / 1e6:,.1f} million characters\n"
-            f"left out: {counts['duplicates']:,} that are there already, {counts['short']:,} with less than {SHORTEST:,} "
-            f"characters; the licences of {counts['with_licence']:,} ({counts['licence_bytes']:,} bytes); "
+    return (f"{counts['kept']:,} of {counts['books']:,} books, {counts['text_characters'] / 1e6:,.1f} million "
+            f"characters\nleft out: {counts['duplicates']:,} that are there already, {counts['short']:,} with less "
+            f"than {SHORTEST:,} characters; the licences of {counts['with_licence']:,} ({counts['licence_bytes']:,} bytes); "
             f"{counts['not_utf8']:,} were not UTF-8 and read as Windows-1252")

@@ -80,6 +80,8 @@ FILES = (
          "sha256:6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee", "RTE"),
     File("glue", FACEBOOK + "glue/data/WNLI.zip", 28_999,
          "sha256:ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", "WNLI"),
+    File("glue", FACEBOOK + "glue/data/AX.tsv", 0,
+         "sha256:0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd", "diagnostic"),
     File("squad", STANFORD + "train-v1.1.json", 30_288_272,
          "sha256:3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955", ""),
     File("squad", STANFORD + "dev-v1.1.json", 4_854_279,
@@ -236,7 +238,10 @@ def make_mrpc(paths, folder):
 def finish_glue(fetched, folder):
     """One folder a task, as GLUE's own downloads have them."""
     for file, path in fetched.items():
-        if file.holds != "MRPC":
+        if file.holds == "diagnostic":
+            folder.joinpath("diagnostic").mkdir()
+            shutil.copy(path, folder / "diagnostic" / "diagnostic.tsv")
+        elif file.holds != "MRPC":
             unpack_inside(path, folder / file.holds)
     return make_mrpc([path for file, path in fetched.items() if file.holds == "MRPC"], folder / "MRPC")
 

@@ -1,7 +1,7 @@
 """What others publish and change: Wikipedia's dumps, and vocabularies and models in Hugging Face's layout.
 
     download_dump("downloads/", language="en", date="20260101")    -> downloads/wikipedia/enwiki-20260101/
-    download_model("bert-base", "downloads/")                      -> downloads/bert-base/, for --tokenizer, --init, --teacher
+    download_model("bert-base", "downloads/")    -> downloads/bert-base/, for --tokenizer, --init, --teacher
 
 A dump's checksums are read from the file that the mirror keeps beside it. Of a model's files the digests that are on
 record are in MODELS; of the others the one computed after the first download is kept in source.json, which says so, and
@@ -121,7 +121,8 @@ def download_dump(folder, language="en", date="latest", mirror=WIKIMEDIA):
     UserError: no such dump, a dump that is still being made, a wrong checksum, no network.
     """
     if not re.fullmatch(r"\d{8}|latest", date) or not re.fullmatch(r"[a-z]+([-_][a-z]+)*", language):
-        raise UserError(f"--date {date}, --language {language}: a date is YYYYMMDD or latest, a language as in en, simple")
+        raise UserError(f"--date {date}, --language {language}: a date is YYYYMMDD or latest, a language as "
+                        "in en, simple")
     wiki = language.replace("-", "_") + "wiki"
     place, store = f"{mirror.rstrip('/')}/{wiki}", Path(folder) / "wikipedia"
     store.mkdir(parents=True, exist_ok=True)

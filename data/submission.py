@@ -3,8 +3,8 @@
     made = make_submission(["runs/albert-finetune-base"], "submission/")     # submission/*.tsv, submission.zip
 
 Every fine-tuning writes the file of a task to its run folder's TASK/, MNLI three of them: both halves of its test set,
-and AX, the diagnostic set, which is answered by the MNLI model. FILES is what the leaderboard wants of each file; all is
-checked before anything is written, so that no upload (two a day) is lost on a file of the wrong form.
+and AX, the diagnostic set, which is answered by the MNLI model. FILES is what the leaderboard wants of each file; all
+is checked before anything is written, so that no upload (two a day) is lost on a file of the wrong form.
 """
 import zipfile
 from pathlib import Path
@@ -35,7 +35,7 @@ def find(runs, name):
     """The file of a name in the run folders, None where there is none. UserError where there are two."""
     found = [path for run in runs if (path := Path(run) / FILES[name].task / f"{name}.tsv").is_file()]
     if len(found) > 1:
-        raise UserError(f"{found[0]} and {found[1]}: two files for one place; name run folders of which only one has it")
+        raise UserError(f"{found[0]} and {found[1]}: two files for one place; name run folders of which one has it")
     return found[0] if found else None
 
 
@@ -46,8 +46,8 @@ def check(path, wanted):
     if not lines or lines[0] != HEADER:
         raise UserError(f"{path}:1: the header must be index, a tab, prediction")
     if len(lines) - 1 != wanted.rows:
-        raise UserError(f"{path}: {len(lines) - 1:,} predictions, the official test file has {wanted.rows:,}; fine-tune "
-                        "with the official files in --glue (demo data and a dry run have fewer)")
+        raise UserError(f"{path}: {len(lines) - 1:,} predictions, the official test file has {wanted.rows:,}; "
+                        "fine-tune with the official files in --glue (demo data and a dry run have fewer)")
     for number, line in enumerate(lines[1:]):
         index, _, label = line.partition("\t")
         if index != str(number):
@@ -85,9 +85,9 @@ def make_submission(runs, folder, fill=()):
     found = {name: find(runs, name) for name in FILES}
     missing = [name for name, path in found.items() if path is None and name not in fill]
     if missing:
-        raise UserError(f"{', '.join(map(str, runs))}: no {', '.join(f'{FILES[name].task}/{name}.tsv' for name in missing)}"
-                        "; fine-tune with the official test files in --glue (AX: MNLI with diagnostic/diagnostic.tsv), or "
-                        f"--fill {' '.join(missing)} with a constant")
+        lacking = ", ".join(f"{FILES[name].task}/{name}.tsv" for name in missing)
+        raise UserError(f"{', '.join(map(str, runs))}: no {lacking}; fine-tune with the official test files in --glue "
+                        f"(AX: MNLI with diagnostic/diagnostic.tsv), or --fill {' '.join(missing)} with a constant")
     texts = {name: check(path, FILES[name]) if path else constant(FILES[name]) for name, path in found.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

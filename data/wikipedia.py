@@ -93,8 +93,7 @@ def unpacked(path, start=0, end=None, piece=1 << 20):
 
 
 def index_beside(path):
-    """The index file of a multistream dump, or None: ...-multistream1.xml-p1p2.bz2 -> ...-multistream-index1.txt-p1p2.bz2.
-    """
+    """The index of a multistream dump, or None: multistream1.xml-p1p2.bz2 -> multistream-index1.txt-p1p2.bz2."""
     name = re.sub(r"multistream(\d*)\.xml", r"multistream-index\1.txt", path.name)
     beside = path.with_name(name)
     return beside if name != path.name and beside.is_file() else None
@@ -241,7 +240,8 @@ def summary(state):
     """What an extraction kept and lost, a few lines."""
     counts = Counter(state["counts"])
     lost = ", ".join(f"{counts[key]:,} {words}" for key, words in LOST.items())
-    return (f"{counts['articles']:,} articles of {counts['pages']:,} pages, {counts['text_characters'] / 1e6:,.1f} million "
-            f"characters of {counts['markup_characters'] / 1e6:,.1f} million of markup\n"
+    return (f"{counts['articles']:,} articles of {counts['pages']:,} pages, "
+            f"{counts['text_characters'] / 1e6:,.1f} million characters of {counts['markup_characters'] / 1e6:,.1f} "
+            "million of markup\n"
             f"left out: {lost}; {counts['unbalanced']:,} brackets without a partner on "
             f"{counts['unbalanced_pages']:,} pages")

@@ -2,7 +2,7 @@
 
     prose, faults = plain(markup, Names.of(header))     # paragraphs, one a line; how many brackets had no partner
 
-What is kept is what BERT kept of Wikipedia: "only the text passages", no lists, tables and headings (arXiv 1810.04805v2,
+What is kept is what BERT kept of Wikipedia: only the text passages, no lists, tables and headers (arXiv 1810.04805v2,
 Sec. 3.1). Left out: templates, tables, references, formulas, comments, files, categories, links to other languages,
 headings, and every line that is an item of a list, so also the lists of links at the end of an article. Templates are
 not expanded, so a sentence may lack what a template would have written into it.
@@ -12,9 +12,9 @@ import re
 from typing import NamedTuple
 
 MOST_FAULTS = 20  # brackets without a partner; a page with more of them is given up
-DROPPED = ("ref", "math", "chem", "ce", "gallery", "timeline", "syntaxhighlight", "source", "score", "hiero", "imagemap",
-           "graph", "mapframe", "maplink", "templatedata", "templatestyles", "includeonly", "pre", "table", "style",
-           "references", "section", "inputbox", "categorytree", "indicator")
+DROPPED = ("ref", "math", "chem", "ce", "gallery", "timeline", "syntaxhighlight", "source", "score", "hiero",
+           "imagemap", "graph", "mapframe", "maplink", "templatedata", "templatestyles", "includeonly", "pre", "table",
+           "style", "references", "section", "inputbox", "categorytree", "indicator")
 
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 NOWIKI = re.compile(r"<nowiki\s*>(.*?)</nowiki\s*>", re.DOTALL | re.IGNORECASE)

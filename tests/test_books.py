@@ -37,7 +37,7 @@ End of the Project Gutenberg EBook of A Walk, by A. Body
 
 Updated editions will replace the previous one.
 """ + "Section 1. General Terms of Use.\n" * 300
-WORDS = "the old house stood on a hill above some river where Mr. Brown had long kept his boats and never sold any".split()
+WORDS = "the old house stood on a hill above some river where Mr. Brown had long kept his boats and sold none".split()
 
 
 def prose(seed, paragraphs=80):
@@ -149,7 +149,8 @@ def test_a_plain_corpus_leaves_the_licence_out_and_says_so(tmp_path, capsys):
     path = tmp_path / "in.txt"
     path.write_text(book(1) + "\n")
     (_, start, end, _), = chunks(path)
-    assert b"General Terms" not in path.read_bytes()[start:end] and b"anyone anywhere" not in path.read_bytes()[start:end]
+    body = path.read_bytes()[start:end]
+    assert b"General Terms" not in body and b"anyone anywhere" not in body
     tokenizer = load_tokenizer(train_sentencepiece([path], tmp_path / "spiece.model", 60))
     prepare_corpus([path], tokenizer, tmp_path / "out", progress=False)
     assert "1 of 1 files have Project Gutenberg's licence" in capsys.readouterr().err

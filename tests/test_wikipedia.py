@@ -90,7 +90,8 @@ def test_file_and_category_names_of_the_wiki_itself():
 # --- dumps -----------------------------------------------------------------------------------------------------------
 def page(number, text, ns=0, extra="", model="wikitext"):
     escaped = html.escape(text, quote=False).replace('"', "&quot;")
-    return (f"  <page>\n    <title>Page {number}</title>\n    <ns>{ns}</ns>\n    <id>{number}</id>{extra}\n    <revision>\n"
+    return (f"  <page>\n    <title>Page {number}</title>\n    <ns>{ns}</ns>\n    <id>{number}</id>{extra}\n"
+            "    <revision>\n"
             f"      <model>{model}</model>\n      <format>text/x-wiki</format>\n"
             f'      <text bytes="{len(text)}" xml:space="preserve">{escaped}</text>\n'
             "    </revision>\n  </page>\n")
@@ -102,8 +103,8 @@ def pages(count=40):
              page(3, "{}", model="json"), page(4, "* [[a]]\n* [[b]]"), page(5, "{{a\n\n" * 30 + PROSE),
              page(6, "#WEITERLEITUNG [[Page 2]]"), page(7, "")]
     for number in range(8, count):
-        found.append(page(number, f"'''Page {number}''' is [[one]].{{{{cite|x}}}} {PROSE}\n\n== See also ==\n* [[Other]]\n"
-                                  f"{{{{broken\n\nIt ends & rests {number}."))
+        found.append(page(number, f"'''Page {number}''' is [[one]].{{{{cite|x}}}} {PROSE}\n\n== See also ==\n"
+                                  f"* [[Other]]\n{{{{broken\n\nIt ends & rests {number}."))
     return found
 
 
@@ -141,8 +142,9 @@ def test_every_kind_of_page(tmp_path):
         "pages": 39, "articles": 32, "redirect": 2, "namespace": 1, "model": 1, "broken": 1, "short": 2}
     assert counts["unbalanced_pages"] == 33 and state["finished"]
     first = all_text(tmp_path / "out").split("\n\n")[0]
-    assert first.split("\n") == ["Page 8 is one.", *["The river rises in the hills.", "It then runs north for some days, "
-                                                     "and meets the sea."] * 3, "It ends & rests 8."]
+    assert first.split("\n") == [
+        "Page 8 is one.", *["The river rises in the hills.",
+                            "It then runs north for some days, and meets the sea."] * 3, "It ends & rests 8."]
     assert "32 articles of 39 pages" in wikipedia.summary(state)
     assert "2 redirects, 1 outside the articles, 1 not wikitext" in wikipedia.summary(state)
 
