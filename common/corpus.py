@@ -110,8 +110,8 @@ class Corpus:
         return Corpus, (str(self.folder), None, None if len(self.ids) == self.meta["documents"] else self.ids)
 
     def split(self, held_out=0.05, cap=0):
-        """(train, dev): a share of the documents, evenly spread, at most `cap` of them (0: any number), is held out. UserError for one
-        document."""
+        """(train, dev): a share of the documents, evenly spread, is held out, at most `cap` of them (0: any number).
+        UserError for one document."""
         total = len(self.ids)
         if total < 2:
             raise UserError(f"{self.folder}: a corpus of one document cannot be split; add text")

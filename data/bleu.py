@@ -1,6 +1,6 @@
-"""The tokenised BLEU in which English-German was quoted before sacrebleu: 28.4 of the Transformer, 28.34 and 26 to 28 of
-the papers here. Not comparable with sacrebleu's BLEU of raw text (common/metrics.py corpus_bleu), which is lower by about
-half a point to a point.
+"""The tokenised BLEU in which English-German was quoted before sacrebleu: 28.4 of the Transformer, 28.34 and 26 to 28
+of the papers here. Not comparable with sacrebleu's BLEU of raw text (common/metrics.py corpus_bleu), which is lower by
+about half a point to a point.
 
     tokenised_bleu(hypotheses, references)      # percent
 

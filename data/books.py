@@ -55,7 +55,8 @@ def paragraphs_of(path):
                 continue
             found.append(split_sentences(unit.replace("_", "")))
     licence = path.stat().st_size - len(raw)
-    return found, Counter(books=1, book_bytes=path.stat().st_size, licence_bytes=licence, with_licence=int(licence > 0), not_utf8=int(foreign))
+    return found, Counter(books=1, book_bytes=path.stat().st_size, licence_bytes=licence,
+                          with_licence=int(licence > 0), not_utf8=int(foreign))
 
 
 def sketch(paragraphs):
@@ -155,5 +156,6 @@ def summary(state):
     counts = Counter(state["counts"])
     return (f"{counts['kept']:,} of {counts['books']:,} books, {counts['text_characters'] / 1e6:,.1f} million "
             f"characters\nleft out: {counts['duplicates']:,} that are there already, {counts['short']:,} with less "
-            f"than {SHORTEST:,} characters; the licences of {counts['with_licence']:,} ({counts['licence_bytes']:,} bytes); "
+            f"than {SHORTEST:,} characters; the licences of {counts['with_licence']:,} "
+            f"({counts['licence_bytes']:,} bytes); "
             f"{counts['not_utf8']:,} were not UTF-8 and read as Windows-1252")

@@ -31,8 +31,8 @@ def open_run(cfg, action, ranks, *needs):
 
     needs: data flags, for each of which the demo data stands in where it was left out; with "corpus" the text is
     opened, with "tokenizer" the tokenizer alone, which is trained on the corpus where --tokenizer names none. The
-    tokenizer's file is copied into the run folder, where --init looks for it. Sets cfg.vocab_size. Of a finished run nothing but the
-    folder is opened.
+    tokenizer's file is copied into the run folder, where --init looks for it. Sets cfg.vocab_size. Of a finished run
+    nothing but the folder is opened.
     """
     settings = dataclasses.asdict(cfg)
     reads_text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer

@@ -1,5 +1,5 @@
-"""Parallel text without the pairs that hurt: the filters of the usual preparation of WMT (Moses' clean-corpus-n.perl, as
-fairseq's prepare-wmt14en2de.sh calls it: 1 to 250 pieces a side, at most 1.5 times as many on one side).
+"""Parallel text without the pairs that hurt: the filters of the usual preparation of WMT (Moses' clean-corpus-n.perl,
+as fairseq's prepare-wmt14en2de.sh calls it: 1 to 250 pieces a side, at most 1.5 times as many on one side).
 
     counts = filter_pairs("wmt14/train", "wmt14/clean", longest=250, ratio=1.5)
 """
@@ -41,8 +41,8 @@ def filter_pairs(source, target, endings=("en", "de"), shortest=1, longest=250, 
                  progress=True):
     """Copy the pairs of source.en and source.de that pass to target.en and target.de; returns {"pairs", "kept", ...}.
 
-    A length counts words, or pieces where a tokenizer is given (fairseq counts them after BPE). longest, ratio: 0 for no
-    limit. Streams; the new files appear when they are whole. UserError: files of unequal length, target is source.
+    A length counts words, or pieces where a tokenizer is given (fairseq counts them after BPE). longest, ratio: 0 for
+    no limit. Streams; the new files appear when they are whole. UserError: files of unequal length, target is source.
     """
     source, target = Path(source), Path(target)
     if source.resolve() == target.resolve():

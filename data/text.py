@@ -42,7 +42,8 @@ HEADING_AFTER, LONGEST_DOCUMENT = 2_000, 100_000  # characters
 TITLE = re.compile(r"= [^=\s](.*[^=\s])? =")
 CUTS = [re.compile(pattern) for pattern in (  # where a share may end, best first: before a title, after a blank line..
     rb"\n(?=[ \t]*= [^=\s][^\n=]* =[ \t]*\r?\n)", rb"\n[ \t\r]*\n", rb"\n", rb" ", rb"(?=[\x00-\x7f\xc2-\xf4])")]
-SENTENCE_END = re.compile(r"""[.!?…؟।]+["'”’»)\]_*]*\s+|[。！？]+["”’」』）]*\s*""")
+SENTENCE_END = re.compile(  # one set of signs at its beginning: twice as fast as two alternatives
+    r"""[.!?…؟।。！？](?:(?<=[.!?…؟।])[.!?…؟।]*["'”’»)\]_*]*\s+|(?<=[。！？])[。！？]*["”’」』）]*\s*)""")
 OPENING = " \"'“‘«([_*¿¡-–—"
 ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres
     esq jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb

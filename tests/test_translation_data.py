@@ -40,8 +40,9 @@ def test_the_two_bleus_differ_where_they_should():
     assert tokenised_bleu(references, references) == pytest.approx(100) == corpus_bleu(references, references)
     hypotheses = ["Ein Rich-Media-Format ist hier zu sehen, sagt er.", references[1]]
     assert tokenised_bleu(hypotheses, references) != tokenised_bleu(hypotheses, references, compounds=False)
+    # the fourth of the first 14 tokens is wrong, of the 10 after them none
     assert tokenised_bleu(hypotheses, references) == pytest.approx(100 * (
-        23 / 24 * 20 / 22 * 17 / 20 * 14 / 18) ** 0.25)  # the fourth of the first 14 tokens is wrong, of the 10 after them none
+        23 / 24 * 20 / 22 * 17 / 20 * 14 / 18) ** 0.25)
     quotes = ["Er sagte „gut“ und ging dann fort von hier.", "Er sagte „gut\" und ging dann fort von hier."]
     assert tokenised_bleu(quotes[:1], quotes[1:]) == pytest.approx(100) and corpus_bleu(quotes[:1], quotes[1:]) < 90
     with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
