@@ -61,7 +61,8 @@ TASKS = {task.name: task for task in (
 )}
 SPLITS = ("train", "dev", "test")
 MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
-              "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched"}
+              "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched",
+              "test_diagnostic": "../diagnostic/diagnostic"}  # AX: what else the leaderboard asks an MNLI model
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
 
 
@@ -108,15 +109,16 @@ def load(folder, task, split):
     """Read one split of a task.
 
     folder: holds one folder a task; task: a Task or its name; split: train, dev, test, and for MNLI (whose dev and test
-    are the matched ones) dev_mismatched and test_mismatched. Rows whose number of columns is not the header's are
-    skipped in train and dev; in test, where every row needs a prediction, their missing text is empty. One warning
-    counts them. UserError on a label that the task does not know.
+    are the matched ones) dev_mismatched, test_mismatched and test_diagnostic. Rows whose number of columns is not the
+    header's are skipped in train and dev; in test, where every row needs a prediction, their missing text is empty. One
+    warning counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
     if split not in (*SPLITS, *(MNLI_FILES if task.name == "MNLI" else ())):
         raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
     path, labelled = Path(folder) / task.name / file_of(task.name, split), not split.startswith("test")
     text, width = (task.text, task.columns) if labelled else (task.test_text, 0)
+    text = (1, 2) if split == "test_diagnostic" else text
     lines = read_text(path, "point --glue at the folder that holds the tasks' folders", newline="\n").split("\n")
     rows = ((number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip())
     if not width:
@@ -124,6 +126,9 @@ def load(folder, task, split):
         width, needed = len(header), max(*text, task.label if labelled else 0, 0) + 1
         if width < needed:
             raise UserError(f"{path}:1: {width} columns, {task.name} has {needed} or more; take the official file")
+        if split == "test_diagnostic" and header[1:3] != ["sentence1", "sentence2"]:
+            raise UserError(f"{path}:1: columns 2 and 3 must be sentence1 and sentence2; take GLUE's AX.tsv, not the "
+                            "diagnostic set with labels")
         cell = header[task.label] if labelled else header[0]
         if cell in task.labels or cell.replace(".", "", 1).isdecimal():
             raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
@@ -299,7 +304,8 @@ def write_submission(folder, task, predictions, split="test"):
     0..5."""
     task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
-    name = {"test": "MNLI-m", "test_mismatched": "MNLI-mm"}[split] if task.name == "MNLI" else task.name
+    parts = {"test": "MNLI-m", "test_mismatched": "MNLI-mm", "test_diagnostic": "AX"}
+    name = parts[split] if task.name == "MNLI" else task.name
     path = Path(folder) / f"{name}.tsv"
     if not np.isfinite(predictions).all():
         raise UserError(f"{path}: not written, some predictions are not finite; the model has diverged, train it again")

@@ -99,13 +99,14 @@ class Task:
 
 
 class GlueTask(Task):
-    """One of GLUE; splits with "test" where the file is there, MNLI's mismatched ones too. search: train and dev alone,
-    all that a search may look at."""
+    """One of GLUE; splits with "test" where the file is there, MNLI's mismatched ones and AX too. search: train and dev
+    alone, all that a search may look at."""
 
     def __init__(self, name, cfg, tokenizer, recipe, search=False):
         self.task = glue.TASKS[name]
         ends = ("", "_mismatched") if name == "MNLI" and not search else ("",)
         splits = ["train", *(part + end for part in (("dev",) if search else ("dev", "test")) for end in ends)]
+        splits += ["test_diagnostic"] if "test_mismatched" in splits else []
         self.rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
                      if not split.startswith("test") or (Path(cfg.glue) / name / file_of(name, split)).exists()}
         super().__init__(name, "value" if self.task.regression else "class", self.task.classes,

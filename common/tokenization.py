@@ -31,6 +31,7 @@ SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]
 SETTINGS = "tokenizer_config.json"  # beside a vocabulary: whether case is kept
 LONGEST_WORD = 100  # characters; BERT gives up on longer words
 MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
+ABOVE_LATIN = re.compile("[\u0300-\U0010ffff]")  # combining marks are among these
 RAW_UNIT = re.compile(r"\s+|``|''|.", re.DOTALL)
 WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # between BERT's white space
 CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -54,7 +55,8 @@ def text_files(paths):
 
 def without_marks(text):
     """NFKD, combining marks dropped."""
-    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return ABOVE_LATIN.sub(lambda found: "" if unicodedata.combining(found[0]) else found[0],
+                           unicodedata.normalize("NFKD", text))
 
 
 def preprocess(text):

@@ -35,6 +35,7 @@ CHUNK = 1 << 20
 TRIES = 5  # connections to one file before giving up
 PAUSE = 2  # seconds between them
 TIMEOUT = 60  # seconds without a byte
+AGENT = "prepare.py (corpora and models for research; Python urllib)"  # Wikimedia refuses the one of urllib
 
 
 class File(NamedTuple):
@@ -79,6 +80,8 @@ FILES = (
          "sha256:6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee", "RTE"),
     File("glue", FACEBOOK + "glue/data/WNLI.zip", 28_999,
          "sha256:ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", "WNLI"),
+    File("glue", FACEBOOK + "glue/data/AX.tsv", 0,
+         "sha256:0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd", "diagnostic"),
     File("squad", STANFORD + "train-v1.1.json", 30_288_272,
          "sha256:3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955", ""),
     File("squad", STANFORD + "dev-v1.1.json", 4_854_279,
@@ -111,7 +114,8 @@ FILES = (
 def connect(url, start):
     """An open response that begins at byte `start`, or at byte 0 where the server does not continue transfers.
     UserError if there is none."""
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    range_header = {"Range": f"bytes={start}-"} if start else {}
+    request = urllib.request.Request(url, headers={"User-Agent": AGENT, **range_header})
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
@@ -174,7 +178,7 @@ def fetch(file, folder):
         have = part.stat().st_size if part.exists() else 0
         raise UserError(f"{file.url}: the transfer broke off {TRIES} times, {have:,} bytes are here; the same command "
                         "continues there")
-    found = digest_of(part, file.digest.partition(":")[0])
+    found = file.digest and digest_of(part, file.digest.partition(":")[0])  # "": no digest is on record
     if found != file.digest:
         part.unlink()
         raise UserError(f"{file.url}: checksum mismatch, {found} instead of {file.digest}; what came was removed, "
@@ -234,7 +238,10 @@ def make_mrpc(paths, folder):
 def finish_glue(fetched, folder):
     """One folder a task, as GLUE's own downloads have them."""
     for file, path in fetched.items():
-        if file.holds != "MRPC":
+        if file.holds == "diagnostic":
+            folder.joinpath("diagnostic").mkdir()
+            shutil.copy(path, folder / "diagnostic" / "diagnostic.tsv")
+        elif file.holds != "MRPC":
             unpack_inside(path, folder / file.holds)
     return make_mrpc([path for file, path in fetched.items() if file.holds == "MRPC"], folder / "MRPC")
 

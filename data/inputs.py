@@ -97,12 +97,13 @@ def made_once(folder):
         release_locks(held)
 
 
-def open_text(cfg, ranks, folder, held_out=0.05):
+def open_text(cfg, ranks, folder):
     """cfg.corpus, cfg.tokenizer and cfg.vocab_size as (tokenizer, Corpus to train on, held-out Corpus).
 
     A corpus that `data/prepare.py corpus` made (one folder with meta.json) is used as it is, with the tokenizer beside
     it. Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made under
-    folder/corpus, once. Sets cfg.vocab_size to the tokenizer's.
+    folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. Held out are 5% of the documents, or what the knobs
+    held_out (a share) and held_out_most (documents, 0 for any number) say in a Config that has them.
     """
     prepared = len(cfg.corpus) == 1 and (Path(cfg.corpus[0]) / "meta.json").exists()
     target = Path(cfg.corpus[0]) if prepared else Path(folder) / "corpus"
@@ -110,7 +111,7 @@ def open_text(cfg, ranks, folder, held_out=0.05):
         on_main(ranks, make_text, cfg, target, ranks)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     cfg.vocab_size = tokenizer.vocab_size
-    return tokenizer, *Corpus(target, tokenizer).split(held_out)
+    return tokenizer, *Corpus(target, tokenizer).split(getattr(cfg, "held_out", 0.05), getattr(cfg, "held_out_most", 0))
 
 
 def make_text(cfg, target, ranks):

@@ -486,6 +486,8 @@ def test_split_by_documents(small):
     assert np.array_equal(dev.ids, small.split(0.1)[1].ids) and np.diff(dev.ids).min() >= 9
     assert [len(part.ids) for part in small.split(0.0001)] == [39, 1]
     assert [len(part.ids) for part in small.split(1.0)] == [1, 39]
+    assert [len(part.ids) for part in small.split(0.5, cap=3)] == [37, 3]
+    assert np.array_equal(small.split(0.1, cap=40)[1].ids, dev.ids)
     assert train.slots(30) + dev.slots(30) == small.slots(30)
     copy = pickle.loads(pickle.dumps(dev))
     assert same(copy.segments(0, 16, 30, 0), dev.segments(0, 16, 30, 0))

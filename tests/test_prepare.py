@@ -337,7 +337,7 @@ def test_table_is_complete():
     assert {file.data_set for file in download.FILES} == set(download.FINISH) == set(download.EXPECTED)
     assert len({file.url for file in download.FILES}) == len(download.FILES)
     assert all(re.fullmatch(r"sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", file.digest) for file in download.FILES)
-    assert {file.holds for file in download.FILES if file.data_set == "glue"} == {*demo.GLUE, "WNLI"}
+    assert {file.holds for file in download.FILES if file.data_set == "glue"} == {*demo.GLUE, "WNLI", "diagnostic"}
 
 
 def cifar(server):
@@ -433,7 +433,9 @@ def test_glue_and_mrpc(server, tmp_path):
     texts = [("train.txt", header + "1\t7\t8\tA \"quote.\tB.\r\n0\t5\t6\tC.\tD.\r\n"),
              ("test.txt", header + "1\t3\t4\tE.\tF.\r\n"), ("dev_ids.tsv", "5\t6\n")]
     files += [row(server, "glue", name, text.encode(), "MRPC") for name, text in texts]
+    files.append(row(server, "glue", "AX.tsv", b"index\tsentence1\tsentence2\n", "diagnostic"))
     folder = download.download("glue", tmp_path, files)
+    assert folder.joinpath("diagnostic", "diagnostic.tsv").read_bytes() == b"index\tsentence1\tsentence2\n"
     assert folder.joinpath("MNLI", "dev_matched.tsv").read_text() == "MNLI dev_matched"
     train, dev, test = [lines_of(folder, "MRPC", f"{part}.tsv") for part in ("train", "dev", "test")]
     assert train[1:] == ["1\t7\t8\tA \"quote.\tB."] and dev[1:] == ["0\t5\t6\tC.\tD."]
