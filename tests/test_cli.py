@@ -98,7 +98,8 @@ def test_help_has_the_comments(capsys):
 def paper(request, monkeypatch):
     """(Config, PRESETS, actions) that a paper file hands to start()."""
     module, calls = importlib.import_module(request.param), []
-    monkeypatch.setattr(module, "start", lambda *arguments, **others: calls.append(arguments))
+    for place in (cli, module):
+        monkeypatch.setattr(place, "start", lambda *arguments, **others: calls.append(arguments), raising=False)
     module.main([])
     return calls[0][:3]
 
