@@ -47,6 +47,7 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
+    run: str = ""  # a hash of the settings of the run that is open, which its checkpoints carry
 
     @property
     def main(self):

@@ -76,7 +76,7 @@ def read_jsonl(path):
         except (ValueError, RecursionError):
             records.append(None)
         if records and not isinstance(records[-1], dict):
-            raise UserError(f"{path}, line {number}: no JSON; delete the line, or begin anew with --restart")
+            raise UserError(f"{path}, line {number}: no JSON object; delete the line, or begin anew with --restart")
     return records
 
 

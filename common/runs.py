@@ -48,6 +48,8 @@ class RunFolder:
         record = {"program": cfg.program, "action": action, "settings": settings, "argv": sys.argv,
                   "processes": ranks.size, **extra}
         cfg.run, self.new = self, False
+        ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
+        ranks.run = hashlib.blake2b(json.dumps(ruling, sort_keys=True).encode(), digest_size=16).hexdigest()
         on_main(ranks, self._open, record, cfg, reads)
 
     def content(self):
@@ -152,16 +154,8 @@ class Checkpoint:
     def save(self, **values):
         def write():
             owned = {name: thing.state_dict() for name, thing in self.owned.items()}
-            save_file(self.path, {"values": values, "owned": owned, "run": self._run()})
+            save_file(self.path, {"values": values, "owned": owned, "run": self.ranks.run})
         on_main(self.ranks, write)
-
-    def _run(self):
-        """A hash of the ruling settings of the run in whose folder, at any depth, the checkpoint is; "" for none."""
-        configs = [path for folder in self.path.resolve().parents if (path := folder / "config.json").exists()]
-        settings = read_json(configs[0], dict).get("settings", {}) if configs else {}
-        ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
-        text = json.dumps(ruling, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest() if configs else ""
 
     def restore(self):
         """The values of the newest save that can be read, after the owned objects have taken their state."""
@@ -178,7 +172,7 @@ class Checkpoint:
         for path in candidates:
             try:
                 state = load_file(path)
-                if not isinstance(state, dict) or state.get("run") != self._run():
+                if not isinstance(state, dict) or state.get("run") != self.ranks.run:
                     raise UserError(f"{path}: a checkpoint of another run")
                 return str(path)
             except UserError as error:

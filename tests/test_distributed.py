@@ -247,6 +247,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     shutil.copy(tmp_path / "one/checkpoint.pt", tmp_path / "two/checkpoint.pt")
     with pytest.raises(UserError, match="neither"):
         Checkpoint(tmp_path / "two/checkpoint.pt", ALONE).restore()
+    open_run(tmp_path / "one", lr=1.0)
     assert Checkpoint(tmp_path / "one/checkpoint.pt", ALONE).restore() == {"step": 3}
 
 

@@ -465,10 +465,10 @@ def test_race_task(tokenizer, tmp_path):
     cfg = SimpleNamespace(race=str(folder), train_rows=10, dry_run=False)
     task = race.RaceTask("RACE", cfg, tokenizer, Recipe(1e-5, batch=4, epochs=2, length=48))
     assert {split: len(part) for split, part in task.splits.items()} == {"train": 10, "dev": 20, "test": 8}
-    assert [question.level for question in task.questions["train"]] == ["middle"] * 5 + ["high"] * 5  # evenly thinned
+    assert [question.level for question in task.rows["train"]] == ["middle"] * 5 + ["high"] * 5  # evenly thinned
     assert (task.kind, task.outputs, task.steps) == ("choice", 1, 6)
     assert next(task.batches(seed=0))["ids"].shape[:2] == (4, 4)
-    answers = {split: torch.tensor([question.answer for question in rows]) for split, rows in task.questions.items()}
+    answers = {split: torch.tensor([question.answer for question in rows]) for split, rows in task.rows.items()}
     logits = task.collect("test", lambda batch: torch.nn.functional.one_hot(answers["test"][batch["index"]], 4))
     assert task.score("test", logits) == {"accuracy": 1.0, "middle": 1.0, "high": 1.0, "main": 1.0}
     task.write("test", logits, tmp_path)
