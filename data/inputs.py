@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from common.cli import UserError
 from common.corpus import Corpus, read_meta
 from common.distributed import on_main, say
 from common.files import fingerprints, lock, read_json, release_locks, write_atomic
