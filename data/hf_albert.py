@@ -30,6 +30,7 @@ SETTINGS = (  # (our setting, their key, what is meant where it is missing; None
     ("groups", "num_hidden_groups", 1), ("activation", "hidden_act", "gelu_new"),
     ("positions", "max_position_embeddings", 512), ("init_std", "initializer_range", 0.02),
     ("dropout", "hidden_dropout_prob", 0.0))
+EPSILON = 1e-12  # of all LayerNorms
 CLASSES = {"RACE": "AlbertForMultipleChoice", "mlm": "AlbertForPreTraining",  # of a task, or of a head
               "head": "AlbertForSequenceClassification", "span": "AlbertForQuestionAnswering"}
 
@@ -44,7 +45,12 @@ def settings(config):
         raise ValueError(f"lacks {', '.join(missing)}")
     if config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
         raise ValueError("inner_group_num and type_vocab_size: only 1 and 2 are built")
+    if config.get("layer_norm_eps", EPSILON) != EPSILON:
+        raise ValueError(f"layer_norm_eps {config['layer_norm_eps']}: only {EPSILON} is built")
     found = {"share": "all", **{ours: config.get(theirs, default) for ours, theirs, default in SETTINGS}}
+    if config.get("attention_probs_dropout_prob", found["dropout"]) != found["dropout"]:
+        raise ValueError(f"attention_probs_dropout_prob {config['attention_probs_dropout_prob']}: hidden_dropout_prob "
+                         f"is {found['dropout']}, and only one for both is built; make them equal in config.json")
     if found["activation"] in ("gelu_pytorch_tanh", "gelu_fast"):
         found["activation"] = "gelu_new"
     return found
@@ -91,7 +97,7 @@ def make_config(cfg, architecture, outputs, groups):
     return {**{theirs: getattr(cfg, ours) for ours, theirs, _ in SETTINGS},
             "architectures": [architecture], "model_type": "albert", "embedding_size": cfg.embedding or cfg.hidden,
             "num_hidden_groups": groups, "inner_group_num": 1, "type_vocab_size": 2,
-            "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": 0.1, "layer_norm_eps": 1e-12,
+            "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": 0.1, "layer_norm_eps": EPSILON,
             "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
             "id2label": {str(i): f"LABEL_{i}" for i in range(outputs)},
             "label2id": {f"LABEL_{i}": i for i in range(outputs)}}

@@ -1,6 +1,7 @@
 """albert.py: published counts, parity with transformers, LAMB, masking, sentence order, resuming, fine-tuning, errors."""
 import ast
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -310,9 +311,11 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     ({"num_attention_heads": 0}, "heads 0: choose"), ({"hidden_size": "16"}, "hidden '16': must be of type int"), (5, "model_type is not albert"),
-    ({"max_position_embeddings": None}, "positions None: must be"), ({"hidden_dropout_prob": 2}, "dropout 2: choose a number in .0, 1"),
+    ({"max_position_embeddings": None}, "positions None: must be"), ({"hidden_dropout_prob": 2, "attention_probs_dropout_prob": 2}, "dropout 2: choose a number in .0, 1"),
     ({"initializer_range": None}, "init_std None"), ({"hidden_act": ["gelu"]}, "activation"), ({"hidden_act": "swish"}, "activation 'swish'"),
-    ({"inner_group_num": 2}, "only 1 and 2 are built"), ({"max_position_embeddings": 7}, "is .40, 8. there and .7, 8. here")])
+    ({"inner_group_num": 2}, "only 1 and 2 are built"), ({"layer_norm_eps": 1e-5}, "layer_norm_eps 1e-05: only 1e-12 is built"),
+    ({"attention_probs_dropout_prob": 0.3}, "attention_probs_dropout_prob 0.3: hidden_dropout_prob is 0.0"),
+    ({"max_position_embeddings": 7}, "is .40, 8. there and .7, 8. here")])
 def test_configurations_that_make_no_sense(change, message, tmp_path):
     """Each ends in one line, whatever the action; the last fits no weights."""
     config = hf_albert.make_config(TINY, "AlbertForPreTraining", 2, 1)
@@ -598,7 +601,7 @@ def corpus(tmp_path_factory):
     return folder / "corpus"
 
 
-SMALL = ["--layers", "2", "--hidden", "16", "--heads", "2", "--ffn", "32", "--embedding", "8", "--length", "32", "--batch", "8", "--steps", "6",
+SMALL = ["--layers", "2", "--hidden", "16", "--heads", "2", "--ffn", "32", "--embedding", "8", "--length", "64", "--batch", "8", "--steps", "6",
          "--save_every", "2", "--dev_rows", "16", "--positions", "64", "--device", "cpu"]
 
 
@@ -651,6 +654,46 @@ def test_kill_and_resume_equals_an_uninterrupted_run(corpus, tmp_path, monkeypat
         run_main("--pretrain", *SMALL, "--corpus", corpus, "--out", tmp_path / "whole", "--steps", "7")
 
 
+def test_dropout_is_taken_out_of_a_compiled_model_that_recomputes(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    words = ["--dropout", "0.1", "--dropout_steps", "2", "--steps", "4", "--layers", "1", "--recompute", "--dev_rows", "8"]
+    compiled, plain = pretrain(corpus, tmp_path / "compiled", *words, "--compile"), pretrain(corpus, tmp_path / "plain", *words)
+    assert all(compiled[name].isfinite().all() and compiled[name].shape == plain[name].shape for name in plain)
+
+
+def test_the_demos_recipe_is_for_the_demo_alone(tmp_path):
+    def chosen(preset, *given):
+        write_config(tmp_path, {"settings": {"preset": preset}} if preset else {"model_type": "albert"})
+        cfg = albert.Config(**{**albert.PRESETS["demo"], "init": str(tmp_path), "finetune_lr": 7.0})
+        cfg.given = frozenset(given)
+        return cfg, albert.choose_recipe(cfg, {"glue"})
+
+    cfg, line = chosen("demo")
+    assert cfg.finetune_batch == albert.PRESETS["demo"]["finetune_batch"] and f"--finetune_batch {cfg.finetune_batch}" in line
+    for preset, given in (("demo", ["glue"]), ("", []), ("base", [])):
+        cfg, line = chosen(preset, *given)
+        assert (cfg.finetune_batch, cfg.finetune_epochs, cfg.eval_every, cfg.train_rows) == (None, None, 0, 0)
+        assert line == "fine-tuning: Table 14, but --finetune_lr 7.0"
+
+
+def write_config(folder, content):
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def test_rows_that_are_all_full_need_no_mask(monkeypatch):
+    torch.manual_seed(0)
+    seen, real = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, mask, p: seen.append(mask) or real(q, k, v, mask, p))
+    ids, segments, lengths = example()
+    for model in (albert.Classifier(tiny(), 2), albert.MultipleChoice(tiny(), 1)):
+        model, several = model.eval(), isinstance(model, albert.MultipleChoice)
+        batch = {"ids": ids[None] if several else ids, "segments": segments[None] if several else segments}
+        for size, masked in ((torch.full((3,), 12), False), (lengths, True)):
+            seen.clear()
+            found = model(albert.to_device({**batch, "lengths": size[None] if several else size}, torch.device("cpu")))
+            assert all((mask is not None) == masked for mask in seen) and found.shape == ((1, 3) if several else (3, 2))
+
+
 def test_a_kill_at_an_evaluation_loses_none(corpus, tmp_path, monkeypatch):
     kill(monkeypatch, "evaluate_language_model", 2)
     with pytest.raises(KeyboardInterrupt):
@@ -665,10 +708,10 @@ def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpu
     from common.tokenization import load_tokenizer
     from data.inputs import Data
     tokenizer, ranks = load_tokenizer(corpus), Ranks(0, 1, torch.device("cpu"))
-    text, cfg = Data(ranks.device, tokenizer, *Corpus(corpus, tokenizer).split(0.05)), tiny(layers=1, vocab_size=50, length=32, dev_rows=16)
+    text, cfg = Data(ranks.device, tokenizer, *Corpus(corpus, tokenizer).split(0.05)), tiny(layers=1, vocab_size=50, positions=64, length=64, dev_rows=16)
     model = albert.LanguageModel(cfg)
     found = [albert.evaluate_language_model(model, text, dataclasses.replace(cfg, seed=seed), ranks) for seed in (0, 1)]
-    assert found[0] == found[1] and 16 < found[0]["scored"]["mlm"] <= 80 and 0 < found[0]["scored"]["sop"] <= 16
+    assert found[0] == found[1] and 16 < found[0]["scored"]["mlm"] <= 160 and 0 < found[0]["scored"]["sop"] <= 16
     assert all(0 <= found[0][name] <= 1 for name in ("mlm", "nsp", "sop"))  # shares
     real = albert.sentence_pairs
     monkeypatch.setattr(albert, "sentence_pairs", lambda *args: (*real(*args)[:3], torch.full((16,), -100)))
@@ -973,7 +1016,7 @@ def test_departures_are_numbered_in_both_places():
     """Every D-number of the docstring stands where it happens, and the other way round."""
     source = (ROOT / "albert.py").read_text()
     listed, code = re.findall(r"\bD(\d+) ", albert.__doc__.split("Differs:")[1].split("(the reason")[0]), source.split('"""', 2)[2]
-    assert listed == [str(number) for number in range(1, 14)]
+    assert listed == [str(number) for number in range(1, 16)]
     assert {number for number in re.findall(r"\bD(\d+)\b", code)} == set(listed)
 
 
