@@ -769,6 +769,8 @@ def export(cfg, folder):
     source = read_source(cfg)
     if not source or Path(folder).resolve() == source.path.resolve():
         raise UserError("--export DIR needs --init with the run folder whose model is to be written, and another DIR")
+    if Path(folder).exists() and any(Path(folder).iterdir()):
+        raise UserError(f"--export {folder}: not empty; name another folder")
     start_from(LanguageModel(cfg), source)  # a UserError lists what does not fit
     print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
 

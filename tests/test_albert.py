@@ -20,7 +20,7 @@ import albert
 from common import weights as weight_files
 from common.cli import UserError
 from conftest import ROOT
-from data import hf_albert
+from data import hf_albert, hf_tokenizer
 from tests.claims import albert as claims
 from tests.claims import study
 
@@ -223,6 +223,45 @@ def test_parity_with_transformers(tmp_path):
     for kind, numbers in our_numbers().items():
         for ours, other in zip(numbers, theirs[kind], strict=True):
             torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-5)
+
+
+HARD = ["“Curly” quotes… — dashes, £5 (1,000, 2,500)", "In 2011, he said ``hello'' to 3, 4, and 5.", "naïve café Ångström ﬁne ½ ²",
+        "日本語 テスト", "a\u200bb\tc\x85d  e", "emoji 👩\u200d👩\u200d👧 x", "don't \"quote\" -- x - y.", "tab\there ", "e\u0301 \u0308a", ""]
+
+
+@pytest.mark.parametrize("kind", ["spiece", "cased", "vocab"])
+def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
+    from common.tokenization import load_tokenizer, train_sentencepiece
+    rng, words = np.random.default_rng(0), "the stone (river) 2011, was small. quiet £5 – Winter, house-paper 17, 1,000 Early".split()
+    lines = [" ".join(rng.choice(words, 12)) for _ in range(300)]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    if kind == "vocab":
+        path = tmp_path / "vocab.txt"
+        path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(33, 127)), *(f"##{chr(n)}" for n in range(97, 123)), "stone"]))
+    else:
+        path = train_sentencepiece([tmp_path / "text.txt"], tmp_path / "spiece.model", 45, lower=kind == "spiece")
+    ours = load_tokenizer(path, kind == "spiece" or kind == "vocab")
+    hf_tokenizer.write(tmp_path, ours, 77)
+    write_config(tmp_path, {"model_type": "albert"})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for line, row in zip(lines + HARD, ours.encode_batch(lines + HARD)):
+        assert theirs(line, add_special_tokens=False)["input_ids"] == row, line
+    pair = theirs("the stone", "was small")
+    first, second = ours.encode_batch(["the stone", "was small"])
+    assert pair["input_ids"] == [ours.cls_id, *first, ours.sep_id, *second, ours.sep_id] and theirs.model_max_length == 77
+    assert pair["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1) and theirs.mask_token_id == ours.mask_id
+
+
+def test_the_exported_tokenizer_files(corpus, tmp_path):
+    """What can be seen without transformers."""
+    from common.tokenization import load_tokenizer
+    ours = load_tokenizer(corpus)
+    hf_tokenizer.write(tmp_path, ours, 64)
+    found, settings = (json.loads((tmp_path / name).read_text()) for name in ("tokenizer.json", "tokenizer_config.json"))
+    assert [name for name, _ in found["model"]["vocab"]] == ours.names and found["model"]["unk_id"] == ours.unk_id
+    assert [token["id"] for token in found["added_tokens"]] == list(ours.special_ids) and settings["model_max_length"] == 64
+    assert settings["model_input_names"] == ["input_ids", "token_type_ids", "attention_mask"] and settings["mask_token"] == "[MASK]"
 
 
 def read_back(folder):
@@ -862,10 +901,12 @@ def test_models_of_tasks_are_exported_and_start_others(finetuned, language_model
                                  ("SQuAD2.0", "SQuAD2.0", "AlbertModel"), ("RACE", "RACE", "AlbertForMultipleChoice"),
                                  ("again", hf / "RACE", "AlbertForMultipleChoice"), ("bare", hf / "SQuAD2.0", "AlbertModel")):
         run_main("--export", hf / target, "--init", finetuned / "ft0" / source)
-        assert json.loads((hf / target / "config.json").read_text())["architectures"] == [name]
+        config = json.loads((hf / target / "config.json").read_text())
+        assert config["architectures"] == [name] and config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"} | (
+            {"0": "0", "1": "1"} if target == "CoLA" else {})
     with pytest.raises(UserError, match="and another DIR"):
         run_main("--export", hf / "RACE", "--init", hf / "RACE")
-    with pytest.raises(UserError, match="a model or a run is there"):
+    with pytest.raises(UserError, match="not empty; name another folder"):
         run_main("--export", language_model, "--init", hf / "RACE")
     with pytest.raises(UserError, match="name one of its models: .*CoLA"):
         run_main("--export", tmp_path / "none", "--init", finetuned / "ft0")
