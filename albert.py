@@ -102,10 +102,10 @@ class Config:
 
 
 PRESETS = {
-    "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, init_std=0.06,
-                 dropout=0.0, length=64, steps=1500, batch=32, warmup=0.1, save_every=250, dev_rows=512,
-                 lr=0.0565685424949238, finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3,  # lr: 5e-3 for batch 32
-                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=32, train_rows=2000),
+    "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=48, positions=128, init_std=0.1,
+                 dropout=0.0, length=32, steps=4000, batch=64, warmup=0.1, save_every=500, dev_rows=1024,
+                 lr=0.08, finetune_epochs=3, finetune_batch=32, finetune_lr=1e-3,  # lr: 1e-2 for batch 64
+                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=100),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
@@ -141,7 +141,7 @@ ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu"
 
 def init_weights(std, *roots):
     """Truncated normal, cut at twice its deviation; biases 0 (official code). Its 0.02 suits H of 768 and more: a map
-    shrinks signals by about std sqrt(H), so the demo's H = 96 starts with 0.06, or takes long to notice its input."""
+    shrinks signals by about std sqrt(H), so the demo's H = 64 starts with 0.1, or takes long to notice its input."""
     for module in (module for root in roots for module in root.modules()):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)

@@ -764,7 +764,7 @@ def test_a_dry_run_is_small(corpus, tmp_path):
     assert (settings["batch"], settings["steps"]) == (16, 2) and (tmp_path / "run-dry" / "done.json").exists()
 
 
-@pytest.mark.parametrize("flags, batch, peak", [([], 32, 5e-3), (["--lr", "1.76e-3"], 64, 2.2e-4), (["--lr", "1.76e-3"], 16, 1.1e-4)])
+@pytest.mark.parametrize("flags, batch, peak", [([], 64, 1e-2), (["--lr", "1.76e-3"], 64, 2.2e-4), (["--lr", "1.76e-3"], 16, 1.1e-4)])
 def test_learning_rate_goes_with_the_root_of_the_batch(flags, batch, peak, corpus, tmp_path):
     pretrain(corpus, tmp_path, *flags, "--batch", batch, "--steps", "1", "--warmup", "0")
     first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
@@ -1027,10 +1027,10 @@ def test_recipes_are_table_14(corpus, tasks):
 # --- mistakes ------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words, message", [
-    (["--describe", "--embedding", "256"], "embedding 256 is larger than hidden 96"),
-    (["--describe", "--groups", "3"], "groups 3 do not divide the 4 layers"),
+    (["--describe", "--embedding", "256"], "embedding 256 is larger than hidden 64"),
+    (["--describe", "--groups", "3"], "groups 3 do not divide the 2 layers"),
     (["--describe", "--share", "none", "--groups", "2"], "groups 2 with share none"),
-    (["--describe", "--heads", "5"], "hidden 96 is no multiple of heads 5"),
+    (["--describe", "--heads", "5"], "hidden 64 is no multiple of heads 5"),
     (["--pretrain", "--length", "600"], "--length 600"),
     (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10 is no multiple of its 4 parts"),
     (["--finetune", "CoLa,xyz"], "xyz: choose from CoLA"),
