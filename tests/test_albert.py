@@ -965,7 +965,8 @@ def test_questions_that_all_have_answers_need_no_threshold(corpus, tasks, tmp_pa
 
 
 def test_a_diverged_fine_tuning_scores_below_all_and_is_said(language_model, tasks, tmp_path, capsys):
-    run_main("--finetune", "CoLA", *FAST, "--glue", tasks / "glue", "--init", language_model, "--out", tmp_path / "ft", "--finetune_lr", "1e30")
+    run_main("--finetune", "CoLA", *FAST, "--glue", tasks / "glue", "--init", language_model, "--out", tmp_path / "ft", "--finetune_lr", "1e30",
+             "--eval_every", "12")
     out = capsys.readouterr().out
     assert "a prediction on CoLA is not finite" in out and "1 diverged" in out
     line = json.loads((tmp_path / "ft" / "done.json").read_text())["tasks"]["CoLA"]
