@@ -8,7 +8,7 @@ swapped? The model can then be made wide.
 Run:     python albert.py --pretrain --dry_run                     two updates on the demo data, half a minute
          python albert.py --pretrain --out runs/32                 the demo, 3 minutes on a core: masked words 25%; then
          python albert.py --pretrain --init runs/32 --out runs/64 --length 64 --batch 32 --steps 2000 --lr 0.113
-                                                                   2 minutes: masked words 27%, sentence order 61%; then
+                                                                   2 minutes: masked words 27%, sentence order 55 to 61%
          python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 43, 61, 61% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
