@@ -6,8 +6,10 @@ weights. Next-sentence prediction gives way to sentence-order prediction: are tw
 swapped? The model can then be made wide.
 
 Run:     python albert.py --pretrain --dry_run                     two updates on the demo data, half a minute
-         python albert.py --pretrain                               the demo: minutes on two CPU cores; then
-         python albert.py --finetune CoLA,SQuAD2.0,RACE --init runs/albert-pretrain-demo
+         python albert.py --pretrain --out runs/32                 the demo, 3 minutes on a core: masked words 25%; then
+         python albert.py --pretrain --init runs/32 --out runs/64 --length 64 --batch 32 --steps 2000 --lr 0.113
+                                                                   2 minutes: masked words 27%, sentence order 55 to 61%
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 43, 61, 61% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 1 -> PRESETS     Table 5 -> evaluate_language_model     Table 14 -> TABLE14, train_task
@@ -15,8 +17,9 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> 
 Differs: D1 segments without an order have no label · D2 n-grams stay inside a segment · D3 15% of the pieces are
          predicted · D4 intrinsic evaluation on held-out text of the corpus · D5 masked words are scored on pairs in
          their order · D6 one clip of the averaged gradient · D7 fine-tuning shuffles whole epochs · D8 evenly spaced
-         looks at dev · D9 no mapping where E is H · D10 WNLI and QNLI like the others · D11 segments are cut without
-         giving the order away · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's head
+         looks at dev · D9 no mapping where E is H · D10 WNLI and QNLI like the others · D11 segments are whole
+         sentences, two that do not fit have no label · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
+         head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states
          (the reason of each stands where it happens: grep D4 albert.py)
 """
 import dataclasses
@@ -85,6 +88,7 @@ class Config:
     warmup: float = 0.025  # share of the steps: 3,125 of 125,000 (official code) [0, 1)
     weight_decay: float = 0.01  # not on biases and LayerNorms (official code), --finetune too
     save_every: int = 1000  # updates between checkpoints, and evaluations on held-out text >= 1
+    save_minutes: float = 0  # minutes between further checkpoints; 0: none
     dev_rows: int = 1024  # held-out sequences of an evaluation >= 1
     # fine-tuning; what is not given is Table 14's
     finetune_epochs: float | None = None  # passes over the training rows, in place of Table 14's steps > 0
@@ -100,10 +104,10 @@ class Config:
 
 
 PRESETS = {
-    "demo": dict(vocab_size=2000, layers=4, hidden=96, heads=2, ffn=384, embedding=32, positions=128, init_std=0.06,
-                 dropout=0.0, length=64, steps=1500, batch=32, warmup=0.1, save_every=250, dev_rows=512,
-                 lr=0.0565685424949238, finetune_epochs=2, finetune_batch=32, finetune_lr=1e-3,  # lr: 5e-3 for batch 32
-                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=32, train_rows=2000),
+    "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=48, positions=128, init_std=0.1,
+                 dropout=0.0, length=32, steps=4000, batch=64, warmup=0.1, save_every=500, dev_rows=1024,
+                 lr=0.08, finetune_epochs=3, finetune_batch=32, finetune_lr=1e-3,  # lr: 1e-2 for batch 64
+                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=100),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
@@ -139,7 +143,7 @@ ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu"
 
 def init_weights(std, *roots):
     """Truncated normal, cut at twice its deviation; biases 0 (official code). Its 0.02 suits H of 768 and more: a map
-    shrinks signals by about std sqrt(H), so the demo's H = 96 starts with 0.06, or takes long to notice its input."""
+    shrinks signals by about std sqrt(H), so the demo's H = 64 starts with 0.1, or takes long to notice its input."""
     for module in (module for root in roots for module in root.modules()):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -149,6 +153,7 @@ def init_weights(std, *roots):
 
 class Attention(nn.Module):
     """Multi-head attention, residual, LayerNorm. Query, key and value are matrices of their own: LAMB adapts each.
+    D15: one dropout here and elsewhere, as all configurations of the paper have it; the official code has two settings.
     (B, T, H), mask (B, 1, 1, T) of what is seen, or None -> (B, T, H)."""
 
     def __init__(self, cfg):
@@ -268,7 +273,7 @@ class LanguageModel(nn.Module):
 
 
 # Models of tasks. Each takes a batch as common.tasks makes it, a dict with ids, segments (B, T), lengths (B,) and more,
-# and has a loss of its own.
+# but no lengths where every row is full, and has a loss of its own.
 
 
 class Classifier(nn.Module):
@@ -283,7 +288,7 @@ class Classifier(nn.Module):
         init_weights(cfg.init_std, self.pooler, self.head)
 
     def forward(self, batch):
-        x = self.encoder(batch["ids"], batch["segments"], batch["lengths"])  # (B, T, H)
+        x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"))  # (B, T, H)
         return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
     def loss(self, batch):
@@ -295,8 +300,8 @@ class MultipleChoice(Classifier):
     """RACE (App. A.3): one output for each option, softmax over them. ids, segments (B, C, T) -> (B, C)."""
 
     def forward(self, batch):
-        options = {name: batch[name].flatten(0, 1) for name in ("ids", "segments", "lengths")}  # (B * C, T), (B * C,)
-        return super().forward(options).view(batch["lengths"].shape)  # (B * C, 1) -> (B, C)
+        options = {name: batch[name].flatten(0, 1) for name in ("ids", "segments", "lengths") if name in batch}
+        return super().forward(options).view(batch["ids"].shape[:2])  # (B * C, 1) -> (B, C)
 
 
 class SpanModel(nn.Module):
@@ -310,7 +315,7 @@ class SpanModel(nn.Module):
         init_weights(cfg.init_std, self.span)
 
     def forward(self, batch):
-        return self.span(self.encoder(batch["ids"], batch["segments"], batch["lengths"]))
+        return self.span(self.encoder(batch["ids"], batch["segments"], batch.get("lengths")))
 
     def loss(self, batch):
         start, end = self(batch).float().unbind(-1)  # 2 x (B, T)
@@ -336,7 +341,7 @@ class AnswerModel(nn.Module):
 
     def read(self, batch):
         """Token states (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where there is none."""
-        x = self.encoder(batch["ids"], batch["segments"], batch["lengths"])
+        x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"))
         start = self.answer["start"](x)[..., 0].float().masked_fill(batch["p_mask"], -1e30)  # (B, T)
         summary = torch.einsum("bt,bth->bh", start.softmax(-1).to(x.dtype), x)  # where an answer would start
         mixed = torch.tanh(self.answer["null_mix"](torch.cat([summary, x[:, 0]], dim=-1)))  # (B, 2H) -> (B, H)
@@ -421,6 +426,7 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     """
     first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
     pair, labels = b > 0, (torch.rand(len(a), generator=generator) < 0.5).long()
+    pair = pair & (segments.other_length > 0) if objective == "nsp" else pair
     changed = pair & labels.bool()  # (R,)
     if objective in ("sop", "shuffled"):
         first, second = (torch.where(changed[:, None], *two) for two in ((second, first), (first, second)))
@@ -429,7 +435,7 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     elif objective == "nsp":
         second = torch.where(changed[:, None], segments.other, second)
         b = torch.where(changed, segments.other_length, b)
-    labels = labels.masked_fill(~pair | (b == 0) | (objective == "none"), -100)
+    labels = labels.masked_fill(~pair | (objective == "none"), -100)
     return *join(first, a, second, b, tokenizer), labels  # [CLS] first [SEP] second [SEP], Sec. 4.1
 
 
@@ -481,6 +487,7 @@ def mask_tokens(ids, segments, tokenizer, cfg, generator):
     """N-gram masking (Sec. 4.1); a chosen piece becomes [MASK] in 80%, a random piece in 10% of the cases, or stays.
 
     ids, segments (B, T). Returns the changed ids, positions and labels (B, M), -100 where unused; M is always the same.
+    D14: drawn anew whenever a text comes again; the official data hold 40 copies of each, whose masks are fixed.
     """
     B, M = len(ids), predictions(cfg)
     budget = (MASKED * (ids != tokenizer.pad_id).sum(1)).round().long().clamp(1, M)
@@ -502,13 +509,11 @@ def mean_loss(logits, labels):
 # --- training ------------------------------------------------------------------------------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone still imports, builds its model and steps
-    import numpy as np
-
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
     from common.corpus import join
-    from common.distributed import (Ranks, autocast, data_parallel, gather, launch, on_main, peak_memory, progress, say,
-                                    seed_everything, seed_of, shard_range, stop_requested, stopping, travelling)
+    from common.distributed import (Pace, Ranks, autocast, data_parallel, gather, launch, on_main, peak_memory,
+                                    progress, say, seed_everything, seed_of, shard_range, travelling)
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
@@ -581,9 +586,9 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     """Training examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (R, T),
     lengths (R,), positions, labels (R, M) of the masked words, order (R,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
-    # D11: of a segment that is cut, the beginning or the end is whole, by a coin (alike), so that the cut does not give
-    # the order away; the official code takes tokens off at random ends
-    segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed, alike=True)
+    # D11: segments are whole sentences with nothing between them, so that no cut gives their order away; two sentences
+    # that do not fit have no label. The official code takes tokens off at random ends
+    segments = corpus.sentence_runs(position, rows, cfg.length - 3, cfg.seed)
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
     return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -601,12 +606,11 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # with the root of the batch (You et al. 2019)
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
-    began, logged = time.perf_counter(), start
+    began, logged, pace = time.perf_counter(), start, Pace(ranks, cfg.save_minutes)
     for step in range(start, cfg.steps):
         model.train()
-        for module in model.modules():
-            if isinstance(module, nn.Dropout) and cfg.dropout_steps and step >= cfg.dropout_steps:
-                module.p = 0.0  # Sec. 4.8
+        if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
+            drop_dropout(model)
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
         for shard in shards:
@@ -616,8 +620,9 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             with travelling(network, ranks, shard == shards[-1]):  # processes meet once an update
                 with autocast(cfg.dtype, ranks.device):
                     logits, order_logits = network(*inputs)
+                # D1: rows without an order count in the mean, as 0; few labels would drown the words in their noise
                 losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
-                                      mean_loss(order_logits, order)]) / len(shards)
+                                      mean_loss(order_logits, order) * (order != -100).float().mean()]) / len(shards)
                 losses.sum().backward()
             sums[:2] += losses.detach()
         # D6: clipped once, averaged over the batch; the official code clips each replica's gradient and adds them up
@@ -625,9 +630,9 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
         optimizer.step()
         optimizer.zero_grad()
         bar.update()
-        done, stop = step + 1, (ranks.size == 1 or step % 20 == 0) and stopping(ranks)
-        saved = done % cfg.save_every == 0 or done == cfg.steps or stop
-        if done % log_every == 0 or saved:
+        done, (stop, save, log) = step + 1, pace()
+        saved = done % cfg.save_every == 0 or done == cfg.steps or stop or save
+        if done % log_every == 0 or saved or log:
             mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
@@ -644,6 +649,15 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
         if stop:
             raise Stop
     bar.close()
+
+
+def drop_dropout(model):
+    """Take dropout out (Sec. 4.8). What was compiled with it is compiled anew: with --recompute torch would stop at the
+    change."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    torch.compiler.reset()
 
 
 @torch.no_grad()
@@ -685,9 +699,12 @@ def pretrain(cfg):
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = max(text.tokenizer.vocab_size, pieces if source else 0)  # released models may have more
-            if cfg.objective != "none" and np.diff(text.train.documents)[text.train.ids].max() < 2:
-                raise UserError(f"{cfg.corpus[0]}: no document has two sentences, so there is no order to predict; put "
-                                "one on a line, a blank line between documents, or use --objective none")
+            labelled = text.train.sentence_runs(0, 1024, cfg.length - 3, cfg.seed).second_length > 0
+            if cfg.objective != "none" and not labelled.any():
+                raise UserError(f"{cfg.corpus[0]}: no document has two sentences that fit into --length {cfg.length}, "
+                                "so there is no order to predict; put one on a line, a blank line between documents, "
+                                "or use --objective none")
+            say(ranks, f"{100 * labelled.float().mean():.0f}% of the sequences hold two sentences or more (D1, D11)")
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
             if cfg.objective == "none":  # D5
@@ -754,6 +771,8 @@ def export(cfg, folder):
     source = read_source(cfg)
     if not source or Path(folder).resolve() == source.path.resolve():
         raise UserError("--export DIR needs --init with the run folder whose model is to be written, and another DIR")
+    if Path(folder).exists() and any(Path(folder).iterdir()):
+        raise UserError(f"--export {folder}: not empty; name another folder")
     start_from(LanguageModel(cfg), source)  # a UserError lists what does not fit
     print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
 
@@ -775,6 +794,8 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),  # v2 models: 1e-5 and dropout 0 (official README)
 }
+FINE_TUNING = ("finetune_", "eval_", "train_")  # what the settings of fine-tuning begin with
+Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # the tasks of Table 2, which --finetune paper names
 
 
@@ -785,13 +806,19 @@ def recipes(cfg):
             for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items()}
 
 
+def to_device(batch, device):
+    """A batch of a task on the device; without lengths, hence without a mask, where every row is full."""
+    full = bool((batch["lengths"] == batch["ids"].shape[-1]).all())
+    return {key: value.to(device) for key, value in batch.items() if key != "lengths" or not full}
+
+
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
     """What a model says about a split: probabilities (n, C), scores (n, 1) of a regression, common.squad.Predictions.
     Raises Diverged where that is no number."""
     def forward(batch):
         with autocast(cfg.dtype, device):
-            return model({key: value.to(device) for key, value in batch.items()})
+            return model(to_device(batch, device))
 
     model.eval()
     found = task.collect(split, forward)
@@ -804,7 +831,8 @@ def predict(model, task, split, cfg, device):
 
 def train_task(model, task, seed, cfg, folder, device):
     """Train on a task: {"best": weights of the best look at dev (Sec. 4.2.2) or None, "curve": [[update, score], ...],
-    "diverged": None or the reason}. The state is saved at each look, and after SIGTERM, which raises Stop.
+    "diverged": None or the reason}. The state is saved at each look, each --save_minutes, and after SIGTERM, which
+    raises Stop.
 
     D8: looks are evenly spaced; the official code looks at every 100th update.
     """
@@ -813,6 +841,7 @@ def train_task(model, task, seed, cfg, folder, device):
     optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = {"step": 0, "main": -math.inf, "best": None, "curve": [], "diverged": None, **checkpoint.restore()}
+    pace = Pace(checkpoint.ranks, cfg.save_minutes)  # of this process alone, like the job
     # D7: epochs are shuffled whole, rows of like length put together; the official code shuffles a buffer of 100 rows
     for step, batch in zip(range(state["step"], steps), task.batches(seed, state["step"])):
         model.train()
@@ -820,7 +849,7 @@ def train_task(model, task, seed, cfg, folder, device):
             group["lr"] = task.recipe.lr * schedule(step, steps, warmup)
         seed_everything(seed, step)
         for rows in torch.arange(len(batch["ids"])).chunk(cfg.accumulate):
-            part = {key: value[rows].to(device) for key, value in batch.items()}
+            part = to_device({key: value[rows] for key, value in batch.items()}, device)
             with autocast(cfg.dtype, device):
                 loss = model.loss(part) * len(rows) / len(batch["ids"])
             loss.backward()
@@ -838,9 +867,12 @@ def train_task(model, task, seed, cfg, folder, device):
             if main > state["main"]:
                 best = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
                 state |= {"main": main, "best": best}
-        if done in looks or done == steps or stop_requested():
+        stop, save, log = pace()
+        if log:
+            say(checkpoint.ranks, f"{folder.name}: update {done} of {steps}")
+        if done in looks or done == steps or save or stop:
             checkpoint.save(**state)
-        if stop_requested():
+        if stop:
             raise Stop
     checkpoint.remove()
     return state
@@ -936,6 +968,19 @@ def paper_average(tasks):
         return None
 
 
+def choose_recipe(cfg, flags):
+    """The demo's settings of fine-tuning hold for the demo's weights on the demo's tasks (no data flag of `flags` is
+    given). Elsewhere Table 14 does, but for flags that are given. Returns a line that says what holds."""
+    config = read_json(path) if (path := Path(cfg.init) / "config.json").exists() else {}
+    if config.get("settings", {}).get("preset") != "demo" or cfg.given & flags:
+        for name, value in PRESETS["demo"].items():
+            if name.startswith(FINE_TUNING) and getattr(cfg, name) == value and name not in cfg.given:
+                setattr(cfg, name, getattr(Config, name))
+    others = [f"--{field.name} {getattr(cfg, field.name)}" for field in dataclasses.fields(cfg)
+              if field.name.startswith(FINE_TUNING) and getattr(cfg, field.name) != field.default]
+    return "fine-tuning: Table 14" + f", but {' '.join(others)}" * bool(others)
+
+
 def finetune(cfg, text):
     """Fine-tune tasks, --runs of each, or ensemble what other folders hold. MNLI's best run starts RTE, STS-B and MRPC
     where it is among the tasks (Sec. 4.9, footnote 4)."""
@@ -948,7 +993,9 @@ def finetune(cfg, text):
         if (cfg.finetune_length or 0) > cfg.positions:
             raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions")
         flags = {"squad" if name.startswith("SQuAD") else "race" if name == "RACE" else "glue" for name in names}
+        recipe = choose_recipe(cfg, flags) if source else f"an ensemble of {len(cfg.ensemble)}"
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
+        say(ranks, recipe)
         cfg.vocab_size = max(cfg.vocab_size, pieces)  # released models may have more pieces than their tokenizer
         jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
         task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other

@@ -7,7 +7,9 @@ import re
 
 import torch
 
+from common import glue
 from common.weights import read_weights, write_folder
+from data import hf_tokenizer
 
 GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
 NAMES = (  # (our module, theirs); {} is the number of a block here, of a group there
@@ -30,6 +32,7 @@ SETTINGS = (  # (our setting, their key, what is meant where it is missing; None
     ("groups", "num_hidden_groups", 1), ("activation", "hidden_act", "gelu_new"),
     ("positions", "max_position_embeddings", 512), ("init_std", "initializer_range", 0.02),
     ("dropout", "hidden_dropout_prob", 0.0))
+EPSILON = 1e-12  # of all LayerNorms
 CLASSES = {"RACE": "AlbertForMultipleChoice", "mlm": "AlbertForPreTraining",  # of a task, or of a head
               "head": "AlbertForSequenceClassification", "span": "AlbertForQuestionAnswering"}
 
@@ -44,7 +47,12 @@ def settings(config):
         raise ValueError(f"lacks {', '.join(missing)}")
     if config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
         raise ValueError("inner_group_num and type_vocab_size: only 1 and 2 are built")
+    if config.get("layer_norm_eps", EPSILON) != EPSILON:
+        raise ValueError(f"layer_norm_eps {config['layer_norm_eps']}: only {EPSILON} is built")
     found = {"share": "all", **{ours: config.get(theirs, default) for ours, theirs, default in SETTINGS}}
+    if config.get("attention_probs_dropout_prob", found["dropout"]) != found["dropout"]:
+        raise ValueError(f"attention_probs_dropout_prob {config['attention_probs_dropout_prob']}: hidden_dropout_prob "
+                         f"is {found['dropout']}, and only one for both is built; make them equal in config.json")
     if found["activation"] in ("gelu_pytorch_tanh", "gelu_fast"):
         found["activation"] = "gelu_new"
     return found
@@ -86,15 +94,15 @@ def rename(weights, groups):
     return result
 
 
-def make_config(cfg, architecture, outputs, groups):
-    """config.json for transformers. outputs: of the head, where it is a classifier's."""
+def make_config(cfg, architecture, outputs, groups, labels=()):
+    """config.json for transformers. outputs: of the head, where it is a classifier's; labels: their names."""
+    names = labels or [f"LABEL_{number}" for number in range(outputs)]
     return {**{theirs: getattr(cfg, ours) for ours, theirs, _ in SETTINGS},
             "architectures": [architecture], "model_type": "albert", "embedding_size": cfg.embedding or cfg.hidden,
             "num_hidden_groups": groups, "inner_group_num": 1, "type_vocab_size": 2,
-            "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": 0.1, "layer_norm_eps": 1e-12,
+            "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": 0.1, "layer_norm_eps": EPSILON,
             "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
-            "id2label": {str(i): f"LABEL_{i}" for i in range(outputs)},
-            "label2id": {f"LABEL_{i}": i for i in range(outputs)}}
+            "id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
 def write(folder, weights, task, cfg, groups, tokenizer):
@@ -105,8 +113,8 @@ def write(folder, weights, task, cfg, groups, tokenizer):
     if architecture == "AlbertModel":
         theirs = {name.removeprefix("albert."): value for name, value in theirs.items()}
     outputs = len(weights["head.weight"]) if "head.weight" in weights else 2
-    write_folder(folder, theirs, make_config(cfg, architecture, outputs, groups), tokenizer,
-                 tokenizer_class="AlbertTokenizer", do_lower_case=tokenizer.lower, keep_accents=False,
-                 model_max_length=cfg.positions)
+    labels = glue.TASKS[task].labels if task in glue.TASKS else ()
+    write_folder(folder, theirs, make_config(cfg, architecture, outputs, groups, labels), tokenizer)
+    hf_tokenizer.write(folder, tokenizer, cfg.positions)
     lost = "; the SQuAD v2.0 head, which Hugging Face's ALBERT has not, is left out" if "answer" in kinds else ""
     return f"{folder}: {architecture}, {sum(value.numel() for value in theirs.values()):,} numbers{lost}"

@@ -332,9 +332,11 @@ def counted(tmp_path_factory):
     return made_by_hand(folder, lengths, per_document)
 
 
-def made_by_hand(folder, lengths, per_document):
+def made_by_hand(folder, lengths, per_document, tokens=None):
+    """A corpus of sentences of these lengths; token i is i unless others are given."""
+    folder.mkdir(exist_ok=True)
     sentences, documents = np.concatenate([[0], np.cumsum(lengths)]), np.concatenate([[0], np.cumsum(per_document)])
-    np.arange(sentences[-1], dtype=np.uint32).tofile(folder / "tokens.bin")
+    (np.arange(sentences[-1]) if tokens is None else tokens).astype(np.uint32).tofile(folder / "tokens.bin")
     sentences.astype(np.int64).tofile(folder / "sentences.bin")
     documents.astype(np.int64).tofile(folder / "documents.bin")
     meta = {"format": 1, "dtype": "uint32", "tokenizer": "", "lower": True, "tokens": int(sentences[-1]),
@@ -448,31 +450,106 @@ def test_single_sentences_leave_room_for_other(tmp_path):
     assert (segments.sentences == 1).all() and (segments.other_length == 8).all()
 
 
-def test_parts_cut_alike_give_nothing_away(tmp_path):
-    """With alike, neither lengths nor cut ends tell which part came first, or which is of another document."""
+def same_tokens(corpus, begin, size):
+    """Whether runs that begin at tokens `begin` are whole sentences of one document; corpus: of token i being i."""
+    starts, ends = begin.numpy(), (begin + size).numpy()
+    inside = np.searchsorted(corpus.bounds[1], starts, side="right") == np.searchsorted(corpus.bounds[1], ends - 1, side="right")
+    return np.isin(starts, corpus.sentences[:-1]) & np.isin(ends, corpus.sentences[1:]) & inside
+
+
+@pytest.mark.parametrize("documents", [[60] * 50, [2, 3, 5, 1, 8] * 160, [3000]])
+def test_sentence_runs_are_whole_consecutive_and_of_one_document(documents, tmp_path):
     rng = np.random.default_rng(0)
-    lengths = rng.choice([3, 5, 8, 13, 40], 60 * 50, p=[0.2, 0.2, 0.25, 0.25, 0.1]).tolist()
-    corpus = made_by_hand(tmp_path, lengths, [60] * 50)  # token i is i
-    starts, ends, rows = *torch.tensor(np.stack([corpus.sentences[:-1], corpus.sentences[1:]])), 20000
-    segments = corpus.segments(0, rows, 32, seed=1, alike=True)
-    pairs, parts = segments.second_length > 0, []
-    assert pairs.float().mean() > 0.7 and (segments.other_length > 0)[pairs].all()
-    for part in ("first", "second", "other"):
-        tokens, size = vars(segments)[part], vars(segments)[f"{part}_length"]
-        first, last = tokens[:, 0], tokens.gather(1, (size - 1).clamp(min=0)[:, None])[:, 0]
-        assert (last - first + 1 == size)[pairs].all()
-        parts.append((torch.isin(first, starts)[pairs], torch.isin(last + 1, ends)[pairs]))
-        assert (parts[-1][0] | parts[-1][1]).all()
-    for one, two in ((parts[0], parts[1]), (parts[1], parts[2])):
-        for a, b in zip(one, two):
-            assert 0.5 < a.float().mean() < 0.8 and abs(a.float().mean() - b.float().mean()) < 0.02
-    longer = (segments.first_length > segments.second_length)[pairs].float().mean()
-    assert abs(longer - (segments.first_length < segments.second_length)[pairs].float().mean()) < 0.04
-    assert (segments.other_length == segments.second_length)[pairs].float().mean() > 0.99
-    ends_of_first = segments.first.gather(1, segments.first_length[:, None] - 1)[:, 0]
-    place = np.stack([segments.first[:, 0], ends_of_first, segments.other[:, 0]])[:, pairs]
-    document = np.searchsorted(corpus.bounds[0], place, side="right")
-    assert (document[0] == document[1]).all() and (document[0] != document[2]).all()
+    corpus = made_by_hand(tmp_path, rng.choice([3, 5, 8, 13, 40], sum(documents)).tolist(), documents)  # token i is i
+    for length in (32, 100):
+        found = corpus.sentence_runs(0, 2000, length, seed=1)
+        (a, b, c), pairs = (found.first_length, found.second_length, found.other_length), found.second_length > 0
+        assert (a > 0).all() and (a + b <= length).all() and (a + c <= length).all() and not c[~pairs].any()
+        assert (found.second[pairs, 0] == found.first[pairs, 0] + a[pairs]).all()  # no gap
+        one = pairs & (c > 0)
+        assert same_tokens(corpus, found.first[pairs, 0], a[pairs]).all() and same_tokens(corpus, found.second[pairs, 0], b[pairs]).all()
+        assert same_tokens(corpus, found.other[one, 0], c[one]).all()
+        place = np.searchsorted(corpus.bounds[0], np.stack([found.first[one, 0], found.other[one, 0]]), side="right")
+        apart = (found.other[one, 0] >= (found.second[:, 0] + b)[one]) | (found.other[one, 0] + c[one] <= found.first[one, 0])
+        assert apart.all() and (len(documents) == 1 or (place[0] != place[1]).all())
+        assert one.sum() > 0.9 * pairs.sum() and (found.sentences[pairs] >= 2).all() and (found.sentences[~pairs] == 1).all()
+    # what has no label lies within two sentences that do not fit, and is as long as its drawn size
+    lone = found.first[~pairs, 0].numpy()
+    number = np.searchsorted(corpus.sentences, lone, side="right") - 1
+    assert ((a == length) | (a >= 2) & (b == 0))[~pairs].all() and (lone + a[~pairs].numpy() <= corpus.sentences[np.minimum(number + 2, sum(documents))]).all()
+
+
+def test_sentence_runs_go_over_all_sentences_in_every_epoch_in_another_order(tmp_path):
+    rng = np.random.default_rng(0)
+    corpus = made_by_hand(tmp_path, rng.integers(3, 20, 600).tolist(), [30] * 20)
+    total, starts = corpus.slots(60), []
+    for epoch in range(3):
+        found = corpus.sentence_runs(epoch * total, total, 60, seed=0, short_prob=0.0)
+        starts.append(found.first[:, 0].tolist())
+        ends = (found.first_length + found.second_length + found.first[:, 0]).numpy()
+        seen = np.concatenate([np.arange(begin, end) for begin, end in zip(starts[-1], ends)])
+        assert len(np.unique(seen)) > 0.6 * corpus.sentences[-1]
+    assert starts[0] != starts[1] != starts[2]
+    whole = corpus.sentence_runs(7, 20, 60, seed=3)  # any part of the stream can be asked for
+    part = corpus.sentence_runs(15, 12, 60, seed=3)
+    assert all(torch.equal(value, vars(whole)[name][8:]) for name, value in vars(part).items())
+    documents = made_by_hand(tmp_path / "short", [9] * 40, [4] * 10)  # documents that fit come whole
+    found = documents.sentence_runs(0, 60, 60, seed=0, short_prob=0.0)
+    assert (found.first_length + found.second_length == 36).all()
+    alone = made_by_hand(tmp_path / "one", [50], [1])  # one long sentence: all of it is seen, without a label
+    found = alone.sentence_runs(0, 200, 20, seed=0, short_prob=0.0)
+    assert not found.second_length.any() and set(found.first.flatten().tolist()) == set(range(50))
+
+
+def linear_probe(segments, wrong):
+    """(accuracy on the second half of a linear classifier, its standard error at chance) that looks at the sizes and at
+    the pieces at the ends of two parts and says whether they are in order ("second" swapped), or belong together
+    ("other" in second's place)."""
+    parts = {name: (vars(segments)[name], vars(segments)[f"{name}_length"]) for name in ("first", "second", "other")}
+    used = (parts["second"][1] > 0) & (parts[wrong][1] > 0)
+    label = torch.rand(len(used), generator=torch.Generator().manual_seed(0)) < 0.5
+    pair = [[torch.where(label[:, None] if one.dim() > 1 else label, one, two) for one, two in zip(*both)] for both in (
+        (parts["second"], parts["first"]) if wrong == "second" else (parts["first"], parts["first"]),
+        (parts["first"], parts["second"]) if wrong == "second" else (parts["other"], parts["second"]))]
+    columns = []
+    for tokens, size in pair:
+        last = tokens.gather(1, (size - 1).clamp(min=0)[:, None])[:, 0]
+        columns += [torch.nn.functional.one_hot(piece, 60) for piece in (tokens[:, 0], last)]
+        columns += [size[:, None] / 32, (size[:, None] / 32) ** 2]
+    x, y = torch.cat([column.float() for column in columns], 1)[used], label[used].float()
+    weights, half = torch.zeros(x.shape[1] + 1, requires_grad=True), len(y) // 2
+    optimizer = torch.optim.LBFGS([weights], max_iter=30)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(x[:half] @ weights[1:] + weights[0], y[:half])
+        (loss + 1e-3 * weights.square().sum()).backward()
+        return loss
+
+    optimizer.step(closure)
+    right = ((x[half:] @ weights[1:] + weights[0] > 0) == y[half:].bool()).float().mean().item()
+    return right, 0.5 / (len(y) - half) ** 0.5
+
+
+@pytest.mark.parametrize("sizes", [(2, 7), (1, 60)])
+def test_whole_sentences_do_not_tell_their_order(sizes, tmp_path):
+    """Text whose order says nothing, but whose sentences begin and end with pieces of their own; the probe learns on
+    some documents and is asked about others. Parts cut anywhere are told at once."""
+    rng, halves, cut = np.random.default_rng(0), [], []
+    for half in range(2):
+        documents = rng.integers(*sizes, 60000 // sum(sizes)).tolist()  # no example twice
+        lengths = np.clip(rng.lognormal(2.3, 0.6, sum(documents)), 3, 60).astype(int)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        tokens = rng.integers(10, 50, starts[-1])
+        tokens[starts[:-1]], tokens[starts[1:] - 1] = rng.integers(50, 55, len(lengths)), rng.integers(55, 60, len(lengths))
+        corpus = made_by_hand(tmp_path / str(half), lengths.tolist(), documents, tokens)
+        halves.append(corpus.sentence_runs(0, 5000, 60, seed=1))
+        cut.append(corpus.segments(0, 5000, 60, seed=1))
+    halves, cut = (type(each[0])(*(torch.cat(parts) for parts in zip(*(vars(one).values() for one in each)))) for each in (halves, cut))
+    for wrong in ("second", "other"):
+        right, error = linear_probe(halves, wrong)
+        assert abs(right - 0.5) < 2 * error + 0.005 * (wrong == "other"), (wrong, right, error)
+    assert linear_probe(cut, "second")[0] > 0.65
 
 
 def test_length_too_small(small):

@@ -6,7 +6,8 @@ The commands of the older tables (old-*.json) are those of their commits. Since 
 (5e-3 at --batch 32 is 0.0566 now), --warmup a share of the steps, --embedding 0 what E = H was (no mapping),
 --train_rows the first rows of GLUE and SQuAD instead of evenly spaced ones, SQuAD's windows of a short
 --finetune_length overlap by two thirds, --eval_every counts updates of a fine-tuning, MNLI always starts RTE, STS-B and
-MRPC, and a task's folder holds its median run, not its best.
+MRPC, and a task's folder holds its median run, not its best. Segments are whole sentences with no gap between them
+(they were moved, and text fell out between), which changes what all those runs have read.
 """
 import dataclasses
 import statistics

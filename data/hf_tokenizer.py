@@ -1,0 +1,114 @@
+"""A tokenizer of ours as a tokenizer.json for Hugging Face, so that a plain AutoTokenizer, without sentencepiece and
+protobuf, cuts text as common/tokenization.py does.
+
+SentencePiece: pieces and scores of the model, its own normaliser (the precompiled table of characters in spiece.model),
+and before it, with `lower`, ALBERT's clean-up. Two things are close, not equal: the digit-comma rule takes pieces that
+end in a digit and a comma ("▁2011,") out of the vocabulary instead of cutting them again, and a final capital sigma of
+a Greek word becomes σ. "[MASK]" written out in a text is a special piece there and text here.
+"""
+import base64
+import json
+import sys
+import unicodedata
+from pathlib import Path
+
+from common.files import write_atomic
+
+NEVER = -1e4  # the score of a piece that is not to be used
+ROLES = ("pad", "unk", "cls", "sep", "mask")
+
+
+def fields(message):
+    """(number, value) of the fields of a protobuf message: ints, 4 or 8 bytes, or the bytes of what has a length."""
+    place = 0
+
+    def varint():
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while place < len(message):
+        key = varint()
+        kind = key & 7
+        if kind == 0:
+            yield key >> 3, varint()
+        else:
+            size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
+            yield key >> 3, message[place:place + size]
+            place += size
+
+
+def character_class(wanted):
+    """A regular expression of the characters for which wanted(character) holds."""
+    codes = [code for code in range(sys.maxunicode + 1) if not 0xd800 <= code < 0xe000 and wanted(chr(code))]
+    starts = [code for code, before in zip(codes, [-2, *codes]) if code != before + 1]
+    ends = [code for code, after in zip(codes, [*codes[1:], -2]) if code + 1 != after]
+    return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in zip(starts, ends)) + "]"
+
+
+def replace(pattern, content, regex=False):
+    """A step of a normaliser."""
+    return {"type": "Replace", "pattern": {"Regex" if regex else "String": pattern}, "content": content}
+
+
+def sentencepiece_parts(tokenizer):
+    """normalizer, pre_tokenizer, decoder and model of a SentencePieceTokenizer."""
+    content, scores, kinds, table = tokenizer.path.read_bytes(), [], [], b""
+    for number, value in fields(content):
+        if number == 1:  # ModelProto.pieces: piece, score, type (1 where it is missing)
+            kinds.append(dict(fields(value)).get(3, 1))
+            scores.append(tokenizer.model.get_score(len(scores)))
+        elif number == 3:  # ModelProto.normalizer_spec
+            table = dict(fields(value)).get(2, b"")
+    best = max(score for score, kind in zip(scores, kinds) if kind == 1)
+    for number, (name, kind) in enumerate(zip(tokenizer.names, kinds)):
+        if kind == 4:  # user-defined: always a piece of its own, as SentencePiece scores it
+            scores[number] = len(name) * best - 0.1
+        elif number in tokenizer.recut:
+            scores[number] = NEVER
+    steps = [replace(character_class(str.isspace) + "+", " ", regex=True), {"type": "Strip", "strip_left": True,
+             "strip_right": True}, replace("``", '"'), replace("''", '"'), {"type": "NFKD"},
+             replace(character_class(unicodedata.combining), "", regex=True), {"type": "Lowercase"}]
+    steps = steps * tokenizer.lower + [
+        *[{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}] * bool(table),
+        replace(" {2,}", " ", regex=True), {"type": "Strip", "strip_left": True, "strip_right": True}]
+    words = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": words, "decoder": words,
+            "model": {"type": "Unigram", "unk_id": tokenizer.unk_id, "byte_fallback": False,
+                      "vocab": [[name, score] for name, score in zip(tokenizer.names, scores)]}}
+
+
+def wordpiece_parts(tokenizer):
+    """normalizer, pre_tokenizer, decoder and model of a WordPieceTokenizer."""
+    lower = tokenizer.lower
+    return {"normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                           "strip_accents": lower, "lowercase": lower},
+            "pre_tokenizer": {"type": "BertPreTokenizer"}, "decoder": {"type": "WordPiece", "prefix": "##",
+                                                                       "cleanup": True},
+            "model": {"type": "WordPiece", "unk_token": tokenizer.names[tokenizer.unk_id],
+                      "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": tokenizer.index}}
+
+
+def write(folder, tokenizer, longest):
+    """Write tokenizer.json and tokenizer_config.json of a tokenizer, whose inputs have up to `longest` pieces."""
+    ids = {role: number for role in ROLES if (number := getattr(tokenizer, f"{role}_id")) is not None}
+    names = {role: tokenizer.names[number] for role, number in ids.items()}
+    cls, sep = ({"SpecialToken": {"id": names[role], "type_id": 0}} for role in ("cls", "sep"))
+    last = {"SpecialToken": {"id": names["sep"], "type_id": 1}}
+    first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
+    special = {names[role]: {"id": names[role], "ids": [ids[role]], "tokens": [names[role]]} for role in ("cls", "sep")}
+    parts = wordpiece_parts(tokenizer) if tokenizer.file_name == "vocab.txt" else sentencepiece_parts(tokenizer)
+    content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [
+        {"id": number, "content": tokenizer.names[number], "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True} for number in tokenizer.special_ids], **parts,
+        "post_processor": {"type": "TemplateProcessing", "single": [cls, first, sep],
+                           "pair": [cls, first, sep, second, last], "special_tokens": special}}
+    write_atomic(Path(folder) / "tokenizer.json", json.dumps(content, ensure_ascii=False))
+    write_atomic(Path(folder) / "tokenizer_config.json", json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": tokenizer.lower, "model_max_length": longest,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        **{f"{role}_token": name for role, name in names.items()}}, indent=2))
