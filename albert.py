@@ -531,26 +531,24 @@ class Lamb(torch.optim.Optimizer):
         u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
     so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's
-    gradient is the sum over all the layers that use it. There is no bias correction of m and v (bias_correction=True
-    adds it) and no bound on the trust ratio |w| / |u|, which is 1 where a norm is 0. Without correction u is up to 6.6
-    times too long in the first updates: the ratio cancels that for matrices, the warm-up hides it for the rest. Biases
-    and LayerNorms, the tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio
-    out everywhere: BERT's AdamW, ALBERT's optimizer of fine-tuning.
+    gradient is the sum over all the layers that use it. There is no bias correction of m and v and no bound on the
+    trust ratio |w| / |u|, which is 1 where a norm is 0. Without correction u is up to 6.6 times too long in the first
+    updates: the ratio cancels that for matrices, the warm-up hides it for the rest. Biases and LayerNorms, the tensors
+    of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out everywhere: BERT's
+    AdamW, ALBERT's optimizer of fine-tuning.
     """
 
-    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=False,
-                 adapt=True):
+    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, adapt=True):
         chosen = [value for value in parameters if value.requires_grad]
         groups = [{"params": [value for value in chosen if value.dim() > 1], "weight_decay": weight_decay,
                    "adapt": adapt},
                   {"params": [value for value in chosen if value.dim() <= 1], "weight_decay": 0.0, "adapt": False}]
-        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, bias_correction=bias_correction, step=0))
+        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps))
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            group["step"] += 1
-            (b1, b2), t = group["betas"], group["step"]
+            b1, b2 = group["betas"]
             weights = [value for value in group["params"] if value.grad is not None]
             if not weights:
                 continue
@@ -563,12 +561,8 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_mul_(v, b2)
             torch._foreach_addcmul_(v, grads, grads, 1 - b2)
             root = torch._foreach_sqrt(v)
-            if group["bias_correction"]:
-                torch._foreach_div_(root, math.sqrt(1 - b2 ** t))
             torch._foreach_add_(root, group["eps"])
             update = torch._foreach_div(m, root)
-            if group["bias_correction"]:
-                torch._foreach_div_(update, 1 - b1 ** t)
             torch._foreach_add_(update, weights, alpha=group["weight_decay"])
             if group["adapt"]:
                 norms = zip(torch._foreach_norm(weights), torch._foreach_norm(update))
