@@ -322,76 +322,66 @@ PUBLISHED = {
 FLOOR = 1e-6  # smallest denominator of linear attention
 
 
-def full_precision(function):
-    """Run in float32 even under autocast: sums over many tokens lose too much in bfloat16."""
-    @functools.wraps(function)
-    def wrapped(x, *args, **kwargs):
-        with torch.autocast(x.device.type if x.device.type != "meta" else "cpu", enabled=False):
-            return function(x.float(), *args, **kwargs)
-    return wrapped
+def turns_of(positions, longest):
+    """cos a and sin a of Eq. 3, a = pi/2 i/M, at positions i (T,). longest M: a number -> (T, 2, 1), or (B,) ->
+    (B, 1, T, 2, 1)"""
+    longest = longest.view(-1, 1, 1) if torch.is_tensor(longest) else longest
+    # padding behind the end must not turn its cosine negative
+    angle = (math.pi / 2) * positions.clamp(max=longest - 1) / longest
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)[..., None]
 
 
-@full_precision
-def reweight(x, positions, longest):
-    """[ReLU(x) cos a; ReLU(x) sin a] with a = pi/2 i/M: the product of two of them is
-    ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3. x (B, N, T, D), positions (T,), longest M: a number or (B,).
-    -> (B, N, T, 2D)"""
-    longest = longest.view(-1, 1, 1, 1) if torch.is_tensor(longest) else longest
-    places = positions[:, None].clamp(max=longest - 1)  # padding behind the end must not turn its cosine negative
-    angle = (math.pi / 2) * places / longest  # (T, 1) or (B, 1, T, 1)
-    x = F.relu(x)
-    return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
+@functools.lru_cache
+def fixed_turns(longest, device):
+    """turns_of() all positions below `longest`, made once."""
+    return turns_of(torch.arange(longest, device=device), longest)
 
 
-@full_precision
+def reweight(x, turns):
+    """[ReLU(x) cos a; ReLU(x) sin a]: the product of two of them is ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3.
+    (B, N, T, D) -> (B, N, T, 2D)"""
+    return (F.relu(x)[..., None, :] * turns.to(x.dtype)).flatten(-2)
+
+
 def linear_state(k, v, mask=None):
-    """sum_j k_j [v_j, 1]^T over the real tokens: with the 1 one product gives numerator and denominator of the
-    normalisation. k (B, N, S, 2D) reweighted, v (B, N, S, D), mask (B, S). -> (B, N, 2D, D + 1)"""
+    """sum_j k_j v_j^T (..., 2D, D) and, for the denominator, sum_j k_j (..., 1, 2D) in float32, over the real tokens.
+    k (..., S, 2D) reweighted, v (..., S, D), mask (B, S)"""
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
-    return k.transpose(-1, -2) @ F.pad(v.float(), (0, 1), value=1.0)
+    return k.transpose(-1, -2) @ v, k.sum(-2, keepdim=True, dtype=torch.float32)
 
 
-def normalise(sums):
-    """Numerator by denominator, the last column, which has a floor. (..., D + 1) -> (..., D)"""
-    return sums[..., :-1] / sums[..., -1:].clamp(min=FLOOR)
+def normalise(sums, weights):
+    """Numerators (..., D) by denominators (..., 1), which have a floor."""
+    return (sums / weights.clamp(min=FLOOR)).to(sums.dtype)
 
 
-@full_precision
-def linear_read(q, state):
+def linear_read(q, state, total):
     """The output at reweighted queries q (B, N, T, 2D): Eq. 2, keys and values first. -> (B, N, T, D)"""
-    return normalise(q @ state)
+    return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True))
 
 
-def real_tokens(lengths, width):
-    """Where a batch of these lengths (B,) is no padding: bool (B, width)."""
-    return torch.arange(width, device=lengths.device) < lengths[:, None]
-
-
-def linear_attention(q, k, v, lengths=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), lengths (B,) or
-    None. -> the same"""
+def linear_attention(q, k, v, turns, mask=None):
+    """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), mask (B, T) of
+    what is no padding, or None. -> the same"""
     # D1: padding stays out of both sums and the cosine takes the true length; with the padded one, as in the released
     # code, a sentence's output depends on its batch. Causal and cross attention take a fixed one (--length): with the
     # true one a prefix's output would depend on what follows
-    positions = torch.arange(q.shape[2], device=q.device)
-    longest, mask = (q.shape[2], None) if lengths is None else (lengths, real_tokens(lengths, q.shape[2]))
-    return linear_read(reweight(q, positions, longest), linear_state(reweight(k, positions, longest), v, mask))
+    return linear_read(reweight(q, turns), *linear_state(reweight(k, turns), v, mask))
 
 
-@full_precision
-def causal_linear_attention(q, k, v, longest, chunk=64):
-    """cosFormer attention to what is not later, in O(N): a running sum over chunks, the quadratic product inside each.
-    (B, N, T, D) -> the same"""
+def causal_linear_attention(q, k, v, turns, chunk=0):
+    """cosFormer attention to what is not later, in O(N): a running sum over chunks, in float32, and the quadratic
+    product inside each, which pays up to 2D tokens. (B, N, T, D) -> the same"""
     B, N, T, D = q.shape
-    positions, chunk = torch.arange(T, device=q.device), min(chunk, T)
-    room = -T % chunk
-    parts = reweight(q, positions, longest), reweight(k, positions, longest), F.pad(v.float(), (0, 1), value=1.0)
-    q, k, v = (F.pad(x, (0, 0, 0, room)).view(B, N, -1, chunk, x.shape[-1]) for x in parts)  # (B, N, C, chunk, *)
-    states = k.transpose(-1, -2) @ v  # (B, N, C, 2D, D + 1)
-    before = F.pad(states[:, :, :-1].cumsum(2), (0, 0, 0, 0, 1, 0))  # what stands in the chunks before
-    sums = q @ before + (q @ k.transpose(-1, -2)).tril() @ v  # (B, N, C, chunk, D + 1)
-    return normalise(sums).reshape(B, N, -1, D)[:, :, :T]
+    chunk, later = min(chunk or max(64, 2 * D), T), (0, 0, 0, 0, 1, 0)  # later: nothing stands before the first chunk
+    parts = reweight(q, turns), reweight(k, turns), v
+    q, k, v = (F.pad(x, (0, 0, 0, -T % chunk)).view(B, N, -1, chunk, x.shape[-1]) for x in parts)  # (B, N, C, chunk, *)
+    state, total = (part.float().cumsum(2) for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
+    weights, q = (q @ k.transpose(-1, -2)).tril(), q[:, :, 1:]  # (B, N, C, chunk, chunk)
+    sums = weights @ v + F.pad(q @ state.to(q.dtype), later)
+    weights = weights.sum(-1, keepdim=True, dtype=torch.float32) + F.pad((q * total).sum(-1, keepdim=True), later)
+    return normalise(sums, weights).reshape(B, N, -1, D)[:, :, :T]
 
 
 def softmax_attention(q, k, v, table=None, visible=None, first=0):
@@ -453,46 +443,41 @@ class Attention(nn.Module):
     def join(self, mixed, width):
         return self.output(mixed.transpose(1, 2).flatten(2), width)  # (B, N, T, D) -> (B, T, H)
 
-    def forward(self, x, kind, heads, lengths=None, cache=None, first=0):
-        """Self-attention. lengths: (B,) of what is no padding; cache: None for whole sequences, else a dict with what
-        earlier calls have kept, x being the one token at position `first` (causal)."""
+    def forward(self, x, kind, heads, turns, mask=None, cache=None, first=0):
+        """Self-attention. turns: of turns_of(); mask (B, T): what is no padding; cache: None for whole sequences, else
+        a dict with what earlier calls have kept, x being the one token at position `first` (causal)."""
         (q,), (k, v) = self.project(self.query, x, heads), self.project(self.key_value, x, heads, 2)
-        longest, visible = self.cfg.length, None
         if kind == "linear" and cache is not None:
-            place = torch.tensor([first], device=x.device)
-            state = linear_state(reweight(k, place, longest), v)
-            cache["self"] = (state + cache["self"][0] if "self" in cache else state,)
-            return self.join(linear_read(reweight(q, place, longest), *cache["self"]), x.shape[-1])
+            new = linear_state(reweight(k, turns), v)
+            cache["self"] = tuple(old + part.float() for old, part in zip(cache.get("self", (0, 0)), new))
+            return self.join(linear_read(reweight(q, turns), *cache["self"]), x.shape[-1])
         if kind == "linear":
-            return self.join(causal_linear_attention(q, k, v, longest) if self.causal
-                             else linear_attention(q, k, v, lengths), x.shape[-1])
+            return self.join(causal_linear_attention(q, k, v, turns) if self.causal
+                             else linear_attention(q, k, v, turns, mask), x.shape[-1])
+        visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
         if cache is not None:
             k, v = (torch.cat(pair, dim=2) for pair in zip(cache["self"], (k, v))) if "self" in cache else (k, v)
             cache["self"] = (k, v)
-        if self.causal:
-            steps = torch.arange(k.shape[2], device=x.device)
-            visible = steps <= steps[first:first + x.shape[1], None]  # (T, S)
-        elif lengths is not None:
-            visible = real_tokens(lengths, x.shape[1])[:, None, None]  # (B, 1, 1, S)
+        elif self.causal:
+            visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()  # (T, S)
         table = self.relative[:, :q.shape[-1]] if kind == "softmax" else None
         return self.join(softmax_attention(q, k, v, table, visible, first), x.shape[-1])
 
-    def remember(self, memory, mask, copies, kind, heads):
-        """What cross-attention keeps of memory (B, copies * S, H), the outputs of so many layers: tensors."""
+    def remember(self, memory, turns, mask, kind, heads):
+        """What cross-attention keeps of memory (B, S, H), turns (S, 2, 1) and mask (B, S): tensors."""
         k, v = self.project(self.key_value, memory, heads, 2)
-        if kind == "linear":
-            positions = torch.arange(memory.shape[1] // copies, device=memory.device).repeat(copies)
-            return (linear_state(reweight(k, positions, self.cfg.length), v, mask),)
-        return k, v, mask[:, None, None]
+        return linear_state(reweight(k, turns), v, mask) if kind == "linear" else (k, v, mask[:, None, None])
 
-    def read(self, x, kept, kind, heads, first=0):
-        """Cross-attention from tokens at positions from `first` to what remember() kept."""
-        (q,) = self.project(self.query, x, heads)
+    def read(self, x, kept, kind, heads, turns):
+        """Cross-attention from tokens to what remember() kept. The beams of a row, which stand one behind the other,
+        are read as its tokens."""
+        (q,) = self.project(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
         if kind == "linear":
-            positions = first + torch.arange(x.shape[1], device=x.device)
-            return self.join(linear_read(reweight(q, positions, self.cfg.length), *kept), x.shape[-1])
-        k, v, visible = kept
-        return self.join(softmax_attention(q, k, v, visible=visible), x.shape[-1])
+            mixed = linear_read(reweight(q, turns), *kept)
+        else:
+            k, v, visible = kept
+            mixed = softmax_attention(q, k, v, visible=visible)
+        return self.join(mixed, x.shape[-1]).view(x.shape)
 
 
 class Layer(nn.Module):
@@ -521,19 +506,19 @@ class Layer(nn.Module):
     def cross_genes(self, arch):
         return arch.cross_types[self.number], arch.cross_heads[self.number]
 
-    def remember(self, states, mask, arch):
+    def remember(self, states, turns, mask, arch):
         """What a decoder layer keeps of the last encoder layers, En-De Connect many (Table 1)."""
         copies = arch.connect[self.number]
-        return self.cross.remember(torch.cat(states[-copies:], dim=1), mask.repeat(1, copies), copies,
-                                   *self.cross_genes(arch))
+        return self.cross.remember(torch.cat(states[-copies:], dim=1), turns.repeat(copies, 1, 1),
+                                   mask.repeat(1, copies), *self.cross_genes(arch))
 
-    def forward(self, x, arch, lengths=None, memory=None, cache=None, first=0):
+    def forward(self, x, arch, turns, mask=None, memory=None, cache=None, first=0):
         # D11: RankNAS trains its super-net with HAT's dropout, scaled by the sampled width; here none is
         drop = functools.partial(F.dropout, p=self.cfg.dropout, training=self.training)
         kind, heads = self.gene(arch, "types"), self.gene(arch, "heads")
-        x = x + drop(self.attention(self.attention_norm(x), kind, heads, lengths, cache, first))
+        x = x + drop(self.attention(self.attention_norm(x), kind, heads, turns, mask, cache, first))
         if self.side:
-            x = x + drop(self.cross.read(self.cross_norm(x), memory, *self.cross_genes(arch), first))
+            x = x + drop(self.cross.read(self.cross_norm(x), memory, *self.cross_genes(arch), turns))
         return x + drop(self.shrink(F.relu(self.expand(self.ffn_norm(x), self.gene(arch, "ffn"))), x.shape[-1]))
 
 
@@ -558,11 +543,20 @@ class ImageModel(nn.Module):
         B, side, width = len(images), self.cfg.image // self.cfg.patch, arch.hidden
         patches = (images.view(B, 3, side, self.cfg.patch, side, self.cfg.patch)
                    .permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1))  # (B, T - 1, 3 * P * P)
+        patches, turns = patches.to(self.token.dtype), fixed_turns(self.tokens, images.device)
         x = torch.cat([self.token[:width].expand(B, 1, -1), self.patches(patches, width)], dim=1)  # (B, T, H)
         x = F.dropout(x * math.sqrt(width) + self.positions[:, :width], self.cfg.dropout, self.training)
         for layer in self.layers[:arch.layers]:
-            x = layer(x, arch)
+            x = layer(x, arch, turns)
         return self.head(self.norm(x)[:, 1:].mean(1), 10)
+
+
+@functools.lru_cache
+def sinusoids(tokens, width, device):
+    """Sines and cosines of positions, made once. -> (T, H)"""
+    rates = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10000.0) / width))
+    angles = torch.arange(tokens, device=device)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
 class Translator(nn.Module):
@@ -579,30 +573,30 @@ class Translator(nn.Module):
 
     def embed(self, ids, width, first=0):
         """Words and sinusoids of positions from `first` on, of the sampled width (D14). (B, T) -> (B, T, H)"""
-        rates = torch.exp(torch.arange(0, width, 2, device=ids.device) * (-math.log(10000.0) / width))
-        angles = (first + torch.arange(ids.shape[1], device=ids.device))[:, None] * rates
-        sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)  # (T, H)
-        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width) + sinusoids
+        places = sinusoids(self.cfg.length, width, ids.device)[first:first + ids.shape[1]]
+        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width) + places.to(self.words.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
         """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors with B rows."""
         arch = arch or self.arch
-        x, states = self.embed(source, arch.hidden), []
+        x, states, places = self.embed(source, arch.hidden), [], torch.arange(source.shape[1], device=source.device)
+        mask, turns = places < lengths[:, None], turns_of(places, lengths)  # mask (B, S): what is no padding
         for layer in self.layers[:arch.layers]:
-            x = layer(x, arch, lengths)
+            x = layer(x, arch, turns, mask)
             states.append(x)
         states = [self.norm(x) for x in states[-max(arch.connect):]]  # D14: connected layers share the last LayerNorm
-        mask = real_tokens(lengths, source.shape[1])
-        return [layer.remember(states, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
+        turns = fixed_turns(self.cfg.length, source.device)[:source.shape[1]]
+        return [layer.remember(states, turns, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
         """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else dicts, target the one token at
-        position `first`."""
+        position `first` of each beam, of which as many as stand in memories' rows follow each other."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
+        turns = fixed_turns(self.cfg.length, x.device)[first:first + x.shape[1]]
         for number, layer in enumerate(self.decoder_layers[:arch.decoder_layers]):
-            x = layer(x, arch, None, memories[number], caches[number] if caches else None, first)
+            x = layer(x, arch, turns, None, memories[number], caches[number] if caches else None, first)
         return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
 
     def forward(self, source, lengths, target, arch=None):
@@ -628,8 +622,8 @@ def model_flops(arch, cfg, tokens=30):
     def attention(kind, queries, keys, width, count, table=2 * cfg.relative + 1, causal=False):
         """Of an attention and its projections; keys and values come from `keys` tokens, `width` wide."""
         dim = head_width(count, cfg)
-        mixed = ((queries + keys) * 2 * dim * (dim + 1) + causal * queries * keys * (3 * dim + 1) if kind == "linear"
-                 else 2 * queries * keys * dim + (queries * dim * table if kind == "softmax" else 0))
+        mixed = (3 * queries * keys * dim if causal else 2 * (queries + keys) * dim ** 2) if kind == "linear" else (
+            2 * queries * keys * dim + (queries * dim * table if kind == "softmax" else 0))
         return count * (mixed + 2 * dim * (queries * own + keys * width))
     images, own = cfg.task == "cifar10", arch.hidden
     T = (cfg.image // cfg.patch) ** 2 + 1 if images else tokens

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import mformer as mf
 from common.cli import UserError
@@ -58,7 +59,8 @@ def heads(*shape, seed=0):
 def test_linear_attention_is_equation_3_for_ragged_batches():
     q, k, v = heads(3, 2, 20, 8)
     lengths = torch.tensor([20, 7, 1])
-    found = mf.linear_attention(q, k, v, lengths)
+    mask = torch.arange(20) < lengths[:, None]
+    found = mf.linear_attention(q, k, v, mf.turns_of(torch.arange(20), lengths), mask)
     for row, length in enumerate(lengths.tolist()):
         places = torch.arange(length)
         expected = quadratic(q[row, :, :length], k[row, :, :length], v[row, :, :length], places, places, length)
@@ -68,25 +70,36 @@ def test_linear_attention_is_equation_3_for_ragged_batches():
     assert all(gradient[1, :, 7:].abs().max() == 0 and gradient[0].abs().max() == 0 for gradient in gradients)  # padding takes no part
 
 
-@pytest.mark.parametrize("tokens, chunk", [(1, 64), (5, 64), (64, 16), (70, 16), (130, 64)])
+@pytest.mark.parametrize("tokens, chunk", [(1, 64), (5, 64), (64, 16), (70, 16), (130, 0)])
 def test_causal_linear_attention_is_the_masked_quadratic_form(tokens, chunk):
     q, k, v = heads(2, 2, tokens, 4, seed=tokens)
     places = torch.arange(tokens)
     expected = quadratic(q, k, v, places, places, 200, torch.ones(tokens, tokens).tril())
-    found = mf.causal_linear_attention(q, k, v, 200, chunk)
+    found = mf.causal_linear_attention(q, k, v, mf.fixed_turns(200, q.device)[:tokens], chunk)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     ours, theirs = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected))
     for one, two in zip(ours, theirs):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
 
 
-def test_dead_queries_give_zero_and_bfloat16_is_summed_in_float32():
+def test_dead_queries_give_zero():
     q, k, v = (each.detach() for each in heads(1, 1, 300, 8))
-    assert mf.linear_attention(-q.abs(), k, v).abs().max() == 0  # the floor on the denominator
-    with torch.autocast("cpu", torch.bfloat16):
-        low = mf.linear_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
-    assert low.dtype == torch.float32
-    torch.testing.assert_close(low, mf.linear_attention(q.bfloat16().float(), k.bfloat16().float(), v.bfloat16().float()))
+    assert mf.linear_attention(-q.abs(), k, v, mf.fixed_turns(300, q.device)).abs().max() == 0  # the floor on the denominator
+
+
+@pytest.mark.parametrize("tokens", [197, 2048])
+def test_linear_attention_in_bfloat16_is_as_exact_as_softmax(tokens):
+    """Products in bfloat16, denominators and the running state of the causal form in float32."""
+    q, k, v = (each.detach().bfloat16() for each in heads(1, 4, tokens, 64))
+    turns, whole = mf.fixed_turns(tokens, q.device), [each.float() for each in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(*whole, scale=0.125)
+    of_softmax = ((F.scaled_dot_product_attention(q, k, v, scale=0.125).float() - wanted).norm() / wanted.norm()).item()
+    for attend in (mf.linear_attention, mf.causal_linear_attention):
+        wanted, low = attend(*whole, turns), attend(q, k, v, turns)
+        assert low.dtype == torch.bfloat16
+        error = ((low.float() - wanted).norm() / wanted.norm()).item()
+        print(tokens, attend.__name__, error, of_softmax)
+        assert error < 2 * of_softmax + 2e-3
 
 
 def test_relative_softmax_is_the_sum_it_stands_for():
@@ -115,8 +128,9 @@ def memory_of(function, tokens):
 
 
 def test_memory_of_linear_attention_is_linear():
-    table = torch.randn(9, 8, requires_grad=True)
-    for function, growth in ((mf.linear_attention, 2), (lambda q, k, v: mf.causal_linear_attention(q, k, v, 9999), 2),
+    table, turns = torch.randn(9, 8, requires_grad=True), mf.fixed_turns(9999, torch.device("cpu"))
+    for function, growth in ((lambda q, k, v: mf.linear_attention(q, k, v, turns[:q.shape[2]]), 2),
+                             (lambda q, k, v: mf.causal_linear_attention(q, k, v, turns[:q.shape[2]]), 2),
                              (lambda q, k, v: mf.softmax_attention(q, k, v, table), 4)):
         assert memory_of(function, 2048) / memory_of(function, 1024) == pytest.approx(growth, rel=0.1)
 

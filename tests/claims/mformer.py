@@ -247,11 +247,11 @@ def attention_cost(kind, tokens, device, clock, runs=3):
     kept MB: what stays for the backward pass; peak MB: all that was allocated at once, where the device counts it]."""
     heads, dim, best, kept = 8, 64, [math.inf] * 2, {}
     q, k, v = (torch.randn(1, heads, tokens, dim, device=device, requires_grad=True) for _ in range(3))
-    table, lengths = torch.randn(29, dim, device=device, requires_grad=True), torch.tensor([tokens], device=device)
+    table, turns = torch.randn(29, dim, device=device, requires_grad=True), mf.fixed_turns(tokens, device)
     attend = {"plain softmax": lambda: mf.softmax_attention(q, k, v),
               "relative softmax": lambda: mf.softmax_attention(q, k, v, table),
-              "linear": lambda: mf.linear_attention(q, k, v, lengths),
-              "causal linear": lambda: mf.causal_linear_attention(q, k, v, tokens)}[kind]
+              "linear": lambda: mf.linear_attention(q, k, v, turns),
+              "causal linear": lambda: mf.causal_linear_attention(q, k, v, turns)}[kind]
 
     def keep(x):
         kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
