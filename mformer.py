@@ -108,6 +108,7 @@ MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, what it says and what the released
 # code does, which drops 10% of one architecture's timings at either end; both hold here
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
+PRUNES_FROM = 160  # samples (D7)
 
 TINY_IMAGE = dict(image=32, patch=4, head_dim=16, latency_runs=5, generations=10, finalists=5)
 TINY_TEXT = dict(qkv=64, relative=8, length=64, vocab_size=2000, lr=4e-3, weight_decay=0.1, keep=5,
@@ -744,13 +745,15 @@ class Ranker:
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, search space pruning: a smaller space, in which only `keep` features are free; 0: all."""
-    # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, the
-    # others freeze at their commonest value in the better tenth of the samples. CIFAR-10 keeps 3 of 5 (the paper ranks
-    # all 5, which prunes nothing), translation 7, as many as the two top fives of Sec. 7.1 hold
+    """Sec. 3.1.2, search space pruning: a smaller space, in which only `keep` features are free; 0: all. archs, losses:
+    of the samples that are allowed."""
+    # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, and the
+    # attention types, which the mixed space is about; the others freeze at their commonest value in the better tenth of
+    # the samples. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as the
+    # two top fives of Sec. 7.1 hold. Fewer samples than PRUNES_FROM do not tell what matters
     if not keep:
         return space
-    free = list(dict.fromkeys(name for names in zip(*importances) for name in names))[:keep]
+    free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + ["types"]
     better = [archs[index] for index in sorted(range(len(archs)), key=losses.__getitem__)[:max(5, len(archs) // 10)]]
     pruned = {}
     for name, choices in space.items():
@@ -764,44 +767,41 @@ def latency_text(value, cfg):
     return f"{value:.4g} {'GFLOPs' if cfg.cost == 'flops' else 'ms'}"
 
 
-def latency_window(scores, latencies, cfg):
-    """(lowest, highest) latency score allowed: no fastest, no slowest (D8), none beyond --latency_limit."""
-    low, high = DROPPED_ARCHITECTURES, 1 - DROPPED_ARCHITECTURES
-    if cfg.latency_limit:
-        high = min(high, sum(each <= cfg.latency_limit for each in latencies) / len(latencies))
-        if high <= low:
-            raise UserError(f"--latency_limit {cfg.latency_limit}: the fastest of {len(latencies)} samples takes "
-                            f"{latency_text(min(latencies), cfg)}, and the fastest tenth is left out; raise it")
-    scores = sorted(scores)
+def latency_window(scores, latencies, limit):
+    """(lowest, highest) latency score that the evolution looks at: no fastest tenth unless no other keeps the limit, no
+    slowest (D8), none beyond the limit."""
+    scores, within = sorted(scores), sum(each <= limit for each in latencies) / len(latencies)
+    high = min(1 - DROPPED_ARCHITECTURES, within)
+    low = DROPPED_ARCHITECTURES if DROPPED_ARCHITECTURES < high else 0
     return tuple(scores[round(share * (len(scores) - 1))] for share in (low, high))
 
 
 def evolve(space, fitness, allowed, cfg):
-    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. fitness: architectures
-    -> numbers; allowed: architecture -> bool."""
-    rng, seen = random.Random(f"{cfg.seed} evolution"), {}
+    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. It ends where a
+    generation brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
+    rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, set()
 
     def collect(make, count):
-        """`count` allowed architectures; new ones as long as there are any to be found."""
-        found = []
-        for attempt in range(200 * count):
+        """Look at up to `count` new architectures that are allowed; True where there was one."""
+        found = {}
+        for _ in range(50 * count):
             arch = make()
-            if (attempt >= 50 * count or arch not in seen and arch not in found) and allowed(arch):
-                found.append(arch)
+            if arch not in seen and arch not in found and arch not in refused:
+                if allowed(arch):
+                    found[arch] = None
+                else:
+                    refused.add(arch)
             if len(found) == count:
                 break
-        if not found:
-            raise UserError("no architecture of the pruned space is fast enough; raise --latency_limit or --keep")
-        seen.update(zip(found, fitness(found)))
-        return found
+        seen.update(zip(found, fitness([*found]) if found else ()))
+        return bool(found)
 
     part = max(1, cfg.population // 5)
-    population = collect(lambda: sample_arch(space, rng), cfg.population)
-    for _ in range(cfg.generations):
-        parents = sorted(dict.fromkeys(population), key=seen.__getitem__)[:part]
-        mutants = collect(lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * part)
-        crossed = collect(lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * part)
-        population = parents + mutants + crossed
+    going, generation = collect(lambda: sample_arch(space, rng), cfg.population), 0
+    while going and generation < cfg.generations:
+        parents, generation = sorted(seen, key=seen.__getitem__)[:part], generation + 1
+        mutated = collect(lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * part)
+        going = collect(lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * part) or mutated
     return seen
 
 
@@ -867,22 +867,35 @@ def collect_samples(supernet, data, space, cfg, ranks, run):
 
 
 def rank_and_evolve(space, history, cfg):
-    """From measured sub-nets to the finalists, best first, and what was learned on the way."""
+    """From measured sub-nets to the finalists, new ones, best first, and what was learned on the way."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
         raise UserError(f"{len(lines)} sub-nets have a loss, it takes 20: lower --lr, raise --samples")
-    archs = [parse_arch(line["arch"], cfg) for line in lines]
+    limit, archs = cfg.latency_limit or math.inf, [parse_arch(line["arch"], cfg) for line in lines]
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
+    allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
+    if not allowed:
+        raise UserError(f"--latency_limit {limit:.4g}: the fastest of {len(archs)} samples takes "
+                        f"{latency_text(min(values['latency']), cfg)}; raise it")
     rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
     importance = {name: ranker.importance() for name, ranker in rankers.items()}
-    pruned, latency = prune(space, importance.values(), archs, values["loss"], cfg.keep), rankers["latency"].score
-    low, high = latency_window(latency(archs), values["latency"], cfg)
+    pruned = prune(space, importance.values(), [archs[index] for index in allowed],
+                   [values["loss"][index] for index in allowed], cfg.keep if len(archs) >= PRUNES_FROM else 0)
+    latency = rankers["latency"].score
+    low, high = latency_window(latency(archs), values["latency"], limit)
     seen = evolve(pruned, rankers["loss"].score, lambda arch: low <= latency([arch])[0] <= high, cfg)
     quality = {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs, "held_out": len(ranker.fresh),
                       "fitted_to": len(archs) - 2 * len(ranker.fresh)} for name, ranker in rankers.items()}
     about = dict(rankers=quality, importance=importance, space=space, pruned=pruned, looked_at=len(seen),
                  architectures=float(space_size(space)), architectures_pruned=float(space_size(pruned)))
-    return sorted(seen, key=seen.__getitem__)[:cfg.finalists], about
+    return [arch for arch in sorted(seen, key=seen.__getitem__) if arch not in archs][:cfg.finalists], about
+
+
+def winner(history, cfg):
+    """The history line with the best measured loss within the limit."""
+    # D9: what was measured decides, of samples and finalists alike, not the ranker's order
+    allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
+    return max(allowed, key=lambda line: line["score"])
 
 
 def search(cfg):
@@ -900,11 +913,9 @@ def search(cfg):
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)
-        measure_archs(finalists, history, "finalist", supernet, data, cfg, ranks, run)
-        # D9: the best measured loss of the finalists wins, not the ranker's first; where all miss the limit, of the
-        # samples: latency_window has seen some that keep it
-        allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
-        best = max([line for line in allowed if line["round"] == "finalist"] or allowed, key=lambda line: line["score"])
+        if finalists:
+            measure_archs(finalists, history, "finalist", supernet, data, cfg, ranks, run)
+        best = winner(history, cfg)
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, **about}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
         run.log(phase="search", **{key: about[key] for key in about if key not in ("space", "pruned", "architectures")})

@@ -387,19 +387,76 @@ def test_evolution_finds_the_best_under_the_constraint_and_repeats():
     assert best.layers == 2 and all(arch.layers == 2 for arch in found)
     assert found[best] == pytest.approx(-2.1)  # no linear layer, widest
     assert mf.evolve(space, toy_losses, lambda arch: arch.layers == 2, cfg) == found
-    with pytest.raises(UserError, match="raise --latency_limit or --keep"):
-        mf.evolve(space, toy_losses, lambda arch: False, cfg)
+    assert mf.evolve(space, toy_losses, lambda arch: False, cfg) == {}
+
+
+def test_an_evolution_in_an_exhausted_space_ends():
+    cfg, calls = dataclasses.replace(IMAGES, population=25, generations=10 ** 9), []
+    space = {name: choices if name == "types" else choices[:1] for name, choices in mf.space_of(cfg).items()}
+    found = mf.evolve(space, lambda archs: calls.append(len(archs)) or toy_losses(archs), lambda arch: arch.types[0] == "linear", cfg)
+    assert len(found) == sum(calls) == 2
+
+
+def made_up_history(space, cfg, seed, count=40):
+    """History lines of made-up losses, free of noise, and latencies that contradict them; and both as functions."""
+    rng = random.Random(seed)
+    weights = {name: rng.uniform(-1, 1) for name in space}
+
+    def loss(arch):
+        own = {name: sum(numbers) / len(numbers) for name, numbers in mf.features_of(arch, space).items()}
+        return sum(weights[name] * value for name, value in own.items()) + own["layers"] * own["types"] * rng_of_pairs
+
+    def latency(arch):
+        return mf.model_flops(arch, cfg) / 1e9
+    rng_of_pairs = rng.uniform(-2, 2)
+    archs = list(dict.fromkeys(mf.sample_arch(space, rng) for _ in range(2 * count)))[:count]
+    lines = [{"round": "sample", "arch": mf.arch_text(arch), "score": -loss(arch), "scores": {"loss": loss(arch), "latency": latency(arch)}}
+             for arch in archs]
+    return lines, loss, latency
+
+
+def test_a_search_never_returns_worse_than_it_has_measured_within_the_limit(monkeypatch):
+    monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))  # bad rankers: the promise does not lean on them
+    monkeypatch.setattr(mf, "PRUNES_FROM", 20)
+    for seed in range(18):
+        cfg = dataclasses.replace(IMAGES, seed=seed, population=10, generations=2, finalists=3, keep=(3, 2, 0)[seed % 3])
+        space = mf.space_of(cfg)
+        history, loss, latency = made_up_history(space, cfg, seed)
+        ordered = sorted(line["scores"]["latency"] for line in history)
+        cfg.latency_limit = ordered[(0, 1, 4, 8, 20, 39)[seed % 6]] if seed % 7 else 0.0
+        finalists, about = mf.rank_and_evolve(space, history, cfg)
+        assert not {*map(mf.arch_text, finalists)} & {line["arch"] for line in history}
+        assert about["pruned"]["types"] == ("softmax", "linear")
+        best_sample = min(line["scores"]["loss"] for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf))
+        history += [{"round": "finalist", "arch": mf.arch_text(arch), "score": -loss(arch),
+                     "scores": {"loss": loss(arch), "latency": latency(arch)}} for arch in finalists]
+        best = mf.winner(history, cfg)["scores"]
+        assert best["loss"] <= best_sample and best["latency"] <= (cfg.latency_limit or math.inf)
+        with pytest.raises(UserError, match="the fastest of 40 samples takes .* GFLOPs; raise it"):
+            mf.rank_and_evolve(space, history[:40], dataclasses.replace(cfg, latency_limit=ordered[0] / 2, cost="flops"))
+
+
+def test_few_samples_prune_nothing_and_frozen_values_come_from_allowed_ones(monkeypatch):
+    monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))
+    space = mf.space_of(IMAGES)
+    history, *_ = made_up_history(space, IMAGES, 0, 60)
+    cfg = dataclasses.replace(IMAGES, population=10, generations=1, keep=1, latency_limit=sorted(line["scores"]["latency"] for line in history)[20])
+    assert mf.rank_and_evolve(space, history, cfg)[1]["pruned"] == space
+    seen = []
+    monkeypatch.setattr(mf, "PRUNES_FROM", 60)
+    monkeypatch.setattr(mf, "prune", lambda space, importances, archs, losses, keep: seen.extend(archs) or space)
+    mf.rank_and_evolve(space, history, cfg)
+    assert len(seen) == 21 and all(mf.model_flops(arch, cfg) / 1e9 <= cfg.latency_limit for arch in seen)
 
 
 def test_two_readings_of_the_tenth(monkeypatch):
     latencies = [float(each) for each in range(1, 101)]
     scores = [each / 10 for each in latencies]
-    assert mf.latency_window(scores, latencies, IMAGES) == pytest.approx((1.1, 9.0), abs=0.11)
-    assert mf.latency_window(scores, latencies, dataclasses.replace(IMAGES, latency_limit=50.0))[1] == pytest.approx(5.0, abs=0.11)
-    with pytest.raises(UserError, match=r"the fastest of 100 samples takes 1 ms"):
-        mf.latency_window(scores, latencies, dataclasses.replace(IMAGES, latency_limit=5.0))
+    assert mf.latency_window(scores, latencies, math.inf) == pytest.approx((1.1, 9.0), abs=0.11)
+    assert mf.latency_window(scores, latencies, 50.0) == pytest.approx((1.1, 5.0), abs=0.11)
+    assert mf.latency_window(scores, latencies, 5.0) == pytest.approx((0.1, 0.5), abs=0.11)  # no others keep the limit
     monkeypatch.setattr(mf, "DROPPED_ARCHITECTURES", 0.0)
-    assert mf.latency_window(scores, latencies, IMAGES) == (0.1, 10.0)
+    assert mf.latency_window(scores, latencies, math.inf) == (0.1, 10.0)
 
 
 def test_trimmed_timings(monkeypatch):
