@@ -25,6 +25,7 @@ import functools
 import json
 import math
 import random
+import statistics
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -42,7 +43,7 @@ from torch import nn
 class Config:
     """Every knob; a preset (by task) overrides the default, a flag the preset."""
     given, program = frozenset(), "mformer"  # the flags that were given; no knobs
-    preset: str = "demo"  # demo (minutes on two cores) | small (real data) | base (the paper)
+    preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (CIFAR-10, 257 tokens) | base (the paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
     restart: bool = False  # begin anew in its run folder
@@ -92,7 +93,9 @@ class Config:
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers
     cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs, which repeat
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones >= 1
-    latency_limit: float = 0.0  # slowest architecture allowed, in the unit of --cost; 0: no limit
+    latency_batch: int = 1  # images or sentences of a timed run >= 1
+    latency_limit: float = 0.0  # slowest architecture allowed, in the unit of --cost; 0: as --limit_share says
+    limit_share: float = 0.9  # of the median of random architectures (D15); 0: no limit
     keep: int = 3  # most important features that stay free (D7); 0: no pruning
     generations: int = 30  # of the evolution >= 1
     population: int = 125  # a fifth parents, two fifths each mutants and crossovers >= 1
@@ -135,6 +138,7 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
                      weight_decay=0.1, steps=200000, keep=7,
                      search=dict(warmup=1 / 10, steps=40000, held_out=3000))},
 }
+PRESETS["cifar10"]["long"] = dict(PRESETS["cifar10"]["small"], patch=2, cost="flops")  # 257 tokens, linear can win
 DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2)
 
 # --- search space --------------------------------------------------------------------------------
@@ -805,41 +809,78 @@ def evolve(space, fitness, allowed, cfg):
     return seen
 
 
+def cast(model, cfg, device):
+    """The model on its device, in the type of --dtype for good: autocast casts weights at every step of a decoder."""
+    with autocast(cfg.dtype, device):
+        low = torch.is_autocast_enabled(device.type)
+        return model.to(device, torch.get_autocast_dtype(device.type) if low else torch.float32)
+
+
+def timed_text(cfg, device):
+    """What measure_latency times, in words."""
+    if cfg.cost == "flops":
+        return "GFLOPs of the matrix products for one image, or for 30 source and 30 target tokens"
+    what = "images" if cfg.task == "cifar10" else f"sentences of 30 tokens in 30 steps of {cfg.beam} beams"
+    return f"{cfg.cost} ms of {cfg.latency_batch} {what}, --dtype {cfg.dtype}, on {device}"
+
+
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of an image, or of 30 source tokens and 30 steps of the decoder with cache and beam, as HAT measures
-    them; with --cost flops GFLOPs."""
+    """Milliseconds of --latency_batch images, or sentences of 30 source tokens and 30 steps of the decoder with cache
+    and beam, as HAT measures them; with --cost flops GFLOPs."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
     with torch.device("meta"):  # no weights are drawn
         model = make_model(arch, cfg)
-    model = model.to_empty(device=device).eval()
+    model, count = cast(model.to_empty(device=device), cfg, device).eval(), cfg.latency_batch
     for value in model.parameters():
         value.fill_(0.01)
-    image, lengths = torch.zeros(1, 3, cfg.image, cfg.image, device=device), torch.tensor([30], device=device)
-    source, tokens = (torch.zeros(size, dtype=torch.long, device=device) for size in ((1, 30), (cfg.beam, 1)))
+    image = torch.zeros(count, 3, cfg.image, cfg.image, device=device)
+    lengths = torch.full((count,), min(30, cfg.length), device=device)
+    source, tokens = (torch.zeros(size, dtype=torch.long, device=device)
+                      for size in ((count, min(30, cfg.length)), (count * cfg.beam, 1)))
 
     def once():
-        with autocast(cfg.dtype, device):
-            if cfg.task == "cifar10":
-                return model(image)
-            kept = [tuple(part.expand(cfg.beam, *part.shape[1:]) for part in parts)
-                    for parts in model.encode(source, lengths)]
-            caches = [{} for _ in kept]
-            for step in range(30):
-                model.decode(tokens, kept, None, caches, step)
+        if cfg.task == "cifar10":
+            return model(image)
+        kept = model.encode(source, lengths)
+        caches = [{} for _ in kept]
+        for step in range(source.shape[1]):
+            model.decode(tokens, kept, None, caches, step)
     clock = time.process_time if cfg.cost == "cpu" and device.type == "cpu" else time.perf_counter
     return milliseconds(once, device, cfg.latency_runs, cut=DROPPED_TIMINGS, clock=clock)  # D8
 
 
+def set_limit(space, cfg, ranks, run):
+    """--latency_limit, where it was not given, as --limit_share of the median of 25 random architectures; the folder
+    keeps the median, so that a resumed run has the same limit."""
+    path = run.folder / "limit.json"
+
+    def median():
+        if not path.exists():
+            archs = [sample_arch(space, random.Random(f"{cfg.seed} sample {number}")) for number in range(25)]
+            middle = statistics.median(measure_latency(arch, cfg, ranks.device) for arch in archs)
+            write_atomic(path, json.dumps(middle))
+        return read_json(path, float)
+    if not cfg.latency_limit:
+        cfg.latency_limit = cfg.limit_share * on_main(ranks, median)
+    say(ranks, f"latency: {timed_text(cfg, ranks.device)}; "
+               f"limit: {latency_text(cfg.latency_limit, cfg) if cfg.latency_limit else 'none'}")
+
+
 def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
-    """Add architectures to the history: loss with the super-net's weights, shared out over processes, and latency, on
-    the first alone, so that no two are timed at once."""
+    """Add architectures to the history: loss with the super-net's weights and latency, shared out over processes;
+    latencies are the first's alone where processes share a device: no two are timed at once."""
     began = time.perf_counter()
-    mine = range(ranks.rank, len(archs), ranks.size)
-    own = [(index, held_out_loss(supernet, data, cfg, archs[index])) for index in mine]
-    losses = dict(pair for part in gather(ranks, own) for pair in part)
-    latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in archs])
+
+    def latency(index):
+        return measure_latency(archs[index], cfg, ranks.device)
+    apart = cfg.cost == "flops" or ranks.device.type == "cuda" and cfg.device in ("auto", "cuda")
+    own = [(index, held_out_loss(supernet, data, cfg, archs[index]), apart and latency(index))
+           for index in range(ranks.rank, len(archs), ranks.size)]
+    _, losses, latencies = zip(*sorted(line for part in gather(ranks, own) for line in part))
+    if not apart:
+        latencies = on_main(ranks, lambda: [latency(index) for index in range(len(archs))])
     seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one
     history += [{"id": len(history) + index, "round": kind, "parent": None, "arch": arch_text(arch),
                  "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
@@ -910,13 +951,15 @@ def search(cfg):
             raise UserError("--held_out: a search needs examples for its losses; set some aside")
         seed_everything(cfg.seed, "weights")
         supernet = extract(weights, widest(space), cfg, space) if weights else make_supernet(space, cfg)
+        set_limit(space, cfg, ranks, run)
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)
         if finalists:
             measure_archs(finalists, history, "finalist", supernet, data, cfg, ranks, run)
         best = winner(history, cfg)
-        result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, **about}
+        result = {**{key: best[key] for key in ("arch", "score", "scores", "id", "round")}, **about,
+                  "latency_limit": cfg.latency_limit}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
         run.log(phase="search", **{key: about[key] for key in about if key not in ("space", "pruned", "architectures")})
         run.finish(result)

@@ -55,6 +55,7 @@ def searched(options):
     if not space or not lines:
         raise UserError(f"{options.folders[0]}: no history.jsonl with samples; name the folder of a finished --search")
     cfg.init = str(options.folders[0])
+    cfg.latency_limit = read_json(options.folders[0] / "best.json", dict).get("latency_limit", 0.0)
     return cfg, space, lines, weights
 
 
