@@ -43,6 +43,7 @@ from torch import nn
 class Config:
     """Every knob; a preset (by task) overrides the default, a flag the preset."""
     given, program = frozenset(), "mformer"  # the flags that were given; no knobs
+    writes = ("weights-*.pt", "text", "valid", "limit.json", "translations.*", "classes.txt")  # for --restart
     preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (CIFAR-10, 257 tokens) | base (the paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
@@ -51,7 +52,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
     compile: bool = False  # torch.compile the model of --train
-    accumulate: int = 1  # shards of an update, shared out over processes with equal results >= 1
+    accumulate: int = 1  # shards of an update; if not given, raised to a multiple of the processes >= 1
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run folder of --search or --train to start from
     arch: str = ""  # mformer, cosformer*-softmax, ...; a text form; a best.json; default: what --search found
@@ -88,6 +89,7 @@ class Config:
     warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # AdamW, Sec. 6.2
     save_every: int = 1000  # updates between checkpoints >= 1
+    save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
     # search
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers
@@ -1004,12 +1006,12 @@ def learning_rate(step, cfg):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its models and steps its searcher
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Ranks, ShardSum, autocast, gather, launch, milliseconds, on_main, peak_memory,
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, milliseconds, on_main, peak_memory,
                                     progress, say, seed_everything, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
-    from data.bleu import corpus_bleu
+    from data import bleu
     from data.cifar10 import Pictures
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
@@ -1018,8 +1020,18 @@ else:
     UserError = ValueError
 
 
+def set_shards(cfg, ranks):
+    """Unless --accumulate was given, raise it to a number that the processes can share; a setting of the run."""
+    if "accumulate" not in cfg.given:
+        cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch}: it is no multiple of its {cfg.accumulate} shards (--accumulate)")
+    return shard_range(ranks, cfg.accumulate)
+
+
 def open_data(cfg, action, ranks):
     """Open the run folder and the data: (RunFolder, Pictures or Translations)."""
+    set_shards(cfg, ranks)
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
     needs = () if cfg.translate or any(getattr(cfg, name) for name in names) else names  # else the demo data
     run, _ = open_run(cfg, action, ranks, *needs)
@@ -1042,16 +1054,18 @@ def held_out_loss(model, data, cfg, arch=None):
 
 @torch.no_grad()
 def score(model, data, cfg):
-    """{"accuracy": share of the test images, ...}, or {"bleu": percent on the test text, ...} with translations."""
+    """({"accuracy": share of the test images, ...}, predicted classes), or ({"bleu": percent on the test text, ...},
+    translations)."""
     if cfg.task == "cifar10":
-        with autocast(cfg.dtype, data.device):
-            right = torch.cat([model(images).argmax(1) == labels for images, labels in data.test_batches()])
-        return {"accuracy": right.double().mean().item(), "examples": len(right)}
+        found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
+                                             for images, labels in data.test_batches())))
+        return {"accuracy": (found == labels).double().mean().item(), "examples": len(found)}, found.tolist()
     sources, references = data.test_lines()
     found = data.translate(model, sources, LENGTH_PENALTY)
-    shown = [dict(zip(("source", "reference", "found"), lines)) for lines in zip(sources[:20], references, found)]
-    # D14: BLEU of plain text (13a); HAT's is of tokenised text
-    return {"bleu": corpus_bleu(found, references), "examples": len(sources), "translations": shown}
+    scores = {"bleu": bleu.corpus_bleu(found, references), "examples": len(found)}  # D14: of plain text (13a)
+    if cfg.languages[1] == "de" and hasattr(bleu, "tokenised_bleu"):  # HAT's
+        scores["tokenised_bleu"] = bleu.tokenised_bleu(found, references)
+    return scores, found
 
 
 def make_optimizer(model, cfg):
@@ -1077,10 +1091,12 @@ def accumulate_gradients(network, model, data, cfg, ranks, step, arch):
         total.add([*(value.grad for value in used), loss.detach(), count.float()])
         if shard + 1 < shards.stop:
             model.zero_grad()
-    *parts, loss, count = total.total().split([*(value.numel() for value in used), 1, 1])
+    flat = total.total()
+    flat[:-1] /= flat[-1]
+    *parts, loss, count = flat.split([*(value.numel() for value in used), 1, 1])
     for value, part in zip(used, parts):
-        value.grad = part.view_as(value) / count
-    return loss / count, count
+        value.grad = part.view_as(value)
+    return loss, count
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
@@ -1092,7 +1108,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     begin, name = checkpoint.restore().get("step", 0), "super-net" if space else "train"
     network, bar = torch.compile(model) if cfg.compile and not space else model, progress(ranks, cfg.steps, name, begin)
-    seen, began = 0, time.perf_counter()
+    pace, seen, clipped, logged, began = Pace(ranks, cfg.save_minutes), 0, 0, begin, time.perf_counter()
     for step in range(begin, cfg.steps):
         model.train()
         for group in optimizer.param_groups:
@@ -1100,26 +1116,26 @@ def train_network(model, data, cfg, ranks, run, space=None):
         # a sub-net is a function of the step: every rank and every shard trains the same one
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
         loss, count = accumulate_gradients(network, model, data, cfg, ranks, step, arch)
-        seen += count
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # D14
+        seen, clipped = seen + count, clipped + (nn.utils.clip_grad_norm_(model.parameters(), CLIP) > CLIP)  # D14
         optimizer.step()
         optimizer.zero_grad()
         bar.update()
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
-        stop = (step + 1) % 10 == 0 and stopping(ranks)
-        if saves or stop or (step + 1) % 50 == 0:
+        stop, due, log = pace()
+        if saves or stop or due or log or (step + 1) % 50 == 0:
             value, rate = loss.item(), learning_rate(step, cfg)
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}")
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
+                    clipped=round(float(clipped) / (step + 1 - logged), 3),  # share of the updates since the last line
                     **{f"{data.unit}_per_second": round(float(seen) / (time.perf_counter() - began), 1)})
-            seen, began = 0, time.perf_counter()
+            seen, clipped, logged, began = 0, 0, step + 1, time.perf_counter()
         if saves and not space and ranks.main:
             if data.set_aside:
                 run.log(phase=f"{name} validation", step=step + 1, loss=held_out_loss(model.eval(), data, cfg))
             last.save(step + 1, model)
-        if saves or stop:
+        if saves or stop or due:
             checkpoint.save(step=step + 1)
         if stop:
             raise Stop
@@ -1171,6 +1187,8 @@ def train(cfg):
         run, data = open_data(cfg, "train", ranks)
         if not run.finished:
             seed_everything(cfg.seed, "weights")
+            say(ranks, f"{cfg.arch}\n{sum(count_parameters(arch, cfg).values()):,} parameters, "
+                       f"{model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
             run.finish({"arch": cfg.arch, "parameters": sum(count_parameters(arch, cfg).values())})
@@ -1184,23 +1202,25 @@ def evaluate(cfg):
     with launch(cfg.device) as ranks:
         weights, own, _ = read_run(cfg)
         arch = chosen_arch(cfg, ranks, own)
-        model = extract(weights, arch, cfg).to(ranks.device).eval()
+        model = cast(extract(weights, arch, cfg), cfg, ranks.device).eval()
         run, data = open_data(cfg, "translate" if cfg.translate else "evaluate", ranks)
         if cfg.translate:
             found = data.translate(model, on_main(ranks, read_lines, cfg.translate), LENGTH_PENALTY)
-            text = "".join(line + "\n" for line in found)
-            on_main(ranks, write_atomic, run.folder / f"translations.{cfg.languages[1]}", text)
-            say(ranks, text[:-1])
-            return run.finish({"sentences": len(found)})
-        result = {"name": "evaluated", "parameters": sum(count_parameters(arch, cfg).values()),
-                  "flops": model_flops(arch, cfg), "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device),
-                  **score(model, data, cfg), "arch": cfg.arch}
+            result = {"sentences": len(found)}
+        else:
+            scores, found = score(model, data, cfg)
+            result = {"name": "evaluated", "parameters": sum(count_parameters(arch, cfg).values()),
+                      "flops": model_flops(arch, cfg),
+                      "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores, "arch": cfg.arch}
+        text, name = "".join(f"{line}\n" for line in found), f"translations.{cfg.languages[1]}"
+        name = "classes.txt" if cfg.task == "cifar10" else name  # a number from 0 a line
+        on_main(ranks, write_atomic, run.folder / name, text)
         run.finish(result)  # never taken from a folder: the model may have changed
-        for shown in result.get("translations", []):
-            say(ranks, f"  {shown['source']}\n    {shown['found']}\n    ({shown['reference']})")
-        say(ranks, f"{data.score_name} {result[data.score_name]:.4f} on {result['examples']} test examples, "
-                   f"{result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, latency "
-                   f"{latency_text(result['latency'], cfg)}")
+        if cfg.translate:
+            return say(ranks, text[:-1])
+        say(ranks, f"{data.score_name} {result[data.score_name]:.4f} on {result['examples']} test examples "
+                   f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
+                   f"latency {latency_text(result['latency'], cfg)}: {timed_text(cfg, ranks.device)}")
 
 # --- command line --------------------------------------------------------------------------------
 
@@ -1256,8 +1276,6 @@ def check(cfg, action):
         mistakes.append("--languages takes two endings, --augment four numbers")
     elif not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
         mistakes.append(f"--augment {cfg.augment}: the area is above 0; area, jitter and chance are at most 1")
-    if cfg.batch % cfg.accumulate:
-        mistakes.append(f"--batch {cfg.batch}: it is no multiple of --accumulate {cfg.accumulate}")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
         mistakes.append("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:

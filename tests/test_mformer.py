@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import mformer as mf
-from common.cli import UserError
+from common.cli import UserError, parse
 from common.distributed import Ranks
 from common.files import load_file
 from common.runs import LastWeights
@@ -548,6 +548,16 @@ def test_warm_up_of_the_presets(task, preset, action, updates):
     assert mf.learning_rate(updates, cfg) == cfg.lr and mf.learning_rate(updates - 1, cfg) < cfg.lr
 
 
+@pytest.mark.parametrize("task, preset", [(task, preset) for task in mf.PRESETS for preset in mf.PRESETS[task]])
+@pytest.mark.parametrize("action", ["search", "train"])
+def test_eight_processes_share_the_shards_of_every_preset(task, preset, action):
+    cfg = parse(mf.Config, mf.presets_of(["--task", task]), mf.ACTIONS, "", [f"--{action}", "--task", task, "--preset", preset])[2]
+    mf.check(cfg, action)
+    assert [len(mf.set_shards(dataclasses.replace(cfg), Ranks(rank, 8, CPU.device))) for rank in range(8)] == [max(1, cfg.accumulate // 8)] * 8
+    assert mf.set_shards(cfg, CPU) == range(cfg.accumulate)  # one process: as the preset says
+    mf.space_of(cfg)
+
+
 def test_label_smoothing():
     logits, labels = torch.randn(2, 3, 5), torch.tensor([[1, 2, -100], [0, -100, -100]])
     loss, count = mf.smoothed_loss(lambda source, arch: source, (logits, labels))
@@ -672,7 +682,9 @@ def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pict
     assert settings["arch"] == mf.arch_text(ARCH) and settings["patch"] == 8
     torch.testing.assert_close(load_file(tmp_path / "run" / "checkpoint.pt")["owned"]["model"], dict(model.state_dict()))
     mf.main(["--evaluate", "--init", str(network), "--dry_run", *rest[:-1], str(tmp_path / "scored")])
-    assert json.loads((tmp_path / "scored-dry" / "done.json").read_text())["examples"] == 60  # of at most 64
+    done = json.loads((tmp_path / "scored-dry" / "done.json").read_text())
+    classes, labels = map(int, (tmp_path / "scored-dry" / "classes.txt").read_text().split()), [place % 10 for place in range(60)]
+    assert done["examples"] == 60 and sum(map(int.__eq__, classes, labels)) / 60 == pytest.approx(done["accuracy"])  # of at most 64
     capsys.readouterr()
     mf.main(["--describe", "--init", str(network)])
     assert json.loads(capsys.readouterr().out)["parameters"] == sum(value.numel() for value in model.parameters())
@@ -770,7 +782,8 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, capsy
     mf.main([*common, "--test_text", str(sentences / "test"), "--out", str(tmp_path / "scored")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     cfg.vocab_size = len(load_file(tmp_path / "run" / "checkpoint.pt")["owned"]["model"]["words"])
-    assert len(done["translations"]) == 20 and done["bleu"] >= 0 and done["latency"] == mf.model_flops(arch, cfg) / 1e9
+    assert len((tmp_path / "scored" / "translations.de").read_text().splitlines()) == done["examples"] == 20
+    assert done["bleu"] >= 0 and done["latency"] == mf.model_flops(arch, cfg) / 1e9
     with pytest.raises(UserError, match="leave these flags out"):
         mf.main([*common, "--vocab_size", "7", "--out", str(tmp_path / "other")])
 
