@@ -10,13 +10,14 @@ Run:     python mformer.py --search --dry_run          every phase of a search, 
          python mformer.py --train                     what --search has found, from scratch; then --evaluate --init RUN
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --train_text wmt16/train ...
 Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 2 -> FEATURES, space_of
-         Table 3, 4, 5 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
+         Table 3, 4, 5 -> data/published.py    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
          Sec. 7, 8, Fig. 1, 5, 6, Table 5 -> tests/claims/mformer.py
 Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices
          · D4 197 tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two
          readings of 10% · D9 finalists are measured · D10 Sec. 6 filled in · D11 unscaled dropout · D12 new weights
-         · D13 "all linear" · D14 what the paper does not mention  (reasons: in the code)
+         · D13 "all linear" · D14 what the paper does not mention · D15 a latency limit · D16 least denominator
+         (reasons: in the code)
 """
 import argparse
 import collections
@@ -33,6 +34,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 # B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks
 
@@ -44,7 +46,7 @@ class Config:
     """Every knob; a preset (by task) overrides the default, a flag the preset."""
     given, program = frozenset(), "mformer"  # the flags that were given; no knobs
     writes = ("weights-*.pt", "text", "valid", "limit.json", "translations.*", "classes.txt")  # for --restart
-    preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (CIFAR-10, 257 tokens) | base (the paper)
+    preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (257 tokens) | base (the paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
     restart: bool = False  # begin anew in its run folder
@@ -55,7 +57,7 @@ class Config:
     accumulate: int = 1  # shards of an update; if not given, raised to a multiple of the processes >= 1
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run folder of --search or --train to start from
-    arch: str = ""  # mformer, cosformer*-softmax, ...; a text form; a best.json; default: what --search found
+    arch: str = ""  # mformer, cosformer*-softmax, ...; "layers=1 hidden=64 ffn=96 heads=2 types=linear"; a best.json
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo pictures
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
@@ -63,17 +65,17 @@ class Config:
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and the target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
-    vocab_size: int = 32768  # pieces of the joint vocabulary >= 1
+    vocab_size: int = 32768  # joint SentencePiece unigrams; D14: for joint BPE >= 1
     train_rows: int = 0  # training examples to use; 0: all
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
-    space: Literal["mixed", "linear", "softmax", "linear_encoder"] = "mixed"  # mFormer, cosFormer*, Transformer*, ...
+    space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
     layers: tuple[int, ...] = (12, 13, 14)  # Enc Layer Num, Table 2 >= 1
     hidden: tuple[int, ...] = (320, 384, 448)  # Enc and Dec Emb Dim >= 1
     ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # Enc and Dec FFN Dim, each layer its own >= 1
     heads: tuple[int, ...] = (5, 6, 7)  # Enc, Dec and En-De Head Num, each layer its own >= 1
     decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Dec Layer Num, Table 1 >= 1
-    connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: last encoder layers seen >= 1
+    connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: encoder layers seen >= 1
     head_dim: int = 64  # a head's width where --qkv is 0 >= 1
     qkv: int = 0  # joint width of all heads, which share it (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 >= 1
@@ -93,14 +95,14 @@ class Config:
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
     # search
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers
-    cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs, which repeat
+    cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones >= 1
     latency_batch: int = 1  # images or sentences of a timed run >= 1
     latency_limit: float = 0.0  # slowest architecture allowed, in the unit of --cost; 0: as --limit_share says
-    limit_share: float = 0.9  # of the median of random architectures (D15); 0: no limit
+    limit_share: float = 0.9  # of the median of random architectures; 0: no limit
     keep: int = 3  # most important features that stay free (D7); 0: no pruning
     generations: int = 30  # of the evolution >= 1
-    population: int = 125  # a fifth parents, two fifths each mutants and crossovers >= 1
+    population: int = 125  # a fifth parents, two fifths mutants, crossovers >= 1
     finalists: int = 10  # best-ranked architectures that are measured (D9) >= 1
     # evaluation
     beam: int = 4  # Sec. 4.1.4 >= 1
@@ -108,7 +110,7 @@ class Config:
 
 
 CLIP, SMOOTHING = 1.0, 0.1  # largest gradient norm (D14); label smoothing, Sec. 6
-AVERAGED, LENGTH_PENALTY = 10, 0.6  # Sec. 4.1.4: last checkpoints of a training; of beam search
+AVERAGED, LENGTH_PENALTY = 10, 0.6  # Sec. 4.1.4: last saves (D14); beam search (D14: it may end at once)
 MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, what it says and what the released
 # code does, which drops 10% of one architecture's timings at either end; both hold here
@@ -144,11 +146,10 @@ PRESETS["cifar10"]["long"] = dict(PRESETS["cifar10"]["small"], patch=2, cost="fl
 DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2)
 
 # --- search space --------------------------------------------------------------------------------
-# A space is a table {feature: choices}; sampling, mutation, crossover, pruning and what the rankers see all read it.
+# A space is a table {feature: choices}: sampling, mutation, crossover, pruning and rankers read it.
 
 # D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, clipped at 8 (text) or 14 (images), in
-# self-attention; cross-attention, where a distance means nothing, has none. "plain", without any, belongs to the
-# vanilla rows of Table 5 and to no search.
+# self-attention; cross-attention, where a distance means nothing, has none. "plain", without any, is Table 5's vanilla
 KINDS = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # where an attention stands
 
@@ -175,9 +176,9 @@ Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), 
 
 
 def space_of(cfg):
-    """The search space of a configuration: {feature: choices}. Only the encoder's types are searched (Sec. 4.1.2);
-    cosFormer*, the space "linear", is linear in the decoder too (Sec. 3.2.2)."""
-    types = {"mixed": ("softmax", "linear"), "softmax": ("softmax",)}.get(cfg.space, ("linear",))
+    """{feature: choices}. Only the encoder's types are searched (Sec. 4.1.2); cosFormer*, the space "linear", is linear
+    in the decoder too (Sec. 3.2.2)."""
+    types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
     space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
     if cfg.task == "wmt14":
         kinds = ("linear",) if cfg.space == "linear" else ("softmax",)
@@ -192,7 +193,6 @@ def space_of(cfg):
 
 
 def space_size(space):
-    """Number of architectures in a space."""
     size = len(space["hidden"]) * len(space.get("decoder_hidden", (0,)))
     for depth in ("layers", "decoder_layers"):
         ruled = math.prod(len(space[name]) for name in space if FEATURES[name].depth == depth)
@@ -201,7 +201,7 @@ def space_size(space):
 
 
 def build_arch(space, gene):
-    """An Arch from gene(name, choices) for single genes and gene(name, choices, slot) for those of a layer."""
+    """An Arch from gene(name, choices) and, for those of a layer, gene(name, choices, slot)."""
     genes = {}
     for name, choices in space.items():
         layers = genes.get(FEATURES[name].depth)
@@ -211,19 +211,19 @@ def build_arch(space, gene):
 
 
 def widest(space):
-    """The architecture that holds all others, the super-net's. Softmax, which has a table, is the wider type."""
+    """The architecture that holds all others. Softmax, which has a table, is the wider type."""
     def largest(name, choices, slot=0):
         return ("softmax" if "softmax" in choices else choices[0]) if name.endswith("types") else max(choices)
     return build_arch(space, largest)
 
 
 def sample_arch(space, rng):
-    """A random architecture, every gene uniform over its choices."""
+    """A random architecture, genes uniform over their choices."""
     return build_arch(space, lambda name, choices, slot=0: rng.choice(choices))
 
 
 def mutate(parent, space, chance, rng):
-    """Every gene is drawn anew with this chance; layers that the parent lacks are drawn."""
+    """Every gene is drawn anew with this chance, layers that the parent lacks always."""
     def redraw(name, choices, slot=None):
         old = (getattr(parent, name),) if slot is None else getattr(parent, name)[slot:slot + 1]
         return rng.choice(choices) if not old or rng.random() < chance else old[0]
@@ -231,7 +231,7 @@ def mutate(parent, space, chance, rng):
 
 
 def crossover(one, two, space, rng):
-    """Every gene from one of two parents, with equal chance; a layer that only one has comes from it."""
+    """Every gene from one of two parents; a layer that only one has comes from it."""
     def inherit(name, choices, slot=None):
         pool = [getattr(parent, name) for parent in (one, two)]
         return rng.choice(pool if slot is None else [values[slot] for values in pool if slot < len(values)])
@@ -239,12 +239,12 @@ def crossover(one, two, space, rng):
 
 
 def retype(arch, kind, parts=PARTS[:1]):
-    """The architecture with one attention type in all layers of these parts."""
+    """The architecture with one attention type in these parts."""
     return arch._replace(**{part: (kind,) * len(getattr(arch, part)) for part in parts})
 
 
 def why_illegal(arch, cfg):
-    """None for an architecture that can be built, else the reason in words."""
+    """None for an architecture that can be built, else the reason."""
     for name, (_, depth) in FEATURES.items():
         values = getattr(arch, name) if depth else (getattr(arch, name),)
         if depth and len(values) != getattr(arch, depth):
@@ -259,7 +259,7 @@ def why_illegal(arch, cfg):
     if (cfg.task == "wmt14") != bool(arch.decoder_layers):
         return f"--task {cfg.task} {'needs a' if cfg.task == 'wmt14' else 'has no'} decoder"
     if arch.decoder_layers and (arch.hidden % 2 or arch.decoder_hidden % 2):
-        return f"hidden, decoder_hidden: {arch.hidden}, {arch.decoder_hidden} must be even (sines and cosines)"
+        return f"hidden, decoder_hidden: {arch.hidden}, {arch.decoder_hidden} must be even"
     if max(arch.connect, default=0) > arch.layers:
         return f"connect: {max(arch.connect)} of {arch.layers} encoder layers"
     return None
@@ -271,62 +271,38 @@ def arch_text(arch):
                     for name, value in arch._asdict().items() if value)
 
 
+def read_arch(text):
+    """The architecture of a text form; ValueError, KeyError or TypeError where it is none."""
+    genes = {}
+    for name, value in (word.split("=") for word in text.split()):
+        values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
+        genes[name] = values if FEATURES[name].depth else values[0]
+    return Arch(**genes)
+
+
 def parse_arch(text, cfg):
     """The architecture of a text form, or of a name of PUBLISHED, with -linear or -softmax its twin of Table 5."""
     name, _, twin = text.partition("-")
     if name in PUBLISHED[cfg.task] and twin in ("", "linear", "softmax"):
         # D13: "all linear" is read as the encoder's layers, "all softmax" as every layer; Sec. 4.5.2 does not say
-        parts = {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ())
-        return retype(PUBLISHED[cfg.task][name], twin, parts)
+        return retype(PUBLISHED[cfg.task][name], twin, {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ()))
     try:
-        genes = {}
-        for name, value in (word.split("=") for word in text.split()):
-            values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
-            genes[name] = values if FEATURES[name].depth else values[0]
-        arch = Arch(**genes)
+        arch = read_arch(text)
     except (ValueError, KeyError, TypeError):
         raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
-                        "a best.json, or a text as --describe prints it") from None
+                        "a best.json, or a text like --describe's") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
     return arch
 
-
-def listed(hidden, unit, ffn, heads, linear=(), decoder_ffn=(), decoder_heads=(), cross_heads=()):
-    """A published architecture. linear: the encoder layers, from 1, of linear attention. A decoder is all softmax and
-    sees the last encoder layer."""
-    depth, types = len(decoder_ffn), ("linear" if layer in linear else "softmax" for layer in range(1, len(ffn) + 1))
-    return Arch(len(ffn), hidden, tuple(unit * width for width in ffn), heads, tuple(types), depth,
-                hidden if depth else 0, tuple(unit * width for width in decoder_ffn), decoder_heads,
-                ("softmax",) * depth, cross_heads, (1,) * depth, ("softmax",) * depth)
-
-
-# Tables 3, 4 and 5. cosFormer*'s lists for images are published; the others are made to the totals of Table 4 and the
-# averages of Table 3, whose "Enc Layer Num 3" is a misprint for 6
-PLAIN_IMAGE = retype(listed(512, 512, (4,) * 6, (8,) * 6), "plain")
-PLAIN_TEXT = retype(listed(1024, 1024, (4,) * 6, (16,) * 6, (), (4,) * 6, (16,) * 6, (16,) * 6), "plain", PARTS)
-PUBLISHED = {
-    "cifar10": {
-        "mformer": listed(384, 224, (8, 8, 7, 6, 4, 4, 6, 7, 6, 4, 3, 3), (6, 6, 6, 6, 7, 7, 6, 6, 6, 7, 7, 6),
-                          (3, 7, 11)),
-        "cosformer*": listed(448, 224, (8, 8, 6, 7, 6, 6, 6, 6, 7, 3, 7, 6), (7, 7, 6, 7, 5, 7, 5, 7, 5, 6, 7, 6),
-                             range(1, 13)),
-        "transformer*": listed(384, 224, (3, 4, 4, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7), (6, 6) + (7,) * 12),
-        "transformer": PLAIN_IMAGE, "cosformer": retype(PLAIN_IMAGE, "linear")},
-    "wmt14": {
-        "mformer": listed(1024, 1024, (2, 3, 3, 4, 3, 3), (16, 8, 8, 8, 8, 16), (2, 4), (4, 3), (16, 16), (4, 4)),
-        "cosformer*": retype(listed(1024, 1024, (3, 3, 3, 3, 4, 4), (8,) * 6, (), (4, 4), (16, 4), (8, 4)), "linear",
-                             PARTS),
-        "transformer*": listed(1024, 1024, (3, 4, 4, 4, 4, 4), (8,) * 6, (), (4, 4, 3), (16, 16, 8), (16, 16, 8)),
-        "transformer": PLAIN_TEXT, "cosformer": retype(PLAIN_TEXT, "linear", PARTS)},  # Transformer-big
-}
 # --- model ---------------------------------------------------------------------------------------
-# Every module is as wide as the widest architecture it has to serve and cuts what a call needs from the leading rows
-# and columns of its weights: a super-net is a model that is called with an architecture, a stand-alone network one that
-# is called with its own. D3: queries, keys and values have a weight each; the released code takes thirds of the leading
-# rows of one matrix, so that a row changes its meaning with the sampled width.
+# Every module is as wide as the widest architecture it serves and cuts what a call needs from the leading rows and
+# columns of its weights: a super-net is a model that is called with an architecture. D3: queries, keys and values have
+# a weight each; the released code takes thirds of the leading rows of one matrix, so that a row changes its meaning
+# with the sampled width.
 
-FLOOR = 1e-6  # smallest denominator of linear attention
+# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|
+FLOOR = 1e-6
 
 
 def turns_of(positions, longest):
@@ -432,8 +408,8 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """One attention of a layer: self-attention (forward) or cross-attention (remember, read). (B, T, H) -> the same.
-    keys: width of what it attends to; heads: all numbers of heads that it serves; has_table: of relative positions."""
+    """Self-attention (forward) or cross-attention (remember, read). (B, T, H) -> the same. keys: width of what it
+    attends to; heads: all numbers of heads that it serves; has_table: of relative positions."""
 
     def __init__(self, width, keys, heads, cfg, has_table=False, causal=False):
         super().__init__()
@@ -531,7 +507,7 @@ class Layer(nn.Module):
 
 class ImageModel(nn.Module):
     """Encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, I, I) -> logits
-    (B, 10). space: of a super-net; forward(images, arch) runs a sub-net, forward(images) the whole."""
+    (B, 10). space: of a super-net, of which forward(images, arch) runs a sub-net."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
@@ -624,32 +600,15 @@ def count_parameters(arch, cfg):
     return dict(parts)
 
 
-def model_flops(arch, cfg, tokens=30):
-    """2 x multiply-adds of all matrix products of the model for one image, or for `tokens` source and target tokens."""
-    def attention(kind, queries, keys, width, count, table=2 * cfg.relative + 1, causal=False):
-        """Of an attention and its projections; keys and values come from `keys` tokens, `width` wide."""
-        dim = head_width(count, cfg)
-        mixed = (3 * queries * keys * dim if causal else 2 * (queries + keys) * dim ** 2) if kind == "linear" else (
-            2 * queries * keys * dim + (queries * dim * table if kind == "softmax" else 0))
-        return count * (mixed + 2 * dim * (queries * own + keys * width))
-    images, own = cfg.task == "cifar10", arch.hidden
-    T = (cfg.image // cfg.patch) ** 2 + 1 if images else tokens
-    total = (T - 1) * 3 * cfg.patch ** 2 * own + 10 * own if images else T * arch.decoder_hidden * cfg.vocab_size
-    for kind, count, ffn in zip(arch.types, arch.heads, arch.ffn):
-        total += attention(kind, T, T, own, count) + 2 * T * own * ffn
-    own = arch.decoder_hidden
-    for layer, ffn in enumerate(arch.decoder_ffn):  # causal linear attention: of up to one chunk of tokens
-        total += attention(arch.decoder_types[layer], T, T, own, arch.decoder_heads[layer], causal=True)
-        total += attention(arch.cross_types[layer], T, T * arch.connect[layer], arch.hidden, arch.cross_heads[layer], 0)
-        total += 2 * T * own * ffn
-    return 2 * total
+def model_flops(arch, cfg):
+    """2 x multiply-adds of all matrix products of the model for one image, or for 30 source and 30 target tokens."""
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        ids = torch.zeros(1, min(30, cfg.length), dtype=torch.long)
+        inputs = ids, torch.full((1,), ids.shape[1]), ids
+        make_model(arch, cfg)(*(inputs if arch.decoder_layers else [torch.empty(1, 3, cfg.image, cfg.image)]))
+    return counter.get_total_flops()
 
 # --- supernet ------------------------------------------------------------------------------------
-
-
-def make_supernet(space, cfg):
-    """One network that holds every architecture of the space (Sec. 3.2.2)."""
-    return make_model(widest(space), cfg, space)
 
 
 @torch.no_grad()
@@ -671,8 +630,8 @@ WORST = 1e9  # loss of a sub-net that has diverged: infinity is no JSON
 
 
 def features_of(arch, space):
-    """What a ranker sees of an architecture: {feature with a choice: numbers}, shares of the largest choice; one a
-    layer as its mean and its layers, filled up with the mean, so that a width does not tell the depth as well."""
+    """What a ranker sees: {feature with a choice: numbers}, shares of the largest choice; one a layer as its mean and
+    its layers, filled up with the mean, so that a width does not tell the depth as well."""
     found = {}
     for name, choices in space.items():
         if len(choices) > 1:
@@ -694,8 +653,8 @@ def agreement(found, wanted):
 
 class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
-    network: always transitive; low values come first. Fitted to 80% of the rows; 10% choose when to stop, 10% are fresh
-    and give Kendall's tau and the share of pairs ordered alike."""
+    network; low values come first. Fitted to 80% of the rows; 10% choose when to stop, 10% are fresh and give Kendall's
+    tau and the share of pairs ordered alike."""
     # D6: the released code regresses with boosted trees, importance is a single feature's |tau|
 
     def __init__(self, space, archs, values, seed=0, steps=400):
@@ -756,7 +715,7 @@ def prune(space, importances, archs, losses, keep):
     # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, and the
     # attention types, which the mixed space is about; the others freeze at their commonest value in the better tenth of
     # the samples. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as the
-    # two top fives of Sec. 7.1 hold. Fewer samples than PRUNES_FROM do not tell what matters
+    # two top fives of Sec. 7.1 hold. Of fewer than PRUNES_FROM samples under 32 would tell what matters
     if not keep:
         return space
     free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + ["types"]
@@ -819,9 +778,8 @@ def cast(model, cfg, device):
 
 
 def timed_text(cfg, device):
-    """What measure_latency times, in words."""
     if cfg.cost == "flops":
-        return "GFLOPs of the matrix products for one image, or for 30 source and 30 target tokens"
+        return "matrix products of an image, or of 30 and 30 tokens"
     what = "images" if cfg.task == "cifar10" else f"sentences of 30 tokens in 30 steps of {cfg.beam} beams"
     return f"{cfg.cost} ms of {cfg.latency_batch} {what}, --dtype {cfg.dtype}, on {device}"
 
@@ -856,6 +814,7 @@ def measure_latency(arch, cfg, device):
 def set_limit(space, cfg, ranks, run):
     """--latency_limit, where it was not given, as --limit_share of the median of 25 random architectures; the folder
     keeps the median, so that a resumed run has the same limit."""
+    # D15: the paper gives none; the released search for images has 15.06 ms
     path = run.folder / "limit.json"
 
     def median():
@@ -892,11 +851,11 @@ def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
 
 
 def collect_samples(supernet, data, space, cfg, ranks, run):
-    """History lines of --samples random sub-nets; resumes behind the last block that history.jsonl holds."""
+    """History lines of --samples random sub-nets; resumes behind what history.jsonl holds."""
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
                                for number in range(2 * cfg.samples)))[:cfg.samples]
     if len(archs) < 20:
-        raise UserError(f"--samples {cfg.samples}: {len(archs)} sub-nets teach no ranker, it takes 20 different ones")
+        raise UserError(f"--samples {cfg.samples}: a ranker takes 20 different sub-nets, not {len(archs)}")
     history = on_main(ranks, read_jsonl, run.folder / "history.jsonl")[:len(archs)]
     bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
     while len(history) < len(archs):
@@ -913,7 +872,7 @@ def rank_and_evolve(space, history, cfg):
     """From measured sub-nets to the finalists, new ones, best first, and what was learned on the way."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
-        raise UserError(f"{len(lines)} sub-nets have a loss, it takes 20: lower --lr, raise --samples")
+        raise UserError(f"{len(lines)} sub-nets have a loss, it takes 20: lower --lr")
     limit, archs = cfg.latency_limit or math.inf, [parse_arch(line["arch"], cfg) for line in lines]
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
     allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
@@ -935,14 +894,14 @@ def rank_and_evolve(space, history, cfg):
 
 
 def winner(history, cfg):
-    """The history line with the best measured loss within the limit."""
+    """The history line with the best loss within the limit."""
     # D9: what was measured decides, of samples and finalists alike, not the ranker's order
     allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
     return max(allowed, key=lambda line: line["score"])
 
 
 def search(cfg):
-    """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve. --train takes best.json."""
+    """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve."""
     with launch(cfg.device) as ranks:
         weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
         run, data = open_data(cfg, "search", ranks)
@@ -950,9 +909,10 @@ def search(cfg):
             say(ranks, f"{run.folder}: finished (--restart begins anew)")
             return show_search(run.finished, ranks, cfg)
         if not data.set_aside:
-            raise UserError("--held_out: a search needs examples for its losses; set some aside")
+            raise UserError("--held_out: a search needs examples for its losses")
         seed_everything(cfg.seed, "weights")
-        supernet = extract(weights, widest(space), cfg, space) if weights else make_supernet(space, cfg)
+        whole = widest(space), cfg, space
+        supernet = extract(weights, *whole) if weights else make_model(*whole)
         set_limit(space, cfg, ranks, run)
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
@@ -969,14 +929,13 @@ def search(cfg):
 
 
 def show_search(result, ranks, cfg):
-    """Print what a search found."""
     for name, ranker in result["rankers"].items():
-        first = ", ".join(f"{FEATURES[key].title} {lost:.3f}" for key, lost in result["importance"][name].items())
+        lost = ", ".join(f"{FEATURES[key].title} {value:.3f}" for key, value in result["importance"][name].items())
         say(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
-                   f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {first}")
+                   f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {lost}")
     say(ranks, f"{result['architectures']:.2e} architectures, {result['architectures_pruned']:.2e} after pruning; "
-               f"best: loss {result['scores']['loss']:.4f}, latency {latency_text(result['scores']['latency'], cfg)}\n"
-               f"{result['arch']}")
+               f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
+               f"{latency_text(result['scores']['latency'], cfg)}\n{result['arch']}")
 
 # --- objective -----------------------------------------------------------------------------------
 
@@ -992,8 +951,7 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 def learning_rate(step, cfg):
     """Sec. 6: warm-up from lr_start to lr; then a cosine down to lr_start (images) or the inverse square root of the
     step (translation)."""
-    # D10: for the super-net too (HAT: a cosine). AdamW spares biases and norms; dropout, not listed, is 0.1 for text,
-    # none on attention weights
+    # D10: for the super-net too (HAT: a cosine); dropout, not listed, is 0.1 for text
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -1015,9 +973,10 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from data.cifar10 import Pictures
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
-    from data.published import MFORMER
+    from data.published import MFORMER, MFORMER_ARCHS
+    PUBLISHED = {task: {name: read_arch(text) for name, text in rows.items()} for task, rows in MFORMER_ARCHS.items()}
 else:
-    UserError = ValueError
+    UserError, PUBLISHED = ValueError, {"cifar10": {}, "wmt14": {}}
 
 
 def set_shards(cfg, ranks):
@@ -1041,7 +1000,7 @@ def open_data(cfg, action, ranks):
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
-    """Cross-entropy of an image or a token on what is set aside; WORST where it is no number."""
+    """Cross-entropy on what is set aside; WORST where it is no number."""
     # D5: test sets are read by --evaluate alone; the released CIFAR-10 search reads the test split
     total = count = 0
     for batch in data.held_batches():
@@ -1069,7 +1028,7 @@ def score(model, data, cfg):
 
 
 def make_optimizer(model, cfg):
-    """AdamW with Sec. 6's betas (D10)."""
+    """AdamW with Sec. 6's betas (D10); it decays positions, class token and relative tables too (D14)."""
     groups = {True: [], False: []}
     for name, value in model.named_parameters():
         groups[name.endswith("bias") or "norm" in name].append(value)
@@ -1078,8 +1037,8 @@ def make_optimizer(model, cfg):
 
 
 def accumulate_gradients(network, model, data, cfg, ranks, step, arch):
-    """Gradients of the mean loss of an update, summed over its shards in order: the same on any number of processes.
-    Returns the loss and the number of labels."""
+    """Gradients of an update's mean loss, summed over its shards in order: the same on any number of processes.
+    -> loss, number of labels"""
     total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
@@ -1100,8 +1059,8 @@ def accumulate_gradients(network, model, data, cfg, ranks, step, arch):
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network; with a space, its super-net, one random sub-net an update. Resumes. At the end checkpoint.pt
-    owns the model alone, a network as the average of its last checkpoints (Sec. 4.1.4)."""
+    """Train a network; with a space, its super-net, one random sub-net an update. At the end checkpoint.pt owns the
+    model alone, a network as the average of its last checkpoints (Sec. 4.1.4)."""
     checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
@@ -1151,7 +1110,7 @@ GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "
 
 
 def read_run(cfg):
-    """Of --init: (weights, architecture of a network or None, space of a super-net or None). cfg takes its geometry."""
+    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg takes its geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
     record = read_json(Path(cfg.init) / "config.json")
     cfg.vocab_size = len(weights.get("words", ()))
@@ -1163,17 +1122,14 @@ def read_run(cfg):
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """The architecture of --arch, else own, that of the network in --init, else what the search in --init or of this
-    task and preset found, else in the preset base the paper's mFormer. cfg.arch becomes its text."""
+    """The architecture of --arch, else own, the network's in --init, else what the search in --init or of this task and
+    preset found, else in the preset base the paper's. cfg.arch becomes its text."""
     found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
     text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")
     if not cfg.arch and not own:
-        say(ranks, f"no --arch: taking {text}")
+        say(ranks, f"no --arch (a name, a text or a best.json, which --search makes): taking {text}")
     if text.endswith(".json"):
-        if not Path(text).exists():
-            raise UserError(f"{text}: no such file; run --search first, or give --arch")
-        best = read_json(text)
-        text = str(best.get("arch", text)) if isinstance(best, dict) else text
+        text = str(read_json(text, dict).get("arch", text))
     arch = parse_arch(text, cfg)
     cfg.arch = arch_text(arch)
     return arch
@@ -1192,13 +1148,13 @@ def train(cfg):
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
             run.finish({"arch": cfg.arch, "parameters": sum(count_parameters(arch, cfg).values())})
-        say(ranks, f"{run.folder}: finished (--restart begins anew); score it with --evaluate --init {run.folder}")
+        say(ranks, f"{run.folder}: finished (--restart begins anew); score it: --evaluate --init {run.folder}")
 
 
 def evaluate(cfg):
-    """Accuracy or BLEU on the test data (Sec. 4.1.4), or the translations of --translate FILE."""
+    """Accuracy or BLEU on the test data (Sec. 4.1.4), or translations of --translate."""
     if not cfg.init:
-        raise UserError("--evaluate: --init is missing; give the run folder of --train or of --search")
+        raise UserError("--evaluate: --init is missing; give a run folder of --train or --search")
     with launch(cfg.device) as ranks:
         weights, own, _ = read_run(cfg)
         arch = chosen_arch(cfg, ranks, own)
@@ -1220,14 +1176,15 @@ def evaluate(cfg):
             return say(ranks, text[:-1])
         say(ranks, f"{data.score_name} {result[data.score_name]:.4f} on {result['examples']} test examples "
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
-                   f"latency {latency_text(result['latency'], cfg)}: {timed_text(cfg, ranks.device)}")
+                   f"latency {latency_text(result['latency'], cfg)} ({timed_text(cfg, ranks.device)})")
 
 # --- command line --------------------------------------------------------------------------------
 
 
 def describe(cfg):
-    """Parameters and FLOPs as JSON: of --arch, of --init, else of the paper's mFormer (preset base) or the widest
-    architecture of the preset; and of the published ones."""
+    """Parameters and FLOPs as JSON: of --arch, --init, the paper's mFormer (preset base) or else the widest of the
+    preset; and of the published ones. Of those `paper` counts as its tables do, `honest` adds the products of linear
+    attention that it left out."""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
     paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
     rows, space = {name: parse_arch(name, cfg) for name in MFORMER[cfg.task]}, space_of(cfg)
@@ -1239,15 +1196,11 @@ def describe(cfg):
     parts = count_parameters(arch, cfg)
     published = {name: {"paper": {"parameters": parameters, "flops": flops},
                         "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
-                                   "flops": honest, "flops_done_here": model_flops(rows[name], paper)}}
+                                   "flops": honest}}
                  for name, (parameters, flops, honest) in MFORMER[cfg.task].items()}
-    print(json.dumps({
-        "parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
-        "flops_counting": "2 x multiply-adds of every matrix product that the model does for one image, or for 30 "
-                          "source and 30 target tokens; in `published`: `paper` counts as its tables do, "
-                          "`honest` adds the products of linear attention it left out",
-        "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
-        "published": published}))
+    print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
+                      "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
+                      "published": published}))
 
 
 ACTIONS = {
@@ -1264,25 +1217,21 @@ UNREAD = {  # flags that a task has no use for
 
 
 def check(cfg, action):
-    """UserError where flags contradict each other."""
+    """UserError where flags contradict."""
     unread = UNREAD[cfg.task] | {"arch" if action == "search" else "", "" if action == "evaluate" else "translate"}
     mistakes = [f"--{name}: --{action} with --task {cfg.task} has no use for it; leave it out"
                 for name in sorted(cfg.given & unread)]
-    if cfg.task == "cifar10" and cfg.space == "linear_encoder":
-        mistakes.append("--space linear_encoder: images have no decoder; take linear")
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
         mistakes.append(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
     if len(cfg.languages) != 2 or len(cfg.augment) != 4:
         mistakes.append("--languages takes two endings, --augment four numbers")
     elif not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
-        mistakes.append(f"--augment {cfg.augment}: the area is above 0; area, jitter and chance are at most 1")
+        mistakes.append(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at most 1")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
         mistakes.append("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:
         name = "translate" if cfg.translate else action
         cfg.out = f"runs/mformer-{name}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
-    if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
-        mistakes.append(f"--out {cfg.out}: holds the weights of --init; choose another folder")
     if mistakes:
         raise UserError(mistakes[0])
     if cfg.dry_run:
@@ -1292,14 +1241,12 @@ def check(cfg, action):
 
 
 def presets_of(argv):
-    """The presets of a command line's task."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--task", default=Config.task)
     return {**PRESETS.get(first.parse_known_args(argv)[0].task, PRESETS[Config.task]), "dry_run": DRY_RUN}
 
 
 def main(argv=None):
-    """Run one action."""
     return start(Config, presets_of(argv), ACTIONS, __doc__, check, argv)
 
 

@@ -156,19 +156,28 @@ def test_the_nine_rows_of_cifar10(name, parameters, gigaflops, honest):
     assert counted[0] == parameters and round(counted[1] / 1e9, 4) == gigaflops and round(counted[2] / 1e9, 2) == honest
     done = mf.model_flops(arch, mf.Config())
     if "plain" in arch.types or set(arch.types) == {"linear"}:  # relative scores cost less here than the paper counts
-        assert done == pytest.approx(counted[2], rel=0.002)
+        assert done == pytest.approx(counted[2], rel=0.003)  # the denominators' sums are no products
     assert done <= counted[2]
 
 
-@pytest.mark.parametrize("cfg", [IMAGES, TEXT, dataclasses.replace(TEXT, qkv=0, head_dim=8)], ids=["images", "text", "wide heads"])
-def test_flops_are_those_that_torch_counts(cfg):
-    from torch.utils.flop_counter import FlopCounterMode
-    archs = [mf.sample_arch(mf.space_of(cfg), random.Random(seed)) for seed in range(3)]
-    for arch in archs + [all_linear(archs[0]), mf.retype(archs[1], "plain")]:
-        with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:  # there, fused attention is counted too
-            ids = torch.zeros(1, 30, dtype=torch.long)
-            mf.make_model(arch, cfg).eval()(*((torch.empty(1, 3, 32, 32),) if cfg is IMAGES else (ids, torch.full((1,), 30), ids)))
-        assert mf.model_flops(arch, cfg) == counter.get_total_flops()
+def test_flops_are_multiply_adds_of_matrix_products():
+    arch, tokens, hidden = mf.Arch(1, 24, (32,), (2,), ("linear",)), 17, 24
+    projections = 16 * 3 * 64 * hidden + 10 * hidden + tokens * (4 * hidden * 16 + 2 * hidden * 32)
+    for kind, mixing in (("linear", 2 * tokens * 2 * 16 * 8), ("plain", 2 * tokens ** 2 * 16), ("softmax", 2 * tokens ** 2 * 16 + tokens * 16 * 9)):
+        assert mf.model_flops(mf.retype(arch, kind), IMAGES) == 2 * (projections + mixing)
+    arch = mf.sample_arch(mf.space_of(TEXT), random.Random(0))
+    assert mf.model_flops(arch, TEXT) == 2 * (30 * 50 * arch.decoder_hidden + sum(text_products(arch)))
+
+
+def text_products(arch):
+    """Of 30 and 30 tokens, softmax in the decoder, which is 32 wide as all heads together."""
+    T, Q = 30, 32
+    for kind, heads, ffn in zip(arch.types, arch.heads, arch.ffn):
+        yield T * (4 * arch.hidden * Q + 2 * arch.hidden * ffn) + (2 * T * 2 * Q * Q // heads if kind == "linear" else 2 * T * T * Q + T * Q * 7)
+    E = arch.decoder_hidden
+    for ffn, connect in zip(arch.decoder_ffn, arch.connect):
+        yield T * (4 * E * Q + 2 * E * ffn) + 2 * T * T * Q + T * Q * 7
+        yield T * 2 * E * Q + connect * T * 2 * arch.hidden * Q + 2 * T * connect * T * Q
 
 
 def test_totals_of_table_4():
@@ -199,7 +208,7 @@ def test_translation_rows_of_table_5():
     for name in ("transformer", "cosformer"):  # Transformer-big, whole
         assert rows[name][0] == 176_357_376 + 37_000 * 1024 == pytest.approx(213.00e6, rel=0.006)
     assert rows["transformer"][1] == pytest.approx(12.7e9, rel=0.005)
-    assert sum(mf.count_parameters(mf.PLAIN_TEXT, paper("wmt14")).values()) == 176_357_376 + 32_768 * 1024 + 4 * 1024  # and two last norms
+    assert sum(mf.count_parameters(mf.PUBLISHED["wmt14"]["transformer"], paper("wmt14")).values()) == 176_357_376 + 32_768 * 1024 + 4 * 1024  # and two last norms
     for name, twin, printed in (("mformer", "softmax", 8.09 - 8.085), ("mformer", "linear", 8.081 - 8.085),
                                 ("cosformer*", "softmax", 8.34 - 8.32), ("transformer*", "linear", 9.84 - 9.86)):
         row, other = rows[name], rows[f"{name}-{twin}"]
@@ -215,7 +224,6 @@ def test_spaces_are_tables_1_and_2():
     assert mf.space_size(space) == 4 * (4 * 3 * 2) ** 6 * sum((4 * 3 * 3 * 3) ** layers for layers in range(1, 7))
     linear = mf.space_of(dataclasses.replace(TEXT, space="linear"))
     assert linear["types"] == linear["decoder_types"] == linear["cross_types"] == ("linear",)  # Sec. 3.2.2
-    assert mf.space_of(dataclasses.replace(TEXT, space="linear_encoder"))["cross_types"] == ("softmax",)
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -259,11 +267,16 @@ def test_cached_decoding_equals_uncached(number):
     torch.testing.assert_close(torch.cat(steps, 1), model(source, lengths, target), rtol=1e-4, atol=1e-5)
 
 
+def supernet_of(cfg):
+    space = mf.space_of(cfg)
+    return mf.make_model(mf.widest(space), cfg, space)
+
+
 @pytest.mark.parametrize("cfg", [IMAGES, TEXT], ids=["images", "text"])
 def test_subnets_equal_their_extracted_networks(cfg):
     torch.manual_seed(0)
     space = mf.space_of(cfg)
-    supernet = mf.make_supernet(space, cfg).eval()
+    supernet = supernet_of(cfg).eval()
     inputs = (torch.randn(2, 3, 32, 32),) if cfg is IMAGES else text_batch()
     for seed in range(6):
         arch = mf.sample_arch(space, random.Random(seed))
@@ -274,7 +287,7 @@ def test_subnets_equal_their_extracted_networks(cfg):
 
 
 def test_a_supernet_starts_from_one_that_holds_its_space():
-    small, large = (mf.make_supernet(mf.space_of(cfg), cfg) for cfg in (dataclasses.replace(IMAGES, hidden=(24,)), IMAGES))
+    small, large = (supernet_of(cfg) for cfg in (dataclasses.replace(IMAGES, hidden=(24,)), IMAGES))
     space = mf.space_of(small.cfg)
     again = mf.extract(large.state_dict(), mf.widest(space), IMAGES, space)
     assert again.state_dict().keys() == small.state_dict().keys() and torch.equal(again.token, large.token[:24])
@@ -293,7 +306,7 @@ def test_a_whole_model_in_bfloat16_is_near_float32(number):
 
 
 def test_only_what_a_subnet_uses_is_trained():
-    supernet = mf.make_supernet(mf.space_of(IMAGES), IMAGES)
+    supernet = supernet_of(IMAGES)
     arch = mf.Arch(2, 24, (32, 32), (2, 2), ("linear", "softmax"))
     supernet(torch.randn(2, 3, 32, 32), arch).sum().backward()
     first, last = supernet.layers[0], supernet.layers[2]
@@ -407,7 +420,7 @@ def made_up_history(space, cfg, seed, count=40):
         return sum(weights[name] * value for name, value in own.items()) + own["layers"] * own["types"] * rng_of_pairs
 
     def latency(arch):
-        return mf.model_flops(arch, cfg) / 1e9
+        return arch.layers + sum(arch.ffn) / 200 - 0.3 * arch.types.count("linear")
     rng_of_pairs = rng.uniform(-2, 2)
     archs = list(dict.fromkeys(mf.sample_arch(space, rng) for _ in range(2 * count)))[:count]
     lines = [{"round": "sample", "arch": mf.arch_text(arch), "score": -loss(arch), "scores": {"loss": loss(arch), "latency": latency(arch)}}
@@ -439,14 +452,14 @@ def test_a_search_never_returns_worse_than_it_has_measured_within_the_limit(monk
 def test_few_samples_prune_nothing_and_frozen_values_come_from_allowed_ones(monkeypatch):
     monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))
     space = mf.space_of(IMAGES)
-    history, *_ = made_up_history(space, IMAGES, 0, 60)
+    history, _, latency = made_up_history(space, IMAGES, 0, 60)
     cfg = dataclasses.replace(IMAGES, population=10, generations=1, keep=1, latency_limit=sorted(line["scores"]["latency"] for line in history)[20])
     assert mf.rank_and_evolve(space, history, cfg)[1]["pruned"] == space
     seen = []
     monkeypatch.setattr(mf, "PRUNES_FROM", 60)
     monkeypatch.setattr(mf, "prune", lambda space, importances, archs, losses, keep: seen.extend(archs) or space)
     mf.rank_and_evolve(space, history, cfg)
-    assert len(seen) == 21 and all(mf.model_flops(arch, cfg) / 1e9 <= cfg.latency_limit for arch in seen)
+    assert 21 <= len(seen) < 30 and max(map(latency, seen)) == cfg.latency_limit
 
 
 def test_two_readings_of_the_tenth(monkeypatch):
@@ -926,7 +939,6 @@ def test_describe_is_one_json_object(capsys):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--search", "--space", "linear_encoder"], "images have no decoder"),
     (["--train", "--arch", "nothing"], "'nothing' is no architecture"),
     (["--train", "--arch", "layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear"], "ffn has 1 values for 2 layers"),
     (["--train", "--arch", "layers=1 hidden=32 ffn=32 heads=2 types=quadratic"], "there are the types softmax"),
@@ -962,7 +974,7 @@ def test_file_copied_alone_builds_its_models_and_steps_its_searcher(tmp_path):
 import random, sys, torch, mformer as mf
 cfg = mf.Config(layers=(2,), hidden=(16,), ffn=(16, 32), heads=(2,), head_dim=8, image=32, patch=8, population=10, generations=2)
 space = mf.space_of(cfg)
-supernet = mf.make_supernet(space, cfg)
+supernet = mf.make_model(mf.widest(space), cfg, space)
 found = mf.evolve(space, lambda archs: [sum(arch.ffn) for arch in archs], lambda arch: True, cfg)
 best = min(found, key=found.get)
 assert best.ffn == (16, 16) and mf.extract(supernet.state_dict(), best, cfg)(torch.randn(2, 3, 32, 32)).shape == (2, 10)
@@ -986,4 +998,4 @@ def test_titles_are_those_of_all_papers():
 def test_every_departure_stands_in_the_docstring_and_where_it_happens():
     code = (ROOT / "mformer.py").read_text().replace(mf.__doc__, "")
     listed = [int(number) for number in re.findall(r"\bD(\d+) ", mf.__doc__)]
-    assert listed == list(range(1, 15)) and {int(number) for number in re.findall(r"# .*\bD(\d+)\b", code)} == set(listed)
+    assert listed == list(range(1, 17)) and {int(number) for number in re.findall(r"# .*\bD(\d+)\b", code)} == set(listed)

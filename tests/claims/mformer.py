@@ -321,7 +321,7 @@ def paper_parameters(arch, cfg):
     if cfg.task == "wmt14":
         attention = 4 * E * E + 4 * E
         encoder = sum(ffn[:arch.layers]) + arch.layers * (attention + 4 * E)
-        if mf.retype(arch, "plain", mf.PARTS) == mf.PLAIN_TEXT:
+        if mf.retype(arch, "plain", mf.PARTS) == mf.PUBLISHED["wmt14"]["transformer"]:
             return encoder + sum(ffn[arch.layers:]) + arch.decoder_layers * (2 * attention + 6 * E) + 37000 * E
         inputs = 6 * (E * E + E)  # of a decoder's layer no more than its attentions' inputs
         return encoder + arch.decoder_layers * inputs + 4 * E
