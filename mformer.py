@@ -452,8 +452,7 @@ class Attention(nn.Module):
         return linear_state(reweight(k, turns), v, mask) if kind == "linear" else (k, v, mask[:, None, None])
 
     def read(self, x, kept, kind, heads, turns):
-        """Cross-attention from tokens to what remember() kept. The beams of a row, which stand one behind the other,
-        are read as its tokens."""
+        """Cross-attention from tokens to what remember() kept. The beams of a row are read as its tokens."""
         (q,) = self.project(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
         if kind == "linear":
             mixed = linear_read(reweight(q, turns), *kept)
@@ -613,8 +612,8 @@ def model_flops(arch, cfg):
 
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
-    """The stand-alone network of an architecture (with a space, its super-net) with the weights that it has in a larger
-    model. UserError where that does not hold it."""
+    """The network of an architecture (with a space, its super-net) with the weights that it has in a larger model.
+    UserError where that does not hold it."""
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
         there = tuple(weights[name].shape) if name in weights else ()
@@ -831,7 +830,7 @@ def set_limit(space, cfg, ranks, run):
 
 def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
     """Add architectures to the history: loss with the super-net's weights and latency, shared out over processes;
-    latencies are the first's alone where processes share a device: no two are timed at once."""
+    where processes share a device the first times alone."""
     began = time.perf_counter()
 
     def latency(index):
@@ -869,7 +868,7 @@ def collect_samples(supernet, data, space, cfg, ranks, run):
 
 
 def rank_and_evolve(space, history, cfg):
-    """From measured sub-nets to the finalists, new ones, best first, and what was learned on the way."""
+    """From measured sub-nets to the finalists, new ones, and what was learned on the way."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
         raise UserError(f"{len(lines)} sub-nets have a loss, it takes 20: lower --lr")
@@ -921,7 +920,7 @@ def search(cfg):
             measure_archs(finalists, history, "finalist", supernet, data, cfg, ranks, run)
         best = winner(history, cfg)
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id", "round")}, **about,
-                  "latency_limit": cfg.latency_limit}
+                  "latency_limit": cfg.latency_limit, "timed": timed_text(cfg, ranks.device)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
         run.log(phase="search", **{key: about[key] for key in about if key not in ("space", "pruned", "architectures")})
         run.finish(result)
@@ -1165,8 +1164,7 @@ def evaluate(cfg):
             result = {"sentences": len(found)}
         else:
             scores, found = score(model, data, cfg)
-            result = {"name": "evaluated", "parameters": sum(count_parameters(arch, cfg).values()),
-                      "flops": model_flops(arch, cfg),
+            result = {"parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
                       "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores, "arch": cfg.arch}
         text, name = "".join(f"{line}\n" for line in found), f"translations.{cfg.languages[1]}"
         name = "classes.txt" if cfg.task == "cifar10" else name  # a number from 0 a line

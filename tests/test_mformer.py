@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import statistics
 import subprocess
 import sys
 
@@ -571,6 +572,13 @@ def test_eight_processes_share_the_shards_of_every_preset(task, preset, action):
     mf.space_of(cfg)
 
 
+def test_preset_long_is_where_linear_attention_costs_less():
+    cfg = parse(mf.Config, mf.presets_of([]), mf.ACTIONS, "", ["--search", "--preset", "long"])[2]
+    arch = mf.widest(mf.space_of(cfg))
+    assert cfg.cost == "flops" and mf.ImageModel(arch, cfg).tokens == 257
+    assert mf.model_flops(mf.retype(arch, "linear"), cfg) < 0.8 * mf.model_flops(mf.retype(arch, "plain"), cfg)
+
+
 def test_label_smoothing():
     logits, labels = torch.randn(2, 3, 5), torch.tensor([[1, 2, -100], [0, -100, -100]])
     loss, count = mf.smoothed_loss(lambda source, arch: source, (logits, labels))
@@ -730,6 +738,9 @@ def test_a_search_killed_in_every_phase_ends_as_an_uninterrupted_one(kind, tmp_p
     assert history(tmp_path / "whole") == history(tmp_path / "parts") and len(history(tmp_path / "whole")) == 22
     whole, parts = (json.loads((tmp_path / name / "best.json").read_text()) for name in ("whole", "parts"))
     assert whole == parts and set(whole["rankers"]) == {"loss", "latency"}
+    cfg = RUN_IMAGES if kind == "images" else dataclasses.replace(RUN_TEXT, vocab_size=len(load_file(tmp_path / "whole" / "checkpoint.pt")["owned"]["model"]["words"]))
+    archs = [mf.sample_arch(mf.space_of(cfg), random.Random(f"{cfg.seed} sample {number}")) for number in range(25)]
+    assert whole["latency_limit"] == 0.9 * statistics.median(mf.model_flops(arch, cfg) / 1e9 for arch in archs) >= whole["scores"]["latency"]
     assert same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -751,6 +762,8 @@ def test_training_resumes_and_ends_with_the_average_of_the_last_checkpoints(tmp_
         return mean(last)
     monkeypatch.setattr(LastWeights, "mean", spy)
     mf.main([*command, "--out", str(tmp_path / "whole")])
+    log = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
+    assert all(0 <= line["clipped"] <= 1 for line in log if line.get("phase") == "train") and len(log) >= 8
     assert kept["steps"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list((tmp_path / "whole").glob("weights-*"))
     for home, place, after in ((mf, "accumulate_gradients", 5), (LastWeights, "mean", 0)):
         real, calls = getattr(home, place), itertools.count()
