@@ -893,7 +893,7 @@ def test_what_one_attention_costs():
 
 
 @pytest.mark.parametrize("name, content, message", [
-    ("history.jsonl", "3\n", "not written by --search"), ("history.jsonl", '{"round": "sample"}\n', "not written by --search"),
+    ("history.jsonl", "3\n", "line 1: no JSON"), ("history.jsonl", '{"round": "sample"}\n', "not written by --search"),
     ("history.jsonl", "{\n\n", "line 1: no JSON"), ("config.json", "{", "damaged"), ("config.json", "[]", "no run folder")])
 def test_a_damaged_search_folder_is_named(name, content, message, tmp_path):
     make_run(tmp_path / "search", action="search", arch="")
