@@ -68,14 +68,15 @@ class Pictures:
         if len(order) < self.size:
             raise UserError(f"--batch {cfg.batch}: {len(order)} training images are fewer than a shard of {self.size}")
         self.images, self.labels = images[order].to(self.device), labels[order].to(self.device)
-        self.held, self.set_aside = (images[held], labels[held]), len(held)
+        self.held, self.set_aside, self.made, self.epoch = (images[held], labels[held]), len(held), [], None
 
     def batch(self, number):
         """(images (B, 3, I, I), labels (B,)) of shard `number` of the stream of shuffled epochs."""
         epoch, place = divmod(number, len(self.labels) // self.size)
-        generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "order", epoch))
-        rows = torch.randperm(len(self.labels), generator=generator)[place * self.size:(place + 1) * self.size]
-        rows = rows.to(self.device)
+        if epoch != self.epoch:
+            generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "order", epoch))
+            self.order, self.epoch = torch.randperm(len(self.labels), generator=generator).to(self.device), epoch
+        rows = self.order[place * self.size:(place + 1) * self.size]
         return augment(self.images[rows], self.cfg), self.labels[rows]
 
     def plain_batches(self, images, labels):
@@ -83,8 +84,9 @@ class Pictures:
             yield plain_images(part.to(self.device), self.cfg), wanted.to(self.device)
 
     def held_batches(self):
-        """What is set aside, as batch() gives it but not augmented."""
-        return self.plain_batches(*self.held)
+        """What is set aside, as batch() gives it but not augmented; made once (5,000 images of 224 pixels: 3 GB)."""
+        self.made = self.made or list(self.plain_batches(*self.held))
+        return self.made
 
     def test_batches(self):
         """The test images; in a dry run the first of them."""

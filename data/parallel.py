@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from common.cli import UserError
-from common.distributed import autocast, gather, on_main, progress, say, seed_of
+from common.distributed import gather, on_main, progress, say, seed_of
 from common.files import read_json, read_text, write_atomic
 from common.tokenization import load_tokenizer, train_sentencepiece
 
@@ -57,14 +57,14 @@ class ParallelText:
         return len(self.starts[0]) - 1
 
     def row(self, side, number):
-        return self.tokens[side][self.starts[side][number]:self.starts[side][number + 1]].tolist()
+        return self.tokens[side][self.starts[side][number]:self.starts[side][number + 1]]
 
     def source(self, number):
-        """Token ids of a source sentence, a list."""
+        """Token ids of a source sentence, an array."""
         return self.row(0, number)
 
     def target(self, number):
-        """Token ids of a target sentence, a list."""
+        """Token ids of a target sentence, an array."""
         return self.row(1, number)
 
     def longest_side(self):
@@ -80,6 +80,7 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
     done = folder / "meta.json"
     if not done.exists() or {**read_json(done), "pairs": 0} != {**about, "pairs": 0}:
         folder.mkdir(parents=True, exist_ok=True)
+        done.unlink(missing_ok=True)  # it never stands beside other arrays than its own
         lines = read_pairs(prefix, *endings)
         # arrays: of millions of sentences lists would not fit
         rows = [[np.array(row, dtype=np.int32) for start in range(0, len(side), BLOCK)
@@ -129,12 +130,13 @@ class TokenBatches:
         return self.examples[self.cuts[batch]:self.cuts[batch + 1]]
 
 
-def pad(rows, pad_id):
-    """(ids (B, T), lengths (B,)) of lists of ids, filled up with pad_id."""
-    lengths = torch.tensor([len(row) for row in rows])
+def pad(rows, pad_id, before=(), behind=()):
+    """(ids (B, T), lengths (B,)) of lists or arrays of ids, each between `before` and `behind`, filled up with pad_id.
+    """
+    lengths = torch.tensor([len(row) for row in rows]) + len(before) + len(behind)
     ids = torch.full((len(rows), int(lengths.max())), pad_id)
-    for number, row in enumerate(rows):
-        ids[number, :len(row)] = torch.tensor(row, dtype=torch.long)
+    joined = np.concatenate([np.asarray(part, dtype=np.int64) for row in rows for part in (before, row, behind)])
+    ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(joined)
     return ids, lengths
 
 
@@ -148,7 +150,7 @@ class Translations:
     score_name, unit = "bleu", "tokens"
 
     def __init__(self, cfg, ranks, folder, training=True):
-        self.cfg, self.ranks, self.device, self.folder = cfg, ranks, ranks.device, folder
+        self.cfg, self.ranks, self.device, self.folder, self.made = cfg, ranks, ranks.device, folder, []
         if training and not cfg.train_text:
             raise UserError("--train_text: missing; give the PREFIX of the parallel text to train on")
         on_main(ranks, self.make_tokenizer)
@@ -197,11 +199,12 @@ class Translations:
 
     def tensors(self, sources, targets):
         """(source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end) of lists of ids."""
-        tokenizer = self.tokenizer
-        source, lengths = pad([[*row, tokenizer.eos_id] for row in sources], tokenizer.pad_id)
-        given, _ = pad([[tokenizer.bos_id, *row] for row in targets], tokenizer.pad_id)
-        wanted, _ = pad([[*row, tokenizer.eos_id] for row in targets], -100)
-        return [tensor.to(self.ranks.device, non_blocking=True) for tensor in (source, lengths, given, wanted)]
+        tokenizer, end = self.tokenizer, [self.tokenizer.eos_id]
+        tensors = (*pad(sources, tokenizer.pad_id, behind=end), pad(targets, tokenizer.pad_id, [tokenizer.bos_id])[0],
+                   pad(targets, -100, behind=end)[0])
+        if self.device.type == "cuda":  # pinned: the next shard is made and sent while the device still computes
+            tensors = [tensor.pin_memory() for tensor in tensors]
+        return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
 
     def pairs(self, text, rows):
         return self.tensors([text.source(row) for row in rows], [text.target(row) for row in rows])
@@ -211,9 +214,11 @@ class Translations:
         return self.pairs(self.text, self.order[self.stream.batch(number, self.cfg.seed)])
 
     def held_batches(self):
-        """The tensors of the pairs set aside, the shorter first."""
-        for start in range(0, len(self.held), 64):
-            yield self.pairs(self.held_text, self.held[start:start + 64])
+        """The tensors of the pairs set aside, the shorter first; made once."""
+        if not self.made:
+            self.made = [self.pairs(self.held_text, self.held[start:start + 64])
+                         for start in range(0, len(self.held), 64)]
+        return self.made
 
     def translate(self, model, lines, penalty):
         """Translations of raw sentences, of an empty one nothing, shared out over the processes; sentences of like
@@ -228,9 +233,8 @@ class Translations:
         bar = progress(ranks, len(chunks), "translating")
         for chunk in chunks[ranks.rank::ranks.size]:
             source, lengths, *_ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
-            with autocast(self.cfg.dtype, self.device):
-                best = beam_search(model, source, lengths, longest, tokenizer.bos_id, tokenizer.eos_id,
-                                   (tokenizer.pad_id, tokenizer.bos_id), self.cfg.beam, penalty)
+            best = beam_search(model, source, lengths, longest, tokenizer.bos_id, tokenizer.eos_id,
+                               (tokenizer.pad_id, tokenizer.bos_id), self.cfg.beam, penalty)
             found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best))
             bar.update(ranks.size)
         bar.close()
@@ -254,39 +258,40 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
     log-probability / tokens ** penalty, as fairseq scores. barred: ids that are never produced.
 
     model.encode(source, lengths) gives what is kept of the source, a list of tuples of tensors with B rows, and
-    model.decode(tokens, kept, None, caches, step) logits (B, 1, V). A beam may end at every step without giving up its
-    place (fairseq: where it is among the 2K best continuations), and must after 1.5 S + 10 tokens or `longest`. A row
-    is finished when no living beam can still win: log-probabilities only fall, so one's score is never above what it
-    would be at the greatest length.
+    model.decode(tokens, kept, None, caches, step) logits (B * K, 1, V) behind the beams (B * K, 1), those of a row one
+    behind the other. A beam may end at every step without giving up its place (fairseq: where it is among the 2K best
+    continuations; here at step 0 too), and must after 1.5 S + 10 tokens or `longest`. A row is finished when no living
+    beam can still win: log-probabilities, kept in float32, only fall, so one's score is never above what it would be at
+    the greatest length. Finished rows leave every eighth step: until then nothing is read back from the device.
     """
     B, device = len(source), source.device
-    limits = (lengths + lengths // 2 + 10).clamp(max=longest).tolist()
-    memories = [tuple(part.repeat_interleave(beam, 0) for part in kept) for kept in model.encode(source, lengths)]
-    caches = [{} for _ in memories]
+    limits, memories = (lengths + lengths // 2 + 10).clamp(max=longest), model.encode(source, lengths)
+    caches, rows, living = [{} for _ in memories], torch.arange(B, device=device), limits > 0
     tokens, history = (torch.full((B * beam, 1), bos, device=device),
                        torch.zeros(B, beam, 0, dtype=torch.long, device=device))
     scores = torch.full((B, beam), float("-inf"), device=device)
     scores[:, 0] = 0.0  # all beams start alike: only one of them counts
-    rows, best = list(range(B)), [([], float("-inf"))] * B
-    for step in range(max(limits)):
+    best, sizes = torch.full((B,), float("-inf"), device=device), torch.zeros(B, dtype=torch.long, device=device)
+    found, steps = torch.zeros(B, int(limits.max()), dtype=torch.long, device=device), int(limits.max())
+    for step in range(steps):
         logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
         total = scores[..., None] + F.log_softmax(logits, dim=-1).view(len(rows), beam, -1)  # (B, K, V)
-        ends, beams = (total[..., eos] / (step + 1) ** penalty).max(1)
-        for place, (end, which) in enumerate(zip(ends.tolist(), beams.tolist())):
-            if end > best[rows[place]][1]:
-                best[rows[place]] = (history[place, which].tolist(), end)
+        end, which = (total[..., eos] / (step + 1) ** penalty).max(1)
+        better = living & (end > best[rows])
+        ended = history.gather(1, which[:, None, None].expand(-1, 1, step))[:, 0]  # (B, step)
+        found[rows, :step] = torch.where(better[:, None], ended, found[rows, :step])
+        best[rows], sizes[rows] = torch.where(better, end, best[rows]), torch.where(better, step, sizes[rows])
         total[..., [eos, *barred]] = float("-inf")
         scores, flat = total.flatten(1).topk(beam)  # (B, K)
         parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
         history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
-        open_rows = [place for place, (row, top) in enumerate(zip(rows, scores[:, 0].tolist()))
-                     if step + 1 < limits[row] and top / limits[row] ** penalty > best[row][1]]
-        if not open_rows:
-            break
-        chosen = torch.tensor(open_rows, device=device)
-        lines = (chosen[:, None] * beam + parents[chosen]).flatten()
-        memories = [tuple(part[lines] for part in kept) for kept in memories]
+        living = living & (step + 1 < limits[rows]) & (scores[:, 0] / limits[rows] ** penalty > best[rows])
+        parents = parents + beam * torch.arange(len(rows), device=device)[:, None]
+        if step % 8 == 7 and not living.all():
+            if not living.any():
+                break
+            rows, scores, history, tokens, parents = (part[living] for part in (rows, scores, history, tokens, parents))
+            memories, living = [tuple(part[living] for part in kept) for kept in memories], living[living]
+        lines, tokens = parents.flatten(), tokens.view(-1, 1)
         caches = [{"self": tuple(part[lines] for part in cache["self"])} for cache in caches]
-        rows, scores, history, tokens = ([rows[place] for place in open_rows], scores[chosen], history[chosen],
-                                         tokens[chosen].view(-1, 1))
-    return best
+    return [(ids[:size], score) for ids, size, score in zip(found.tolist(), sizes.tolist(), best.tolist())]

@@ -27,10 +27,10 @@ def test_pairs_are_encoded_once_and_filtered(tmp_path):
     prefix = write(tmp_path, "a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
     assert read_pairs(prefix, "en", "de") == [["a bb", "", "ccc dddd e", "last"], ["x", "y", "z z z z", "zz"]]
     text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "all")
-    assert len(text) == 4 and text.source(2) == [3, 4, 1] and text.target(2) == [1, 1, 1, 1] and text.source(1) == []
+    assert len(text) == 4 and text.source(2).tolist() == [3, 4, 1] and text.target(2).tolist() == [1, 1, 1, 1] and not len(text.source(1))
     assert text.longest_side().tolist() == [2, 1, 4, 1]
     short = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=3)
-    assert [short.source(row) for row in range(len(short))] == [[1, 2], [4]]
+    assert [short.source(row).tolist() for row in range(len(short))] == [[1, 2], [4]]
     written = (tmp_path / "short" / "source.npy").stat().st_mtime_ns
     encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=3)
     assert (tmp_path / "short" / "source.npy").stat().st_mtime_ns == written
@@ -75,6 +75,35 @@ def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
 def test_pad():
     ids, lengths = pad([[5, 6, 7], [8]], 0)
     assert ids.tolist() == [[5, 6, 7], [8, 0, 0]] and lengths.tolist() == [3, 1]
+    ids, lengths = pad([np.array([5, 6], dtype=np.int32), []], -100, [1], [2])
+    assert ids.tolist() == [[1, 5, 6, 2], [1, 2, -100, -100]] and lengths.tolist() == [4, 2] and ids.dtype == torch.int64
+
+
+def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
+    prefix = write(tmp_path, "", "")
+    (tmp_path / "p.en").write_bytes("a\rb\r\nc\u2028d\x85e\x0bf\ng\n".encode())
+    (tmp_path / "p.de").write_bytes(b"x\ny\r\nz\n")
+    source, target = read_pairs(prefix, "en", "de")
+    assert source == ["a\rb", "c\u2028d\x85e\x0bf", "g"] and target == ["x", "y", "z"]
+
+
+def test_a_kill_between_two_arrays_leaves_no_pairs_that_do_not_belong_together(tmp_path, monkeypatch):
+    prefix = write(tmp_path, "a\nbb\n", "x\ny\n")
+    encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text")
+    write(tmp_path, "a\nbb\nccc\n", "x\ny\nz\n")
+    real, calls = np.save, []
+
+    def dying(path, array):
+        calls.append(path)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(path, array)
+    monkeypatch.setattr(np, "save", dying)
+    with pytest.raises(KeyboardInterrupt):
+        encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text", longest=9)
+    monkeypatch.setattr(np, "save", real)
+    text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text")  # as at first: the old meta.json is gone
+    assert len(text) == len(text.starts[1]) - 1 == 3
 
 
 def test_cifar10(tmp_path):

@@ -55,6 +55,7 @@ def searched(options):
     if not space or not lines:
         raise UserError(f"{options.folders[0]}: no history.jsonl with samples; name the folder of a finished --search")
     cfg.init = str(options.folders[0])
+    cfg.latency_limit = read_json(options.folders[0] / "best.json", dict).get("latency_limit", 0.0)
     return cfg, space, lines, weights
 
 
@@ -247,11 +248,11 @@ def attention_cost(kind, tokens, device, clock, runs=3):
     kept MB: what stays for the backward pass; peak MB: all that was allocated at once, where the device counts it]."""
     heads, dim, best, kept = 8, 64, [math.inf] * 2, {}
     q, k, v = (torch.randn(1, heads, tokens, dim, device=device, requires_grad=True) for _ in range(3))
-    table, lengths = torch.randn(29, dim, device=device, requires_grad=True), torch.tensor([tokens], device=device)
+    table, turns = torch.randn(29, dim, device=device, requires_grad=True), mf.fixed_turns(tokens, device)
     attend = {"plain softmax": lambda: mf.softmax_attention(q, k, v),
               "relative softmax": lambda: mf.softmax_attention(q, k, v, table),
-              "linear": lambda: mf.linear_attention(q, k, v, lengths),
-              "causal linear": lambda: mf.causal_linear_attention(q, k, v, tokens)}[kind]
+              "linear": lambda: mf.linear_attention(q, k, v, turns),
+              "causal linear": lambda: mf.causal_linear_attention(q, k, v, turns)}[kind]
 
     def keep(x):
         kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
@@ -320,7 +321,7 @@ def paper_parameters(arch, cfg):
     if cfg.task == "wmt14":
         attention = 4 * E * E + 4 * E
         encoder = sum(ffn[:arch.layers]) + arch.layers * (attention + 4 * E)
-        if mf.retype(arch, "plain", mf.PARTS) == mf.PLAIN_TEXT:
+        if mf.retype(arch, "plain", mf.PARTS) == mf.PUBLISHED["wmt14"]["transformer"]:
             return encoder + sum(ffn[arch.layers:]) + arch.decoder_layers * (2 * attention + 6 * E) + 37000 * E
         inputs = 6 * (E * E + E)  # of a decoder's layer no more than its attentions' inputs
         return encoder + arch.decoder_layers * inputs + 4 * E
