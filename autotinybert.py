@@ -831,7 +831,8 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         return read_json(folder / "curve.json")
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = SlicedAdamW(model.to(data.device).train(), cfg.weight_decay)
-    checkpoint = Checkpoint(folder / "training.pt", ranks, model=model, optimizer=optimizer)
+    # beside the folder: the model kept in it is none of this run's checkpoints
+    checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved = checkpoint.restore()
     first, curve, every = saved.get("step", 0), saved.get("curve", []), max(1, steps // 20)
     if cfg.compile and probes == (None,):
