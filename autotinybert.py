@@ -10,12 +10,12 @@ Run:     python autotinybert.py --search --dry_run             two steps of ever
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
                   --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
 Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer
-         Sec. 3.4, Figure 3 -> Cut, extract        Alg. 1 -> sub_models, pretrain, SlicedAdamW
+         Sec. 3.4, Figure 3 -> Cut, extract        Alg. 1 -> sub_models, pretrain
          Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve
          Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Table D.1 -> TABLE_D1
 Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
          the limit · D4 winners are measured · D5 latency from hundreds of measurements, by least squares · D6 what no
-         sub-model used is left alone · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments · D9 no padding and
+         sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments · D9 no padding and
          no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth · D12 MLM is a task
 """
 import contextlib
@@ -460,67 +460,17 @@ def extract(model, arch):
     return sub
 
 
-def mark_used(model, archs, used):
-    """Set to 1 the entries that any of `archs` uses (None: all of the model). used: {name: tensor of zeros like the
-    parameter}. Of parts that lie inside one another only the outer ones are written."""
-    for name, target in used.items():
-        axes, layer = axes_of(name)
-        if "pooler" in name:  # no part of pre-training (no NSP)
-            continue
-        if None in archs:
-            target.fill_(1)
-            continue
-        cuts = [Cut(arch, model.encoder.arch, layer or 0) for arch in archs if layer is None or layer < arch.layers]
-        parts = {cut.sizes(axes): cut for cut in cuts}
-        for sizes, cut in parts.items():
-            if not any(other != sizes and all(a >= b for a, b in zip(other, sizes)) for other in parts):
-                cut(target, axes, view=True).fill_(1)
+def make_optimizer(model, weight_decay):
+    """BERT's AdamW: no weight decay on biases and LayerNorms. The pooler, which pre-training does not read (no
+    next-sentence loss), is left alone.
 
-
-class SlicedAdamW:
-    """AdamW in which an entry that no sub-model of the update used is left alone: its weight with its decay, both its
-    moments, and the count of its updates, which rules its own bias correction. D6: the paper does not say; otherwise
-    such entries would shrink, and move on by what others' batches have left in their moments.
-
-    All parameters of the model become views of one flat tensor, and their gradients views of another (`grads`), so that
-    a sub-batch's gradients are one tensor to sum, and an update a handful of operations.
+    D6: the paper does not say what happens to entries that no sub-model of an update used. As in the released code they
+    decay, and move on by what is left in their moments.
     """
-
-    def __init__(self, model, weight_decay, betas=(0.9, 0.999), eps=1e-6):
-        named = list(model.named_parameters())
-        self.weight_decay, self.betas, self.eps = weight_decay, betas, eps
-        self.values = torch.cat([value.detach().reshape(-1) for _, value in named])
-        self.grads, self.first, self.second, self.count, self.decayed, self.used = (
-            torch.zeros_like(self.values) for _ in range(6))
-        self.used_views, start = {}, 0
-        for name, value in named:
-            span = slice(start, start + value.numel())
-            value.data, value.grad = self.values[span].view_as(value), self.grads[span].view_as(value)
-            self.used_views[name] = self.used[span].view_as(value)
-            self.decayed[span] = float(value.dim() > 1)  # no decay on biases and LayerNorms
-            start = span.stop
-
-    @torch.no_grad()
-    def step(self, gradient, used, lr, clip):
-        """One update with the flat mean gradient; used: flat, 1 where an entry takes part. Returns the gradient's norm
-        before clipping, a tensor."""
-        norm = gradient.norm()
-        gradient = gradient * (clip / (norm + 1e-6)).clamp(max=1.0)
-        beta1, beta2 = self.betas
-        self.count += used
-        self.first.lerp_(gradient, (1 - beta1) * used)
-        self.second.lerp_(gradient * gradient, (1 - beta2) * used)
-        count = self.count.clamp(min=1)
-        change = self.first / (1 - beta1 ** count) / ((self.second / (1 - beta2 ** count)).sqrt() + self.eps)
-        self.values.sub_(lr * used * (change + self.weight_decay * self.decayed * self.values))
-        return norm
-
-    def state_dict(self):
-        return {"first": self.first, "second": self.second, "count": self.count}
-
-    def load_state_dict(self, state):
-        for name, value in state.items():
-            getattr(self, name).copy_(value)
+    groups = [{"params": [value for name, value in model.named_parameters()
+                          if (value.dim() > 1) == decayed and "pooler" not in name],
+               "weight_decay": weight_decay * decayed} for decayed in (True, False)]
+    return torch.optim.AdamW(groups, eps=1e-6, fused=True)
 
 # --- search --------------------------------------------------------------------------------------
 
@@ -830,7 +780,12 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
         return read_json(folder / "curve.json")
     folder.mkdir(parents=True, exist_ok=True)
-    optimizer = SlicedAdamW(model.to(data.device).train(), cfg.weight_decay)
+    optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
+    trained = [value for group in optimizer.param_groups for value in group["params"]]
+    grads, start = torch.zeros(sum(value.numel() for value in trained), device=data.device), 0
+    for value in trained:  # gradients are views of one flat tensor, so that those of a sub-batch are one to sum
+        value.grad = grads[start:start + value.numel()].view_as(value)
+        start += value.numel()
     # beside the folder: the model kept in it is none of this run's checkpoints
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved = checkpoint.restore()
@@ -843,17 +798,18 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         total, losses = ShardSum(ranks), []
         for shard in shard_range(ranks, N):  # Alg. 1, lines 3, 4 and 8
             loss_of = make_objective(data, cfg, text_batch(data.train, data, cfg, (step * N + shard) * rows, rows))
-            optimizer.grads.zero_()  # Alg. 1, line 5
+            grads.zero_()  # Alg. 1, line 5
             for sample, arch in enumerate(archs[shard]):  # Alg. 1, line 6
                 seed_everything(cfg.seed, folder.name, step, shard, sample)
                 loss = loss_of(model, arch) / (N * len(archs[shard]))
                 loss.backward()  # Alg. 1, line 9
                 losses.append(loss.detach())
-            total.add([optimizer.grads])
-        optimizer.used.zero_()
-        mark_used(model, set(itertools.chain(*archs)), optimizer.used_views)
-        lr = cfg.lr * schedule(step, steps, warmup)
-        norm = optimizer.step(total.total(), optimizer.used, lr, CLIP)  # Alg. 1, line 11
+            total.add([grads])
+        grads.copy_(total.total())
+        norm = nn.utils.clip_grad_norm_(trained, CLIP)
+        for group in optimizer.param_groups:
+            group["lr"] = lr = cfg.lr * schedule(step, steps, warmup)
+        optimizer.step()  # Alg. 1, line 11
         bar.update(1)
         done, stop = step + 1, (ranks.size == 1 or step % 10 == 0) and stopping(ranks)  # a collective question
         look, save = done in (steps, done // every * every), stop or done % cfg.save_every == 0 and done < steps
