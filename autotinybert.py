@@ -714,17 +714,18 @@ def schedule(step, steps, warmup):
     return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
 
 
-def text_batch(text, data, cfg, position, rows):
-    """Training examples position .. position + rows - 1 of a Corpus's endless stream, on the device: ids, segments
-    (B, T), lengths (B,), and positions, labels (B, I) of what is masked. D9: what a teacher reads is not masked.
+def text_batch(text, data, cfg, phase, position, rows):
+    """Training examples position .. position + rows - 1 of a phase's endless stream from a Corpus, on the device: ids,
+    segments (B, T), lengths (B,), and positions, labels (B, I) of what is masked. Each phase has an order and masks of
+    its own. D9: what a teacher reads is not masked.
 
     D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
     meet a trained segment embedding in fine-tuning; there is no next-sentence loss, as in the released code.
     """
-    cut = text.segments(position, rows, cfg.length - 3, cfg.seed)
+    cut = text.segments(position, rows, cfg.length - 3, seed_of(cfg.seed, phase))
     batch = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
     if not data.teacher:
-        generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
+        generator = torch.Generator().manual_seed(seed_of(cfg.seed, phase, "mask", position))
         ids, *masked = mask_tokens(batch[0], data.tokenizer, generator)
         batch = [ids, *batch[1:], *masked]
     return [tensor.to(data.device, non_blocking=True) for tensor in batch]
@@ -749,7 +750,7 @@ def held_out_loss(model, data, cfg, arch=None, rows=256):
     """The training objective on held-out text."""
     model.eval()
     size = min(rows, cfg.batch)
-    losses = [make_objective(data, cfg, text_batch(data.dev, data, cfg, start, size))(model, arch).item()
+    losses = [make_objective(data, cfg, text_batch(data.dev, data, cfg, "held out", start, size))(model, arch).item()
               for start in range(0, rows, size)]
     model.train()
     return sum(losses) / len(losses)
@@ -762,7 +763,7 @@ def held_out_accuracy(model, data, cfg, rows=1024, size=64):
     model.to(data.device).eval()
     found = count = 0
     for start in range(0, rows, size):
-        *inputs, labels = text_batch(data.dev, data, cfg, start, size)
+        *inputs, labels = text_batch(data.dev, data, cfg, "held out", start, size)
         with autocast(cfg.dtype, data.device):
             found += (model(*inputs).argmax(-1) == labels).sum().item()  # (B, I)
         count += (labels != -100).sum().item()
@@ -776,6 +777,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is: an ordinary training.
     """
     ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
+    phase = "superplm" if folder.name == "superplm" else "further"
     if (folder / "curve.json").exists():
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
         return read_json(folder / "curve.json")
@@ -797,7 +799,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         archs = [draw(step, shard) for shard in range(N)]  # Alg. 1, line 7: the same list on every process
         total, losses = ShardSum(ranks), []
         for shard in shard_range(ranks, N):  # Alg. 1, lines 3, 4 and 8
-            loss_of = make_objective(data, cfg, text_batch(data.train, data, cfg, (step * N + shard) * rows, rows))
+            loss_of = make_objective(data, cfg, text_batch(data.train, data, cfg, phase, (step * N + shard) * rows, rows))
             grads.zero_()  # Alg. 1, line 5
             for sample, arch in enumerate(archs[shard]):  # Alg. 1, line 6
                 seed_everything(cfg.seed, folder.name, step, shard, sample)
