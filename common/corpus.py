@@ -109,12 +109,13 @@ class Corpus:
     def __reduce__(self):  # travels to other processes as a path
         return Corpus, (str(self.folder), None, None if len(self.ids) == self.meta["documents"] else self.ids)
 
-    def split(self, held_out=0.05):
-        """(train, dev): a share of the documents, evenly spread, is held out. UserError for one document."""
+    def split(self, held_out=0.05, most=1000):
+        """(train, dev): a share of the documents, `most` at most, evenly spread, is held out. UserError for one
+        document."""
         total = len(self.ids)
         if total < 2:
             raise UserError(f"{self.folder}: a corpus of one document cannot be split; add text")
-        count = max(1, min(total - 1, round(held_out * total)))
+        count = max(1, min(total - 1, most, round(held_out * total)))
         held = np.zeros(total, bool)
         held[(np.arange(count) * total + total // 2) // count] = True
         return Corpus(self.folder, ids=self.ids[~held]), Corpus(self.folder, ids=self.ids[held])
