@@ -10,25 +10,26 @@ Run:     python autotinybert.py --search --dry_run             two steps of ever
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
                   --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
 Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer
-         Sec. 3.4, Figure 3 -> Cut, extract        Alg. 1 -> sub_models, pretrain
+         Sec. 3.4, Figure 3 -> leading, sub_model  Alg. 1 -> sub_models, pretrain
          Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve
          Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Table D.1 -> TABLE_D1
 Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
          the limit · D4 winners are measured · D5 latency from hundreds of measurements, by least squares · D6 what no
-         sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments · D9 no padding and
-         no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth · D12 MLM is a task
+         sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments, some short · D9 no padding and
+         no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth · D12 MLM is a task · D13 1,000
+         documents at most are held out · D14 positions above 128 are first trained by SQuAD · D15 fitness is a mean
 """
-import contextlib
 import copy
 import dataclasses
 import functools
-import itertools
 import json
 import math
+import os
 import random
 import re
 import statistics
 import time
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +47,8 @@ from torch import nn
 class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
     given, program = frozenset(), "autotinybert"  # set by common.cli: the flags that were given, the file's name
+    writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.jsonl", "predictor.pt*",
+              "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE", "WNLI")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET, the phases of --search share one
     restart: bool = False  # begin anew in a run folder that is there
@@ -62,7 +65,7 @@ class Config:
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt; default: the teacher's or --init's, else trained on the corpus
     vocab_size: int = 30522  # pieces of the vocabulary >= 1
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: held-out text (D12)
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: the loss on held-out text (D12)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
@@ -82,7 +85,9 @@ class Config:
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 > 0
     warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
     weight_decay: float = 0.01  # AdamW, not on biases and LayerNorms
+    eval_every: int = 32000  # steps between looks at held-out text >= 1
     save_every: int = 1000  # steps between checkpoints >= 1
+    save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     # fine-tuning; Table D.1's number where not given
     finetune_epochs: int | None = None  # passes over the task >= 1
     finetune_batch: int | None = None  # examples an update >= 1
@@ -91,7 +96,7 @@ class Config:
     finetune_length: int | None = None  # tokens a row; else 128, SQuAD's windows 384 [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune >= 1
     # latency
-    speedup: float = 7.2  # how much faster than --reference a model must be, Table 1 > 0
+    speedup: str = "7.2"  # how much faster than --reference a model must be, Table 1; or as fast as an architecture
     reference: str = "12-768-3072-12-768"  # speed-ups are counted from its latency: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # target device
     latency_threads: int = 1  # CPU threads there; of a single one its own CPU seconds count >= 1
@@ -104,7 +109,7 @@ class Config:
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or Sec. 4.4's rule
     population: int = 25  # S of Alg. 2 >= 1
     generations: int = 4  # T of Alg. 2, the first one included >= 1
-    winners: int = 3  # architectures trained further, Sec. 4.1 >= 1
+    winners: int | None = None  # architectures trained further; else 3, Sec. 4.1, and 1 of --strategy fast >= 1
 
 
 MUTATION = EXPLORATION = 0.5  # p_m and p_e of Alg. 2
@@ -118,7 +123,7 @@ PRESETS = {
     # the search space is 7.2 times as fast as this reference.
     "demo": {"vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
              "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
-             "steps": 600, "further_steps": 300, "save_every": 100, "tasks": "MLM,SST-2", "finetune_epochs": 2,
+             "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM,SST-2", "finetune_epochs": 2,
              "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "8-96-384-6-96", "population": 8,
              "generations": 3, "latency_archs": 120},
     "base": {},
@@ -158,7 +163,7 @@ def parse_arch(text):
     arch = Arch(*(value[0] if len(value) == 1 else value for value in numbers))
     if any(len(value) not in (1, arch.layers) for value in numbers[2:]) or max(len(value) for value in numbers[:2]) > 1:
         raise ValueError(f"{text!r}: give one number for all layers, or {parts[0]} of them")
-    for ffn, heads, qkv in map(arch.shape, range(arch.layers)):
+    for _, heads, qkv in map(arch.shape, range(arch.layers if "/" in text else 1)):
         if qkv % heads:
             raise ValueError(f"{text!r}: {heads} heads do not divide the query/key/value width {qkv}; "
                              f"use a multiple of {heads}")
@@ -222,91 +227,37 @@ def flops(arch, tokens=128):
     return 2 * count
 
 # --- model ---------------------------------------------------------------------------------------
-# The same modules are the SuperPLM and every stand-alone model. forward(..., arch) runs the sub-model `arch`, of which
-# nothing is stored; without arch the whole model runs, plainly.
-
-AXES = {  # module: what its weight's axes, (out, in), are widths of; a bias has the first
-    "words": ("", "hidden"), "positions": ("", "hidden"), "segments": ("", "hidden"), "norm": ("hidden",),
-    "query": ("qkv", "hidden"), "key": ("qkv", "hidden"), "value": ("qkv", "hidden"), "output": ("hidden", "qkv"),
-    "attention_norm": ("hidden",), "expand": ("ffn", "hidden"), "shrink": ("hidden", "ffn"), "ffn_norm": ("hidden",),
-    "pooler": ("hidden", "hidden"), "transform": ("hidden", "hidden"), "transform_norm": ("hidden",),
-    "fit": ("", "hidden")}
-
-
-class Cut:
-    """What one layer of sub-model `arch` uses of the weights of `top`: the leading part of every axis (Sec. 3.4).
-
-    Attention, Figure 3: of the top's heads the first `heads`, of each of them the leading part. With heads of full
-    width this is extraction (b), with all heads extraction (c). A sub-model with the full d^q|k|v uses every row, in
-    however many heads (no SME: HAT, Table 3).
-    """
-
-    def __init__(self, arch, top, layer=0):
-        ffn, heads, qkv = arch.shape(layer)
-        _, self.top_heads, top_qkv = top.shape(layer)
-        head = (self.top_heads, top_qkv // self.top_heads) if qkv == top_qkv else (heads, qkv // heads)
-        self.heads, self.widths = heads, {"": (), "hidden": (arch.hidden,), "ffn": (ffn,), "qkv": head}
-
-    def sizes(self, axes):
-        """The numbers that rule the part taken of a tensor with these axes."""
-        return sum((self.widths[axis] for axis in axes), ())
-
-    def __call__(self, tensor, axes, view=False):
-        """The part of a weight of `top`. view: heads stay an axis, so that what is written arrives in the tensor."""
-        for place in reversed(range(len(axes))):
-            width = self.widths[axes[place]]
-            if axes[place] == "qkv":
-                tensor = (tensor.unflatten(place, (self.top_heads, -1))
-                          .narrow(place, 0, width[0]).narrow(place + 1, 0, width[1]))
-                tensor = tensor if view else tensor.flatten(place, place + 1)
-            elif width:
-                tensor = tensor.narrow(place, 0, width[0])
-        return tensor
-
-
-def why_outside(arch, top):
-    """None where `arch` can be cut out of `top`, else the reason in words."""
-    widest = max(arch.shape(layer)[0] for layer in range(arch.layers))
-    for name, size in (("layers", arch.layers), ("hidden", arch.hidden), ("ffn", widest)):
-        if size > getattr(top, name):
-            return f"{name} {size} of {arch} is more than the {getattr(top, name)} of {top}"
-    for _, heads, qkv in map(arch.shape, range(arch.layers)):
-        if qkv != top.qkv and (heads > top.heads or qkv // heads > top.qkv // top.heads):
-            return f"{heads} heads of {qkv // heads} of {arch} are not within {top.heads} of {top.qkv // top.heads}"
-    return None
-
-
-def apply(module, name, x, cut):
-    """module(x) with the part of its weights that cut takes; all of them where it is None. Linear and LayerNorm."""
-    if cut is None:
-        return module(x)
-    weight, bias = cut(module.weight, AXES[name]), cut(module.bias, AXES[name][:1])
-    return (F.layer_norm(x, bias.shape, weight, bias, module.eps) if isinstance(module, nn.LayerNorm)
-            else F.linear(x, weight, bias))
+# The same modules are the SuperPLM, its sub-models (see sub_model) and every stand-alone model.
 
 
 class Layer(nn.Module):
-    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H)."""
+    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H). The weights of its attention have the heads as an axis,
+    so that a smaller layer's are the leading part of every axis (Figure 3)."""
 
     def __init__(self, hidden, ffn, heads, qkv, dropout):
         super().__init__()
-        self.heads, self.rate = heads, dropout
-        self.query, self.key, self.value = (nn.Linear(hidden, qkv) for _ in range(3))
-        self.output = nn.Linear(qkv, hidden)
+        D, self.rate = qkv // heads, dropout
+        self.qkv, self.qkv_bias = nn.Parameter(torch.empty(3, heads, D, hidden)), nn.Parameter(torch.zeros(3, heads, D))
+        self.output, self.output_bias = nn.Parameter(torch.empty(hidden, heads, D)), nn.Parameter(torch.zeros(hidden))
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.expand, self.shrink = nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
         self.ffn_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, mask, cut=None, with_scores=False):
-        """mask: (B, 1, 1, T) True at real tokens, None: all are. with_scores: the raw attention (B, N, T, T) too."""
+    def project(self, x, which):
+        """Those of query, key, value that the slice says: (B, T, H) -> (1 to 3, B, N, T, D)."""
+        weight, bias = self.qkv[which], self.qkv_bias[which]
+        return F.linear(x, weight.flatten(0, 2), bias.flatten()).unflatten(-1, bias.shape).permute(2, 0, 3, 1, 4)
 
-        def run(name, x):
-            return apply(getattr(self, name), name, x, cut)
-
-        heads = cut.heads if cut else self.heads
-        query, key, value = (run(name, x).unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, N, T, D)
-                             for name in ("query", "key", "value"))
+    def forward(self, x, mask, at=None, with_scores=False):
+        """mask: (B, 1, 1, T) True at real tokens, None: all are. at: (B, I) the places to compute, None: all.
+        with_scores: the raw attention (B, N, T, T) too."""
+        if at is None:
+            query, key, value = self.project(x, slice(3))  # (B, N, T, D)
+        else:
+            key, value = self.project(x, slice(1, 3))
+            x = x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
+            query, = self.project(x, slice(1))  # (B, N, I, D)
         rate = self.rate if self.training else 0.0
         scores = None
         if with_scores:
@@ -316,9 +267,10 @@ class Layer(nn.Module):
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, mask, rate)  # Eq. 1
         # Eq. 2; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
-        x = run("attention_norm", x + self.dropout(run("output", mixed.transpose(1, 2).flatten(2))))
+        mixed = F.linear(mixed.transpose(1, 2).flatten(2), self.output.flatten(1), self.output_bias)
+        x = self.attention_norm(x + self.dropout(mixed))
         # Eq. 3; D1: it prints the ReLU of the generic Transformer, BERT has GELU
-        x = run("ffn_norm", x + self.dropout(run("shrink", F.gelu(run("expand", x)))))
+        x = self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
         return (x, scores) if with_scores else x
 
 
@@ -340,21 +292,19 @@ class Encoder(nn.Module):
         self.pooler = nn.Linear(arch.hidden, arch.hidden)
         self.apply(init_weights)
 
-    def forward(self, ids, segments, lengths=None, arch=None, with_scores=False):
-        """lengths: real tokens of each row; None: all are. with_scores: (states, the last layer's raw attention scores
-        (B, N, T, T))."""
+    def forward(self, ids, segments, lengths=None, at=None, with_scores=False):
+        """lengths: real tokens of each row; None: all are. at: places (B, I) of which alone the last layer's states are
+        wanted. with_scores: (states, the last layer's raw attention scores (B, N, T, T))."""
         T = ids.shape[1]
-        cuts = ([None] * len(self.layers) if arch is None
-                else [Cut(arch, self.arch, layer) for layer in range(arch.layers)])  # the first l^t layers
-        places = torch.arange(T, device=ids.device)
-        mask = None if lengths is None else (places < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
-        x = sum(F.embedding(at, table.weight if arch is None else cuts[0](table.weight, AXES["words"]))
-                for at, table in ((ids, self.words), (places, self.positions), (segments, self.segments)))  # (B, T, H)
-        x = self.dropout(apply(self.norm, "norm", x, cuts[0]))
-        x = x if self.project is None else self.project(x)
-        for layer, cut in zip(self.layers, cuts[:-1]):
-            x = layer(x, mask, cut)
-        return self.layers[len(cuts) - 1](x, mask, cuts[-1], with_scores)
+        mask = None
+        if lengths is not None:
+            mask = (torch.arange(T, device=ids.device) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
+        x = self.words(ids) + self.positions.weight[:T] + self.segments(segments)  # (B, T, E)
+        x = self.dropout(self.norm(x))
+        x = x if self.project is None else self.project(x)  # (B, T, H)
+        for layer in self.layers[:-1]:
+            x = layer(x, mask)
+        return self.layers[-1](x, mask, at, with_scores)
 
     def pool(self, x):
         """(B, T, H) -> (B, H), what classifiers read."""
@@ -363,6 +313,9 @@ class Encoder(nn.Module):
 
 def init_weights(module):
     """BERT's initialisation: normal, deviation 0.02, zero biases."""
+    if isinstance(module, Layer):
+        nn.init.normal_(module.qkv, std=0.02)
+        nn.init.normal_(module.output, std=0.02)
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
@@ -384,20 +337,17 @@ class LanguageModel(nn.Module):
             self.decoder_bias = nn.Parameter(torch.zeros(vocab_size))  # the output matrix is the word embedding
             init_weights(self.transform)
 
-    def forward(self, ids, segments, lengths, positions, arch=None):
-        """MLM logits (B, I, V) at `positions` (B, I), of the sub-model `arch`."""
-        cut = None if arch is None else Cut(arch, self.encoder.arch)
-        x = self.encoder(ids, segments, lengths, arch)  # (B, T, H)
-        x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
-        x = apply(self.transform_norm, "transform_norm", F.gelu(apply(self.transform, "transform", x, cut)), cut)
-        words = self.encoder.words.weight
-        return F.linear(x, words if cut is None else cut(words, AXES["words"]), self.decoder_bias)  # (B, I, V)
+    def forward(self, ids, segments, lengths, at):
+        """MLM logits (B, I, V) at the places `at` (B, I)."""
+        x = self.encoder(ids, segments, lengths, at)  # (B, I, H)
+        x = self.transform_norm(F.gelu(self.transform(x)))
+        return F.linear(x, self.encoder.words.weight, self.decoder_bias)  # (B, I, V)
 
-    def student(self, ids, segments, lengths, arch=None):
+    def student(self, ids, segments, lengths):
         """What distillation compares: the last layer's states at the teacher's width (B, T, W), and its raw attention
         scores (B, N, T, T)."""
-        x, scores = self.encoder(ids, segments, lengths, arch, with_scores=True)
-        return apply(self.fit, "fit", x, None if arch is None else Cut(arch, self.encoder.arch)), scores
+        x, scores = self.encoder(ids, segments, lengths, with_scores=True)
+        return self.fit(x), scores
 
 
 class TaskModel(nn.Module):
@@ -410,8 +360,10 @@ class TaskModel(nn.Module):
         init_weights(self.head)
 
     def forward(self, ids, segments, lengths):
-        x = self.encoder(ids, segments, lengths)
-        return self.head(self.dropout(x if self.spans else self.encoder.pool(x)))
+        if self.spans:
+            return self.head(self.dropout(self.encoder(ids, segments, lengths)))
+        first = self.encoder(ids, segments, lengths, torch.zeros_like(ids[:, :1]))  # (B, 1, H) the state of [CLS]
+        return self.head(self.dropout(self.encoder.pool(first)))
 
 
 def parameters(arch, vocab_size, positions=512):
@@ -436,41 +388,70 @@ def sub_models(cfg, variant, step, shard):
     return [sample_arch(space, rng, identical) for _ in range(cfg.samples if batch_wise else 1)]
 
 
-def axes_of(name):
-    """AXES of a parameter such as encoder.layers.3.query.bias, and the number of its layer (None: it is in none)."""
-    parts = name.split(".")
-    axes = AXES.get(parts[-2], ("",)) if len(parts) > 1 else ("",)
-    return (axes[:1] if parts[-1] == "bias" else axes), int(parts[2]) if "layers" in parts else None
+def why_outside(arch, top):
+    """None where `arch` can be cut out of `top`, else the reason in words."""
+    widest = max(arch.shape(layer)[0] for layer in range(arch.layers))
+    for name, size in (("layers", arch.layers), ("hidden", arch.hidden), ("ffn", widest)):
+        if size > getattr(top, name):
+            return f"{name} {size} of {arch} is more than the {getattr(top, name)} of {top}"
+    for _, heads, qkv in map(arch.shape, range(arch.layers)):
+        if qkv != top.qkv and (heads > top.heads or qkv // heads > top.qkv // top.heads):
+            return f"{heads} heads of {qkv // heads} of {arch} are not within {top.heads} of {top.qkv // top.heads}"
+    return None
 
 
-def extract(model, arch):
-    """The stand-alone LanguageModel of a sub-model, with its own copy of the weights; ValueError where `arch` is not
-    within the model."""
-    encoder, fit, state = model.encoder, model.fit.out_features if hasattr(model, "fit") else 0, {}
+def leading(weight, shape):
+    """The leading part of every axis of a weight, as a view (Sec. 3.4). Of attention, Figure 3: the first heads, of each
+    the leading part; with heads of full width this is extraction (b), with all heads extraction (c). With the full
+    d^q|k|v every row is used, in however many heads (no SME: HAT, Table 3)."""
+    if weight.dim() > 2 and math.prod(weight.shape[1:3]) == math.prod(shape[1:3]):
+        weight = weight.flatten(1, 2).unflatten(1, shape[1:3])
+    return weight[tuple(map(slice, shape))]
+
+
+def sub_model(model, arch):
+    """The sub-model `arch` of a LanguageModel: a model of its own whose weights and gradients are parts of the whole's.
+    Nothing is copied, and what its backward pass finds is added where it belongs; ValueError where `arch` is not within
+    the model."""
+    encoder = model.encoder
     reason = why_outside(arch, encoder.arch)
     if reason:
         raise ValueError(reason)
-    for name, value in model.state_dict().items():
-        axes, layer = axes_of(name)
-        if layer is None or layer < arch.layers:
-            state[name] = Cut(arch, encoder.arch, layer or 0)(value, axes)
-    sub = LanguageModel(arch, encoder.words.num_embeddings, encoder.dropout.p, fit,
-                        encoder.positions.num_embeddings).to(encoder.words.weight.device)
-    sub.load_state_dict(state)
-    return sub
+    with torch.device("meta"):
+        sub = LanguageModel(arch, encoder.words.num_embeddings, encoder.dropout.p,
+                            model.fit.out_features if hasattr(model, "fit") else 0, encoder.positions.num_embeddings)
+    wholes = dict(model.named_parameters())
+    for place, module in sub.named_modules():
+        for name, empty in list(module.named_parameters(recurse=False)):
+            whole = wholes[f"{place}.{name}".lstrip(".")]
+            part = nn.Parameter(leading(whole.detach(), empty.shape))
+            part.grad = None if whole.grad is None else leading(whole.grad, empty.shape)
+            setattr(module, name, part)
+    return sub.train(model.training)
+
+
+def extract(model, arch):
+    """The stand-alone LanguageModel of a sub-model, with its own copy of the weights."""
+    return copy.deepcopy(sub_model(model, arch))
 
 
 def make_optimizer(model, weight_decay):
-    """BERT's AdamW: no weight decay on biases and LayerNorms. The pooler, which pre-training does not read (no
-    next-sentence loss), is left alone.
+    """BERT's AdamW: no weight decay on biases and LayerNorms. What pre-training does not read, the pooler of a
+    LanguageModel (there is no next-sentence loss), is left alone.
 
     D6: the paper does not say what happens to entries that no sub-model of an update used. As in the released code they
     decay, and move on by what is left in their moments.
     """
-    groups = [{"params": [value for name, value in model.named_parameters()
-                          if (value.dim() > 1) == decayed and "pooler" not in name],
+    named = [(name, value) for name, value in model.named_parameters()
+             if isinstance(model, TaskModel) or "pooler" not in name]
+    groups = [{"params": [value for name, value in named if is_matrix(name) == decayed],
                "weight_decay": weight_decay * decayed} for decayed in (True, False)]
     return torch.optim.AdamW(groups, eps=1e-6, fused=True)
+
+
+def is_matrix(name):
+    """Whether a parameter is none of a bias or a LayerNorm."""
+    return "bias" not in name and "norm" not in name
 
 # --- search --------------------------------------------------------------------------------------
 
@@ -663,18 +644,20 @@ def mask_tokens(ids, tokenizer, generator):
             originals.masked_fill(~chosen, -100))
 
 
-def masked_loss(model, batch, arch=None):
-    """Cross-entropy of sub-model `arch` at the masked positions. batch: ids, segments, lengths, positions, labels."""
-    ids, segments, lengths, positions, labels = batch
-    logits = model(ids, segments, lengths, positions, arch)  # (B, I, V)
+def masked_loss(model, batch):
+    """Cross-entropy at the masked positions. batch: ids, segments, lengths, positions, labels."""
+    *inputs, labels = batch
+    logits = model(*inputs)  # (B, I, V)
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
 def distillation_loss(student, teacher, lengths):
     """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of the raw attention
     scores (B, N, T, T) and of the states (B, T, W), equally weighted. Pairs and places that are padding are no part of
-    the means, which otherwise depend on how rows are batched (D9)."""
-    real = torch.arange(student[0].shape[1], device=lengths.device) < lengths[:, None]  # (B, T)
+    the means, which otherwise depend on how rows are batched (D9). lengths: (B,), None: no padding."""
+    B, T, _ = student[0].shape
+    places = torch.arange(T, device=student[0].device).expand(B, -1)
+    real = places < (T if lengths is None else lengths[:, None])  # (B, T)
     pairs = (real[:, None, :, None] & real[:, None, None, :]).expand_as(student[1])  # (B, N, T, T)
     states, scores = ((mine.float() - theirs.float()).square() for mine, theirs in zip(student, teacher))
     return (torch.where(pairs, scores, 0).sum() / pairs.sum()
@@ -686,15 +669,18 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from tqdm import tqdm
     from common import corpus
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (ShardSum, autocast, launch, milliseconds, on_main, peak_memory,
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, milliseconds, on_main, peak_memory,
                                     pick_device, progress, reduce_mean, say, seed_everything, seed_of, shard_range,
-                                    share_out, stop_requested, stopping)
+                                    share_out, stop_requested)
     from common.files import load_file, load_newest, read_json, read_jsonl, save_file, write_atomic
     from common.runs import Checkpoint, environment
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, read_init, read_weights, take_over, write_weights
+    from common.weights import keep_model, read_init, take_over
+    from data import hf_bert
     from data.inputs import open_run
+
+    warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
 
 
 @dataclasses.dataclass
@@ -714,60 +700,81 @@ def schedule(step, steps, warmup):
     return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
 
 
-def text_batch(text, data, cfg, phase, position, rows):
-    """Training examples position .. position + rows - 1 of a phase's endless stream from a Corpus, on the device: ids,
-    segments (B, T), lengths (B,), and positions, labels (B, I) of what is masked. Each phase has an order and masks of
-    its own. D9: what a teacher reads is not masked.
+def text_batches(text, data, cfg, phase, position, rows, count):
+    """`count` batches of `rows` training examples, from `position` on in a phase's endless stream from a Corpus, on the
+    device: ids, segments (B, T), lengths (B,) or None where no row is padded, and positions, labels (B, I) of what is
+    masked. Each phase has an order and masks of its own. D9: what a teacher reads is not masked.
 
     D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
-    meet a trained segment embedding in fine-tuning; there is no next-sentence loss, as in the released code.
+    meet a trained segment embedding in fine-tuning; there is no next-sentence loss, as in the released code. A tenth of
+    the rows are shorter, as in BERT.
     """
-    cut = text.segments(position, rows, cfg.length - 3, seed_of(cfg.seed, phase))
-    batch = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
-    if not data.teacher:
-        generator = torch.Generator().manual_seed(seed_of(cfg.seed, phase, "mask", position))
-        ids, *masked = mask_tokens(batch[0], data.tokenizer, generator)
-        batch = [ids, *batch[1:], *masked]
-    return [tensor.to(data.device, non_blocking=True) for tensor in batch]
+    cut = text.segments(position, count * rows, cfg.length - 3, seed_of(cfg.seed, phase))
+    ids, segments, lengths = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
+    for first in range(0, count * rows, rows):
+        part = slice(first, first + rows)
+        batch = [ids[part], segments[part], None if (lengths[part] == cfg.length).all() else lengths[part]]
+        if not data.teacher:
+            generator = torch.Generator().manual_seed(seed_of(cfg.seed, phase, "mask", position + first))
+            batch[0], *masked = mask_tokens(batch[0], data.tokenizer, generator)
+            batch += masked
+        yield [tensor if tensor is None else tensor.to(data.device, non_blocking=True) for tensor in batch]
 
 
 def make_objective(data, cfg, batch):
-    """loss(model, arch) on a batch. The teacher is asked once, without gradients, and serves every sub-model."""
+    """loss(model) on a batch. The teacher is asked once, without gradients, and serves every sub-model."""
     if data.teacher:
         with torch.no_grad(), autocast(cfg.dtype, data.device):
             target = data.teacher(*batch, with_scores=True)
 
-    def loss(model, arch):
+    def loss(model):
         with autocast(cfg.dtype, data.device):
-            return (distillation_loss(model.student(*batch, arch), target, batch[2]) if data.teacher
-                    else masked_loss(model, batch, arch))
+            return (distillation_loss(model.student(*batch), target, batch[2]) if data.teacher
+                    else masked_loss(model, batch))
 
     return loss
 
 
 @torch.no_grad()
-def held_out_loss(model, data, cfg, arch=None, rows=256):
-    """The training objective on held-out text."""
+def held_out_loss(model, data, cfg, rows=256):
+    """The training objective on held-out text, the same for every model."""
     model.eval()
     size = min(rows, cfg.batch)
-    losses = [make_objective(data, cfg, text_batch(data.dev, data, cfg, "held out", start, size))(model, arch).item()
-              for start in range(0, rows, size)]
+    batches = text_batches(data.dev, data, cfg, "held out", 0, size, math.ceil(rows / size))
+    loss = statistics.fmean(make_objective(data, cfg, batch)(model).item() for batch in batches)
     model.train()
-    return sum(losses) / len(losses)
+    return loss
 
 
 @torch.no_grad()
-def held_out_accuracy(model, data, cfg, rows=1024, size=64):
-    """The task "MLM": the share of masked pieces of held-out text, the same for every model, that are found. D12:
-    minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
+def score_mlm(model, data, cfg, rows=1024, size=64):
+    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on masked pieces of held-out
+    text, "loss", "accuracy"}; the pieces are the same for every model. Raises Diverged.
+
+    D12: minutes of pre-training are too little for the paper's proxy tasks, but not for this one.
+    """
     model.to(data.device).eval()
-    found = count = 0
-    for start in range(0, rows, size):
-        *inputs, labels = text_batch(data.dev, data, cfg, "held out", start, size)
+    loss = found = count = 0
+    for *inputs, labels in text_batches(data.dev, data, cfg, "held out", 0, size, rows // size):
         with autocast(cfg.dtype, data.device):
-            found += (model(*inputs).argmax(-1) == labels).sum().item()  # (B, I)
+            logits = model(*inputs).float()  # (B, I, V)
+        loss += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
+        found += (logits.argmax(-1) == labels).sum().item()
         count += (labels != -100).sum().item()
-    return found / count
+    if not math.isfinite(loss):
+        raise Diverged("MLM: the held-out loss is no number")
+    loss /= count
+    return {"main": found / count, "loss": loss, "accuracy": found / count}
+
+
+def flat_gradients(values, device):
+    """Give parameters gradients that are views of one flat tensor of zeros, so that those of a sub-batch are one tensor
+    to sum. Returns it."""
+    flat, start = torch.zeros(sum(value.numel() for value in values), device=device), 0
+    for value in values:
+        value.grad = flat[start:start + value.numel()].view_as(value)
+        start += value.numel()
+    return flat
 
 
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
@@ -777,33 +784,29 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is: an ordinary training.
     """
     ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
-    phase = "superplm" if folder.name == "superplm" else "further"
     if (folder / "curve.json").exists():
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
-        return read_json(folder / "curve.json")
+        return read_json(folder / "curve.json", list)
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    grads, start = torch.zeros(sum(value.numel() for value in trained), device=data.device), 0
-    for value in trained:  # gradients are views of one flat tensor, so that those of a sub-batch are one to sum
-        value.grad = grads[start:start + value.numel()].view_as(value)
-        start += value.numel()
+    grads, shards = flat_gradients(trained, data.device), shard_range(ranks, N)
     # beside the folder: the model kept in it is none of this run's checkpoints
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
-    saved = checkpoint.restore()
-    first, curve, every = saved.get("step", 0), saved.get("curve", []), max(1, steps // 20)
+    saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
+    first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
     if cfg.compile and probes == (None,):
         model.encoder.compile()
     bar, began = progress(ranks, steps, folder.name, first), time.perf_counter()
     for step in range(first, steps):
-        archs = [draw(step, shard) for shard in range(N)]  # Alg. 1, line 7: the same list on every process
         total, losses = ShardSum(ranks), []
-        for shard in shard_range(ranks, N):  # Alg. 1, lines 3, 4 and 8
-            loss_of = make_objective(data, cfg, text_batch(data.train, data, cfg, phase, (step * N + shard) * rows, rows))
+        batches = text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards))
+        for shard, batch in zip(shards, batches):  # Alg. 1, lines 3, 4 and 8
+            loss_of, archs = make_objective(data, cfg, batch), draw(step, shard)  # Alg. 1, line 7
             grads.zero_()  # Alg. 1, line 5
-            for sample, arch in enumerate(archs[shard]):  # Alg. 1, line 6
+            for sample, arch in enumerate(archs):  # Alg. 1, line 6
                 seed_everything(cfg.seed, folder.name, step, shard, sample)
-                loss = loss_of(model, arch) / (N * len(archs[shard]))
+                loss = loss_of(model if arch is None else sub_model(model, arch)) / (N * len(archs))
                 loss.backward()  # Alg. 1, line 9
                 losses.append(loss.detach())
             total.add([grads])
@@ -813,19 +816,19 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
             group["lr"] = lr = cfg.lr * schedule(step, steps, warmup)
         optimizer.step()  # Alg. 1, line 11
         bar.update(1)
-        done, stop = step + 1, (ranks.size == 1 or step % 10 == 0) and stopping(ranks)  # a collective question
-        look, save = done in (steps, done // every * every), stop or done % cfg.save_every == 0 and done < steps
-        if look:
-            curve.append([done, *(held_out_loss(model, data, cfg, probe) for probe in probes)])
-        if (look or save) and not math.isfinite(norm.item() + sum(curve[-1][1:] if curve else [])):
-            raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
-        if look:
+        done, (stop, save, log) = step + 1, pace()
+        look, save = done % cfg.eval_every == 0 or done == steps, save or stop or done % cfg.save_every == 0
+        if look or log or save or done % 100 == 0:
             loss, = reduce_mean(ranks, ranks.size * sum(losses).item())
             speed = (done - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            run.log(phase=folder.name, step=done, loss=loss, held_out=curve[-1][1:], lr=lr, tokens_per_second=speed,
-                    memory=peak_memory(data.device))
-            bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}", tok_s=f"{speed:.0f}")
-        if save:
+            found = [held_out_loss(sub_model(model, arch) if arch else model, data, cfg) for arch in probes if look]
+            curve += [[done, *found]] if look else []
+            if not math.isfinite(norm.item() + sum(found)):
+                raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
+            run.log(phase=folder.name, step=done, loss=loss, **({"held_out": found} if look else {}), lr=lr,
+                    tokens_per_second=speed, memory=peak_memory(data.device))
+            bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=f"{speed:.0f}")
+        if save and done < steps:
             checkpoint.save(step=done, curve=curve)
         if stop:
             raise Stop
@@ -838,45 +841,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     return curve
 
 
-# Models on disk: of ours, a run folder; of others, a folder in Hugging Face layout.
-
-LAYER_NAMES = {  # ours: theirs
-    "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-    "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense", "shrink": "output.dense", "ffn_norm": "output.LayerNorm"}
-OTHER_NAMES = {
-    "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
-    "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
-    "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "fit": "fit",
-    "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
-    "head": "classifier"}
-SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size")  # Arch's fields
-FIXED = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "position_embedding_type": "absolute"}  # all that runs here
-
-
-def hugging_face_names(layers):
-    """{our name: theirs} of all weights."""
-    modules = {**OTHER_NAMES, **{f"encoder.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{theirs}"
-                                 for layer in range(layers) for ours, theirs in LAYER_NAMES.items()}}
-    return {"decoder_bias": "cls.predictions.bias",
-            **{f"{ours}.{kind}": f"{modules[ours]}.{kind}" for ours in modules for kind in ("weight", "bias")}}
-
-
-def read_hugging_face(folder, config):
-    """(Arch, {our name: weight}) of a BERT or ELECTRA; UserError where it needs what does not run here."""
-    for key, values in (("model_type", ("bert", "electra")), *((key, (value,)) for key, value in FIXED.items())):
-        if config.get(key, values[0]) not in values:
-            raise UserError(f"{folder}: {key} is {config[key]!r}; only {' and '.join(map(str, values))} can be read")
-    try:
-        arch = parse_arch("-".join(str({"qkv_size": config["hidden_size"], **config}[size]) for size in SIZES))
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'}: this describes no architecture ({error})") from None
-    ours, weights = {theirs: name for name, theirs in hugging_face_names(arch.layers).items()}, {}
-    for name, value in read_weights(folder).items():
-        name = re.sub(r"^(electra\.|(?=embeddings|encoder\.layer|pooler))", "bert.", name)
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        weights[ours.get(name, name)] = value
-    return arch, weights
+# Models on disk: of ours, a run folder; of others, a folder in Hugging Face layout (data/hf_bert.py).
 
 
 def model_folder(path, first="model"):
@@ -892,14 +857,16 @@ def read_model(path, cfg, arch="", first="model"):
     """(folder, Arch, {our name: weight}) of a run folder or a Hugging Face folder. Where a run's model is not the
     `arch` that is wanted, its SuperPLM is taken, which all architectures are parts of."""
     folder, whole = model_folder(path, first), model_folder(path, "superplm")
-    config = read_json(folder / "config.json")
+    config = read_json(folder / "config.json", dict)
     if "model_type" in config:
-        return folder, *read_hugging_face(folder, config)
+        own = read_arch("-".join(map(str, hf_bert.sizes(folder, config))), folder / "config.json")
+        check_memory(own, cfg.vocab_size, folder)
+        return folder, own, hf_bert.read(folder, own.heads)
     own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
     weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
     if arch not in ("", own.arch) and whole != folder:
         return read_model(whole, cfg)
-    return folder, parse_arch(own.arch), weights
+    return folder, read_arch(own.arch, folder), weights
 
 
 def fill(model, weights, folder):
@@ -933,8 +900,8 @@ def start_model(arch, cfg, data, ranks, first="model"):
         seed_everything(cfg.seed, "weights", arch)
         model = LanguageModel(parse_arch(arch), vocab, cfg.dropout, fit)
         with torch.no_grad():
-            for value in model.parameters():
-                value.mul_(cfg.init_std / 0.02 if value.dim() > 1 else 1)
+            for name, value in model.named_parameters():
+                value.mul_(cfg.init_std / 0.02 if is_matrix(name) else 1)
         return model
     folder, whole, weights = read_model(cfg.init, cfg, arch, first)
     positions = len(weights.get("encoder.positions.weight", [0]))
@@ -963,7 +930,8 @@ METRICS = {"CoLA": "matthews", "STS-B": "pearson+spearman", "SQuAD1.1": "f1"}  #
 
 
 def recipes():
-    """{task: its Recipe}; MLM has nothing to fine-tune."""
+    """{task: its Recipe}; MLM has nothing to fine-tune. D14: SQuAD's rows of 384 use positions that pre-training with
+    128 left as they were drawn; the paper, whose lengths these are, says nothing of it."""
     return {"MLM": Recipe(0.0, 1), **{
         name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=METRICS.get(name, "accuracy"))
         for name, (batch, lr, epochs) in TABLE_D1.items()}}
@@ -981,9 +949,7 @@ def fine_tune(encoder, task, cfg, device, seed):
     """Fine-tune a copy of the encoder on a task. Returns the TaskModel; raises Diverged, and Stop after SIGTERM."""
     seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
-    groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
-               "weight_decay": cfg.weight_decay * decayed} for decayed in (True, False)]
-    optimizer = torch.optim.AdamW(groups, eps=1e-6, fused=True)
+    optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))  # each process does its own
     for step, batch in zip(range(task.steps), task.batches(seed)):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
@@ -996,9 +962,12 @@ def fine_tune(encoder, task, cfg, device, seed):
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
+        stop, _, log = pace()
         if (step % 50 == 0 or step + 1 == task.steps) and not math.isfinite(norm + loss.detach()):
             raise Diverged(f"{task.name}: loss {loss:.4g} at step {step}")
-        if stop_requested():
+        if log:
+            cfg.run.log(phase=f"fine-tuning {task.name}", step=step + 1, steps=task.steps, loss=loss.item())
+        if stop:
             raise Stop
     return model.eval()
 
@@ -1007,7 +976,7 @@ def score_task(model, name, data, cfg, number=0, folder=None):
     """A task's metrics on dev after fine-tuning the LanguageModel on it with the seed of run `number`; MLM is the same
     in all runs. folder: the fine-tuned model and what it predicts are kept there. Raises Diverged, and Stop."""
     if name == "MLM":
-        return {"main": held_out_accuracy(model, data, cfg)}
+        return score_mlm(model, data, cfg)
     task, logits = data.tasks[name], {}
     tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number)
     for split in task.splits if folder else ["dev"]:
@@ -1029,11 +998,12 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 
 def judge(model, data, cfg):
-    """What a LanguageModel is worth: {score: the mean over data.tasks (Sec. 3.5), scores, diverged, seconds}."""
+    """What a LanguageModel is worth: {score, scores, diverged, seconds}. D15: the score is the mean over data.tasks,
+    of F1 and accuracy alike; the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness."""
     began, score, scores, diverged = time.perf_counter(), -1.0, {}, False
     try:
         scores |= {name: score_task(model, name, data, cfg)["main"] for name in data.tasks}
-        score = sum(scores.values()) / len(scores)
+        score = statistics.fmean(scores.values())
     except Diverged:  # the worst score, and the search goes on
         diverged = True
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
@@ -1079,7 +1049,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     (common.runs.RunFolder, Data); Data is None where the run is finished, which is said.
 
     D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless --tokenizer, --teacher or --init
-    bring a vocab.txt.
+    bring a vocab.txt. D13: of the documents 5%, 1,000 at most, are held out and never trained on.
     """
     names = parse_tasks(tasks, recipes()) if tasks else []
     text = text or "MLM" in names
@@ -1142,10 +1112,9 @@ def time_model(arch, cfg):
 
 
 def time_together(archs, cfg, rounds=5):
-    """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the
+    """{arch: [milliseconds of each round]}; in a round all are measured one after the other, so that drift of the
     machine meets all alike."""
-    times = [[time_model(arch, cfg) for arch in archs] for _ in range(rounds)]
-    return {arch: statistics.median(column) for arch, column in zip(archs, zip(*times))}
+    return dict(zip(archs, zip(*[[time_model(arch, cfg) for arch in archs] for _ in range(rounds)])))
 
 
 def latency_setting(cfg):
@@ -1172,60 +1141,65 @@ def read_measurements(cfg, folder):
     return found
 
 
-def measure_latency(cfg, folder, space, again=0):
-    """Measure the reference, the smallest and --latency_archs random architectures of the whole space, --latency_rounds
-    times each, one round after the other; what was measured before already counts. again: further measurements of the
-    first two. Returns {Arch: [milliseconds]}."""
+def yardsticks(cfg):
+    """The architectures that the limit is counted from: --reference, and --speedup where it is one."""
+    return [parse_arch(text) for text in dict.fromkeys((cfg.reference, cfg.speedup)) if text.count("-") == 4]
+
+
+def limit_of(cfg, times):
+    """Milliseconds that a model may take, where the yardsticks take {Arch: milliseconds}."""
+    reference, *others = yardsticks(cfg)
+    if "-" in cfg.speedup:
+        return times[(others or [reference])[0]]
+    return times[reference] / float(cfg.speedup)
+
+
+def measure_latency(cfg, folder, space):
+    """Measure the yardsticks, the smallest and --latency_archs random architectures of the whole space,
+    --latency_rounds times each (the yardsticks and the smallest five times at least, since all hangs on them), one
+    round after the other; what was measured before already counts. Returns {Arch: the lowest of its milliseconds}."""
     rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
-    first, top = [parse_arch(cfg.reference), smallest_arch(space)], parse_arch(cfg.largest)
-    archs = dict.fromkeys([*first, *(arch for arch in found if why_outside(arch, top) is None)])
-    while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
-        archs[sample_arch(space, rng)] = None
-    jobs = [arch for done in range(cfg.latency_rounds) for arch in archs if len(found.get(arch, [])) <= done]
-    jobs, path = jobs + again * first, folder / "latency.jsonl"
-    if jobs and (folder / "candidates").exists():
-        raise UserError(f"{folder}: its candidates were proposed with fewer measurements; go on with the same "
-                        "--latency_archs and --latency_rounds, or choose another --out")
-    if jobs:  # what was learnt is out of date; and a last line that a crash tore off goes
-        (folder / "predictor.pt").unlink(missing_ok=True)
-        kept = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_atomic(path, kept[:kept.rfind("\n") + 1])
+    most, top = max(5, cfg.latency_rounds), parse_arch(cfg.largest)
+    rounds = {**dict.fromkeys(found, cfg.latency_rounds), **dict.fromkeys([*yardsticks(cfg), smallest_arch(space)], most)}
+    rounds = {arch: count for arch, count in rounds.items() if count == most or why_outside(arch, top) is None}
+    while len(rounds) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
+        rounds.setdefault(sample_arch(space, rng), cfg.latency_rounds)
+    path = folder / "latency.jsonl"
+    kept = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_atomic(path, kept[:kept.rfind("\n") + 1])  # a last line that a crash tore off goes
+    jobs = [arch for done in range(most) for arch in rounds if len(found.get(arch, [])) <= done < rounds[arch]]
     for arch in tqdm(jobs, desc="latency", disable=None):
         found.setdefault(arch, []).append(time_model(arch, cfg))
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")
     # one order, so that what is learnt does not depend on the file's
-    return {arch: found[arch] for arch in sorted(archs, key=str)}
-
-
-def learnt_from(measured, cfg):
-    """The Predictor that learns from {Arch: [milliseconds]}, of what lies within the SuperPLM."""
-    top = parse_arch(cfg.largest)
-    inside = [arch for arch in measured if why_outside(arch, top) is None]
-    return Predictor(cfg.predictor, top, cfg.latency_length).fit(inside, [min(measured[arch]) for arch in inside])
+    return {arch: min(found[arch]) for arch in sorted(rounds, key=str)}
 
 
 def learn_latency(cfg, run):
-    """Measure, and learn where anything new was measured. Returns (predict, limit in ms); UserError where nothing meets
-    the limit."""
-    space, path, reference = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.reference)
-    predict, smallest = Predictor(cfg.predictor, parse_arch(cfg.largest), cfg.latency_length), smallest_arch(space)
+    """Measure and learn, or take what predictor.pt of the run folder keeps. Returns (predict, limit in ms); UserError
+    where nothing meets the limit."""
+    space, path, top = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.largest)
+    predict = Predictor(cfg.predictor, top, cfg.latency_length)
 
-    def learn(again):
-        measured = measure_latency(cfg, run.folder, space, again)
-        if not path.exists():
-            save_file(path, {"weights": learnt_from(measured, cfg).weights, "reference": min(measured[reference]),
-                             "smallest": min(measured[smallest])})
+    def learn():
+        if path.exists():
+            return
+        times = measure_latency(cfg, run.folder, space)
+        inside = [arch for arch in times if why_outside(arch, top) is None]
+        predict.fit(inside, [times[arch] for arch in inside])
+        limit, smallest = limit_of(cfg, times), smallest_arch(space)
+        fastest = max(times[smallest], *predict([smallest]))
+        if fastest > limit:
+            raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest}, "
+                            f"takes {fastest:.3g} ms here, and the limit is {limit:.3g} ms")
+        save_file(path, {"weights": predict.weights, "limit": limit, "predictor": cfg.predictor, "largest": cfg.largest,
+                         "reference": times[parse_arch(cfg.reference)], "setting": latency_setting(cfg)})
 
-    for again in (0, 5):  # before a limit is called impossible, what says so is measured again
-        on_main(run.ranks, learn, again)
-        saved = load_file(path)
-        predict.weights = saved["weights"]
-        limit, fastest = saved["reference"] / cfg.speedup, max(saved["smallest"], *predict([smallest]))
-        if fastest <= limit:
-            return predict, limit
-    raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest}, "
-                    f"reaches {saved['reference'] / fastest:.1f} x {cfg.reference} here")
+    on_main(run.ranks, learn)
+    saved = load_file(path)
+    predict.weights = saved["weights"]
+    return predict, saved["limit"]
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
@@ -1251,26 +1225,38 @@ def evolve(superplm, predict, limit, data, cfg, run):
     return history
 
 
+def time_finalists(lines, cfg, ranks):
+    """Those of lines of the history whose architecture is measured to meet the limit, with milliseconds and speed-up:
+    medians, and the range, over rounds in which the reference is measured too."""
+    rounds, found = time_together([*yardsticks(cfg), *(parse_arch(line["arch"]) for line in lines)], cfg), []
+    limits = [limit_of(cfg, dict(zip(rounds, times))) for times in zip(*rounds.values())]
+    for line in lines:
+        took = rounds[parse_arch(line["arch"])]
+        ratios = sorted(theirs / mine for theirs, mine in zip(rounds[parse_arch(cfg.reference)], took))
+        speedup = statistics.median(ratios)
+        say(ranks, f"{line['arch']}: {statistics.median(took):.2f} ms, {speedup:.2f} x the reference "
+                   f"({ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} rounds)")
+        if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
+            found.append({"arch": line["arch"], "one_shot": line["score"], "milliseconds": statistics.median(took),
+                          "speedup": speedup, "speedup_range": [ratios[0], ratios[-1]], "rounds": len(ratios),
+                          "measured_with": {"run_by": f"the Encoder of {cfg.program}.py", **latency_setting(cfg)}})
+    return found
+
+
 def confirm(history, cfg, run):
-    """The best architectures that meet the limit: [{arch, one_shot, milliseconds, speedup}], at most --winners.
+    """The best architectures that meet the limit, as time_finalists gives them, at most --winners.
 
     D4: the evolution checks the limit by predicting alone. What it found is measured beside the reference, --winners at
     a time, and only what then meets the limit is trained further; UserError where nothing does.
     """
-    path, reference = run.folder / "finalists.json", parse_arch(cfg.reference)
+    path = run.folder / "finalists.json"
 
     def measure():
         ranked, found = sorted((line for line in history if not line["diverged"]),
                                key=lambda line: (-line["score"], line["id"])), []
         while ranked and len(found) < cfg.winners:
-            tried, ranked = {parse_arch(line["arch"]): line for line in ranked[:cfg.winners]}, ranked[cfg.winners:]
-            times = time_together([reference, *tried], cfg)
-            for arch, line in tried.items():
-                speedup = times[reference] / times[arch]
-                say(run.ranks, f"{arch}: {times[arch]:.2f} ms, {speedup:.2f} x the reference")
-                if speedup >= cfg.speedup:
-                    found.append({"arch": str(arch), "one_shot": line["score"], "milliseconds": times[arch],
-                                  "speedup": speedup})
+            found += time_finalists(ranked[:cfg.winners], cfg, run.ranks)
+            ranked = ranked[cfg.winners:]
         if not found:
             raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates that were predicted to meet it "
                             f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and "
@@ -1279,7 +1265,7 @@ def confirm(history, cfg, run):
 
     if not path.exists():
         on_main(run.ranks, measure)
-    return read_json(path)
+    return read_json(path, list)
 
 
 def train_winners(superplm, finalists, data, cfg, run):
@@ -1321,7 +1307,7 @@ def search(cfg, phase="search"):
         if phase != "superplm":  # before the training, so that a limit that nothing meets costs none
             predict, limit = learn_latency(cfg, run)
         if phase == "latency":
-            return say(ranks, f"{run.folder}: measured; {cfg.speedup} x {cfg.reference} is {limit:.2f} ms")
+            return say(ranks, f"{run.folder}: measured; --speedup {cfg.speedup} is {limit:.2f} ms")
         superplm = superplm or train_superplm(cfg, data, run)
         if phase == "superplm":
             return say(ranks, f"{run.folder / 'superplm'}: trained")
@@ -1348,81 +1334,46 @@ def further_train(cfg):
         say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
 
 
-def write_hugging_face(folder, model, tokenizer):
-    """Write a LanguageModel or a TaskModel as a Hugging Face folder: weights, vocabulary, config.json (last)."""
-    folder, encoder, arch = Path(folder), model.encoder, model.encoder.arch
-    folder.mkdir(parents=True, exist_ok=True)
-    names, kind, more = hugging_face_names(arch.layers), "ForMaskedLM" if hasattr(model, "transform") else "Model", {}
-    if hasattr(model, "head"):
-        kind, more = "ForSequenceClassification", {"num_labels": model.head.out_features}
-        if model.spans:
-            kind = "ForQuestionAnswering"
-            names |= {"head.weight": "qa_outputs.weight", "head.bias": "qa_outputs.bias"}
-    write_weights(folder / "model.safetensors", {names[name]: value for name, value in model.state_dict().items()})
-    reader = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[tokenizer.save(folder).name]
-    positions = encoder.positions.num_embeddings
-    write_atomic(folder / "tokenizer_config.json", json.dumps({
-        "tokenizer_class": reader, "do_lower_case": tokenizer.lower, "model_max_length": positions}))
-    config = {"model_type": "bert", "architectures": [f"Bert{kind}"], **more, **FIXED, "initializer_range": 0.02,
-              **dict(zip(SIZES, dataclasses.astuple(arch))), "hidden_dropout_prob": encoder.dropout.p,
-              "attention_probs_dropout_prob": encoder.dropout.p, "max_position_embeddings": positions,
-              "type_vocab_size": 2, "vocab_size": encoder.words.num_embeddings, "pad_token_id": tokenizer.pad_id}
-    write_atomic(folder / "config.json", json.dumps(config, indent=2))
-
-
-CHANGE = """
-The query/key/value width (`qkv_size`) of this model is not its hidden width, which plain `transformers` takes for
-granted. Load it with `autotinybert.py --init`, or change two lines of `modeling_bert.py` (Figure B.1), leaving out the
-check that the hidden size is a multiple of the number of heads:
-
-- `BertSelfAttention.__init__`: `self.attention_head_size = config.qkv_size // config.num_attention_heads`
-- `BertSelfOutput.__init__`: `self.dense = nn.Linear(config.qkv_size, config.hidden_size)`
-"""
-
-
 def export(cfg, folder):
     """Write --init's model, or the part --arch of it, as a Hugging Face folder with a README; a fine-tuned model with
     its head."""
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: not empty; choose another folder")
     with launch(cfg.device) as ranks:
-        tokenizer = load_tokenizer(cfg.tokenizer or model_folder(cfg.init))
+        tokenizer, task = load_tokenizer(cfg.tokenizer or model_folder(cfg.init)), None
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg)
-        arch = model.encoder.arch
-        if "head.weight" in weights and arch == whole:
-            task = read_json(place / "config.json").get("settings", {}).get("tasks")
-            model = TaskModel(model.encoder, len(weights["head.weight"]), spans=task == "SQuAD1.1")
+        if "head.weight" in weights and model.encoder.arch == whole:
+            task = read_json(place / "config.json", dict).get("settings", {}).get("tasks")
+            model = TaskModel(model.encoder, len(weights["head.weight"]))
             take_over(model, weights, place)
-        if hasattr(model, "fit"):
-            del model.fit  # belongs to the training, not to the model; then the folder holds the encoder alone
-        words = f"{arch}, {sum(value.numel() for value in model.encoder.parameters()):,} parameters with the pooler"
-        if ranks.main:
-            use = "\nPlain `transformers` loads this folder.\n" if arch.qkv == arch.hidden else CHANGE
-            write_hugging_face(folder, model, tokenizer)
-            write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n{use}")
-        say(ranks, f"{folder}: {words}; its README says how transformers loads it")
+        state = {name: value for name, value in model.state_dict().items()
+                 if not name.startswith("fit.")}  # which belongs to the training, not to the model
+        say(ranks, on_main(ranks, hf_bert.write, folder, state, dataclasses.astuple(model.encoder.arch),
+                           model.encoder.dropout.p, task, tokenizer))
 
 
 def describe(cfg):
     """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, measured latency, the predicted one
-    (null without 20 measurements in --init or --out), and the search space."""
+    (null without a predictor.pt for these settings in --init or --out), and the search space."""
     arch, vocab, positions = parse_arch(cfg.arch or cfg.largest), cfg.vocab_size, 512
     if cfg.init:
         _, whole, weights = read_model(cfg.init, cfg)
         arch = arch if cfg.arch else whole
         vocab, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
-    reference, parts, top = parse_arch(cfg.reference), parameters(arch, vocab, positions), parse_arch(cfg.largest)
-    times, measured = time_together([reference, arch], cfg, rounds=3), read_measurements(cfg, cfg.out)
-    known = why_outside(arch, top) is None and sum(why_outside(each, top) is None for each in measured) >= 20
+    reference, parts, predicted = parse_arch(cfg.reference), parameters(arch, vocab, positions), None
+    for path in (Path(place) / "predictor.pt" for place in (cfg.init, cfg.out) if place):
+        saved = load_file(path) if path.exists() else {}
+        asked = {"predictor": cfg.predictor, "largest": cfg.largest, "setting": latency_setting(cfg)}
+        if asked.items() <= saved.items() and why_outside(arch, parse_arch(cfg.largest)) is None:
+            predict = Predictor(cfg.predictor, parse_arch(cfg.largest), cfg.latency_length)
+            predict.weights = saved["weights"]
+            predicted = predict([arch])[0]
+    times = {each: statistics.median(took) for each, took in time_together([reference, arch], cfg, rounds=3).items()}
     print(json.dumps({
         "arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
         "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, "
                           "2 for each multiply-add",
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
-        "speedup": times[reference] / times[arch],
-        "predicted_ms": learnt_from(measured, cfg)([arch])[0] if known else None, "latency": latency_setting(cfg),
+        "speedup": times[reference] / times[arch], "predicted_ms": predicted, "latency": latency_setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))}}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------
@@ -1440,38 +1391,76 @@ ACTIONS = {
 }
 
 
+def read_arch(text, place):
+    """The Arch of a text or of a best.json; UserError, which names the place, where it is none."""
+    try:
+        return parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{place}: no architecture is here ({error})") from None
+
+
+def check_memory(arch, vocab, place, tokens=0):
+    """UserError, which names the place, where the weights, and a pass of so many tokens, need more memory than this
+    machine has."""
+    sizes = [value if isinstance(value, int) else max(value) for value in dataclasses.astuple(arch)]
+    layers, hidden, ffn, heads, qkv = sizes
+    numbers = layers * hidden * (4 * qkv + 2 * ffn) + (vocab + hidden) * hidden + tokens * (hidden + ffn + 3 * qkv)
+    needs, has = 4e-9 * numbers, 1e-9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needs > has:
+        raise UserError(f"{place}: needs at least {needs:,.0f} GB of memory, and this machine has {has:,.0f} GB")
+
+
+def check_sizes(cfg):
+    """Read the flags that are architectures, and UserError for what this machine cannot hold, before anything is done.
+    """
+    speedup = "" if re.fullmatch(r"[\d.]+(e[+-]?\d+)?", cfg.speedup) else "speedup"
+    if not speedup and not (cfg.speedup.count(".") < 2 and 0 < float(cfg.speedup) < math.inf):
+        raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
+    for name in [name for name in ("arch", "largest", "smallest", "reference", speedup) if name and getattr(cfg, name)]:
+        place = f"--{name} {getattr(cfg, name)}"
+        arch = read_arch(getattr(cfg, name), place)
+        if "/" in str(arch):
+            raise UserError(f"{place}: give one number for all layers; others are for --variant hat alone")
+        check_memory(arch, 0, place)
+        setattr(cfg, name, str(arch))
+    largest, reference = parse_arch(cfg.largest), parse_arch(cfg.reference)
+    check_memory(largest, cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
+    check_memory(largest, 0, f"--batch {cfg.batch}", cfg.batch // cfg.accumulate * cfg.length)
+    check_memory(reference, 0, f"--latency_batch {cfg.latency_batch} of --latency_length {cfg.latency_length}",
+                 cfg.latency_batch * cfg.latency_length)
+    for name in ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs"):
+        check_memory(largest, 0, f"--{name} {getattr(cfg, name)}", getattr(cfg, name))
+
+
 def check(cfg, action):
     """UserError where settings do not go together, before anything is done."""
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
-    for name in [name for name in ("arch", "largest", "smallest", "reference") if getattr(cfg, name)]:
-        text = getattr(cfg, name)
-        try:
-            arch = str(parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"--{name} {text}: no architecture is here ({error})") from None
-        if "/" in arch:
-            raise UserError(f"--{name} {arch}: give one number for all layers; others are for --variant hat alone")
-        setattr(cfg, name, arch)
+    cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
+    check_sizes(cfg)
     try:
         search_space(cfg)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if cfg.arch and action in PHASES:
-        raise UserError(f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture")
-    if action == "further_train" and not (cfg.arch or cfg.init):
-        raise UserError("give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json")
-    if action in ("finetune", "export") and not cfg.init:
-        raise UserError(f"--{action} needs weights: give a run folder or a Hugging Face folder with --init")
-    if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches")
-    if cfg.setting == "mlm" and cfg.teacher:
-        raise UserError(f"--teacher {cfg.teacher}: --setting mlm drops heads, and a teacher is followed head by head; "
-                        "use --setting distill, which keeps all heads and narrows each")
-    if cfg.setting == "distill" and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"):
-        raise UserError("--tasks MLM: --setting distill trains no masked-language-model head; name other tasks")
-    if cfg.setting == "distill" and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"):
-        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")
+    distills = cfg.setting == "distill"
+    for mistake, message in (
+            (cfg.arch and action in PHASES,
+             f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture"),
+            (action == "further_train" and not (cfg.arch or cfg.init),
+             "give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json"),
+            (action in ("finetune", "export") and not cfg.init,
+             f"--{action} needs weights: give a run folder or a Hugging Face folder with --init"),
+            (cfg.batch % cfg.accumulate,
+             f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches"),
+            (cfg.teacher and not distills,
+             f"--teacher {cfg.teacher}: --setting mlm drops heads, and a teacher is followed head by head; "
+             "use --setting distill, which keeps all heads and narrows each"),
+            (distills and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"),
+             "--tasks MLM: --setting distill trains no masked-language-model head; name other tasks"),
+            (distills and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"),
+             "--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")):
+        if mistake:
+            raise UserError(message)
 
 
 def main(argv=None):
