@@ -764,7 +764,7 @@ def score_mlm(model, data, cfg, rows=1024, size=64):
     if not math.isfinite(loss):
         raise Diverged("MLM: the held-out loss is no number")
     loss /= count
-    return {"main": found / count, "loss": loss, "accuracy": found / count}
+    return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss, "accuracy": found / count}
 
 
 def flat_gradients(values, device):
