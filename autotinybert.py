@@ -400,34 +400,50 @@ def why_outside(arch, top):
     return None
 
 
-def leading(weight, shape):
+AXES = {  # what is cut of a weight: H hidden, F ffn, N heads, D head width, * nothing; a bias has the first axis
+    "qkv": "*NDH", "qkv_bias": "*ND", "output": "HND", "expand": "FH", "shrink": "HF", "pooler": "HH", "fit": "*H",
+    "words": "*H", "positions": "*H", "segments": "*H", "transform": "HH", "decoder_bias": "*"}  # all others: "H"
+
+
+def leading(weight, axes, sizes):
     """The leading part of every axis of a weight, as a view (Sec. 3.4). Of attention, Figure 3: the first heads, of each
     the leading part; with heads of full width this is extraction (b), with all heads extraction (c). With the full
     d^q|k|v every row is used, in however many heads (no SME: HAT, Table 3)."""
-    if weight.dim() > 2 and math.prod(weight.shape[1:3]) == math.prod(shape[1:3]):
-        weight = weight.flatten(1, 2).unflatten(1, shape[1:3])
-    return weight[tuple(map(slice, shape))]
+    if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
+        weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
+    return weight[tuple(slice(sizes.get(axis)) for axis in axes)]
+
+
+def part_of(module, name, arch, layer=0):
+    """A copy of a module called `name` in which every weight, and its gradient, is the part that `arch` uses."""
+    ffn, heads, qkv = arch.shape(layer)
+    sizes, part = {"H": arch.hidden, "F": ffn, "N": heads, "D": qkv // heads}, copy.copy(module)
+    part._parameters, part._modules = {}, {}
+    for key, whole in module._parameters.items():
+        axes = AXES.get(name if key in ("weight", "bias") else key, "H")
+        axes = axes[:1] if key == "bias" else axes
+        value = nn.Parameter(leading(whole.detach(), axes, sizes))
+        value.grad = None if whole.grad is None else leading(whole.grad, axes, sizes)
+        part._parameters[key] = value
+    for key, child in module._modules.items():
+        number = int(key) if name == "layers" else layer
+        if number < arch.layers:
+            part._modules[key] = child and part_of(child, key, arch, number)
+    if isinstance(part, nn.LayerNorm):
+        part.normalized_shape = part.weight.shape
+    return part
 
 
 def sub_model(model, arch):
     """The sub-model `arch` of a LanguageModel: a model of its own whose weights and gradients are parts of the whole's.
     Nothing is copied, and what its backward pass finds is added where it belongs; ValueError where `arch` is not within
     the model."""
-    encoder = model.encoder
-    reason = why_outside(arch, encoder.arch)
+    reason = why_outside(arch, model.encoder.arch)
     if reason:
         raise ValueError(reason)
-    with torch.device("meta"):
-        sub = LanguageModel(arch, encoder.words.num_embeddings, encoder.dropout.p,
-                            model.fit.out_features if hasattr(model, "fit") else 0, encoder.positions.num_embeddings)
-    wholes = dict(model.named_parameters())
-    for place, module in sub.named_modules():
-        for name, empty in list(module.named_parameters(recurse=False)):
-            whole = wholes[f"{place}.{name}".lstrip(".")]
-            part = nn.Parameter(leading(whole.detach(), empty.shape))
-            part.grad = None if whole.grad is None else leading(whole.grad, empty.shape)
-            setattr(module, name, part)
-    return sub.train(model.training)
+    sub = part_of(model, "", arch)
+    sub.encoder.arch = arch
+    return sub
 
 
 def extract(model, arch):

@@ -162,12 +162,13 @@ def test_the_last_layer_is_the_same_where_it_is_computed_alone():
 def test_figure_3():
     """Extraction takes the first heads whole, or the leading part of every head; rows of q, k, v and columns of the output alike."""
     weight = torch.arange(24.0)[:, None].expand(24, 24).reshape(4, 6, 24).expand(3, 4, 6, 24).contiguous()
-    rows = {shape: atb.leading(weight, (3, *shape, 24))[1, ..., 0].flatten().tolist() for shape in ((2, 6), (4, 3), (2, 12), (3, 2))}
+    rows = {shape: atb.leading(weight, "*NDH", dict(zip("NDH", (*shape, 24))))[1, ..., 0].flatten().tolist()
+            for shape in ((2, 6), (4, 3), (2, 12), (3, 2))}
     assert rows[2, 6] == list(range(12))  # (b)
     assert rows[4, 3] == [0, 1, 2, 6, 7, 8, 12, 13, 14, 18, 19, 20]  # (c)
     assert rows[2, 12] == list(range(24))  # no SME: two heads share all rows
     assert rows[3, 2] == [0, 1, 6, 7, 12, 13]  # both at once, for any --arch
-    assert atb.leading(weight[0].permute(2, 0, 1), (24, 4, 3))[0].flatten().tolist() == rows[4, 3]
+    assert atb.leading(weight[0].permute(2, 0, 1), "HND", {"N": 4, "D": 3, "H": 24})[0].flatten().tolist() == rows[4, 3]
 
 
 @pytest.mark.parametrize("text, reason", [
@@ -213,12 +214,12 @@ def test_gradients_of_a_sub_model_arrive_in_its_part_of_the_whole():
         rest = flat.clone()
         atb.masked_loss(atb.sub_model(model, arch), batch).backward()  # a second one is added
         torch.testing.assert_close(flat, 2 * rest)
-        wholes, share = dict(model.named_parameters()), 0
+        parts, share = dict(atb.sub_model(model, arch).named_parameters()), 0
         for name, value in alone.named_parameters():
             if "pooler" not in name:
-                torch.testing.assert_close(atb.leading(wholes[name].grad, value.shape), 2 * value.grad, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(parts[name].grad, 2 * value.grad, rtol=1e-4, atol=1e-5)
                 share += value.grad.count_nonzero()
-        assert flat.count_nonzero() == share > 0 and wholes["encoder.pooler.weight"].grad is None
+        assert flat.count_nonzero() == share > 0 and parts["encoder.pooler.weight"].grad is None
 
 
 # --- objective -----------------------------------------------------------------------------------
