@@ -14,10 +14,11 @@ Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer
          Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve
          Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Table D.1 -> TABLE_D1
 Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
-         the limit · D4 winners are measured · D5 latency from hundreds of measurements, by least squares · D6 what no
-         sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments, some short · D9 no padding and
-         no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth · D12 MLM is a task · D13 1,000
-         documents at most are held out · D14 positions above 128 are first trained by SQuAD · D15 fitness is a mean
+         the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
+         sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments,
+         some short · D9 no padding and no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth ·
+         D12 MLM is a task · D13 1,000 documents at most are held out · D14 positions above 128 are first trained by
+         SQuAD · D15 fitness is a mean
 """
 import copy
 import dataclasses
@@ -48,7 +49,8 @@ class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
     given, program = frozenset(), "autotinybert"  # set by common.cli: the flags that were given, the file's name
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.jsonl", "predictor.pt*",
-              "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE", "WNLI")
+              "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
+              "WNLI")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET, the phases of --search share one
     restart: bool = False  # begin anew in a run folder that is there
@@ -104,7 +106,6 @@ class Config:
     latency_length: int = 128  # tokens a sequence there >= 1
     latency_rounds: int = 2  # times that each architecture is measured; the lowest value counts >= 1
     latency_archs: int = 400  # architectures to measure for the predictor >= 2
-    predictor: Literal["linear", "mlp"] = "linear"  # least squares of the costs, or the paper's network (D5)
     # search
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or Sec. 4.4's rule
     population: int = 25  # S of Alg. 2 >= 1
@@ -123,9 +124,9 @@ PRESETS = {
     # the search space is 7.2 times as fast as this reference.
     "demo": {"vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
              "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
-             "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM,SST-2", "finetune_epochs": 2,
-             "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "8-96-384-6-96", "population": 8,
-             "generations": 3, "latency_archs": 120},
+             "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM,SST-2",
+             "finetune_epochs": 2, "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "8-96-384-6-96",
+             "population": 8, "generations": 3, "latency_archs": 120},
     "base": {},
     "dry_run": {"steps": 2, "further_steps": 2, "population": 2, "generations": 2, "winners": 1, "runs": 1,
                 "latency_archs": 20, "latency_rounds": 1, "finetune_epochs": 1, "finetune_batch": 16,
@@ -148,6 +149,11 @@ class Arch:
     def shape(self, layer):
         """(d^f, h, d^q|k|v) of a layer."""
         return tuple(value[layer] if isinstance(value, tuple) else value for value in (self.ffn, self.heads, self.qkv))
+
+    @property
+    def genes(self):
+        """{variable of the search space: choice}; make_arch(arch.genes) == arch."""
+        return {"layers": self.layers, "hidden": self.hidden, "ffn": self.ffn, "attention": (self.heads, self.qkv)}
 
     def __str__(self):
         return "-".join("/".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -198,11 +204,6 @@ def search_space(cfg, variant="ebl"):
 def make_arch(genes):
     """The Arch of {variable: choice}."""
     return Arch(genes["layers"], genes["hidden"], genes["ffn"], *genes["attention"])
-
-
-def genes_of(arch):
-    """{variable: choice} of an Arch; make_arch(genes_of(a)) == a."""
-    return {"layers": arch.layers, "hidden": arch.hidden, "ffn": arch.ffn, "attention": (arch.heads, arch.qkv)}
 
 
 def smallest_arch(space):
@@ -406,9 +407,9 @@ AXES = {  # what is cut of a weight: H hidden, F ffn, N heads, D head width, * n
 
 
 def leading(weight, axes, sizes):
-    """The leading part of every axis of a weight, as a view (Sec. 3.4). Of attention, Figure 3: the first heads, of each
-    the leading part; with heads of full width this is extraction (b), with all heads extraction (c). With the full
-    d^q|k|v every row is used, in however many heads (no SME: HAT, Table 3)."""
+    """The leading part of every axis of a weight, as a view (Sec. 3.4). Of attention the first heads, of each the
+    leading part: Figure 3 (b) with heads of full width, (c) with all heads. With the full d^q|k|v every row is used, in
+    however many heads (no SME: HAT, Table 3)."""
     if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
         weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
     return weight[tuple(slice(sizes.get(axis)) for axis in axes)]
@@ -472,77 +473,42 @@ def is_matrix(name):
 # --- search --------------------------------------------------------------------------------------
 
 
-def latency_terms(kind, archs, tokens, top):
-    """(n, terms) what a predictor sees of each architecture. linear: the costs that a Transformer's time is made of;
-    mlp: the variables as shares of the largest architecture `top`, as in HAT."""
-    sizes = [dataclasses.astuple(arch) for arch in archs]  # l^t, d^m, d^f, h, d^q|k|v
-    if kind == "mlp":
-        return torch.tensor(sizes, dtype=torch.float64) / torch.tensor(dataclasses.astuple(top))
-    # projections, attention, feed-forward; softmax, LayerNorm, GELU and copies; one call of each layer; once:
-    # embeddings, pooler, start
-    return torch.tensor([[l * d * q, l * tokens * q, l * d * f, l * h * tokens, l * d, l * f, l * q, l, d,
-                          d * d / tokens, 1] for l, d, f, h, q in sizes], dtype=torch.float64)
-
-
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from measurements.
 
-    D5: they are hundreds where the paper has 10k. kind "linear", the default, is a least-squares fit; "mlp" is the
-    paper's feed-forward network with HAT's three layers of 400, here for the logarithm of the time.
+    D5: they are hundreds where the paper has 10k, and the weights of the costs that a Transformer's time is made of are
+    a least-squares fit where the paper has a feed-forward network (which tests/claims/ compares).
     """
 
-    def __init__(self, kind, top, tokens):
-        self.kind, self.top, self.tokens, self.weights = kind, top, tokens, {}
+    def __init__(self, tokens, weights=None):
+        self.tokens, self.weights = tokens, weights
 
-    def fit(self, archs, milliseconds, steps=600):
-        """Learn from measured architectures; relative errors count. steps: of the network. Returns itself."""
-        terms = latency_terms(self.kind, archs, self.tokens, self.top)
-        target = torch.tensor(milliseconds, dtype=torch.float64)
-        self.weights = (fit_network(terms.float(), target.float(), steps) if self.kind == "mlp"
-                        else {"weights": fit_costs(terms, target)})
-        return self
+    def terms(self, archs):
+        """(n, costs): projections, attention, feed-forward; softmax, LayerNorm, GELU, copies; a layer's calls; once:
+        embeddings, pooler, start."""
+        return torch.tensor([[l * d * q, l * self.tokens * q, l * d * f, l * h * self.tokens, l * d, l * f, l * q, l, d,
+                              d * d / self.tokens, 1] for l, d, f, h, q in map(dataclasses.astuple, archs)]).double()
 
     def __call__(self, archs):
         """[milliseconds] of architectures."""
-        x = latency_terms(self.kind, archs, self.tokens, self.top)
-        if self.kind == "linear":
-            return (x @ self.weights["weights"]).tolist()
-        x = x.float()
-        for layer in (0, 2, 4, 6):
-            x = F.linear(x, self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"])
-            x = x if layer == 6 else x.relu()
-        return (x[:, 0].exp() * self.weights["mean"]).tolist()
+        return (self.terms(archs) @ self.weights).tolist()
 
-
-def fit_costs(terms, target):
-    """Weights, none negative, for terms (n, costs) @ weights ~ target (n,), by least squares of the relative errors."""
-    scale, kept = terms.abs().amax(0), torch.ones(terms.shape[1], dtype=torch.bool)
-    rows, weights = terms / scale / target[:, None], torch.tensor([-1.0])  # rows @ weights = 1 is exact
-    while (weights < 0).any():  # no cost is negative: such terms are left out, and the others are fitted again
-        kept &= weights > weights.min() if len(weights) > 1 else kept
-        chosen = rows[:, kept]
-        ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # keeps terms that say nearly the same from growing apart
-        goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()
-        weights = torch.zeros(len(kept), dtype=torch.double)
-        weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
-    # the last bits of a fit vary with where its arrays lie in memory
-    return torch.tensor([float(f"{weight:.9g}") for weight in (weights / scale).tolist()], dtype=torch.float64)
-
-
-def fit_network(terms, target, steps):
-    """Weights of the network for terms (n, variables) and target (n,), a function of these alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(terms.shape[1], 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(),
-                            nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1))
-        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
-            loss = (net(terms)[:, 0] - (target / target.mean()).log()).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return {"mean": target.mean(), **{name: value.detach() for name, value in net.state_dict().items()}}
+    def fit(self, archs, milliseconds):
+        """Learn from measured architectures weights, none negative, by least squares of the relative errors. Returns
+        itself."""
+        terms = self.terms(archs)
+        scale, kept = terms.abs().amax(0), torch.ones(terms.shape[1], dtype=torch.bool)
+        rows, weights = terms / scale / torch.tensor(milliseconds).double()[:, None], torch.tensor([-1.0])
+        while (weights < 0).any():  # no cost is negative: such terms are left out, and the others are fitted again
+            kept &= weights > weights.min() if len(weights) > 1 else kept
+            chosen = rows[:, kept]
+            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # keeps terms that say nearly the same from growing apart
+            goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()  # rows @ weights = 1 is exact
+            weights = torch.zeros(len(kept), dtype=torch.double)
+            weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
+        # the last bits of a fit vary with where its arrays lie in memory
+        self.weights = torch.tensor([float(f"{weight:.9g}") for weight in (weights / scale).tolist()]).double()
+        return self
 
 
 def mutate(arch, space, rng):
@@ -551,7 +517,7 @@ def mutate(arch, space, rng):
     def size(choice):  # pairs of heads and d^q|k|v compare by the latter
         return choice[-1] if isinstance(choice, tuple) else choice
 
-    genes = genes_of(arch)
+    genes = arch.genes
     moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
     for name in moving:
         choices = space[name]
@@ -570,7 +536,7 @@ def sample_within(space, rng, allowed):
         if allowed(arch):
             return arch
     while not allowed(arch) and arch != smallest_arch(space):
-        genes = genes_of(arch)
+        genes = arch.genes
         name = rng.choice([name for name in space if genes[name] != space[name][0]])
         genes[name] = space[name][rng.randrange(list(space[name]).index(genes[name]))]
         arch = make_arch(genes)
@@ -682,18 +648,17 @@ def distillation_loss(student, teacher, lengths):
 # --- training ------------------------------------------------------------------------------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
-    from tqdm import tqdm
     from common import corpus
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, milliseconds, on_main, peak_memory,
-                                    pick_device, progress, reduce_mean, say, seed_everything, seed_of, shard_range,
+                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range,
                                     share_out, stop_requested)
-    from common.files import load_file, load_newest, read_json, read_jsonl, save_file, write_atomic
-    from common.runs import Checkpoint, environment
+    from common.files import load_file, load_newest, read_json, save_file, write_atomic
+    from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, read_init, take_over
-    from data import hf_bert
+    from common.weights import keep_model, take_over
+    from data import hf_bert, latency_log
     from data.inputs import open_run
 
     warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
@@ -857,41 +822,15 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     return curve
 
 
-# Models on disk: of ours, a run folder; of others, a folder in Hugging Face layout (data/hf_bert.py).
-
-
-def model_folder(path, first="model"):
-    """Where the model of a run is: its model/ or superplm/, `first` before the other, else path itself."""
-    found = next((Path(path) / name for name in (first, "model", "superplm")
-                  if (Path(path) / name / "checkpoint.pt").exists()), Path(path))
-    if not (found / "config.json").exists():
-        raise UserError(f"{found}: no model is here (config.json is missing); give a run or a Hugging Face folder")
-    return found
+# What a model starts from; data/hf_bert.py reads run folders and Hugging Face folders.
 
 
 def read_model(path, cfg, arch="", first="model"):
-    """(folder, Arch, {our name: weight}) of a run folder or a Hugging Face folder. Where a run's model is not the
-    `arch` that is wanted, its SuperPLM is taken, which all architectures are parts of."""
-    folder, whole = model_folder(path, first), model_folder(path, "superplm")
-    config = read_json(folder / "config.json", dict)
-    if "model_type" in config:
-        own = read_arch("-".join(map(str, hf_bert.sizes(folder, config))), folder / "config.json")
-        check_memory(own, cfg.vocab_size, folder)
-        return folder, own, hf_bert.read(folder, own.heads)
-    own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
-    weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
-    if arch not in ("", own.arch) and whole != folder:
-        return read_model(whole, cfg)
-    return folder, read_arch(own.arch, folder), weights
-
-
-def fill(model, weights, folder):
-    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what was taken
-    over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
-    for name in model.state_dict().keys() - weights.keys():
-        if name.startswith("encoder.") and "pooler" not in name:
-            raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
-    return take_over(model, weights, folder)
+    """(folder, Arch, {our name: weight}) of a run folder or a Hugging Face folder, as hf_bert.read_model finds it."""
+    folder, text, weights = hf_bert.read_model(path, cfg, arch, first)
+    whole = read_arch(text, folder / "config.json")
+    check_memory(whole, cfg.vocab_size, folder)
+    return folder, whole, weights
 
 
 def load_teacher(cfg, ranks, vocab, heads):
@@ -902,7 +841,7 @@ def load_teacher(cfg, ranks, vocab, heads):
         raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; attention is compared "
                         f"head by head, so give --largest {arch.heads} heads")
     teacher = Encoder(arch, vocab, 0.0, len(positions), words.shape[1])
-    say(ranks, "teacher", fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
+    say(ranks, "teacher", hf_bert.fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
     if len(positions) < cfg.length:
         raise UserError(f"{folder}: the teacher has {len(positions)} positions, too few for --length {cfg.length}")
     return teacher.to(ranks.device).eval().requires_grad_(False)
@@ -932,7 +871,7 @@ def start_model(arch, cfg, data, ranks, first="model"):
         raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
     model = LanguageModel(whole, vocab, cfg.dropout, fit or len(weights.get("fit.weight", ())), positions)
-    say(ranks, fill(model, weights, folder))
+    say(ranks, hf_bert.fill(model, weights, folder))
     return extract(model, parse_arch(arch)) if arch not in ("", str(whole)) else model
 
 
@@ -1040,7 +979,7 @@ def finetune(cfg, text):
             so; what MNLI teaches helps the small tasks, and all files here do it alike."""
             (name, number), start, diverged = job.rsplit("-", 1), copy.deepcopy(model), None
             if mnli:
-                fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
+                hf_bert.fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
             try:
                 metrics = score_task(start, name, data, cfg, int(number), run.folder / "jobs" / job)
             except Diverged as error:
@@ -1048,13 +987,8 @@ def finetune(cfg, text):
             return {"job": job, "task": name, "setting": cfg.finetune_lr, "metrics": metrics, "diverged": diverged}
 
         result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, jobs, work))
-        means = {name: entry["mean"] for name, entry in result["tasks"].items() if name in TABLE_D1 and name != "WNLI"}
-        for label, without in (("Score", {"SQuAD1.1"}), ("Avg.", set())):  # Table 1
-            counted = [means[name] for name in means.keys() - without]
-            result["averages"] |= {f"{label} of {len(counted)}": statistics.fmean(counted)} if counted else {}
         run.finish(result)
         show(result, ranks)
-        say(ranks, *(f"{name}: {100 * result['averages'][name]:.2f}" for name in result["averages"] if " of " in name))
 
 
 # The phases of --search.
@@ -1071,17 +1005,16 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     text = text or "MLM" in names
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM"}}
-    folders = [model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
+    folders = [hf_bert.model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
     cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
-    run, opened = open_run(cfg, action, ranks, *(name for name in needs if needs[name]))
+    run, data = open_run(cfg, action, ranks, *(name for name in needs if needs[name]))
     if run.finished:
         say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
         return run, None
-    data = Data(ranks.device, opened.tokenizer, opened.train, opened.dev)
+    data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
-        if not any((folder / name).exists() for name in ("vocab.txt", "spiece.model")):
-            continue  # then --tokenizer is given
-        mine = load_tokenizer(folder)
+        own = [name for name in ("vocab.txt", "spiece.model") if (folder / name).exists()]  # else --tokenizer is given
+        mine = load_tokenizer(folder) if own else data.tokenizer
         if (mine.fingerprint, mine.lower) != (data.tokenizer.fingerprint, data.tokenizer.lower):
             raise UserError(f"{folder}: another vocabulary (or case) than {data.tokenizer.path}; a model, its teacher "
                             "and the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
@@ -1097,10 +1030,9 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
 
 def train_superplm(cfg, data, run):
     """One-shot training (Alg. 1), or loading what it left in the run folder. Returns the SuperPLM."""
-    arch, space = parse_arch(cfg.largest), search_space(cfg, cfg.variant)
-    model = start_model(cfg.largest, cfg, data, run.ranks)
+    space, model = search_space(cfg, cfg.variant), start_model(cfg.largest, cfg, data, run.ranks)
     attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
-    probes = arch, make_arch({**{name: choices[0] for name, choices in space.items()}, "attention": attention})
+    probes = model.encoder.arch, make_arch({**smallest_arch(space).genes, "attention": attention})
     pretrain(model, lambda step, shard: sub_models(cfg, cfg.variant, step, shard), data, cfg, run,
              run.folder / "superplm", cfg.steps, cfg.warmup, probes)
     return model
@@ -1133,30 +1065,6 @@ def time_together(archs, cfg, rounds=5):
     return dict(zip(archs, zip(*[[time_model(arch, cfg) for arch in archs] for _ in range(rounds)])))
 
 
-def latency_setting(cfg):
-    """What a measurement holds for; measurements of other settings are left alone."""
-    device = pick_device(cfg.latency_device)
-    return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
-            "length": cfg.latency_length, "hardware": environment(device)["hardware"]}
-
-
-def read_measurements(cfg, folder):
-    """{Arch: [milliseconds]} of the latency.jsonl of --init's run and of the run folder, in this order; UserError names
-    a line that is no measurement."""
-    found, setting = {}, latency_setting(cfg)
-    for path in dict.fromkeys(Path(place) / "latency.jsonl" for place in (cfg.init, folder) if place):
-        for number, line in enumerate(read_jsonl(path), 1):
-            try:
-                arch, took = parse_arch(line["arch"]), float(line["milliseconds"])
-                if not 0 < took < math.inf:
-                    raise ValueError(f"{took} milliseconds")
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{path}, line {number}: no measurement ({error}); delete the line") from None
-            if all(line.get(key) == value for key, value in setting.items()):
-                found.setdefault(arch, []).append(took)
-    return found
-
-
 def yardsticks(cfg):
     """The architectures that the limit is counted from: --reference, and --speedup where it is one."""
     return [parse_arch(text) for text in dict.fromkeys((cfg.reference, cfg.speedup)) if text.count("-") == 4]
@@ -1170,52 +1078,34 @@ def limit_of(cfg, times):
     return times[reference] / float(cfg.speedup)
 
 
-def measure_latency(cfg, folder, space):
-    """Measure the yardsticks, the smallest and --latency_archs random architectures of the whole space,
-    --latency_rounds times each (the yardsticks and the smallest five times at least, since all hangs on them), one
-    round after the other; what was measured before already counts. Returns {Arch: the lowest of its milliseconds}."""
-    rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
-    most, top = max(5, cfg.latency_rounds), parse_arch(cfg.largest)
-    rounds = {**dict.fromkeys(found, cfg.latency_rounds), **dict.fromkeys([*yardsticks(cfg), smallest_arch(space)], most)}
-    rounds = {arch: count for arch, count in rounds.items() if count == most or why_outside(arch, top) is None}
-    while len(rounds) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
-        rounds.setdefault(sample_arch(space, rng), cfg.latency_rounds)
-    path = folder / "latency.jsonl"
-    kept = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_atomic(path, kept[:kept.rfind("\n") + 1])  # a last line that a crash tore off goes
-    jobs = [arch for done in range(most) for arch in rounds if len(found.get(arch, [])) <= done < rounds[arch]]
-    for arch in tqdm(jobs, desc="latency", disable=None):
-        found.setdefault(arch, []).append(time_model(arch, cfg))
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")
-    # one order, so that what is learnt does not depend on the file's
-    return {arch: min(found[arch]) for arch in sorted(rounds, key=str)}
-
-
 def learn_latency(cfg, run):
     """Measure and learn, or take what predictor.pt of the run folder keeps. Returns (predict, limit in ms); UserError
-    where nothing meets the limit."""
+    where nothing meets the limit.
+
+    Measured are --latency_archs random architectures of the whole space and, five times at least since all hangs on
+    them, the yardsticks and the smallest.
+    """
     space, path, top = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.largest)
-    predict = Predictor(cfg.predictor, top, cfg.latency_length)
+    fixed, rng = [*yardsticks(cfg), smallest_arch(space)], random.Random(f"{cfg.seed} latency")
 
     def learn():
-        if path.exists():
-            return
-        times = measure_latency(cfg, run.folder, space)
+        found = latency_log.read(cfg, run.folder, parse_arch)
+        archs = dict.fromkeys([*fixed, *(arch for arch in found if why_outside(arch, top) is None)])
+        while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
+            archs[sample_arch(space, rng)] = None
+        rounds = dict.fromkeys(archs, cfg.latency_rounds) | dict.fromkeys(fixed, max(5, cfg.latency_rounds))
+        times = latency_log.measure(cfg, run.folder, found, rounds, time_model)
         inside = [arch for arch in times if why_outside(arch, top) is None]
-        predict.fit(inside, [times[arch] for arch in inside])
-        limit, smallest = limit_of(cfg, times), smallest_arch(space)
-        fastest = max(times[smallest], *predict([smallest]))
+        predict = Predictor(cfg.latency_length).fit(inside, [times[arch] for arch in inside])
+        limit, fastest = limit_of(cfg, times), max(times[fixed[-1]], *predict(fixed[-1:]))
         if fastest > limit:
-            raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest}, "
-                            f"takes {fastest:.3g} ms here, and the limit is {limit:.3g} ms")
-        save_file(path, {"weights": predict.weights, "limit": limit, "predictor": cfg.predictor, "largest": cfg.largest,
-                         "reference": times[parse_arch(cfg.reference)], "setting": latency_setting(cfg)})
+            raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, "
+                            f"{fixed[-1]}, takes {fastest:.3g} ms here, and the limit is {limit:.3g} ms")
+        save_file(path, {"weights": predict.weights, "limit": limit, "reference": times[fixed[0]]})
 
-    on_main(run.ranks, learn)
+    on_main(run.ranks, lambda: path.exists() or learn())
     saved = load_file(path)
-    predict.weights = saved["weights"]
-    return predict, saved["limit"]
+    return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
@@ -1255,7 +1145,7 @@ def time_finalists(lines, cfg, ranks):
         if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
             found.append({"arch": line["arch"], "one_shot": line["score"], "milliseconds": statistics.median(took),
                           "speedup": speedup, "speedup_range": [ratios[0], ratios[-1]], "rounds": len(ratios),
-                          "measured_with": {"run_by": f"the Encoder of {cfg.program}.py", **latency_setting(cfg)}})
+                          "measured_with": {"run_by": f"the Encoder of {cfg.program}.py", **latency_log.setting(cfg)}})
     return found
 
 
@@ -1279,8 +1169,7 @@ def confirm(history, cfg, run):
                             "none of the others does when measured; the same command measures again")
         write_atomic(path, json.dumps(found[:cfg.winners], indent=2))
 
-    if not path.exists():
-        on_main(run.ranks, measure)
+    on_main(run.ranks, lambda: path.exists() or measure())
     return read_json(path, list)
 
 
@@ -1354,7 +1243,7 @@ def export(cfg, folder):
     """Write --init's model, or the part --arch of it, as a Hugging Face folder with a README; a fine-tuned model with
     its head."""
     with launch(cfg.device) as ranks:
-        tokenizer, task = load_tokenizer(cfg.tokenizer or model_folder(cfg.init)), None
+        tokenizer, task = load_tokenizer(cfg.tokenizer or hf_bert.model_folder(cfg.init)), None
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg)
         if "head.weight" in weights and model.encoder.arch == whole:
@@ -1368,28 +1257,20 @@ def export(cfg, folder):
 
 
 def describe(cfg):
-    """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, measured latency, the predicted one
-    (null without a predictor.pt for these settings in --init or --out), and the search space."""
+    """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, latency and the search space."""
     arch, vocab, positions = parse_arch(cfg.arch or cfg.largest), cfg.vocab_size, 512
     if cfg.init:
         _, whole, weights = read_model(cfg.init, cfg)
         arch = arch if cfg.arch else whole
         vocab, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
-    reference, parts, predicted = parse_arch(cfg.reference), parameters(arch, vocab, positions), None
-    for path in (Path(place) / "predictor.pt" for place in (cfg.init, cfg.out) if place):
-        saved = load_file(path) if path.exists() else {}
-        asked = {"predictor": cfg.predictor, "largest": cfg.largest, "setting": latency_setting(cfg)}
-        if asked.items() <= saved.items() and why_outside(arch, parse_arch(cfg.largest)) is None:
-            predict = Predictor(cfg.predictor, parse_arch(cfg.largest), cfg.latency_length)
-            predict.weights = saved["weights"]
-            predicted = predict([arch])[0]
+    reference, parts = parse_arch(cfg.reference), parameters(arch, vocab, positions)
     times = {each: statistics.median(took) for each, took in time_together([reference, arch], cfg, rounds=3).items()}
     print(json.dumps({
         "arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
         "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, "
                           "2 for each multiply-add",
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
-        "speedup": times[reference] / times[arch], "predicted_ms": predicted, "latency": latency_setting(cfg),
+        "speedup": times[reference] / times[arch], "latency": latency_log.setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))}}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------
@@ -1418,8 +1299,7 @@ def read_arch(text, place):
 def check_memory(arch, vocab, place, tokens=0):
     """UserError, which names the place, where the weights, and a pass of so many tokens, need more memory than this
     machine has."""
-    sizes = [value if isinstance(value, int) else max(value) for value in dataclasses.astuple(arch)]
-    layers, hidden, ffn, heads, qkv = sizes
+    layers, hidden, ffn, _, qkv = dataclasses.astuple(arch)
     numbers = layers * hidden * (4 * qkv + 2 * ffn) + (vocab + hidden) * hidden + tokens * (hidden + ffn + 3 * qkv)
     needs, has = 4e-9 * numbers, 1e-9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needs > has:
@@ -1427,25 +1307,25 @@ def check_memory(arch, vocab, place, tokens=0):
 
 
 def check_sizes(cfg):
-    """Read the flags that are architectures, and UserError for what this machine cannot hold, before anything is done.
-    """
-    speedup = "" if re.fullmatch(r"[\d.]+(e[+-]?\d+)?", cfg.speedup) else "speedup"
-    if not speedup and not (cfg.speedup.count(".") < 2 and 0 < float(cfg.speedup) < math.inf):
+    """Read the flags that are architectures, and refuse what this machine cannot hold, before anything is done."""
+    number = re.fullmatch(r"\d+\.?\d*|\.\d+", cfg.speedup)
+    if number and not 0 < float(cfg.speedup) < math.inf:
         raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
-    for name in [name for name in ("arch", "largest", "smallest", "reference", speedup) if name and getattr(cfg, name)]:
-        place = f"--{name} {getattr(cfg, name)}"
-        arch = read_arch(getattr(cfg, name), place)
-        if "/" in str(arch):
-            raise UserError(f"{place}: give one number for all layers; others are for --variant hat alone")
-        check_memory(arch, 0, place)
-        setattr(cfg, name, str(arch))
-    largest, reference = parse_arch(cfg.largest), parse_arch(cfg.reference)
+    for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):
+        text = getattr(cfg, name)
+        if text:
+            arch = read_arch(text, f"--{name} {text}")
+            if "/" in str(arch):
+                raise UserError(f"--{name} {text}: give one number for all layers; others are for --variant hat alone")
+            check_memory(arch, 0, f"--{name} {text}")
+            setattr(cfg, name, str(arch))
+    largest = parse_arch(cfg.largest)
     check_memory(largest, cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
-    check_memory(largest, 0, f"--batch {cfg.batch}", cfg.batch // cfg.accumulate * cfg.length)
-    check_memory(reference, 0, f"--latency_batch {cfg.latency_batch} of --latency_length {cfg.latency_length}",
-                 cfg.latency_batch * cfg.latency_length)
-    for name in ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs"):
-        check_memory(largest, 0, f"--{name} {getattr(cfg, name)}", getattr(cfg, name))
+    for name, tokens in (("batch", cfg.batch // cfg.accumulate * cfg.length),
+                         ("latency_batch", cfg.latency_batch), ("latency_length", cfg.latency_batch * cfg.latency_length),
+                         *((name, getattr(cfg, name)) for name in
+                           ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs"))):
+        check_memory(largest, 0, f"--{name} {getattr(cfg, name)}", tokens)
 
 
 def check(cfg, action):
@@ -1463,16 +1343,15 @@ def check(cfg, action):
             (cfg.arch and action in PHASES,
              f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture"),
             (action == "further_train" and not (cfg.arch or cfg.init),
-             "give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json"),
+             "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
             (action in ("finetune", "export") and not cfg.init,
-             f"--{action} needs weights: give a run folder or a Hugging Face folder with --init"),
+             f"--{action} needs weights: give a folder with --init"),
             (cfg.batch % cfg.accumulate,
              f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches"),
             (cfg.teacher and not distills,
-             f"--teacher {cfg.teacher}: --setting mlm drops heads, and a teacher is followed head by head; "
-             "use --setting distill, which keeps all heads and narrows each"),
+             f"--teacher {cfg.teacher}: a teacher is followed head by head; use --setting distill, which keeps all"),
             (distills and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"),
-             "--tasks MLM: --setting distill trains no masked-language-model head; name other tasks"),
+             "--tasks MLM: --setting distill trains no masked-language-model head"),
             (distills and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"),
              "--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")):
         if mistake:

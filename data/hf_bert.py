@@ -1,16 +1,18 @@
-"""BERT and ELECTRA folders in Hugging Face's layout, read and written under autotinybert.py's names.
+"""Models that autotinybert.py starts from: its run folders, and BERT and ELECTRA folders in Hugging Face's layout, read
+and written under its names.
 
 There query, key and value are three matrices (outputs, inputs), here one tensor (3, heads, width, inputs); their output
 projection (hidden, heads x width) is (hidden, heads, width) here. All else is taken as it is.
 """
+import dataclasses
 import re
 from pathlib import Path
 
 import torch
 
 from common.cli import UserError
-from common.files import write_atomic
-from common.weights import read_weights, write_folder
+from common.files import read_json, write_atomic
+from common.weights import read_init, read_weights, take_over, write_folder
 
 NAMES = {  # our module: theirs
     "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
@@ -33,6 +35,41 @@ check that the hidden size is a multiple of the number of heads:
 - `BertSelfAttention.__init__`: `self.attention_head_size = config.qkv_size // config.num_attention_heads`
 - `BertSelfOutput.__init__`: `self.dense = nn.Linear(config.qkv_size, config.hidden_size)`
 """
+
+
+def model_folder(path, first="model"):
+    """Where the model of a run is: its model/ or superplm/, `first` before the other, else path itself."""
+    found = next((Path(path) / name for name in (first, "model", "superplm")
+                  if (Path(path) / name / "checkpoint.pt").exists()), Path(path))
+    if not (found / "config.json").exists():
+        raise UserError(f"{found}: no model is here (config.json is missing); give a run or a Hugging Face folder")
+    return found
+
+
+def read_model(path, cfg, arch="", first="model"):
+    """(folder, architecture as text, {our name: weight}) of a run folder or a Hugging Face folder. Where a run's model
+    is not the `arch` that is wanted, its SuperPLM is taken, which all architectures are parts of."""
+    folder, whole = model_folder(path, first), model_folder(path, "superplm")
+    config = read_json(folder / "config.json", dict)
+    if "model_type" in config:
+        shape = sizes(folder, config)
+        if shape[3] < 1 or shape[4] % shape[3]:
+            raise UserError(f"{folder / 'config.json'}: {shape[3]} heads do not divide {shape[4]}")
+        return folder, "-".join(map(str, shape)), read(folder, shape[3])
+    own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
+    weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
+    if arch not in ("", own.arch) and whole != folder:
+        return read_model(whole, cfg)
+    return folder, own.arch, weights
+
+
+def fill(model, weights, folder):
+    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what was taken
+    over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
+    for name in model.state_dict().keys() - weights.keys():
+        if name.startswith("encoder.") and "pooler" not in name:
+            raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
+    return take_over(model, weights, folder)
 
 
 def sizes(folder, config):
@@ -100,7 +137,7 @@ def rename(weights, spans=False):
             layer, (inner, _, kind) = f"bert.encoder.layer.{number}.", part.rpartition(".")
             if part in ("qkv", "qkv_bias"):
                 kind = "bias" if part == "qkv_bias" else "weight"
-                result |= {f"{layer}{theirs}.{kind}": part.flatten(0, 1) for theirs, part in zip(ATTENTION, value)}
+                result |= {f"{layer}{theirs}.{kind}": each.flatten(0, 1) for theirs, each in zip(ATTENTION, value)}
             elif part == "output":
                 result[f"{layer}{OUTPUT}.weight"] = value.flatten(1)
             else:
@@ -109,8 +146,8 @@ def rename(weights, spans=False):
 
 
 def write(folder, weights, shape, dropout, task, tokenizer):
-    """Write {our name: weight} as a folder with a README, a fine-tuned model with its head. shape: the numbers of SIZES;
-    task: the name of the task that the head was made for. UserError where the folder is not empty."""
+    """Write {our name: weight} as a folder with a README. shape: the numbers of SIZES; task: the name of the task
+    that a head was made for. UserError where the folder is not empty."""
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; choose another folder")

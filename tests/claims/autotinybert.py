@@ -7,11 +7,15 @@ import dataclasses
 import random
 import statistics
 
+import torch
+from torch import nn
+
 import autotinybert as atb
 from common import cli
 from common.cli import UserError
 from common.files import load_file, read_json, read_jsonl
 from common.metrics import kendall, pairwise_accuracy, spearman
+from data import latency_log
 from tests.claims import study
 
 PROGRAM = "autotinybert.py"
@@ -77,7 +81,29 @@ def latency(options):
                 claim="Tables 1, 4, F.1: the speed-ups over BERT-base", paper="the column published",
                 verdict=f"{verdict}: of S1 to S3 {worst[1]} differs most, by {100 * worst[0]:.0f}%",
                 numbers={"spearman": spearman(*pair), "kendall": kendall(*pair), "distillation rows ordered": ordered,
-                         "setting": atb.latency_setting(cfg)})
+                         "setting": latency_log.setting(cfg)})
+
+
+def fit_network(archs, milliseconds, top, steps=600):
+    """The paper's predictor, a feed-forward network, with HAT's three layers of 400, of the variables as shares of the
+    largest architecture's, for the logarithm of the time: a function [Arch] -> [milliseconds]."""
+    def variables(archs):
+        return torch.tensor([dataclasses.astuple(arch) for arch in archs]) / torch.tensor(dataclasses.astuple(top))
+
+    target = torch.tensor(milliseconds)
+    mean, seen = target.mean(), variables(archs)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(5, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(),
+                            nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
+        loss = (net(seen)[:, 0] - (target / mean).log()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return lambda archs: (net(variables(archs))[:, 0].exp() * mean).tolist()
 
 
 def predictor(options):
@@ -88,15 +114,15 @@ def predictor(options):
     settings = read_json(folder / "config.json")["settings"]
     cfg = dataclasses.replace(cfg, **{name: tuple(value) if isinstance(value, list) else value
                                       for name, value in settings.items()})
-    measured, top = atb.read_measurements(cfg, folder), atb.parse_arch(cfg.largest)
+    measured, top = latency_log.read(cfg, folder, atb.parse_arch), atb.parse_arch(cfg.largest)
     archs = sorted((arch for arch in measured if atb.why_outside(arch, top) is None), key=str)
     unseen, seen = archs[::5], [arch for index, arch in enumerate(archs) if index % 5]
     real, learnt = ([min(measured[arch]) for arch in part] for part in (unseen, seen))
     shares = [atb.flops(arch, cfg.latency_length) / took for arch, took in zip(seen, learnt)]
     scale = sum(shares) / sum(share * share for share in shares)  # least squares of the relative errors
     guesses = {"proportional to FLOPs": [scale * atb.flops(arch, cfg.latency_length) for arch in unseen]}
-    for kind in ("linear", "mlp"):
-        guesses[kind] = atb.Predictor(kind, top, cfg.latency_length).fit(seen, learnt)(unseen)
+    guesses["linear"] = atb.Predictor(cfg.latency_length).fit(seen, learnt)(unseen)
+    guesses["mlp"] = fit_network(seen, learnt, top)(unseen)
     rows, errors = [], {}
     for kind, guessed in guesses.items():
         errors[kind] = [abs(guess / took - 1) for guess, took in zip(guessed, real)]
@@ -216,8 +242,7 @@ def choose(options, cfg, flags, superplm, limit, seed):
     searched = study.run_all(options, {f"{name}-search": [PROGRAM, "--evolve", *common, "--speedup", limit,
                                                           "--winners", 1]}, "best.json")[f"{name}-search"]
     saved, space = load_file(searched / "predictor.pt"), atb.search_space(cfg)
-    predict = atb.Predictor(cfg.predictor, atb.parse_arch(cfg.largest), cfg.latency_length)
-    predict.weights, most = saved["weights"], saved["reference"] / limit
+    predict, most = atb.Predictor(cfg.latency_length, saved["weights"]), saved["reference"] / limit
     chosen = [("searched", read_json(searched / "best.json")["arch"])]
     kept = [arch for archs in bert_rule(space, predict, most).values()
             for arch in widest_measured(archs, limit, cfg)]
