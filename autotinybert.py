@@ -16,9 +16,9 @@ Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer
 Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
          the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
          sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments,
-         some short · D9 no padding and no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth ·
-         D12 MLM is a task · D13 1,000 documents at most are held out · D14 positions above 128 are first trained by
-         SQuAD · D15 fitness is a mean
+         some short · D9 no padding and no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth
+         · D12 MLM is a task · D13 at most 1,000 documents are held out · D14 SQuAD trains positions above 128
+         · D15 a mean is the fitness
 """
 import copy
 import dataclasses
@@ -52,37 +52,37 @@ class Config:
               "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
               "WNLI")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
-    out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET, the phases of --search share one
+    out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
     restart: bool = False  # begin anew in a run folder that is there
     seed: int = 0  # of everything drawn
     device: str = "auto"  # auto | cpu | cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
-    compile: bool = False  # torch.compile the further training; the SuperPLM changes its shape with every step
-    accumulate: int = 16  # N of Alg. 1: sub-batches with sub-models of their own, shared out over the processes >= 1
-    dry_run: bool = False  # two real steps of every phase, on tiny budgets
-    init: str = ""  # start from these weights: run or Hugging Face folder; in --search and --evolve, the SuperPLM
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
+    compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
+    accumulate: int = 16  # N of Alg. 1: sub-batches, shared out over the processes >= 1
+    dry_run: bool = False  # two real steps of every phase
+    init: str = ""  # run or Hugging Face folder to start from; in --search and --evolve, the SuperPLM
     # data
-    corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
-    glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
+    corpus: tuple[str, ...] = ()  # text files or folders; default: the demo text
+    glue: str = ""  # folder with the GLUE tasks; default: the demo tasks
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
-    tokenizer: str = ""  # spiece.model or vocab.txt; default: the teacher's or --init's, else trained on the corpus
+    tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's or the teacher's, else a new one
     vocab_size: int = 30522  # pieces of the vocabulary >= 1
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: the loss on held-out text (D12)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
     largest: str = "8-768-3072-12-768"  # the SuperPLM, Sec. 3.4
-    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; of the last two mlm reads heads, distill qkv
+    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; mlm reads heads, distill qkv
     dropout: float = 0.1  # hidden and attention dropout [0, 1)
-    init_std: float = 0.02  # deviation of new weights; 0.02 is BERT's, narrow models want more > 0
-    setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: heads of full width, or all heads, each narrower
-    teacher: str = ""  # of --setting distill: a BERT or ELECTRA folder in Hugging Face layout, or a run folder
+    init_std: float = 0.02  # deviation of new weights; narrow models want more > 0
+    setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: fewer heads, or narrower ones
+    teacher: str = ""  # of --setting distill: a BERT, ELECTRA or run folder
     variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # one-shot training, Table 3; ebl is the paper's
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models on each sub-batch >= 1
     length: int = 128  # tokens a sequence, special ones included [8, 512]
-    steps: int = 640000  # updates of the SuperPLM: 5 epochs of BooksCorpus and Wikipedia, Sec. 4.1 >= 1
-    further_steps: int = 640000  # updates of a single architecture: 5 epochs; the paper's BERT-S* had 10 >= 1
+    steps: int = 640000  # updates of the SuperPLM: 5 epochs, Sec. 4.1 >= 1
+    further_steps: int = 640000  # updates of one architecture; the paper's BERT-S* had 10 epochs >= 1
     batch: int = 256  # sequences an update, Sec. 4.1 >= 1
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 > 0
     warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
@@ -98,13 +98,13 @@ class Config:
     finetune_length: int | None = None  # tokens a row; else 128, SQuAD's windows 384 [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune >= 1
     # latency
-    speedup: str = "7.2"  # how much faster than --reference a model must be, Table 1; or as fast as an architecture
-    reference: str = "12-768-3072-12-768"  # speed-ups are counted from its latency: BERT-base
+    speedup: str = "7.2"  # over --reference, Table 1; or as fast as the architecture given
+    reference: str = "12-768-3072-12-768"  # what speed-ups are counted from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # target device
-    latency_threads: int = 1  # CPU threads there; of a single one its own CPU seconds count >= 1
+    latency_threads: int = 1  # CPU threads there; a single one's CPU seconds count >= 1
     latency_batch: int = 1  # sequences at a time there >= 1
     latency_length: int = 128  # tokens a sequence there >= 1
-    latency_rounds: int = 2  # times that each architecture is measured; the lowest value counts >= 1
+    latency_rounds: int = 2  # times that each is measured; the lowest counts >= 1
     latency_archs: int = 400  # architectures to measure for the predictor >= 2
     # search
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or Sec. 4.4's rule
@@ -117,11 +117,9 @@ MUTATION = EXPLORATION = 0.5  # p_m and p_e of Alg. 2
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # share of the tokens predicted, BERT's
 CLIP = 1.0  # largest gradient norm, the released code's
-TIMED_RUNS = 9  # of a latency measurement, the released code's; the fastest and the slowest quarter are left out
 
 PRESETS = {
-    # The paper's proxy tasks stay at chance after minutes of pre-training; MLM and SST-2 do not (D12). About half of
-    # the search space is 7.2 times as fast as this reference.
+    # The paper's proxy tasks stay at chance after minutes of pre-training; MLM and SST-2 do not (D12).
     "demo": {"vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
              "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
              "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM,SST-2",
@@ -138,8 +136,7 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Arch:
-    """An architecture, printed as in Table 4: 5-564-1054-8-512. In the HAT baseline of Table 3 the last three are
-    tuples, one number a layer, and print as 2-564-1054/800-8/4-512/512."""
+    """An architecture, printed as in Table 4: 5-564-1054-8-512. In HAT (Table 3) the last three are tuples."""
     layers: int  # l^t
     hidden: int  # d^m|o
     ffn: object  # d^f
@@ -156,23 +153,16 @@ class Arch:
         return {"layers": self.layers, "hidden": self.hidden, "ffn": self.ffn, "attention": (self.heads, self.qkv)}
 
     def __str__(self):
-        return "-".join("/".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                        for value in dataclasses.astuple(self))
+        return "-".join(map(str, dataclasses.astuple(self)))
 
 
 def parse_arch(text):
     """The Arch of a text such as 5-564-1054-8-512, any sizes that the heads divide; ValueError says what is wrong."""
-    parts = text.strip().split("-")
-    if len(parts) != 5 or not all(re.fullmatch(r"[1-9]\d*(/[1-9]\d*)*", part) for part in parts):
+    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*){4}", text.strip()):
         raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512")
-    numbers = [tuple(map(int, part.split("/"))) for part in parts]
-    arch = Arch(*(value[0] if len(value) == 1 else value for value in numbers))
-    if any(len(value) not in (1, arch.layers) for value in numbers[2:]) or max(len(value) for value in numbers[:2]) > 1:
-        raise ValueError(f"{text!r}: give one number for all layers, or {parts[0]} of them")
-    for _, heads, qkv in map(arch.shape, range(arch.layers if "/" in text else 1)):
-        if qkv % heads:
-            raise ValueError(f"{text!r}: {heads} heads do not divide the query/key/value width {qkv}; "
-                             f"use a multiple of {heads}")
+    arch = Arch(*map(int, text.split("-")))
+    if arch.qkv % arch.heads:
+        raise ValueError(f"{text!r}: {arch.heads} heads do not divide the query/key/value width {arch.qkv}")
     return arch
 
 
@@ -181,18 +171,17 @@ VARIANTS = {  # Table 3: (identical layers, sub-matrix extraction, effective bat
 
 
 def search_space(cfg, variant="ebl"):
-    """Table B.1: {variable: its choices}, the one definition that sampling, mutation, the rule of Section 4.4 and
-    counting read; ValueError where --smallest and --largest leave nothing.
+    """Table B.1: {variable: its choices}; ValueError where --smallest and --largest leave nothing.
 
-    "attention" pairs the number of heads with d^q|k|v: whole heads in pre-training, all heads with less of each in
-    distillation, and without SME (Table 3) every number of heads that divides the full width.
+    "attention" pairs heads with d^q|k|v: whole heads in pre-training, all heads with less of each in distillation,
+    without SME (Table 3) every number of heads that divides the full width.
     """
     low, high = parse_arch(cfg.smallest), parse_arch(cfg.largest)
     for name in ("layers", "hidden", "ffn", "heads" if cfg.setting == "mlm" else "qkv"):
         if getattr(low, name) > getattr(high, name):
-            raise ValueError(f"--smallest {low}: its {name} is more than the SuperPLM's, --largest {high}")
+            raise ValueError(f"--smallest {low}: its {name} is more than the SuperPLM's, {high}")
     if cfg.setting == "distill" and low.qkv % high.heads:
-        raise ValueError(f"--smallest {low}: its qkv must be a multiple of the {high.heads} heads of --largest {high}")
+        raise ValueError(f"--smallest {low}: its qkv must be a multiple of the {high.heads} heads of {high}")
     attention = ([(heads, heads * high.qkv // high.heads) for heads in range(low.heads, high.heads + 1)]
                  if cfg.setting == "mlm" else [(high.heads, qkv) for qkv in range(low.qkv, high.qkv + 1, high.heads)])
     if not VARIANTS[variant][1]:
@@ -221,19 +210,19 @@ def sample_arch(space, rng, identical=True):
 
 
 def flops(arch, tokens=128):
-    """Floating-point operations of the encoder and the pooler for one sequence: matrix products, 2 a multiply-add."""
+    """Operations of encoder and pooler for one sequence: matrix products, 2 a multiply-add."""
     count = arch.hidden ** 2
     for ffn, _, qkv in map(arch.shape, range(arch.layers)):
         count += tokens * (4 * arch.hidden * qkv + 2 * arch.hidden * ffn) + 2 * tokens * tokens * qkv
     return 2 * count
 
 # --- model ---------------------------------------------------------------------------------------
-# The same modules are the SuperPLM, its sub-models (see sub_model) and every stand-alone model.
+# The same modules are the SuperPLM, its sub-models (see sub_model) and all others.
 
 
 class Layer(nn.Module):
-    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H). The weights of its attention have the heads as an axis,
-    so that a smaller layer's are the leading part of every axis (Figure 3)."""
+    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H). Heads are an axis of the weights of attention, so that a
+    smaller layer's are the leading part of every axis (Figure 3)."""
 
     def __init__(self, hidden, ffn, heads, qkv, dropout):
         super().__init__()
@@ -251,8 +240,8 @@ class Layer(nn.Module):
         return F.linear(x, weight.flatten(0, 2), bias.flatten()).unflatten(-1, bias.shape).permute(2, 0, 3, 1, 4)
 
     def forward(self, x, mask, at=None, with_scores=False):
-        """mask: (B, 1, 1, T) True at real tokens, None: all are. at: (B, I) the places to compute, None: all.
-        with_scores: the raw attention (B, N, T, T) too."""
+        """mask: (B, 1, 1, T) True at real tokens, None: all are. at: (B, I) the places to compute. with_scores: the raw
+        attention (B, N, T, T) too."""
         if at is None:
             query, key, value = self.project(x, slice(3))  # (B, N, T, D)
         else:
@@ -276,10 +265,8 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """BERT without its pre-training heads: embeddings, layers, pooler. ids, segments (B, T), lengths (B,) -> (B, T, H).
-
-    embedding: width of the embeddings where it is not `hidden` (small ELECTRA teachers); such a model is not cut.
-    """
+    """BERT without its pre-training heads. ids, segments (B, T), lengths (B,) -> (B, T, H). embedding: width of the
+    embeddings where it is not `hidden` (small ELECTRA teachers); such a model is not cut."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, positions=512, embedding=None):
         super().__init__()
@@ -294,8 +281,8 @@ class Encoder(nn.Module):
         self.apply(init_weights)
 
     def forward(self, ids, segments, lengths=None, at=None, with_scores=False):
-        """lengths: real tokens of each row; None: all are. at: places (B, I) of which alone the last layer's states are
-        wanted. with_scores: (states, the last layer's raw attention scores (B, N, T, T))."""
+        """lengths: real tokens of each row; None: all are. at: the places (B, I) whose states are wanted, None: all.
+        with_scores: the last layer's raw attention scores (B, N, T, T) too."""
         T = ids.shape[1]
         mask = None
         if lengths is not None:
@@ -324,7 +311,7 @@ def init_weights(module):
 
 
 class LanguageModel(nn.Module):
-    """Encoder with the masked-language-model head or, for distillation, a projection to the teacher's width fit = W."""
+    """Encoder with the masked-language-model head or, for distillation, a projection to the teacher's width W."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, fit=0, positions=512):
         super().__init__()
@@ -345,14 +332,13 @@ class LanguageModel(nn.Module):
         return F.linear(x, self.encoder.words.weight, self.decoder_bias)  # (B, I, V)
 
     def student(self, ids, segments, lengths):
-        """What distillation compares: the last layer's states at the teacher's width (B, T, W), and its raw attention
-        scores (B, N, T, T)."""
+        """The last layer's states at the teacher's width (B, T, W), and its raw attention scores (B, N, T, T)."""
         x, scores = self.encoder(ids, segments, lengths, with_scores=True)
         return self.fit(x), scores
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head: logits (B, outputs) of the pooled state; spans: (B, T, 2), start and end."""
+    """Encoder with a linear head: logits (B, outputs), of spans (B, T, 2)."""
 
     def __init__(self, encoder, outputs, spans=False):
         super().__init__()
@@ -368,7 +354,7 @@ class TaskModel(nn.Module):
 
 
 def parameters(arch, vocab_size, positions=512):
-    """{part: parameters} of a stand-alone encoder, built on the meta device: nothing is counted twice or by formula."""
+    """{part: parameters} of a stand-alone encoder, built on the meta device."""
     with torch.device("meta"):
         encoder = Encoder(arch, vocab_size, positions=positions)
     counts = {"embeddings": 0, "layers": 0, "pooler": 0}
@@ -380,9 +366,8 @@ def parameters(arch, vocab_size, positions=512):
 
 
 def sub_models(cfg, variant, step, shard):
-    """Alg. 1, line 7: the sub-models that sub-batch `shard` of update `step` trains, M others on every sub-batch. A
-    function of its arguments, so the result does not depend on which process does what. Without EBL one sub-model is
-    trained on the whole batch."""
+    """Alg. 1, line 7: the sub-models that sub-batch `shard` of update `step` trains, M others on every sub-batch, a
+    function of the arguments alone. Without EBL one sub-model is trained on the whole batch."""
     identical, _, batch_wise = VARIANTS[variant]
     rng = random.Random(f"{cfg.seed} sub-models {step} {shard if batch_wise else 0}")
     space = search_space(cfg, variant)
@@ -391,11 +376,11 @@ def sub_models(cfg, variant, step, shard):
 
 def why_outside(arch, top):
     """None where `arch` can be cut out of `top`, else the reason in words."""
-    widest = max(arch.shape(layer)[0] for layer in range(arch.layers))
-    for name, size in (("layers", arch.layers), ("hidden", arch.hidden), ("ffn", widest)):
-        if size > getattr(top, name):
-            return f"{name} {size} of {arch} is more than the {getattr(top, name)} of {top}"
-    for _, heads, qkv in map(arch.shape, range(arch.layers)):
+    for ffn, heads, qkv in map(arch.shape, range(arch.layers)):
+        for name, mine, most in (("layers", arch.layers, top.layers), ("hidden", arch.hidden, top.hidden),
+                                 ("ffn", ffn, top.ffn)):
+            if mine > most:
+                return f"{name} {mine} of {arch} is more than the {most} of {top}"
         if qkv != top.qkv and (heads > top.heads or qkv // heads > top.qkv // top.heads):
             return f"{heads} heads of {qkv // heads} of {arch} are not within {top.heads} of {top.qkv // top.heads}"
     return None
@@ -416,7 +401,7 @@ def leading(weight, axes, sizes):
 
 
 def part_of(module, name, arch, layer=0):
-    """A copy of a module called `name` in which every weight, and its gradient, is the part that `arch` uses."""
+    """A copy of a module called `name` whose weights and gradients are the parts that `arch` uses."""
     ffn, heads, qkv = arch.shape(layer)
     sizes, part = {"H": arch.hidden, "F": ffn, "N": heads, "D": qkv // heads}, copy.copy(module)
     part._parameters, part._modules = {}, {}
@@ -436,9 +421,8 @@ def part_of(module, name, arch, layer=0):
 
 
 def sub_model(model, arch):
-    """The sub-model `arch` of a LanguageModel: a model of its own whose weights and gradients are parts of the whole's.
-    Nothing is copied, and what its backward pass finds is added where it belongs; ValueError where `arch` is not within
-    the model."""
+    """The sub-model `arch` of a LanguageModel: a model whose weights and gradients are views of the whole's. What its
+    backward pass finds is added where it belongs. ValueError where `arch` is not within the model."""
     reason = why_outside(arch, model.encoder.arch)
     if reason:
         raise ValueError(reason)
@@ -448,16 +432,15 @@ def sub_model(model, arch):
 
 
 def extract(model, arch):
-    """The stand-alone LanguageModel of a sub-model, with its own copy of the weights."""
+    """A sub-model with its own copy of the weights."""
     return copy.deepcopy(sub_model(model, arch))
 
 
 def make_optimizer(model, weight_decay):
-    """BERT's AdamW: no weight decay on biases and LayerNorms. What pre-training does not read, the pooler of a
-    LanguageModel (there is no next-sentence loss), is left alone.
+    """BERT's AdamW: no weight decay on biases and LayerNorms. The pooler, which no LanguageModel reads, is left alone.
 
-    D6: the paper does not say what happens to entries that no sub-model of an update used. As in the released code they
-    decay, and move on by what is left in their moments.
+    D6: entries that no sub-model of an update used decay, and move on by what is left in their moments, as in the
+    released code; the paper does not say.
     """
     named = [(name, value) for name, value in model.named_parameters()
              if isinstance(model, TaskModel) or "pooler" not in name]
@@ -467,7 +450,7 @@ def make_optimizer(model, weight_decay):
 
 
 def is_matrix(name):
-    """Whether a parameter is none of a bias or a LayerNorm."""
+    """Whether a parameter is neither a bias nor a LayerNorm's."""
     return "bias" not in name and "norm" not in name
 
 # --- search --------------------------------------------------------------------------------------
@@ -476,8 +459,8 @@ def is_matrix(name):
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from measurements.
 
-    D5: they are hundreds where the paper has 10k, and the weights of the costs that a Transformer's time is made of are
-    a least-squares fit where the paper has a feed-forward network (which tests/claims/ compares).
+    D5: hundreds where the paper has 10k, and a least-squares fit of the costs that a Transformer's time is made of
+    where the paper has a feed-forward network (tests/claims/ compares them).
     """
 
     def __init__(self, tokens, weights=None):
@@ -499,10 +482,10 @@ class Predictor:
         terms = self.terms(archs)
         scale, kept = terms.abs().amax(0), torch.ones(terms.shape[1], dtype=torch.bool)
         rows, weights = terms / scale / torch.tensor(milliseconds).double()[:, None], torch.tensor([-1.0])
-        while (weights < 0).any():  # no cost is negative: such terms are left out, and the others are fitted again
+        while (weights < 0).any():  # such terms are left out, and the others are fitted again
             kept &= weights > weights.min() if len(weights) > 1 else kept
             chosen = rows[:, kept]
-            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # keeps terms that say nearly the same from growing apart
+            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # terms that say nearly the same stay alike
             goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()  # rows @ weights = 1 is exact
             weights = torch.zeros(len(kept), dtype=torch.double)
             weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
@@ -512,25 +495,22 @@ class Predictor:
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2, which the paper does not give (D2): each variable moves with chance 1/2 (not p_m, which rules
-    whether this is called), at least one does, to a choice at most a tenth of its range away."""
-    def size(choice):  # pairs of heads and d^q|k|v compare by the latter
-        return choice[-1] if isinstance(choice, tuple) else choice
-
+    """Mut() of Alg. 2, which the paper does not give (D2): each variable moves with chance 1/2 (p_m rules whether this
+    is called), at least one does, to a choice at most a tenth of its range away."""
     genes = arch.genes
     moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
     for name in moving:
-        choices = space[name]
-        place = min(range(len(choices)), key=lambda index: abs(size(choices[index]) - size(genes[name])))
-        reach = max(1, len(choices) // 10)
-        near = [at for at in range(place - reach, place + reach + 1) if 0 <= at < len(choices) and at != place]
-        genes[name] = choices[rng.choice(near)] if near else choices[place]
+        sizes = [choice[-1] if name == "attention" else choice for choice in space[name]]  # d^q|k|v stands for the pair
+        mine = genes[name][-1] if name == "attention" else genes[name]
+        place, reach = min(range(len(sizes)), key=lambda index: abs(sizes[index] - mine)), max(1, len(sizes) // 10)
+        near = [at for at in range(place - reach, place + reach + 1) if 0 <= at < len(sizes) and at != place]
+        genes[name] = space[name][rng.choice(near or [place])]
     return make_arch(genes)
 
 
 def sample_within(space, rng, allowed):
-    """A random architecture for which allowed(arch); where 300 are not, one is made smaller, variable by variable,
-    until it is or there is nothing smaller (D3)."""
+    """A random architecture for which allowed(arch); where 300 are not, one made smaller, variable by variable, until
+    it is or is the smallest (D3)."""
     for _ in range(300):
         arch = sample_arch(space, rng)
         if allowed(arch):
@@ -546,8 +526,7 @@ def sample_within(space, rng, allowed):
 def fast_candidates(space, predict, limit):
     """Sec. 4.4: architectures by the rule 1.6 d^m <= d^f <= 1.9 d^m, 0.7 d^m <= d^q|k|v <= d^m, one for each depth.
 
-    D11: the one predicted slowest of those within 95% of the limit; with four or eight candidates in all, most must
-    still meet it when they are measured.
+    D11: the one predicted slowest within 95% of the limit; most must meet it when they are measured.
     """
     found = []
     for layers in space["layers"]:
@@ -561,18 +540,16 @@ def fast_candidates(space, predict, limit):
 
 
 def roulette(lines, rng):
-    """One line of the history; its chance is its score over the worst one's. The worst has a little too, a hundredth of
-    the range of scores (D2)."""
+    """One line of the history; its chance is its score over the worst one's and a hundredth of the range (D2)."""
     scores = [line["score"] for line in lines]
     return rng.choices(lines, [score - min(scores) + 0.01 * (max(scores) - min(scores)) + 1e-9 for score in scores])[0]
 
 
 def propose(history, number, cfg, predict, limit):
-    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)], a function of the history, the seed and
-    the predictor alone, so that a resumed search and every process propose the same.
+    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)], a function of its arguments alone.
 
-    D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow. Here all are new and predicted
-    within the limit; a generation is smaller than S only where the limit leaves no more.
+    D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow; here all are new and predicted
+    within the limit, fewer than S only where it leaves no more.
     """
     rng, space = random.Random(f"{cfg.seed} generation {number}"), search_space(cfg)
     if cfg.strategy == "fast":
@@ -590,7 +567,7 @@ def propose(history, number, cfg, predict, limit):
 
     tries = 0
     while len(proposals) < cfg.population and tries < 20 + 20 * len(proposals):  # Alg. 2, line 5
-        tries += 1  # they end where next to nothing new is left
+        tries += 1
         if not last or cfg.strategy == "random":  # Alg. 2, line 2
             append(None, sample_within(space, rng, allowed))
             continue
@@ -605,11 +582,8 @@ def propose(history, number, cfg, predict, limit):
 
 
 def mask_tokens(ids, tokenizer, generator):
-    """BERT's masking: MASK_RATE of each row's text is predicted; 80% of it becomes [MASK], 10% a random piece, 10%
-    stays.
-
-    ids (B, T). Returns the changed ids, positions (B, I) and labels (B, I); I is the same for all batches of one width,
-    -100 marks what a row shorter than T leaves over.
+    """BERT's masking of ids (B, T): MASK_RATE of each row's text is predicted; 80% of it becomes [MASK], 10% a random
+    piece, 10% stays. Returns the changed ids, positions and labels (B, I); -100 marks what a shorter row leaves over.
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
@@ -635,8 +609,8 @@ def masked_loss(model, batch):
 
 def distillation_loss(student, teacher, lengths):
     """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of the raw attention
-    scores (B, N, T, T) and of the states (B, T, W), equally weighted. Pairs and places that are padding are no part of
-    the means, which otherwise depend on how rows are batched (D9). lengths: (B,), None: no padding."""
+    scores (B, N, T, T) and of the states (B, T, W), equally weighted. D9: padding is no part of the means, which would
+    depend on how rows are batched. lengths: (B,), None: no padding."""
     B, T, _ = student[0].shape
     places = torch.arange(T, device=student[0].device).expand(B, -1)
     real = places < (T if lengths is None else lengths[:, None])  # (B, T)
@@ -650,14 +624,13 @@ def distillation_loss(student, teacher, lengths):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
     from common import corpus
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, milliseconds, on_main, peak_memory,
-                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range,
-                                    share_out, stop_requested)
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory,
+                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, take_over
+    from common.weights import keep_model
     from data import hf_bert, latency_log
     from data.inputs import open_run
 
@@ -666,7 +639,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads, on one device; train and dev are a common.corpus.Corpus and its held-out part."""
+    """What a run reads; train and dev are a common.corpus.Corpus and its held-out part."""
     device: torch.device
     tokenizer: object = None
     train: object = None
@@ -682,13 +655,12 @@ def schedule(step, steps, warmup):
 
 
 def text_batches(text, data, cfg, phase, position, rows, count):
-    """`count` batches of `rows` training examples, from `position` on in a phase's endless stream from a Corpus, on the
+    """`count` batches of `rows` examples, from `position` on in the phase's own endless stream from a Corpus, on the
     device: ids, segments (B, T), lengths (B,) or None where no row is padded, and positions, labels (B, I) of what is
-    masked. Each phase has an order and masks of its own. D9: what a teacher reads is not masked.
+    masked. D9: what a teacher reads is not masked.
 
     D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
-    meet a trained segment embedding in fine-tuning; there is no next-sentence loss, as in the released code. A tenth of
-    the rows are shorter, as in BERT.
+    meet a trained segment embedding in fine-tuning; a tenth are shorter, as in BERT. There is no next-sentence loss.
     """
     cut = text.segments(position, count * rows, cfg.length - 3, seed_of(cfg.seed, phase))
     ids, segments, lengths = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
@@ -703,7 +675,7 @@ def text_batches(text, data, cfg, phase, position, rows, count):
 
 
 def make_objective(data, cfg, batch):
-    """loss(model) on a batch. The teacher is asked once, without gradients, and serves every sub-model."""
+    """loss(model) on a batch. The teacher is asked once for all sub-models."""
     if data.teacher:
         with torch.no_grad(), autocast(cfg.dtype, data.device):
             target = data.teacher(*batch, with_scores=True)
@@ -718,7 +690,7 @@ def make_objective(data, cfg, batch):
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, rows=256):
-    """The training objective on held-out text, the same for every model."""
+    """The objective on held-out text, the same for every model."""
     model.eval()
     size = min(rows, cfg.batch)
     batches = text_batches(data.dev, data, cfg, "held out", 0, size, math.ceil(rows / size))
@@ -727,30 +699,17 @@ def held_out_loss(model, data, cfg, rows=256):
     return loss
 
 
-@torch.no_grad()
-def score_mlm(model, data, cfg, rows=1024, size=64):
-    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on masked pieces of held-out
-    text, "loss", "accuracy"}; the pieces are the same for every model. Raises Diverged.
-
-    D12: minutes of pre-training are too little for the paper's proxy tasks, but not for this one.
-    """
-    model.to(data.device).eval()
-    loss = found = count = 0
-    for *inputs, labels in text_batches(data.dev, data, cfg, "held out", 0, size, rows // size):
-        with autocast(cfg.dtype, data.device):
-            logits = model(*inputs).float()  # (B, I, V)
-        loss += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
-        found += (logits.argmax(-1) == labels).sum().item()
-        count += (labels != -100).sum().item()
+def score_mlm(model, data, cfg):
+    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss"}.
+    Raises Diverged. D12: minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
+    loss = held_out_loss(model.to(data.device), data, cfg, rows=1024)
     if not math.isfinite(loss):
         raise Diverged("MLM: the held-out loss is no number")
-    loss /= count
-    return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss, "accuracy": found / count}
+    return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
 
 def flat_gradients(values, device):
-    """Give parameters gradients that are views of one flat tensor of zeros, so that those of a sub-batch are one tensor
-    to sum. Returns it."""
+    """A flat tensor of zeros, of which the gradients of the parameters become views: one tensor to sum."""
     flat, start = torch.zeros(sum(value.numel() for value in values), device=device), 0
     for value in values:
         value.grad = flat[start:start + value.numel()].view_as(value)
@@ -759,11 +718,9 @@ def flat_gradients(values, device):
 
 
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
-    """Alg. 1: train the model in place, or load what an earlier call left in `folder`. Returns [(step, held-out loss of
-    each of the sub-models `probes`)]; raises Diverged, and Stop after SIGTERM (state saved).
-
-    draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is: an ordinary training.
-    """
+    """Alg. 1: train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of
+    the sub-models `probes`)]. Raises Diverged, and Stop after SIGTERM (state saved). draw(step, shard): the sub-models
+    of a sub-batch; [None] is the model as it is: an ordinary training."""
     ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
     if (folder / "curve.json").exists():
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
@@ -772,7 +729,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
     grads, shards = flat_gradients(trained, data.device), shard_range(ranks, N)
-    # beside the folder: the model kept in it is none of this run's checkpoints
+    # beside the folder, where the model that is kept is no checkpoint of this run
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
@@ -826,7 +783,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
 
 
 def read_model(path, cfg, arch="", first="model"):
-    """(folder, Arch, {our name: weight}) of a run folder or a Hugging Face folder, as hf_bert.read_model finds it."""
+    """(folder, Arch, {our name: weight}) that hf_bert.read_model finds."""
     folder, text, weights = hf_bert.read_model(path, cfg, arch, first)
     whole = read_arch(text, folder / "config.json")
     check_memory(whole, cfg.vocab_size, folder)
@@ -834,22 +791,22 @@ def read_model(path, cfg, arch="", first="model"):
 
 
 def load_teacher(cfg, ranks, vocab, heads):
-    """The Encoder of --teacher, frozen; UserError where a student with so many heads cannot follow its attention."""
+    """The Encoder of --teacher, frozen; UserError where a student with so many heads cannot follow it."""
     folder, arch, weights = read_model(cfg.teacher, cfg)
     words, positions = (weights.get(f"encoder.{name}.weight", torch.zeros(1, 1)) for name in ("words", "positions"))
     if arch.heads != heads:
         raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; attention is compared "
-                        f"head by head, so give --largest {arch.heads} heads")
+                        "head by head")
     teacher = Encoder(arch, vocab, 0.0, len(positions), words.shape[1])
     say(ranks, "teacher", hf_bert.fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
     if len(positions) < cfg.length:
-        raise UserError(f"{folder}: the teacher has {len(positions)} positions, too few for --length {cfg.length}")
+        raise UserError(f"{folder}: its {len(positions)} positions are too few for --length {cfg.length}")
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
 def start_model(arch, cfg, data, ranks, first="model"):
-    """The LanguageModel to start from: --init's weights, cut to the text `arch` ("": as they are), or fresh ones, a
-    function of the seed and the architecture; UserError where it does not fit to the data."""
+    """The LanguageModel to start from: --init's weights, cut to the text `arch` ("": as they are), or fresh ones;
+    UserError where it does not fit to the data."""
     fit, vocab = data.teacher.arch.hidden if data.teacher else 0, data.tokenizer.vocab_size
     if not cfg.init:
         seed_everything(cfg.seed, "weights", arch)
@@ -863,10 +820,9 @@ def start_model(arch, cfg, data, ranks, first="model"):
     longest = max([cfg.length, *(task.recipe.length for task in data.tasks.values() if task)])
     reason = arch and why_outside(parse_arch(arch), whole)
     if data.train and not data.teacher and "fit.weight" in weights:
-        reason = ("a distilled model has no masked-language-model head; go on with --setting distill and its "
-                  "--teacher, or name other tasks than MLM")
+        reason = "a distilled model has no masked-language-model head; use --setting distill or other tasks"
     if (data.train or data.tasks) and positions < longest:
-        reason = f"its {positions} positions are too few for --length or --finetune_length {longest}"
+        reason = f"its {positions} positions are too few for rows of {longest} tokens"
     if reason:
         raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
@@ -877,23 +833,23 @@ def start_model(arch, cfg, data, ranks, first="model"):
 
 # Fine-tuning.
 
-TABLE_D1 = {  # task: (batch, learning rate, epochs); WNLI, which the paper leaves out, takes RTE's
-    "SQuAD1.1": (16, 3e-5, 4), "SST-2": (32, 2e-5, 4), "MNLI": (32, 3e-5, 4), "MRPC": (32, 2e-5, 10),
-    "CoLA": (32, 1e-5, 10), "QNLI": (32, 2e-5, 10), "QQP": (32, 2e-5, 5), "STS-B": (32, 3e-5, 10),
-    "RTE": (32, 2e-5, 10), "WNLI": (32, 2e-5, 10)}
-METRICS = {"CoLA": "matthews", "STS-B": "pearson+spearman", "SQuAD1.1": "f1"}  # Table 1; accuracy for the rest
+TABLE_D1 = {  # task: (batch, learning rate, epochs, metric of Table 1); WNLI, which the paper leaves out, takes RTE's
+    "SQuAD1.1": (16, 3e-5, 4, "f1"), "SST-2": (32, 2e-5, 4, "accuracy"), "MNLI": (32, 3e-5, 4, "accuracy"),
+    "MRPC": (32, 2e-5, 10, "accuracy"), "CoLA": (32, 1e-5, 10, "matthews"), "QNLI": (32, 2e-5, 10, "accuracy"),
+    "QQP": (32, 2e-5, 5, "accuracy"), "STS-B": (32, 3e-5, 10, "pearson+spearman"), "RTE": (32, 2e-5, 10, "accuracy"),
+    "WNLI": (32, 2e-5, 10, "accuracy")}
 
 
 def recipes():
-    """{task: its Recipe}; MLM has nothing to fine-tune. D14: SQuAD's rows of 384 use positions that pre-training with
-    128 left as they were drawn; the paper, whose lengths these are, says nothing of it."""
+    """{task: its Recipe}. D14: SQuAD's rows of 384 use positions that pre-training with
+    128, the paper's lengths, left as they were drawn."""
     return {"MLM": Recipe(0.0, 1), **{
-        name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=METRICS.get(name, "accuracy"))
-        for name, (batch, lr, epochs) in TABLE_D1.items()}}
+        name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=metric)
+        for name, (batch, lr, epochs, metric) in TABLE_D1.items()}}
 
 
 def task_loss(task, logits, batch):
-    """Cross-entropy of logits (B, classes); squared error of a value; of spans (B, T, 2) the mean of start and end."""
+    """Cross-entropy of logits (B, classes), of spans (B, T, 2) the mean of both ends; squared error of a value."""
     if task.kind == "span":
         return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
     return (F.mse_loss(logits[:, 0], batch["labels"]) if task.kind == "value"
@@ -901,7 +857,7 @@ def task_loss(task, logits, batch):
 
 
 def fine_tune(encoder, task, cfg, device, seed):
-    """Fine-tune a copy of the encoder on a task. Returns the TaskModel; raises Diverged, and Stop after SIGTERM."""
+    """The TaskModel: a copy of the encoder fine-tuned on a task. Raises Diverged, and Stop after SIGTERM."""
     seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
     optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))  # each process does its own
@@ -928,8 +884,8 @@ def fine_tune(encoder, task, cfg, device, seed):
 
 
 def score_task(model, name, data, cfg, number=0, folder=None):
-    """A task's metrics on dev after fine-tuning the LanguageModel on it with the seed of run `number`; MLM is the same
-    in all runs. folder: the fine-tuned model and what it predicts are kept there. Raises Diverged, and Stop."""
+    """A task's metrics on dev after fine-tuning on it with the seed of run `number`. folder: the fine-tuned model and
+    what it predicts are kept there. Raises Diverged, and Stop."""
     if name == "MLM":
         return score_mlm(model, data, cfg)
     task, logits = data.tasks[name], {}
@@ -953,8 +909,8 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 
 def judge(model, data, cfg):
-    """What a LanguageModel is worth: {score, scores, diverged, seconds}. D15: the score is the mean over data.tasks,
-    of F1 and accuracy alike; the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness."""
+    """The worth of a LanguageModel: {score, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
+    the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness."""
     began, score, scores, diverged = time.perf_counter(), -1.0, {}, False
     try:
         scores |= {name: score_task(model, name, data, cfg)["main"] for name in data.tasks}
@@ -965,8 +921,8 @@ def judge(model, data, cfg):
 
 
 def finetune(cfg, text):
-    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds; dev scores as in
-    Table 1. The folder TASK keeps the median run's model, for --init, and its predictions."""
+    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds. The folder TASK keeps
+    the median run's model, for --init, and its predictions."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if not data:
@@ -975,8 +931,8 @@ def finetune(cfg, text):
         jobs = {f"{name}-{number}": name for name in data.tasks for number in range(cfg.runs)}
 
         def work(job, mnli):
-            """mnli: the folder of the best MNLI run, in whose encoder this task is to start. D7: the paper does not say
-            so; what MNLI teaches helps the small tasks, and all files here do it alike."""
+            """mnli: the folder of the best MNLI run, in whose encoder this task starts. D7: the paper does not say so;
+            what MNLI teaches helps the small tasks."""
             (name, number), start, diverged = job.rsplit("-", 1), copy.deepcopy(model), None
             if mnli:
                 hf_bert.fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
@@ -995,11 +951,10 @@ def finetune(cfg, text):
 
 
 def open_data(cfg, action, ranks, text=False, tasks=""):
-    """Open the run folder and what the action reads: text to train on, tasks (MLM reads text too). Returns
-    (common.runs.RunFolder, Data); Data is None where the run is finished, which is said.
+    """(RunFolder, Data), opened: text to train on, tasks (MLM reads text too). Data is None where the run is finished.
 
-    D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless --tokenizer, --teacher or --init
-    bring a vocab.txt. D13: of the documents 5%, 1,000 at most, are held out and never trained on.
+    D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless a flag brings a vocab.txt.
+    D13: of the documents 5%, 1,000 at most, are held out.
     """
     names = parse_tasks(tasks, recipes()) if tasks else []
     text = text or "MLM" in names
@@ -1013,23 +968,19 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
         return run, None
     data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
-        own = [name for name in ("vocab.txt", "spiece.model") if (folder / name).exists()]  # else --tokenizer is given
-        mine = load_tokenizer(folder) if own else data.tokenizer
-        if (mine.fingerprint, mine.lower) != (data.tokenizer.fingerprint, data.tokenizer.lower):
-            raise UserError(f"{folder}: another vocabulary (or case) than {data.tokenizer.path}; a model, its teacher "
-                            "and the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
+        hf_bert.check_vocabulary(folder, data.tokenizer)
     if text and cfg.setting == "distill":
         further = action == "further_train" and not cfg.arch
         student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
         data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, student.heads)
     elif text and data.tokenizer.mask_id is None:
-        raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]; take another")
+        raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]")
     data.tasks = {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, recipes()) for name in names}
     return run, data
 
 
 def train_superplm(cfg, data, run):
-    """One-shot training (Alg. 1), or loading what it left in the run folder. Returns the SuperPLM."""
+    """One-shot training (Alg. 1), or what it left in the run folder: the SuperPLM."""
     space, model = search_space(cfg, cfg.variant), start_model(cfg.largest, cfg, data, run.ranks)
     attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
     probes = model.encoder.arch, make_arch({**smallest_arch(space).genes, "attention": attention})
@@ -1040,51 +991,35 @@ def train_superplm(cfg, data, run):
 
 @torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of a forward pass of encoder and pooler as a stand-alone model on the target's device and threads,
-    after two that warm up. Weights are random, and the vocabulary is small: neither changes the time."""
-    device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
+    """Milliseconds of a pass of encoder and pooler on the target. Weights are random and the vocabulary is small:
+    neither changes the time."""
     with torch.device("meta"):
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
-    encoder = encoder.to_empty(device=device).eval()
+    encoder = encoder.to_empty(device=cfg.latency_device).eval()
     for value in encoder.parameters():
         value.uniform_(-0.05, 0.05)
-    ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
-    # a single CPU thread's own seconds: other processes do not lengthen them
-    clock = time.process_time if (device.type, cfg.latency_threads) == ("cpu", 1) else time.perf_counter
-    torch.set_num_threads(cfg.latency_threads)
-    took = milliseconds(lambda: encoder.pool(encoder(ids, torch.zeros_like(ids))), device, TIMED_RUNS, 2, clock=clock)
-    torch.set_num_threads(threads)
-    if stop_requested():
-        raise Stop
-    return took
+    return latency_log.time_pass(lambda ids: encoder.pool(encoder(ids, torch.zeros_like(ids))), cfg)
 
 
 def time_together(archs, cfg, rounds=5):
-    """{arch: [milliseconds of each round]}; in a round all are measured one after the other, so that drift of the
-    machine meets all alike."""
+    """{arch: [milliseconds of each round]}; a round measures all, so that drift of the machine meets all alike."""
     return dict(zip(archs, zip(*[[time_model(arch, cfg) for arch in archs] for _ in range(rounds)])))
 
 
 def yardsticks(cfg):
-    """The architectures that the limit is counted from: --reference, and --speedup where it is one."""
-    return [parse_arch(text) for text in dict.fromkeys((cfg.reference, cfg.speedup)) if text.count("-") == 4]
+    """What the limit is counted from: --reference, and --speedup where it is an architecture."""
+    return [parse_arch(text) for text in dict.fromkeys((cfg.reference, cfg.speedup)) if "-" in text]
 
 
 def limit_of(cfg, times):
     """Milliseconds that a model may take, where the yardsticks take {Arch: milliseconds}."""
-    reference, *others = yardsticks(cfg)
-    if "-" in cfg.speedup:
-        return times[(others or [reference])[0]]
-    return times[reference] / float(cfg.speedup)
+    last = times[yardsticks(cfg)[-1]]
+    return last if "-" in cfg.speedup else last / float(cfg.speedup)
 
 
 def learn_latency(cfg, run):
-    """Measure and learn, or take what predictor.pt of the run folder keeps. Returns (predict, limit in ms); UserError
-    where nothing meets the limit.
-
-    Measured are --latency_archs random architectures of the whole space and, five times at least since all hangs on
-    them, the yardsticks and the smallest.
-    """
+    """(predict, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit. The
+    yardsticks and the smallest architecture, on which all hangs, are measured five times at least."""
     space, path, top = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.largest)
     fixed, rng = [*yardsticks(cfg), smallest_arch(space)], random.Random(f"{cfg.seed} latency")
 
@@ -1109,8 +1044,7 @@ def learn_latency(cfg, run):
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
-    """Alg. 2, or another strategy: the history, one dictionary for each evaluated architecture. The candidates of a
-    generation are shared out over the processes; all else is the same on each of them."""
+    """Alg. 2, or another strategy: the history. The candidates of a generation are shared out over the processes."""
     history = []
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
         proposals = {str(len(history) + index): proposal
@@ -1121,8 +1055,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
                             "predicted_ms": round(predict([arch])[0], 6), **result})
         if not history:
-            raise UserError(f"--strategy {cfg.strategy}: it has no candidate within {limit:.2f} ms; "
-                            "use --strategy evolution, or a lower --speedup")
+            raise UserError(f"--strategy {cfg.strategy}: no candidate is within {limit:.2f} ms; take another")
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl",
                 "".join(json.dumps(line) + "\n" for line in history))
         best = max(history, key=lambda line: line["score"])
@@ -1131,42 +1064,36 @@ def evolve(superplm, predict, limit, data, cfg, run):
     return history
 
 
-def time_finalists(lines, cfg, ranks):
-    """Those of lines of the history whose architecture is measured to meet the limit, with milliseconds and speed-up:
-    medians, and the range, over rounds in which the reference is measured too."""
+def time_finalists(lines, cfg):
+    """Those lines of the history that measure within the limit, with medians and the range over rounds in which the
+    reference is measured too."""
     rounds, found = time_together([*yardsticks(cfg), *(parse_arch(line["arch"]) for line in lines)], cfg), []
     limits = [limit_of(cfg, dict(zip(rounds, times))) for times in zip(*rounds.values())]
     for line in lines:
         took = rounds[parse_arch(line["arch"])]
         ratios = sorted(theirs / mine for theirs, mine in zip(rounds[parse_arch(cfg.reference)], took))
-        speedup = statistics.median(ratios)
-        say(ranks, f"{line['arch']}: {statistics.median(took):.2f} ms, {speedup:.2f} x the reference "
-                   f"({ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} rounds)")
         if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
             found.append({"arch": line["arch"], "one_shot": line["score"], "milliseconds": statistics.median(took),
-                          "speedup": speedup, "speedup_range": [ratios[0], ratios[-1]], "rounds": len(ratios),
-                          "measured_with": {"run_by": f"the Encoder of {cfg.program}.py", **latency_log.setting(cfg)}})
+                          "speedup": statistics.median(ratios), "speedup_range": [ratios[0], ratios[-1]],
+                          "rounds": len(ratios), "run_by": f"Encoder of {cfg.program}.py", **latency_log.setting(cfg)})
     return found
 
 
 def confirm(history, cfg, run):
-    """The best architectures that meet the limit, as time_finalists gives them, at most --winners.
-
-    D4: the evolution checks the limit by predicting alone. What it found is measured beside the reference, --winners at
-    a time, and only what then meets the limit is trained further; UserError where nothing does.
-    """
+    """The best architectures that meet the limit, as time_finalists gives them, at most --winners; UserError where none
+    does. D4: the evolution checks the limit by predicting alone; what it found is measured, and only what then meets
+    the limit is trained further."""
     path = run.folder / "finalists.json"
 
     def measure():
         ranked, found = sorted((line for line in history if not line["diverged"]),
                                key=lambda line: (-line["score"], line["id"])), []
         while ranked and len(found) < cfg.winners:
-            found += time_finalists(ranked[:cfg.winners], cfg, run.ranks)
-            ranked = ranked[cfg.winners:]
+            found, ranked = found + time_finalists(ranked[:cfg.winners], cfg), ranked[cfg.winners:]
         if not found:
-            raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates that were predicted to meet it "
-                            f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and "
-                            "none of the others does when measured; the same command measures again")
+            raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates predicted to meet it "
+                            f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and no "
+                            "other does when measured; the same command measures again")
         write_atomic(path, json.dumps(found[:cfg.winners], indent=2))
 
     on_main(run.ranks, lambda: path.exists() or measure())
@@ -1174,41 +1101,40 @@ def confirm(history, cfg, run):
 
 
 def train_winners(superplm, finalists, data, cfg, run):
-    """Extract the finalists from the SuperPLM, train them further and judge them (Sec. 3.6); the best stays in the
-    run's model/. Returns its entry of best.json."""
+    """Train the finalists, cut out of the SuperPLM, further and judge them (Sec. 3.6); the best stays in the run's
+    model/. Returns its entry of best.json."""
     models = {}
     for arch in (line["arch"] for line in finalists):
         models[arch] = extract(superplm, parse_arch(arch))
         try:
             pretrain(models[arch], lambda step, shard: [None], data, cfg, run, run.folder / "further" / arch,
                      cfg.further_steps, 0.0)  # no warm-up, Sec. 4.1
-        except Diverged as error:  # the others go on; this one keeps the SuperPLM's weights
+        except Diverged as error:  # this one keeps the SuperPLM's weights
             say(run.ranks, f"{error}; its training is left out")
             models[arch] = extract(superplm, parse_arch(arch))
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg))
     line, result = max(zip(finalists, results), key=lambda pair: pair[1]["score"])
-    best = models[line["arch"]]
-    on_main(run.ranks, keep_model, run.folder / "model", "search", dataclasses.replace(cfg, arch=line["arch"]),
-            data.tokenizer, model=best)
+    best, cfg = models[line["arch"]], dataclasses.replace(cfg, arch=line["arch"])
+    on_main(run.ranks, keep_model, run.folder / "model", "search", cfg, data.tokenizer, model=best)
     return {**line, **result, "parameters": sum(value.numel() for value in best.encoder.parameters())}
 
 
 def search(cfg, phase="search"):
-    """Text to an extracted, further-trained tiny model within the limit: SuperPLM, latency predictor, evolution,
-    further training of the winners. phase: one of the first three alone."""
+    """Text to a further-trained tiny model within the limit: SuperPLM, latency predictor, evolution, further training
+    of the winners. phase: one of the first three alone."""
     with launch(cfg.device) as ranks:
         evolving = phase in ("search", "evolve")
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
         if not data:
             return
         superplm = None
-        if phase == "evolve" and not (cfg.init or cfg.dry_run or (run.folder / "superplm" / "curve.json").exists()):
-            raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm first, or give one with --init")
         if cfg.init and evolving:
             superplm = start_model("", cfg, data, ranks, "superplm").to(data.device)
             if str(superplm.encoder.arch) != cfg.largest:
                 raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but --largest is {cfg.largest}")
+        elif phase == "evolve" and not (cfg.dry_run or (run.folder / "superplm" / "curve.json").exists()):
+            raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm, or give one with --init")
         if phase != "superplm":  # before the training, so that a limit that nothing meets costs none
             predict, limit = learn_latency(cfg, run)
         if phase == "latency":
@@ -1227,7 +1153,7 @@ def search(cfg, phase="search"):
 
 
 def further_train(cfg):
-    """Train one architecture: from --init's weights (a SuperPLM's, cut out), or from scratch."""
+    """Train one architecture from --init's weights, or from scratch."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "further_train", ranks, text=True)
         if not data:
@@ -1240,18 +1166,16 @@ def further_train(cfg):
 
 
 def export(cfg, folder):
-    """Write --init's model, or the part --arch of it, as a Hugging Face folder with a README; a fine-tuned model with
-    its head."""
+    """Write --init's model (with its head), or the part --arch of it, as a Hugging Face folder."""
     with launch(cfg.device) as ranks:
         tokenizer, task = load_tokenizer(cfg.tokenizer or hf_bert.model_folder(cfg.init)), None
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg)
+        state = {name: value for name, value in model.state_dict().items() if not name.startswith("fit.")}
         if "head.weight" in weights and model.encoder.arch == whole:
             task = read_json(place / "config.json", dict).get("settings", {}).get("tasks")
-            model = TaskModel(model.encoder, len(weights["head.weight"]))
-            take_over(model, weights, place)
-        state = {name: value for name, value in model.state_dict().items()
-                 if not name.startswith("fit.")}  # which belongs to the training, not to the model
+            state = {name: value for name, value in state.items() if name.startswith("encoder.")} | {
+                name: value for name, value in weights.items() if name.startswith("head.")}
         say(ranks, on_main(ranks, hf_bert.write, folder, state, dataclasses.astuple(model.encoder.arch),
                            model.encoder.dropout.p, task, tokenizer))
 
@@ -1267,8 +1191,7 @@ def describe(cfg):
     times = {each: statistics.median(took) for each, took in time_together([reference, arch], cfg, rounds=3).items()}
     print(json.dumps({
         "arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
-        "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, "
-                          "2 for each multiply-add",
+        "flops_counting": f"matrix products of encoder and pooler, {cfg.latency_length} tokens, 2 for a multiply-add",
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
         "speedup": times[reference] / times[arch], "latency": latency_log.setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))}}, indent=2))
@@ -1278,18 +1201,18 @@ def describe(cfg):
 PHASES = ("search", "superplm", "latency", "evolve")  # share one run folder
 ACTIONS = {
     "search": (search, "all phases: text to a further-trained tiny model within the latency limit"),
-    "superplm": (functools.partial(search, phase="superplm"), "phase 1 of --search alone: one-shot training (Alg. 1)"),
-    "latency": (functools.partial(search, phase="latency"), "phase 2: measure on this machine, learn to predict"),
+    "superplm": (functools.partial(search, phase="superplm"), "phase 1 of it alone: one-shot training (Alg. 1)"),
+    "latency": (functools.partial(search, phase="latency"), "phase 2: measure, learn to predict"),
     "evolve": (functools.partial(search, phase="evolve"), "phase 3: the search (Alg. 2)"),
-    "further_train": (further_train, "train --arch further from --init's weights, or from scratch"),
+    "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
     "finetune": (finetune, "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)", "TASKS"),
     "export": (export, "write --init's model, or its part --arch, as a Hugging Face folder", "DIR"),
-    "describe": (describe, "parameters, FLOPs, latency of --arch and the size of the search space, as JSON"),
+    "describe": (describe, "parameters, FLOPs, latency of --arch and the search space, as JSON"),
 }
 
 
 def read_arch(text, place):
-    """The Arch of a text or of a best.json; UserError, which names the place, where it is none."""
+    """The Arch of a text or of a best.json; UserError, which names the place."""
     try:
         return parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -1297,8 +1220,7 @@ def read_arch(text, place):
 
 
 def check_memory(arch, vocab, place, tokens=0):
-    """UserError, which names the place, where the weights, and a pass of so many tokens, need more memory than this
-    machine has."""
+    """UserError, which names the place, where weights and a pass of so many tokens need more memory than there is."""
     layers, hidden, ffn, _, qkv = dataclasses.astuple(arch)
     numbers = layers * hidden * (4 * qkv + 2 * ffn) + (vocab + hidden) * hidden + tokens * (hidden + ffn + 3 * qkv)
     needs, has = 4e-9 * numbers, 1e-9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -1307,7 +1229,7 @@ def check_memory(arch, vocab, place, tokens=0):
 
 
 def check_sizes(cfg):
-    """Read the flags that are architectures, and refuse what this machine cannot hold, before anything is done."""
+    """Read the flags that are architectures; UserError for what this machine cannot hold."""
     number = re.fullmatch(r"\d+\.?\d*|\.\d+", cfg.speedup)
     if number and not 0 < float(cfg.speedup) < math.inf:
         raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
@@ -1315,17 +1237,13 @@ def check_sizes(cfg):
         text = getattr(cfg, name)
         if text:
             arch = read_arch(text, f"--{name} {text}")
-            if "/" in str(arch):
-                raise UserError(f"--{name} {text}: give one number for all layers; others are for --variant hat alone")
             check_memory(arch, 0, f"--{name} {text}")
             setattr(cfg, name, str(arch))
     largest = parse_arch(cfg.largest)
     check_memory(largest, cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
-    for name, tokens in (("batch", cfg.batch // cfg.accumulate * cfg.length),
-                         ("latency_batch", cfg.latency_batch), ("latency_length", cfg.latency_batch * cfg.latency_length),
-                         *((name, getattr(cfg, name)) for name in
-                           ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs"))):
-        check_memory(largest, 0, f"--{name} {getattr(cfg, name)}", tokens)
+    for name, times in (("batch", cfg.length / cfg.accumulate), ("latency_length", cfg.latency_batch), *dict.fromkeys(
+            ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs"), 1).items()):
+        check_memory(largest, 0, f"--{name} {getattr(cfg, name)}", getattr(cfg, name) * times)
 
 
 def check(cfg, action):
@@ -1341,19 +1259,19 @@ def check(cfg, action):
     distills = cfg.setting == "distill"
     for mistake, message in (
             (cfg.arch and action in PHASES,
-             f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture"),
+             f"--arch {cfg.arch}: --{action} takes none"),
             (action == "further_train" and not (cfg.arch or cfg.init),
              "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
             (action in ("finetune", "export") and not cfg.init,
              f"--{action} needs weights: give a folder with --init"),
             (cfg.batch % cfg.accumulate,
-             f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches"),
+             f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal parts"),
             (cfg.teacher and not distills,
-             f"--teacher {cfg.teacher}: a teacher is followed head by head; use --setting distill, which keeps all"),
+             f"--teacher {cfg.teacher}: use --setting distill, which keeps all heads to follow"),
             (distills and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"),
-             "--tasks MLM: --setting distill trains no masked-language-model head"),
+             "--tasks MLM: --setting distill trains no head for it"),
             (distills and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"),
-             "--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")):
+             "--setting distill needs --teacher DIR, a BERT, ELECTRA or run folder")):
         if mistake:
             raise UserError(message)
 

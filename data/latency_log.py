@@ -2,12 +2,14 @@
 another run takes over with --init what was measured on its machine with its settings."""
 import json
 import math
+import time
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
-from common.cli import UserError
-from common.distributed import pick_device
+from common.cli import Stop, UserError
+from common.distributed import milliseconds, pick_device, stop_requested
 from common.files import read_jsonl, write_atomic
 from common.runs import environment
 
@@ -17,6 +19,21 @@ def setting(cfg):
     device = pick_device(cfg.latency_device)
     return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
             "length": cfg.latency_length, "hardware": environment(device)["hardware"]}
+
+
+def time_pass(forward, cfg):
+    """Milliseconds of forward(ids (B, T)) on the target's device and threads, after two that warm up, of nine as in the
+    released code; the fastest and the slowest quarter are left out. Raises Stop after SIGTERM."""
+    device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
+    ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
+    # a single CPU thread's own seconds: other processes do not lengthen them
+    clock = time.process_time if (device.type, cfg.latency_threads) == ("cpu", 1) else time.perf_counter
+    torch.set_num_threads(cfg.latency_threads)
+    took = milliseconds(lambda: forward(ids), device, 9, 2, clock=clock)
+    torch.set_num_threads(threads)
+    if stop_requested():
+        raise Stop
+    return took
 
 
 def read(cfg, folder, parse):
@@ -37,8 +54,8 @@ def read(cfg, folder, parse):
 
 
 def measure(cfg, folder, found, rounds, time_model):
-    """{architecture: the lowest of its milliseconds}, after each was measured as often as rounds ({architecture: times})
-    says, one round after the other. found: what read() gave; time_model(arch, cfg): milliseconds."""
+    """{architecture: the lowest of its milliseconds}, after each was measured as often as rounds, {architecture:
+    times}, says, one round after the other. found: what read() gave; time_model(arch, cfg): milliseconds."""
     path, here = Path(folder) / "latency.jsonl", setting(cfg)
     kept = path.read_text(encoding="utf-8") if path.exists() else ""
     write_atomic(path, kept[:kept.rfind("\n") + 1])  # a last line that a crash tore off goes

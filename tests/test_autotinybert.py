@@ -74,12 +74,9 @@ def test_samples_cover_the_space_and_nothing_else():
 
 def test_text_form():
     assert str(atb.parse_arch("5-564-1054-8-512")) == "5-564-1054-8-512"  # off the grid, as published
-    layered = atb.parse_arch("2-564-1054/800-8/4-512/512")
-    assert layered.shape(1) == (800, 4, 512) and str(layered) == "2-564-1054/800-8/4-512/512"
-    rng, space = random.Random(0), atb.search_space(BASE)
-    for identical in (True, False):
-        arch = atb.sample_arch(space, rng, identical)
-        assert atb.parse_arch(str(arch)) == arch and (not identical or atb.make_arch(arch.genes) == arch)
+    assert atb.Arch(2, 564, (1054, 800), (8, 4), (512, 512)).shape(1) == (800, 4, 512)
+    arch = atb.sample_arch(atb.search_space(BASE), random.Random(0))
+    assert atb.parse_arch(str(arch)) == arch == atb.make_arch(arch.genes)
     for text in ("5-564-1054-8", "5-564-1054-7-512", "0-4-4-1-4", "a-b-c-d-e", "2-8-8/8/8-1-8", "2-8/8-8-1-8", ""):
         with pytest.raises(ValueError):
             atb.parse_arch(text)
@@ -204,8 +201,8 @@ def test_gradients_of_a_sub_model_arrive_in_its_part_of_the_whole():
     """The gradients of a sub-model are those of the extracted model, in the leading part of every axis, and nothing else is touched."""
     ids, segments, lengths = tiny_batch()
     batch = ids, segments, lengths, torch.tensor([[1, 2], [0, 3], [0, 1]]), torch.tensor([[5, 6], [7, 8], [9, -100]])
-    for text in ("2-12-16-2-12", "2-12-16-4-12", "2-12-16/24-2/4-12/24", "3-24-40-2-24"):
-        model, arch = tiny_model(), atb.parse_arch(text)
+    for arch in (*map(atb.parse_arch, ("2-12-16-2-12", "2-12-16-4-12", "3-24-40-2-24")), atb.Arch(2, 12, (16, 24), (2, 4), (12, 24))):
+        model = tiny_model()
         optimizer = atb.make_optimizer(model, 0.0)
         flat = atb.flat_gradients([value for group in optimizer.param_groups for value in group["params"]], "cpu")
         alone = atb.extract(model, arch)
@@ -644,7 +641,7 @@ def test_mlm_is_a_task_without_fine_tuning(tiny_data, whole, tmp_path, monkeypat
     folder, flags = tiny_data
     run_here(["--finetune", "mlm", *flags, "--init", whole, "--runs", "2", "--out", tmp_path / "a"])
     entry = json.loads((tmp_path / "a" / "done.json").read_text())["tasks"]["MLM"]
-    assert entry["sd"] == 0 and entry["n"] == 2 and 0 <= entry["metrics"]["accuracy"] < 0.5
+    assert entry["sd"] == 0 and entry["n"] == 2
     assert entry["median"] == pytest.approx(1 - entry["metrics"]["loss"] / math.log(46)) and entry["median"] < 0.5
 
     def oracle(model, ids, segments, lengths, positions):
@@ -772,7 +769,7 @@ def test_speedup_takes_an_architecture(tiny_data, tmp_path, clock, capsys):
     found = atb.confirm(history, cfg, types.SimpleNamespace(ranks=ranks_here(), folder=tmp_path))
     assert [line["arch"] for line in found] == ["1-12-16-2-12"] and found[0]["rounds"] == 5
     assert found[0]["speedup_range"][0] <= found[0]["speedup"] <= found[0]["speedup_range"][1]
-    assert "Encoder of autotinybert.py" in found[0]["measured_with"]["run_by"]
+    assert "Encoder of autotinybert.py" == found[0]["run_by"]
 
 
 def test_absurd_sizes_are_refused_at_once(tiny_data, tmp_path):
@@ -800,11 +797,11 @@ def test_mistakes_end_in_one_line_before_any_training(tiny_data, tmp_path, capsy
     mistakes = (("--further_train --arch 2-8-8-3-8", "do not divide"), ("--further_train", "give --arch"), ("--evolve", "no SuperPLM yet"),
                 ("--superplm --smallest 1-99-8-1-8", "more than the SuperPLM"), ("--superplm --length 600", r"in \[8, 512\]"),
                 ("--superplm --setting distill --teacher x --smallest 1-8-8-1-7", "a multiple of the 4 heads"),
-                ("--search --tasks MLM --setting distill", "no masked-language-model head"), ("--latency --latency_device cuda", "no CUDA device"),
+                ("--search --tasks MLM --setting distill", "no head for it"), ("--latency --latency_device cuda", "no CUDA device"),
                 ("--superplm --batch 7", "cannot be cut"), ("--finetune SST-2", "needs weights"), ("--search --tasks x", "choose from"),
                 (f"--finetune SST-2 --init {folder}", "no model is here"), ("--search --arch 2-8-8-2-8", "takes none"),
-                ("--further_train --arch 2-8-8/8-2-8", "one number for all layers"), ("--superplm --warmup 2", r"in \[0, 1\]"),
-                ("--superplm --setting distill", "give --teacher"), ("--superplm --teacher x", "setting distill"),
+                ("--further_train --arch 2-8-8/8-2-8", "no architecture is here"), ("--superplm --warmup 2", r"in \[0, 1\]"),
+                ("--superplm --setting distill", "needs --teacher"), ("--superplm --teacher x", "setting distill"),
                 ("--superplm --length 5", r"in \[8, 512\]"), ("--latency --latency_archs 1", ">= 2"), ("--search --tasks ,", "no task is named"),
                 ("--latency --reference 8-8", "no architecture is here"))
     for number, (words, message) in enumerate(mistakes):
