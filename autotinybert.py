@@ -805,8 +805,8 @@ def load_teacher(cfg, ranks, vocab, heads):
 
 
 def start_model(arch, cfg, data, ranks, first="model"):
-    """The LanguageModel to start from: --init's weights, cut to the text `arch` ("": as they are), or fresh ones;
-    UserError where it does not fit to the data."""
+    """A LanguageModel of --init's weights, cut to `arch` ("": as they are), or of fresh ones; UserError where it does
+    not fit to the data."""
     fit, vocab = data.teacher.arch.hidden if data.teacher else 0, data.tokenizer.vocab_size
     if not cfg.init:
         seed_everything(cfg.seed, "weights", arch)
@@ -884,8 +884,8 @@ def fine_tune(encoder, task, cfg, device, seed):
 
 
 def score_task(model, name, data, cfg, number=0, folder=None):
-    """A task's metrics on dev after fine-tuning on it with the seed of run `number`. folder: the fine-tuned model and
-    what it predicts are kept there. Raises Diverged, and Stop."""
+    """A task's metrics on dev after fine-tuning with the seed of run `number`; model and predictions are kept in
+    `folder`. Raises Diverged, and Stop."""
     if name == "MLM":
         return score_mlm(model, data, cfg)
     task, logits = data.tasks[name], {}
@@ -1080,9 +1080,8 @@ def time_finalists(lines, cfg):
 
 
 def confirm(history, cfg, run):
-    """The best architectures that meet the limit, as time_finalists gives them, at most --winners; UserError where none
-    does. D4: the evolution checks the limit by predicting alone; what it found is measured, and only what then meets
-    the limit is trained further."""
+    """The best architectures that meet the limit, at most --winners; UserError where none does. D4: the evolution checks
+    the limit by predicting alone; what it found is measured, and only what then meets it is trained further."""
     path = run.folder / "finalists.json"
 
     def measure():
@@ -1101,8 +1100,7 @@ def confirm(history, cfg, run):
 
 
 def train_winners(superplm, finalists, data, cfg, run):
-    """Train the finalists, cut out of the SuperPLM, further and judge them (Sec. 3.6); the best stays in the run's
-    model/. Returns its entry of best.json."""
+    """Train the finalists further and judge them (Sec. 3.6): the entry of best.json. Keeps the best in model/."""
     models = {}
     for arch in (line["arch"] for line in finalists):
         models[arch] = extract(superplm, parse_arch(arch))
@@ -1121,8 +1119,7 @@ def train_winners(superplm, finalists, data, cfg, run):
 
 
 def search(cfg, phase="search"):
-    """Text to a further-trained tiny model within the limit: SuperPLM, latency predictor, evolution, further training
-    of the winners. phase: one of the first three alone."""
+    """SuperPLM, latency predictor, evolution, further training. phase: one of the first three alone."""
     with launch(cfg.device) as ranks:
         evolving = phase in ("search", "evolve")
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
