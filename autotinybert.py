@@ -704,7 +704,7 @@ def score_mlm(model, data, cfg):
     Raises Diverged. D12: minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
     loss = held_out_loss(model.to(data.device), data, cfg, rows=1024)
     if not math.isfinite(loss):
-        raise Diverged("MLM: the held-out loss is no number")
+        raise Diverged("MLM: the loss is no number")
     return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
 
@@ -909,7 +909,7 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 
 def judge(model, data, cfg):
-    """The worth of a LanguageModel: {score, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
+    """A LanguageModel's worth: {score, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
     the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness."""
     began, score, scores, diverged = time.perf_counter(), -1.0, {}, False
     try:
@@ -922,7 +922,7 @@ def judge(model, data, cfg):
 
 def finetune(cfg, text):
     """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds. The folder TASK keeps
-    the median run's model, for --init, and its predictions."""
+    the median run's model and predictions."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if not data:
@@ -1080,8 +1080,8 @@ def time_finalists(lines, cfg):
 
 
 def confirm(history, cfg, run):
-    """The best architectures that meet the limit, at most --winners; UserError where none does. D4: the evolution checks
-    the limit by predicting alone; what it found is measured, and only what then meets it is trained further."""
+    """The best architectures within the limit, at most --winners; UserError where there is none. D4: the evolution
+    checks the limit by predicting alone; what it found is measured, and only what then meets it is trained further."""
     path = run.folder / "finalists.json"
 
     def measure():
@@ -1150,7 +1150,7 @@ def search(cfg, phase="search"):
 
 
 def further_train(cfg):
-    """Train one architecture from --init's weights, or from scratch."""
+    """Train one architecture: --init's, or from scratch."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "further_train", ranks, text=True)
         if not data:
