@@ -10,25 +10,27 @@ Run:     python autotinybert.py --search --dry_run             two steps of ever
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
                   --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
 Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer
-         Sec. 3.4, Figure 3 -> Cut, extract        Alg. 1 -> sub_models, pretrain, SlicedAdamW
+         Sec. 3.4, Figure 3 -> leading, sub_model  Alg. 1 -> sub_models, pretrain
          Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve
          Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Table D.1 -> TABLE_D1
 Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
-         the limit · D4 winners are measured · D5 latency from hundreds of measurements, by least squares · D6 what no
-         sub-model used is left alone · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments · D9 no padding and
-         no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth · D12 MLM is a task
+         the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
+         sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments,
+         some short · D9 no padding and no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth
+         · D12 MLM is a task · D13 at most 1,000 documents are held out · D14 SQuAD trains positions above 128
+         · D15 a mean is the fitness
 """
-import contextlib
 import copy
 import dataclasses
 import functools
-import itertools
 import json
 import math
+import os
 import random
 import re
 import statistics
 import time
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -46,43 +48,48 @@ from torch import nn
 class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
     given, program = frozenset(), "autotinybert"  # set by common.cli: the flags that were given, the file's name
+    writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.jsonl", "predictor.pt*",
+              "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
+              "WNLI")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
-    out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET, the phases of --search share one
+    out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
     restart: bool = False  # begin anew in a run folder that is there
     seed: int = 0  # of everything drawn
     device: str = "auto"  # auto | cpu | cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
-    compile: bool = False  # torch.compile the further training; the SuperPLM changes its shape with every step
-    accumulate: int = 16  # N of Alg. 1: sub-batches with sub-models of their own, shared out over the processes >= 1
-    dry_run: bool = False  # two real steps of every phase, on tiny budgets
-    init: str = ""  # start from these weights: run or Hugging Face folder; in --search and --evolve, the SuperPLM
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
+    compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
+    accumulate: int = 16  # N of Alg. 1: sub-batches, shared out over the processes >= 1
+    dry_run: bool = False  # two real steps of every phase
+    init: str = ""  # run or Hugging Face folder to start from; in --search and --evolve, the SuperPLM
     # data
-    corpus: tuple[str, ...] = ()  # text files or folders to pre-train on; default: the demo text
-    glue: str = ""  # folder with the GLUE tasks in their official layout; default: the demo tasks
+    corpus: tuple[str, ...] = ()  # text files or folders; default: the demo text
+    glue: str = ""  # folder with the GLUE tasks; default: the demo tasks
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
-    tokenizer: str = ""  # spiece.model or vocab.txt; default: the teacher's or --init's, else trained on the corpus
+    tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's or the teacher's, else a new one
     vocab_size: int = 30522  # pieces of the vocabulary >= 1
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: held-out text (D12)
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: the loss on held-out text (D12)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
     largest: str = "8-768-3072-12-768"  # the SuperPLM, Sec. 3.4
-    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; of the last two mlm reads heads, distill qkv
+    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; mlm reads heads, distill qkv
     dropout: float = 0.1  # hidden and attention dropout [0, 1)
-    init_std: float = 0.02  # deviation of new weights; 0.02 is BERT's, narrow models want more > 0
-    setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: heads of full width, or all heads, each narrower
-    teacher: str = ""  # of --setting distill: a BERT or ELECTRA folder in Hugging Face layout, or a run folder
+    init_std: float = 0.02  # deviation of new weights; narrow models want more > 0
+    setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: fewer heads, or narrower ones
+    teacher: str = ""  # of --setting distill: a BERT, ELECTRA or run folder
     variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # one-shot training, Table 3; ebl is the paper's
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models on each sub-batch >= 1
     length: int = 128  # tokens a sequence, special ones included [8, 512]
-    steps: int = 640000  # updates of the SuperPLM: 5 epochs of BooksCorpus and Wikipedia, Sec. 4.1 >= 1
-    further_steps: int = 640000  # updates of a single architecture: 5 epochs; the paper's BERT-S* had 10 >= 1
+    steps: int = 640000  # updates of the SuperPLM: 5 epochs, Sec. 4.1 >= 1
+    further_steps: int = 640000  # updates of one architecture; the paper's BERT-S* had 10 epochs >= 1
     batch: int = 256  # sequences an update, Sec. 4.1 >= 1
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 > 0
     warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
     weight_decay: float = 0.01  # AdamW, not on biases and LayerNorms
+    eval_every: int = 32000  # steps between looks at held-out text >= 1
     save_every: int = 1000  # steps between checkpoints >= 1
+    save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     # fine-tuning; Table D.1's number where not given
     finetune_epochs: int | None = None  # passes over the task >= 1
     finetune_batch: int | None = None  # examples an update >= 1
@@ -91,36 +98,33 @@ class Config:
     finetune_length: int | None = None  # tokens a row; else 128, SQuAD's windows 384 [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune >= 1
     # latency
-    speedup: float = 7.2  # how much faster than --reference a model must be, Table 1 > 0
-    reference: str = "12-768-3072-12-768"  # speed-ups are counted from its latency: BERT-base
+    speedup: str = "7.2"  # over --reference, Table 1; or as fast as the architecture given
+    reference: str = "12-768-3072-12-768"  # what speed-ups are counted from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # target device
-    latency_threads: int = 1  # CPU threads there; of a single one its own CPU seconds count >= 1
+    latency_threads: int = 1  # CPU threads there; a single one's CPU seconds count >= 1
     latency_batch: int = 1  # sequences at a time there >= 1
     latency_length: int = 128  # tokens a sequence there >= 1
-    latency_rounds: int = 2  # times that each architecture is measured; the lowest value counts >= 1
+    latency_rounds: int = 2  # times that each is measured; the lowest counts >= 1
     latency_archs: int = 400  # architectures to measure for the predictor >= 2
-    predictor: Literal["linear", "mlp"] = "linear"  # least squares of the costs, or the paper's network (D5)
     # search
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or Sec. 4.4's rule
     population: int = 25  # S of Alg. 2 >= 1
     generations: int = 4  # T of Alg. 2, the first one included >= 1
-    winners: int = 3  # architectures trained further, Sec. 4.1 >= 1
+    winners: int | None = None  # architectures trained further; else 3, Sec. 4.1, and 1 of --strategy fast >= 1
 
 
 MUTATION = EXPLORATION = 0.5  # p_m and p_e of Alg. 2
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # share of the tokens predicted, BERT's
 CLIP = 1.0  # largest gradient norm, the released code's
-TIMED_RUNS = 9  # of a latency measurement, the released code's; the fastest and the slowest quarter are left out
 
 PRESETS = {
-    # The paper's proxy tasks stay at chance after minutes of pre-training; MLM and SST-2 do not (D12). About half of
-    # the search space is 7.2 times as fast as this reference.
+    # The paper's proxy tasks stay at chance after minutes of pre-training; MLM and SST-2 do not (D12).
     "demo": {"vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
              "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
-             "steps": 600, "further_steps": 300, "save_every": 100, "tasks": "MLM,SST-2", "finetune_epochs": 2,
-             "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "8-96-384-6-96", "population": 8,
-             "generations": 3, "latency_archs": 120},
+             "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM,SST-2",
+             "finetune_epochs": 2, "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "8-96-384-6-96",
+             "population": 8, "generations": 3, "latency_archs": 120},
     "base": {},
     "dry_run": {"steps": 2, "further_steps": 2, "population": 2, "generations": 2, "winners": 1, "runs": 1,
                 "latency_archs": 20, "latency_rounds": 1, "finetune_epochs": 1, "finetune_batch": 16,
@@ -132,8 +136,7 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Arch:
-    """An architecture, printed as in Table 4: 5-564-1054-8-512. In the HAT baseline of Table 3 the last three are
-    tuples, one number a layer, and print as 2-564-1054/800-8/4-512/512."""
+    """An architecture, printed as in Table 4: 5-564-1054-8-512. In HAT (Table 3) the last three are tuples."""
     layers: int  # l^t
     hidden: int  # d^m|o
     ffn: object  # d^f
@@ -144,24 +147,22 @@ class Arch:
         """(d^f, h, d^q|k|v) of a layer."""
         return tuple(value[layer] if isinstance(value, tuple) else value for value in (self.ffn, self.heads, self.qkv))
 
+    @property
+    def genes(self):
+        """{variable of the search space: choice}; make_arch(arch.genes) == arch."""
+        return {"layers": self.layers, "hidden": self.hidden, "ffn": self.ffn, "attention": (self.heads, self.qkv)}
+
     def __str__(self):
-        return "-".join("/".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                        for value in dataclasses.astuple(self))
+        return "-".join(map(str, dataclasses.astuple(self)))
 
 
 def parse_arch(text):
     """The Arch of a text such as 5-564-1054-8-512, any sizes that the heads divide; ValueError says what is wrong."""
-    parts = text.strip().split("-")
-    if len(parts) != 5 or not all(re.fullmatch(r"[1-9]\d*(/[1-9]\d*)*", part) for part in parts):
+    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*){4}", text.strip()):
         raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512")
-    numbers = [tuple(map(int, part.split("/"))) for part in parts]
-    arch = Arch(*(value[0] if len(value) == 1 else value for value in numbers))
-    if any(len(value) not in (1, arch.layers) for value in numbers[2:]) or max(len(value) for value in numbers[:2]) > 1:
-        raise ValueError(f"{text!r}: give one number for all layers, or {parts[0]} of them")
-    for ffn, heads, qkv in map(arch.shape, range(arch.layers)):
-        if qkv % heads:
-            raise ValueError(f"{text!r}: {heads} heads do not divide the query/key/value width {qkv}; "
-                             f"use a multiple of {heads}")
+    arch = Arch(*map(int, text.split("-")))
+    if arch.qkv % arch.heads:
+        raise ValueError(f"{text!r}: {arch.heads} heads do not divide the query/key/value width {arch.qkv}")
     return arch
 
 
@@ -170,18 +171,17 @@ VARIANTS = {  # Table 3: (identical layers, sub-matrix extraction, effective bat
 
 
 def search_space(cfg, variant="ebl"):
-    """Table B.1: {variable: its choices}, the one definition that sampling, mutation, the rule of Section 4.4 and
-    counting read; ValueError where --smallest and --largest leave nothing.
+    """Table B.1: {variable: its choices}; ValueError where --smallest and --largest leave nothing.
 
-    "attention" pairs the number of heads with d^q|k|v: whole heads in pre-training, all heads with less of each in
-    distillation, and without SME (Table 3) every number of heads that divides the full width.
+    "attention" pairs heads with d^q|k|v: whole heads in pre-training, all heads with less of each in distillation,
+    without SME (Table 3) every number of heads that divides the full width.
     """
     low, high = parse_arch(cfg.smallest), parse_arch(cfg.largest)
     for name in ("layers", "hidden", "ffn", "heads" if cfg.setting == "mlm" else "qkv"):
         if getattr(low, name) > getattr(high, name):
-            raise ValueError(f"--smallest {low}: its {name} is more than the SuperPLM's, --largest {high}")
+            raise ValueError(f"--smallest {low}: its {name} is more than the SuperPLM's, {high}")
     if cfg.setting == "distill" and low.qkv % high.heads:
-        raise ValueError(f"--smallest {low}: its qkv must be a multiple of the {high.heads} heads of --largest {high}")
+        raise ValueError(f"--smallest {low}: its qkv must be a multiple of the {high.heads} heads of {high}")
     attention = ([(heads, heads * high.qkv // high.heads) for heads in range(low.heads, high.heads + 1)]
                  if cfg.setting == "mlm" else [(high.heads, qkv) for qkv in range(low.qkv, high.qkv + 1, high.heads)])
     if not VARIANTS[variant][1]:
@@ -193,11 +193,6 @@ def search_space(cfg, variant="ebl"):
 def make_arch(genes):
     """The Arch of {variable: choice}."""
     return Arch(genes["layers"], genes["hidden"], genes["ffn"], *genes["attention"])
-
-
-def genes_of(arch):
-    """{variable: choice} of an Arch; make_arch(genes_of(a)) == a."""
-    return {"layers": arch.layers, "hidden": arch.hidden, "ffn": arch.ffn, "attention": (arch.heads, arch.qkv)}
 
 
 def smallest_arch(space):
@@ -215,98 +210,44 @@ def sample_arch(space, rng, identical=True):
 
 
 def flops(arch, tokens=128):
-    """Floating-point operations of the encoder and the pooler for one sequence: matrix products, 2 a multiply-add."""
+    """Operations of encoder and pooler for one sequence: matrix products, 2 a multiply-add."""
     count = arch.hidden ** 2
     for ffn, _, qkv in map(arch.shape, range(arch.layers)):
         count += tokens * (4 * arch.hidden * qkv + 2 * arch.hidden * ffn) + 2 * tokens * tokens * qkv
     return 2 * count
 
 # --- model ---------------------------------------------------------------------------------------
-# The same modules are the SuperPLM and every stand-alone model. forward(..., arch) runs the sub-model `arch`, of which
-# nothing is stored; without arch the whole model runs, plainly.
-
-AXES = {  # module: what its weight's axes, (out, in), are widths of; a bias has the first
-    "words": ("", "hidden"), "positions": ("", "hidden"), "segments": ("", "hidden"), "norm": ("hidden",),
-    "query": ("qkv", "hidden"), "key": ("qkv", "hidden"), "value": ("qkv", "hidden"), "output": ("hidden", "qkv"),
-    "attention_norm": ("hidden",), "expand": ("ffn", "hidden"), "shrink": ("hidden", "ffn"), "ffn_norm": ("hidden",),
-    "pooler": ("hidden", "hidden"), "transform": ("hidden", "hidden"), "transform_norm": ("hidden",),
-    "fit": ("", "hidden")}
-
-
-class Cut:
-    """What one layer of sub-model `arch` uses of the weights of `top`: the leading part of every axis (Sec. 3.4).
-
-    Attention, Figure 3: of the top's heads the first `heads`, of each of them the leading part. With heads of full
-    width this is extraction (b), with all heads extraction (c). A sub-model with the full d^q|k|v uses every row, in
-    however many heads (no SME: HAT, Table 3).
-    """
-
-    def __init__(self, arch, top, layer=0):
-        ffn, heads, qkv = arch.shape(layer)
-        _, self.top_heads, top_qkv = top.shape(layer)
-        head = (self.top_heads, top_qkv // self.top_heads) if qkv == top_qkv else (heads, qkv // heads)
-        self.heads, self.widths = heads, {"": (), "hidden": (arch.hidden,), "ffn": (ffn,), "qkv": head}
-
-    def sizes(self, axes):
-        """The numbers that rule the part taken of a tensor with these axes."""
-        return sum((self.widths[axis] for axis in axes), ())
-
-    def __call__(self, tensor, axes, view=False):
-        """The part of a weight of `top`. view: heads stay an axis, so that what is written arrives in the tensor."""
-        for place in reversed(range(len(axes))):
-            width = self.widths[axes[place]]
-            if axes[place] == "qkv":
-                tensor = (tensor.unflatten(place, (self.top_heads, -1))
-                          .narrow(place, 0, width[0]).narrow(place + 1, 0, width[1]))
-                tensor = tensor if view else tensor.flatten(place, place + 1)
-            elif width:
-                tensor = tensor.narrow(place, 0, width[0])
-        return tensor
-
-
-def why_outside(arch, top):
-    """None where `arch` can be cut out of `top`, else the reason in words."""
-    widest = max(arch.shape(layer)[0] for layer in range(arch.layers))
-    for name, size in (("layers", arch.layers), ("hidden", arch.hidden), ("ffn", widest)):
-        if size > getattr(top, name):
-            return f"{name} {size} of {arch} is more than the {getattr(top, name)} of {top}"
-    for _, heads, qkv in map(arch.shape, range(arch.layers)):
-        if qkv != top.qkv and (heads > top.heads or qkv // heads > top.qkv // top.heads):
-            return f"{heads} heads of {qkv // heads} of {arch} are not within {top.heads} of {top.qkv // top.heads}"
-    return None
-
-
-def apply(module, name, x, cut):
-    """module(x) with the part of its weights that cut takes; all of them where it is None. Linear and LayerNorm."""
-    if cut is None:
-        return module(x)
-    weight, bias = cut(module.weight, AXES[name]), cut(module.bias, AXES[name][:1])
-    return (F.layer_norm(x, bias.shape, weight, bias, module.eps) if isinstance(module, nn.LayerNorm)
-            else F.linear(x, weight, bias))
+# The same modules are the SuperPLM, its sub-models (see sub_model) and all others.
 
 
 class Layer(nn.Module):
-    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H)."""
+    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H). Heads are an axis of the weights of attention, so that a
+    smaller layer's are the leading part of every axis (Figure 3)."""
 
     def __init__(self, hidden, ffn, heads, qkv, dropout):
         super().__init__()
-        self.heads, self.rate = heads, dropout
-        self.query, self.key, self.value = (nn.Linear(hidden, qkv) for _ in range(3))
-        self.output = nn.Linear(qkv, hidden)
+        D, self.rate = qkv // heads, dropout
+        self.qkv, self.qkv_bias = nn.Parameter(torch.empty(3, heads, D, hidden)), nn.Parameter(torch.zeros(3, heads, D))
+        self.output, self.output_bias = nn.Parameter(torch.empty(hidden, heads, D)), nn.Parameter(torch.zeros(hidden))
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.expand, self.shrink = nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
         self.ffn_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, mask, cut=None, with_scores=False):
-        """mask: (B, 1, 1, T) True at real tokens, None: all are. with_scores: the raw attention (B, N, T, T) too."""
+    def project(self, x, which):
+        """Those of query, key, value that the slice says: (B, T, H) -> (1 to 3, B, N, T, D)."""
+        weight, bias = self.qkv[which], self.qkv_bias[which]
+        return F.linear(x, weight.flatten(0, 2), bias.flatten()).unflatten(-1, bias.shape).permute(2, 0, 3, 1, 4)
 
-        def run(name, x):
-            return apply(getattr(self, name), name, x, cut)
-
-        heads = cut.heads if cut else self.heads
-        query, key, value = (run(name, x).unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, N, T, D)
-                             for name in ("query", "key", "value"))
+    def forward(self, x, mask, at=None, with_scores=False):
+        """mask: (B, 1, 1, T) True at real tokens, None: all are. at: (B, I) the places to compute. with_scores: the raw
+        attention (B, N, T, T) too."""
+        if at is None:
+            query, key, value = self.project(x, slice(3))  # (B, N, T, D)
+        else:
+            key, value = self.project(x, slice(1, 3))
+            x = x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
+            query, = self.project(x, slice(1))  # (B, N, I, D)
         rate = self.rate if self.training else 0.0
         scores = None
         if with_scores:
@@ -316,17 +257,16 @@ class Layer(nn.Module):
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, mask, rate)  # Eq. 1
         # Eq. 2; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
-        x = run("attention_norm", x + self.dropout(run("output", mixed.transpose(1, 2).flatten(2))))
+        mixed = F.linear(mixed.transpose(1, 2).flatten(2), self.output.flatten(1), self.output_bias)
+        x = self.attention_norm(x + self.dropout(mixed))
         # Eq. 3; D1: it prints the ReLU of the generic Transformer, BERT has GELU
-        x = run("ffn_norm", x + self.dropout(run("shrink", F.gelu(run("expand", x)))))
+        x = self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
         return (x, scores) if with_scores else x
 
 
 class Encoder(nn.Module):
-    """BERT without its pre-training heads: embeddings, layers, pooler. ids, segments (B, T), lengths (B,) -> (B, T, H).
-
-    embedding: width of the embeddings where it is not `hidden` (small ELECTRA teachers); such a model is not cut.
-    """
+    """BERT without its pre-training heads. ids, segments (B, T), lengths (B,) -> (B, T, H). embedding: width of the
+    embeddings where it is not `hidden` (small ELECTRA teachers); such a model is not cut."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, positions=512, embedding=None):
         super().__init__()
@@ -340,21 +280,19 @@ class Encoder(nn.Module):
         self.pooler = nn.Linear(arch.hidden, arch.hidden)
         self.apply(init_weights)
 
-    def forward(self, ids, segments, lengths=None, arch=None, with_scores=False):
-        """lengths: real tokens of each row; None: all are. with_scores: (states, the last layer's raw attention scores
-        (B, N, T, T))."""
+    def forward(self, ids, segments, lengths=None, at=None, with_scores=False):
+        """lengths: real tokens of each row; None: all are. at: the places (B, I) whose states are wanted, None: all.
+        with_scores: the last layer's raw attention scores (B, N, T, T) too."""
         T = ids.shape[1]
-        cuts = ([None] * len(self.layers) if arch is None
-                else [Cut(arch, self.arch, layer) for layer in range(arch.layers)])  # the first l^t layers
-        places = torch.arange(T, device=ids.device)
-        mask = None if lengths is None else (places < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
-        x = sum(F.embedding(at, table.weight if arch is None else cuts[0](table.weight, AXES["words"]))
-                for at, table in ((ids, self.words), (places, self.positions), (segments, self.segments)))  # (B, T, H)
-        x = self.dropout(apply(self.norm, "norm", x, cuts[0]))
-        x = x if self.project is None else self.project(x)
-        for layer, cut in zip(self.layers, cuts[:-1]):
-            x = layer(x, mask, cut)
-        return self.layers[len(cuts) - 1](x, mask, cuts[-1], with_scores)
+        mask = None
+        if lengths is not None:
+            mask = (torch.arange(T, device=ids.device) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
+        x = self.words(ids) + self.positions.weight[:T] + self.segments(segments)  # (B, T, E)
+        x = self.dropout(self.norm(x))
+        x = x if self.project is None else self.project(x)  # (B, T, H)
+        for layer in self.layers[:-1]:
+            x = layer(x, mask)
+        return self.layers[-1](x, mask, at, with_scores)
 
     def pool(self, x):
         """(B, T, H) -> (B, H), what classifiers read."""
@@ -363,6 +301,9 @@ class Encoder(nn.Module):
 
 def init_weights(module):
     """BERT's initialisation: normal, deviation 0.02, zero biases."""
+    if isinstance(module, Layer):
+        nn.init.normal_(module.qkv, std=0.02)
+        nn.init.normal_(module.output, std=0.02)
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
@@ -370,7 +311,7 @@ def init_weights(module):
 
 
 class LanguageModel(nn.Module):
-    """Encoder with the masked-language-model head or, for distillation, a projection to the teacher's width fit = W."""
+    """Encoder with the masked-language-model head or, for distillation, a projection to the teacher's width W."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, fit=0, positions=512):
         super().__init__()
@@ -384,24 +325,20 @@ class LanguageModel(nn.Module):
             self.decoder_bias = nn.Parameter(torch.zeros(vocab_size))  # the output matrix is the word embedding
             init_weights(self.transform)
 
-    def forward(self, ids, segments, lengths, positions, arch=None):
-        """MLM logits (B, I, V) at `positions` (B, I), of the sub-model `arch`."""
-        cut = None if arch is None else Cut(arch, self.encoder.arch)
-        x = self.encoder(ids, segments, lengths, arch)  # (B, T, H)
-        x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
-        x = apply(self.transform_norm, "transform_norm", F.gelu(apply(self.transform, "transform", x, cut)), cut)
-        words = self.encoder.words.weight
-        return F.linear(x, words if cut is None else cut(words, AXES["words"]), self.decoder_bias)  # (B, I, V)
+    def forward(self, ids, segments, lengths, at):
+        """MLM logits (B, I, V) at the places `at` (B, I)."""
+        x = self.encoder(ids, segments, lengths, at)  # (B, I, H)
+        x = self.transform_norm(F.gelu(self.transform(x)))
+        return F.linear(x, self.encoder.words.weight, self.decoder_bias)  # (B, I, V)
 
-    def student(self, ids, segments, lengths, arch=None):
-        """What distillation compares: the last layer's states at the teacher's width (B, T, W), and its raw attention
-        scores (B, N, T, T)."""
-        x, scores = self.encoder(ids, segments, lengths, arch, with_scores=True)
-        return apply(self.fit, "fit", x, None if arch is None else Cut(arch, self.encoder.arch)), scores
+    def student(self, ids, segments, lengths):
+        """The last layer's states at the teacher's width (B, T, W), and its raw attention scores (B, N, T, T)."""
+        x, scores = self.encoder(ids, segments, lengths, with_scores=True)
+        return self.fit(x), scores
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head: logits (B, outputs) of the pooled state; spans: (B, T, 2), start and end."""
+    """Encoder with a linear head: logits (B, outputs), of spans (B, T, 2)."""
 
     def __init__(self, encoder, outputs, spans=False):
         super().__init__()
@@ -410,12 +347,14 @@ class TaskModel(nn.Module):
         init_weights(self.head)
 
     def forward(self, ids, segments, lengths):
-        x = self.encoder(ids, segments, lengths)
-        return self.head(self.dropout(x if self.spans else self.encoder.pool(x)))
+        if self.spans:
+            return self.head(self.dropout(self.encoder(ids, segments, lengths)))
+        first = self.encoder(ids, segments, lengths, torch.zeros_like(ids[:, :1]))  # (B, 1, H) the state of [CLS]
+        return self.head(self.dropout(self.encoder.pool(first)))
 
 
 def parameters(arch, vocab_size, positions=512):
-    """{part: parameters} of a stand-alone encoder, built on the meta device: nothing is counted twice or by formula."""
+    """{part: parameters} of a stand-alone encoder, built on the meta device."""
     with torch.device("meta"):
         encoder = Encoder(arch, vocab_size, positions=positions)
     counts = {"embeddings": 0, "layers": 0, "pooler": 0}
@@ -427,203 +366,157 @@ def parameters(arch, vocab_size, positions=512):
 
 
 def sub_models(cfg, variant, step, shard):
-    """Alg. 1, line 7: the sub-models that sub-batch `shard` of update `step` trains, M others on every sub-batch. A
-    function of its arguments, so the result does not depend on which process does what. Without EBL one sub-model is
-    trained on the whole batch."""
+    """Alg. 1, line 7: the sub-models that sub-batch `shard` of update `step` trains, M others on every sub-batch, a
+    function of the arguments alone. Without EBL one sub-model is trained on the whole batch."""
     identical, _, batch_wise = VARIANTS[variant]
     rng = random.Random(f"{cfg.seed} sub-models {step} {shard if batch_wise else 0}")
     space = search_space(cfg, variant)
     return [sample_arch(space, rng, identical) for _ in range(cfg.samples if batch_wise else 1)]
 
 
-def axes_of(name):
-    """AXES of a parameter such as encoder.layers.3.query.bias, and the number of its layer (None: it is in none)."""
-    parts = name.split(".")
-    axes = AXES.get(parts[-2], ("",)) if len(parts) > 1 else ("",)
-    return (axes[:1] if parts[-1] == "bias" else axes), int(parts[2]) if "layers" in parts else None
+def why_outside(arch, top):
+    """None where `arch` can be cut out of `top`, else the reason in words."""
+    for ffn, heads, qkv in map(arch.shape, range(arch.layers)):
+        for name, mine, most in (("layers", arch.layers, top.layers), ("hidden", arch.hidden, top.hidden),
+                                 ("ffn", ffn, top.ffn)):
+            if mine > most:
+                return f"{name} {mine} of {arch} is more than the {most} of {top}"
+        if qkv != top.qkv and (heads > top.heads or qkv // heads > top.qkv // top.heads):
+            return f"{heads} heads of {qkv // heads} of {arch} are not within {top.heads} of {top.qkv // top.heads}"
+    return None
 
 
-def extract(model, arch):
-    """The stand-alone LanguageModel of a sub-model, with its own copy of the weights; ValueError where `arch` is not
-    within the model."""
-    encoder, fit, state = model.encoder, model.fit.out_features if hasattr(model, "fit") else 0, {}
-    reason = why_outside(arch, encoder.arch)
+AXES = {  # what is cut of a weight: H hidden, F ffn, N heads, D head width, * nothing; a bias has the first axis
+    "qkv": "*NDH", "qkv_bias": "*ND", "output": "HND", "expand": "FH", "shrink": "HF", "pooler": "HH", "fit": "*H",
+    "words": "*H", "positions": "*H", "segments": "*H", "transform": "HH", "decoder_bias": "*"}  # all others: "H"
+
+
+def leading(weight, axes, sizes):
+    """The leading part of every axis of a weight, as a view (Sec. 3.4). Of attention the first heads, of each the
+    leading part: Figure 3 (b) with heads of full width, (c) with all heads. With the full d^q|k|v every row is used, in
+    however many heads (no SME: HAT, Table 3)."""
+    if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
+        weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
+    return weight[tuple(slice(sizes.get(axis)) for axis in axes)]
+
+
+def part_of(module, name, arch, layer=0):
+    """A copy of a module called `name` whose weights and gradients are the parts that `arch` uses."""
+    ffn, heads, qkv = arch.shape(layer)
+    sizes, part = {"H": arch.hidden, "F": ffn, "N": heads, "D": qkv // heads}, copy.copy(module)
+    part._parameters, part._modules = {}, {}
+    for key, whole in module._parameters.items():
+        axes = AXES.get(name if key in ("weight", "bias") else key, "H")
+        axes = axes[:1] if key == "bias" else axes
+        value = nn.Parameter(leading(whole.detach(), axes, sizes))
+        value.grad = None if whole.grad is None else leading(whole.grad, axes, sizes)
+        part._parameters[key] = value
+    for key, child in module._modules.items():
+        number = int(key) if name == "layers" else layer
+        if number < arch.layers:
+            part._modules[key] = child and part_of(child, key, arch, number)
+    if isinstance(part, nn.LayerNorm):
+        part.normalized_shape = part.weight.shape
+    return part
+
+
+def sub_model(model, arch):
+    """The sub-model `arch` of a LanguageModel: a model whose weights and gradients are views of the whole's. What its
+    backward pass finds is added where it belongs. ValueError where `arch` is not within the model."""
+    reason = why_outside(arch, model.encoder.arch)
     if reason:
         raise ValueError(reason)
-    for name, value in model.state_dict().items():
-        axes, layer = axes_of(name)
-        if layer is None or layer < arch.layers:
-            state[name] = Cut(arch, encoder.arch, layer or 0)(value, axes)
-    sub = LanguageModel(arch, encoder.words.num_embeddings, encoder.dropout.p, fit,
-                        encoder.positions.num_embeddings).to(encoder.words.weight.device)
-    sub.load_state_dict(state)
+    sub = part_of(model, "", arch)
+    sub.encoder.arch = arch
     return sub
 
 
-def mark_used(model, archs, used):
-    """Set to 1 the entries that any of `archs` uses (None: all of the model). used: {name: tensor of zeros like the
-    parameter}. Of parts that lie inside one another only the outer ones are written."""
-    for name, target in used.items():
-        axes, layer = axes_of(name)
-        if "pooler" in name:  # no part of pre-training (no NSP)
-            continue
-        if None in archs:
-            target.fill_(1)
-            continue
-        cuts = [Cut(arch, model.encoder.arch, layer or 0) for arch in archs if layer is None or layer < arch.layers]
-        parts = {cut.sizes(axes): cut for cut in cuts}
-        for sizes, cut in parts.items():
-            if not any(other != sizes and all(a >= b for a, b in zip(other, sizes)) for other in parts):
-                cut(target, axes, view=True).fill_(1)
+def extract(model, arch):
+    """A sub-model with its own copy of the weights."""
+    return copy.deepcopy(sub_model(model, arch))
 
 
-class SlicedAdamW:
-    """AdamW in which an entry that no sub-model of the update used is left alone: its weight with its decay, both its
-    moments, and the count of its updates, which rules its own bias correction. D6: the paper does not say; otherwise
-    such entries would shrink, and move on by what others' batches have left in their moments.
+def make_optimizer(model, weight_decay):
+    """BERT's AdamW: no weight decay on biases and LayerNorms. The pooler, which no LanguageModel reads, is left alone.
 
-    All parameters of the model become views of one flat tensor, and their gradients views of another (`grads`), so that
-    a sub-batch's gradients are one tensor to sum, and an update a handful of operations.
+    D6: entries that no sub-model of an update used decay, and move on by what is left in their moments, as in the
+    released code; the paper does not say.
     """
+    named = [(name, value) for name, value in model.named_parameters()
+             if isinstance(model, TaskModel) or "pooler" not in name]
+    groups = [{"params": [value for name, value in named if is_matrix(name) == decayed],
+               "weight_decay": weight_decay * decayed} for decayed in (True, False)]
+    return torch.optim.AdamW(groups, eps=1e-6, fused=True)
 
-    def __init__(self, model, weight_decay, betas=(0.9, 0.999), eps=1e-6):
-        named = list(model.named_parameters())
-        self.weight_decay, self.betas, self.eps = weight_decay, betas, eps
-        self.values = torch.cat([value.detach().reshape(-1) for _, value in named])
-        self.grads, self.first, self.second, self.count, self.decayed, self.used = (
-            torch.zeros_like(self.values) for _ in range(6))
-        self.used_views, start = {}, 0
-        for name, value in named:
-            span = slice(start, start + value.numel())
-            value.data, value.grad = self.values[span].view_as(value), self.grads[span].view_as(value)
-            self.used_views[name] = self.used[span].view_as(value)
-            self.decayed[span] = float(value.dim() > 1)  # no decay on biases and LayerNorms
-            start = span.stop
 
-    @torch.no_grad()
-    def step(self, gradient, used, lr, clip):
-        """One update with the flat mean gradient; used: flat, 1 where an entry takes part. Returns the gradient's norm
-        before clipping, a tensor."""
-        norm = gradient.norm()
-        gradient = gradient * (clip / (norm + 1e-6)).clamp(max=1.0)
-        beta1, beta2 = self.betas
-        self.count += used
-        self.first.lerp_(gradient, (1 - beta1) * used)
-        self.second.lerp_(gradient * gradient, (1 - beta2) * used)
-        count = self.count.clamp(min=1)
-        change = self.first / (1 - beta1 ** count) / ((self.second / (1 - beta2 ** count)).sqrt() + self.eps)
-        self.values.sub_(lr * used * (change + self.weight_decay * self.decayed * self.values))
-        return norm
-
-    def state_dict(self):
-        return {"first": self.first, "second": self.second, "count": self.count}
-
-    def load_state_dict(self, state):
-        for name, value in state.items():
-            getattr(self, name).copy_(value)
+def is_matrix(name):
+    """Whether a parameter is neither a bias nor a LayerNorm's."""
+    return "bias" not in name and "norm" not in name
 
 # --- search --------------------------------------------------------------------------------------
-
-
-def latency_terms(kind, archs, tokens, top):
-    """(n, terms) what a predictor sees of each architecture. linear: the costs that a Transformer's time is made of;
-    mlp: the variables as shares of the largest architecture `top`, as in HAT."""
-    sizes = [dataclasses.astuple(arch) for arch in archs]  # l^t, d^m, d^f, h, d^q|k|v
-    if kind == "mlp":
-        return torch.tensor(sizes, dtype=torch.float64) / torch.tensor(dataclasses.astuple(top))
-    # projections, attention, feed-forward; softmax, LayerNorm, GELU and copies; one call of each layer; once:
-    # embeddings, pooler, start
-    return torch.tensor([[l * d * q, l * tokens * q, l * d * f, l * h * tokens, l * d, l * f, l * q, l, d,
-                          d * d / tokens, 1] for l, d, f, h, q in sizes], dtype=torch.float64)
 
 
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from measurements.
 
-    D5: they are hundreds where the paper has 10k. kind "linear", the default, is a least-squares fit; "mlp" is the
-    paper's feed-forward network with HAT's three layers of 400, here for the logarithm of the time.
+    D5: hundreds where the paper has 10k, and a least-squares fit of the costs that a Transformer's time is made of
+    where the paper has a feed-forward network (tests/claims/ compares them).
     """
 
-    def __init__(self, kind, top, tokens):
-        self.kind, self.top, self.tokens, self.weights = kind, top, tokens, {}
+    def __init__(self, tokens, weights=None):
+        self.tokens, self.weights = tokens, weights
 
-    def fit(self, archs, milliseconds, steps=600):
-        """Learn from measured architectures; relative errors count. steps: of the network. Returns itself."""
-        terms = latency_terms(self.kind, archs, self.tokens, self.top)
-        target = torch.tensor(milliseconds, dtype=torch.float64)
-        self.weights = (fit_network(terms.float(), target.float(), steps) if self.kind == "mlp"
-                        else {"weights": fit_costs(terms, target)})
-        return self
+    def terms(self, archs):
+        """(n, costs): projections, attention, feed-forward; softmax, LayerNorm, GELU, copies; a layer's calls; once:
+        embeddings, pooler, start."""
+        return torch.tensor([[l * d * q, l * self.tokens * q, l * d * f, l * h * self.tokens, l * d, l * f, l * q, l, d,
+                              d * d / self.tokens, 1] for l, d, f, h, q in map(dataclasses.astuple, archs)]).double()
 
     def __call__(self, archs):
         """[milliseconds] of architectures."""
-        x = latency_terms(self.kind, archs, self.tokens, self.top)
-        if self.kind == "linear":
-            return (x @ self.weights["weights"]).tolist()
-        x = x.float()
-        for layer in (0, 2, 4, 6):
-            x = F.linear(x, self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"])
-            x = x if layer == 6 else x.relu()
-        return (x[:, 0].exp() * self.weights["mean"]).tolist()
+        return (self.terms(archs) @ self.weights).tolist()
 
-
-def fit_costs(terms, target):
-    """Weights, none negative, for terms (n, costs) @ weights ~ target (n,), by least squares of the relative errors."""
-    scale, kept = terms.abs().amax(0), torch.ones(terms.shape[1], dtype=torch.bool)
-    rows, weights = terms / scale / target[:, None], torch.tensor([-1.0])  # rows @ weights = 1 is exact
-    while (weights < 0).any():  # no cost is negative: such terms are left out, and the others are fitted again
-        kept &= weights > weights.min() if len(weights) > 1 else kept
-        chosen = rows[:, kept]
-        ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # keeps terms that say nearly the same from growing apart
-        goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()
-        weights = torch.zeros(len(kept), dtype=torch.double)
-        weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
-    # the last bits of a fit vary with where its arrays lie in memory
-    return torch.tensor([float(f"{weight:.9g}") for weight in (weights / scale).tolist()], dtype=torch.float64)
-
-
-def fit_network(terms, target, steps):
-    """Weights of the network for terms (n, variables) and target (n,), a function of these alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(terms.shape[1], 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(),
-                            nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1))
-        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
-            loss = (net(terms)[:, 0] - (target / target.mean()).log()).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return {"mean": target.mean(), **{name: value.detach() for name, value in net.state_dict().items()}}
+    def fit(self, archs, milliseconds):
+        """Learn from measured architectures weights, none negative, by least squares of the relative errors. Returns
+        itself."""
+        terms = self.terms(archs)
+        scale, kept = terms.abs().amax(0), torch.ones(terms.shape[1], dtype=torch.bool)
+        rows, weights = terms / scale / torch.tensor(milliseconds).double()[:, None], torch.tensor([-1.0])
+        while (weights < 0).any():  # such terms are left out, and the others are fitted again
+            kept &= weights > weights.min() if len(weights) > 1 else kept
+            chosen = rows[:, kept]
+            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # terms that say nearly the same stay alike
+            goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()  # rows @ weights = 1 is exact
+            weights = torch.zeros(len(kept), dtype=torch.double)
+            weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
+        # the last bits of a fit vary with where its arrays lie in memory
+        self.weights = torch.tensor([float(f"{weight:.9g}") for weight in (weights / scale).tolist()]).double()
+        return self
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2, which the paper does not give (D2): each variable moves with chance 1/2 (not p_m, which rules
-    whether this is called), at least one does, to a choice at most a tenth of its range away."""
-    def size(choice):  # pairs of heads and d^q|k|v compare by the latter
-        return choice[-1] if isinstance(choice, tuple) else choice
-
-    genes = genes_of(arch)
+    """Mut() of Alg. 2, which the paper does not give (D2): each variable moves with chance 1/2 (p_m rules whether this
+    is called), at least one does, to a choice at most a tenth of its range away."""
+    genes = arch.genes
     moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
     for name in moving:
-        choices = space[name]
-        place = min(range(len(choices)), key=lambda index: abs(size(choices[index]) - size(genes[name])))
-        reach = max(1, len(choices) // 10)
-        near = [at for at in range(place - reach, place + reach + 1) if 0 <= at < len(choices) and at != place]
-        genes[name] = choices[rng.choice(near)] if near else choices[place]
+        sizes = [choice[-1] if name == "attention" else choice for choice in space[name]]  # d^q|k|v stands for the pair
+        mine = genes[name][-1] if name == "attention" else genes[name]
+        place, reach = min(range(len(sizes)), key=lambda index: abs(sizes[index] - mine)), max(1, len(sizes) // 10)
+        near = [at for at in range(place - reach, place + reach + 1) if 0 <= at < len(sizes) and at != place]
+        genes[name] = space[name][rng.choice(near or [place])]
     return make_arch(genes)
 
 
 def sample_within(space, rng, allowed):
-    """A random architecture for which allowed(arch); where 300 are not, one is made smaller, variable by variable,
-    until it is or there is nothing smaller (D3)."""
+    """A random architecture for which allowed(arch); where 300 are not, one made smaller, variable by variable, until
+    it is or is the smallest (D3)."""
     for _ in range(300):
         arch = sample_arch(space, rng)
         if allowed(arch):
             return arch
     while not allowed(arch) and arch != smallest_arch(space):
-        genes = genes_of(arch)
+        genes = arch.genes
         name = rng.choice([name for name in space if genes[name] != space[name][0]])
         genes[name] = space[name][rng.randrange(list(space[name]).index(genes[name]))]
         arch = make_arch(genes)
@@ -633,8 +526,7 @@ def sample_within(space, rng, allowed):
 def fast_candidates(space, predict, limit):
     """Sec. 4.4: architectures by the rule 1.6 d^m <= d^f <= 1.9 d^m, 0.7 d^m <= d^q|k|v <= d^m, one for each depth.
 
-    D11: the one predicted slowest of those within 95% of the limit; with four or eight candidates in all, most must
-    still meet it when they are measured.
+    D11: the one predicted slowest within 95% of the limit; most must meet it when they are measured.
     """
     found = []
     for layers in space["layers"]:
@@ -648,18 +540,16 @@ def fast_candidates(space, predict, limit):
 
 
 def roulette(lines, rng):
-    """One line of the history; its chance is its score over the worst one's. The worst has a little too, a hundredth of
-    the range of scores (D2)."""
+    """One line of the history; its chance is its score over the worst one's and a hundredth of the range (D2)."""
     scores = [line["score"] for line in lines]
     return rng.choices(lines, [score - min(scores) + 0.01 * (max(scores) - min(scores)) + 1e-9 for score in scores])[0]
 
 
 def propose(history, number, cfg, predict, limit):
-    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)], a function of the history, the seed and
-    the predictor alone, so that a resumed search and every process propose the same.
+    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)], a function of its arguments alone.
 
-    D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow. Here all are new and predicted
-    within the limit; a generation is smaller than S only where the limit leaves no more.
+    D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow; here all are new and predicted
+    within the limit, fewer than S only where it leaves no more.
     """
     rng, space = random.Random(f"{cfg.seed} generation {number}"), search_space(cfg)
     if cfg.strategy == "fast":
@@ -677,7 +567,7 @@ def propose(history, number, cfg, predict, limit):
 
     tries = 0
     while len(proposals) < cfg.population and tries < 20 + 20 * len(proposals):  # Alg. 2, line 5
-        tries += 1  # they end where next to nothing new is left
+        tries += 1
         if not last or cfg.strategy == "random":  # Alg. 2, line 2
             append(None, sample_within(space, rng, allowed))
             continue
@@ -692,11 +582,8 @@ def propose(history, number, cfg, predict, limit):
 
 
 def mask_tokens(ids, tokenizer, generator):
-    """BERT's masking: MASK_RATE of each row's text is predicted; 80% of it becomes [MASK], 10% a random piece, 10%
-    stays.
-
-    ids (B, T). Returns the changed ids, positions (B, I) and labels (B, I); I is the same for all batches of one width,
-    -100 marks what a row shorter than T leaves over.
+    """BERT's masking of ids (B, T): MASK_RATE of each row's text is predicted; 80% of it becomes [MASK], 10% a random
+    piece, 10% stays. Returns the changed ids, positions and labels (B, I); -100 marks what a shorter row leaves over.
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
@@ -713,18 +600,20 @@ def mask_tokens(ids, tokenizer, generator):
             originals.masked_fill(~chosen, -100))
 
 
-def masked_loss(model, batch, arch=None):
-    """Cross-entropy of sub-model `arch` at the masked positions. batch: ids, segments, lengths, positions, labels."""
-    ids, segments, lengths, positions, labels = batch
-    logits = model(ids, segments, lengths, positions, arch)  # (B, I, V)
+def masked_loss(model, batch):
+    """Cross-entropy at the masked positions. batch: ids, segments, lengths, positions, labels."""
+    *inputs, labels = batch
+    logits = model(*inputs)  # (B, I, V)
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
 def distillation_loss(student, teacher, lengths):
     """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of the raw attention
-    scores (B, N, T, T) and of the states (B, T, W), equally weighted. Pairs and places that are padding are no part of
-    the means, which otherwise depend on how rows are batched (D9)."""
-    real = torch.arange(student[0].shape[1], device=lengths.device) < lengths[:, None]  # (B, T)
+    scores (B, N, T, T) and of the states (B, T, W), equally weighted. D9: padding is no part of the means, which would
+    depend on how rows are batched. lengths: (B,), None: no padding."""
+    B, T, _ = student[0].shape
+    places = torch.arange(T, device=student[0].device).expand(B, -1)
+    real = places < (T if lengths is None else lengths[:, None])  # (B, T)
     pairs = (real[:, None, :, None] & real[:, None, None, :]).expand_as(student[1])  # (B, N, T, T)
     states, scores = ((mine.float() - theirs.float()).square() for mine, theirs in zip(student, teacher))
     return (torch.where(pairs, scores, 0).sum() / pairs.sum()
@@ -733,23 +622,24 @@ def distillation_loss(student, teacher, lengths):
 # --- training ------------------------------------------------------------------------------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
-    from tqdm import tqdm
     from common import corpus
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (ShardSum, autocast, launch, milliseconds, on_main, peak_memory,
-                                    pick_device, progress, reduce_mean, say, seed_everything, seed_of, shard_range,
-                                    share_out, stop_requested, stopping)
-    from common.files import load_file, load_newest, read_json, read_jsonl, save_file, write_atomic
-    from common.runs import Checkpoint, environment
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory,
+                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
+    from common.files import load_file, load_newest, read_json, save_file, write_atomic
+    from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, read_init, read_weights, take_over, write_weights
+    from common.weights import keep_model
+    from data import hf_bert, latency_log
     from data.inputs import open_run
+
+    warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
 
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads, on one device; train and dev are a common.corpus.Corpus and its held-out part."""
+    """What a run reads; train and dev are a common.corpus.Corpus and its held-out part."""
     device: torch.device
     tokenizer: object = None
     train: object = None
@@ -764,109 +654,119 @@ def schedule(step, steps, warmup):
     return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
 
 
-def text_batch(text, data, cfg, position, rows):
-    """Training examples position .. position + rows - 1 of a Corpus's endless stream, on the device: ids, segments
-    (B, T), lengths (B,), and positions, labels (B, I) of what is masked. D9: what a teacher reads is not masked.
+def text_batches(text, data, cfg, phase, position, rows, count):
+    """`count` batches of `rows` examples, from `position` on in the phase's own endless stream from a Corpus, on the
+    device: ids, segments (B, T), lengths (B,) or None where no row is padded, and positions, labels (B, I) of what is
+    masked. D9: what a teacher reads is not masked.
 
     D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
-    meet a trained segment embedding in fine-tuning; there is no next-sentence loss, as in the released code.
+    meet a trained segment embedding in fine-tuning; a tenth are shorter, as in BERT. There is no next-sentence loss.
     """
-    cut = text.segments(position, rows, cfg.length - 3, cfg.seed)
-    batch = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
-    if not data.teacher:
-        generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
-        ids, *masked = mask_tokens(batch[0], data.tokenizer, generator)
-        batch = [ids, *batch[1:], *masked]
-    return [tensor.to(data.device, non_blocking=True) for tensor in batch]
+    cut = text.segments(position, count * rows, cfg.length - 3, seed_of(cfg.seed, phase))
+    ids, segments, lengths = corpus.join(cut.first, cut.first_length, cut.second, cut.second_length, data.tokenizer)
+    for first in range(0, count * rows, rows):
+        part = slice(first, first + rows)
+        batch = [ids[part], segments[part], None if (lengths[part] == cfg.length).all() else lengths[part]]
+        if not data.teacher:
+            generator = torch.Generator().manual_seed(seed_of(cfg.seed, phase, "mask", position + first))
+            batch[0], *masked = mask_tokens(batch[0], data.tokenizer, generator)
+            batch += masked
+        yield [tensor if tensor is None else tensor.to(data.device, non_blocking=True) for tensor in batch]
 
 
 def make_objective(data, cfg, batch):
-    """loss(model, arch) on a batch. The teacher is asked once, without gradients, and serves every sub-model."""
+    """loss(model) on a batch. The teacher is asked once for all sub-models."""
     if data.teacher:
         with torch.no_grad(), autocast(cfg.dtype, data.device):
             target = data.teacher(*batch, with_scores=True)
 
-    def loss(model, arch):
+    def loss(model):
         with autocast(cfg.dtype, data.device):
-            return (distillation_loss(model.student(*batch, arch), target, batch[2]) if data.teacher
-                    else masked_loss(model, batch, arch))
+            return (distillation_loss(model.student(*batch), target, batch[2]) if data.teacher
+                    else masked_loss(model, batch))
 
     return loss
 
 
 @torch.no_grad()
-def held_out_loss(model, data, cfg, arch=None, rows=256):
-    """The training objective on held-out text."""
+def held_out_loss(model, data, cfg, rows=256):
+    """The objective on held-out text, the same for every model."""
     model.eval()
     size = min(rows, cfg.batch)
-    losses = [make_objective(data, cfg, text_batch(data.dev, data, cfg, start, size))(model, arch).item()
-              for start in range(0, rows, size)]
+    batches = text_batches(data.dev, data, cfg, "held out", 0, size, math.ceil(rows / size))
+    loss = statistics.fmean(make_objective(data, cfg, batch)(model).item() for batch in batches)
     model.train()
-    return sum(losses) / len(losses)
+    return loss
 
 
-@torch.no_grad()
-def held_out_accuracy(model, data, cfg, rows=1024, size=64):
-    """The task "MLM": the share of masked pieces of held-out text, the same for every model, that are found. D12:
-    minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
-    model.to(data.device).eval()
-    found = count = 0
-    for start in range(0, rows, size):
-        *inputs, labels = text_batch(data.dev, data, cfg, start, size)
-        with autocast(cfg.dtype, data.device):
-            found += (model(*inputs).argmax(-1) == labels).sum().item()  # (B, I)
-        count += (labels != -100).sum().item()
-    return found / count
+def score_mlm(model, data, cfg):
+    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss"}.
+    Raises Diverged. D12: minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
+    loss = held_out_loss(model.to(data.device), data, cfg, rows=1024)
+    if not math.isfinite(loss):
+        raise Diverged("MLM: the loss is no number")
+    return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
+
+
+def flat_gradients(values, device):
+    """A flat tensor of zeros, of which the gradients of the parameters become views: one tensor to sum."""
+    flat, start = torch.zeros(sum(value.numel() for value in values), device=device), 0
+    for value in values:
+        value.grad = flat[start:start + value.numel()].view_as(value)
+        start += value.numel()
+    return flat
 
 
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
-    """Alg. 1: train the model in place, or load what an earlier call left in `folder`. Returns [(step, held-out loss of
-    each of the sub-models `probes`)]; raises Diverged, and Stop after SIGTERM (state saved).
-
-    draw(step, shard): the sub-models of a sub-batch; [None] is the model as it is: an ordinary training.
-    """
+    """Alg. 1: train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of
+    the sub-models `probes`)]. Raises Diverged, and Stop after SIGTERM (state saved). draw(step, shard): the sub-models
+    of a sub-batch; [None] is the model as it is: an ordinary training."""
     ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
     if (folder / "curve.json").exists():
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
-        return read_json(folder / "curve.json")
+        return read_json(folder / "curve.json", list)
     folder.mkdir(parents=True, exist_ok=True)
-    optimizer = SlicedAdamW(model.to(data.device).train(), cfg.weight_decay)
-    checkpoint = Checkpoint(folder / "training.pt", ranks, model=model, optimizer=optimizer)
-    saved = checkpoint.restore()
-    first, curve, every = saved.get("step", 0), saved.get("curve", []), max(1, steps // 20)
+    optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
+    trained = [value for group in optimizer.param_groups for value in group["params"]]
+    grads, shards = flat_gradients(trained, data.device), shard_range(ranks, N)
+    # beside the folder, where the model that is kept is no checkpoint of this run
+    checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
+    saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
+    first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
     if cfg.compile and probes == (None,):
         model.encoder.compile()
     bar, began = progress(ranks, steps, folder.name, first), time.perf_counter()
     for step in range(first, steps):
-        archs = [draw(step, shard) for shard in range(N)]  # Alg. 1, line 7: the same list on every process
         total, losses = ShardSum(ranks), []
-        for shard in shard_range(ranks, N):  # Alg. 1, lines 3, 4 and 8
-            loss_of = make_objective(data, cfg, text_batch(data.train, data, cfg, (step * N + shard) * rows, rows))
-            optimizer.grads.zero_()  # Alg. 1, line 5
-            for sample, arch in enumerate(archs[shard]):  # Alg. 1, line 6
+        batches = text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards))
+        for shard, batch in zip(shards, batches):  # Alg. 1, lines 3, 4 and 8
+            loss_of, archs = make_objective(data, cfg, batch), draw(step, shard)  # Alg. 1, line 7
+            grads.zero_()  # Alg. 1, line 5
+            for sample, arch in enumerate(archs):  # Alg. 1, line 6
                 seed_everything(cfg.seed, folder.name, step, shard, sample)
-                loss = loss_of(model, arch) / (N * len(archs[shard]))
+                loss = loss_of(model if arch is None else sub_model(model, arch)) / (N * len(archs))
                 loss.backward()  # Alg. 1, line 9
                 losses.append(loss.detach())
-            total.add([optimizer.grads])
-        optimizer.used.zero_()
-        mark_used(model, set(itertools.chain(*archs)), optimizer.used_views)
-        lr = cfg.lr * schedule(step, steps, warmup)
-        norm = optimizer.step(total.total(), optimizer.used, lr, CLIP)  # Alg. 1, line 11
+            total.add([grads])
+        grads.copy_(total.total())
+        norm = nn.utils.clip_grad_norm_(trained, CLIP)
+        for group in optimizer.param_groups:
+            group["lr"] = lr = cfg.lr * schedule(step, steps, warmup)
+        optimizer.step()  # Alg. 1, line 11
         bar.update(1)
-        done, stop = step + 1, (ranks.size == 1 or step % 10 == 0) and stopping(ranks)  # a collective question
-        look, save = done in (steps, done // every * every), stop or done % cfg.save_every == 0 and done < steps
-        if look:
-            curve.append([done, *(held_out_loss(model, data, cfg, probe) for probe in probes)])
-        if (look or save) and not math.isfinite(norm.item() + sum(curve[-1][1:] if curve else [])):
-            raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
-        if look:
+        done, (stop, save, log) = step + 1, pace()
+        look, save = done % cfg.eval_every == 0 or done == steps, save or stop or done % cfg.save_every == 0
+        if look or log or save or done % 100 == 0:
             loss, = reduce_mean(ranks, ranks.size * sum(losses).item())
             speed = (done - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            run.log(phase=folder.name, step=done, loss=loss, held_out=curve[-1][1:], lr=lr, tokens_per_second=speed,
-                    memory=peak_memory(data.device))
-            bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}", tok_s=f"{speed:.0f}")
-        if save:
+            found = [held_out_loss(sub_model(model, arch) if arch else model, data, cfg) for arch in probes if look]
+            curve += [[done, *found]] if look else []
+            if not math.isfinite(norm.item() + sum(found)):
+                raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
+            run.log(phase=folder.name, step=done, loss=loss, **({"held_out": found} if look else {}), lr=lr,
+                    tokens_per_second=speed, memory=peak_memory(data.device))
+            bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=f"{speed:.0f}")
+        if save and done < steps:
             checkpoint.save(step=done, curve=curve)
         if stop:
             raise Stop
@@ -879,139 +779,77 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     return curve
 
 
-# Models on disk: of ours, a run folder; of others, a folder in Hugging Face layout.
-
-LAYER_NAMES = {  # ours: theirs
-    "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-    "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense", "shrink": "output.dense", "ffn_norm": "output.LayerNorm"}
-OTHER_NAMES = {
-    "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
-    "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
-    "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "fit": "fit",
-    "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
-    "head": "classifier"}
-SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size")  # Arch's fields
-FIXED = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "position_embedding_type": "absolute"}  # all that runs here
-
-
-def hugging_face_names(layers):
-    """{our name: theirs} of all weights."""
-    modules = {**OTHER_NAMES, **{f"encoder.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{theirs}"
-                                 for layer in range(layers) for ours, theirs in LAYER_NAMES.items()}}
-    return {"decoder_bias": "cls.predictions.bias",
-            **{f"{ours}.{kind}": f"{modules[ours]}.{kind}" for ours in modules for kind in ("weight", "bias")}}
-
-
-def read_hugging_face(folder, config):
-    """(Arch, {our name: weight}) of a BERT or ELECTRA; UserError where it needs what does not run here."""
-    for key, values in (("model_type", ("bert", "electra")), *((key, (value,)) for key, value in FIXED.items())):
-        if config.get(key, values[0]) not in values:
-            raise UserError(f"{folder}: {key} is {config[key]!r}; only {' and '.join(map(str, values))} can be read")
-    try:
-        arch = parse_arch("-".join(str({"qkv_size": config["hidden_size"], **config}[size]) for size in SIZES))
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'}: this describes no architecture ({error})") from None
-    ours, weights = {theirs: name for name, theirs in hugging_face_names(arch.layers).items()}, {}
-    for name, value in read_weights(folder).items():
-        name = re.sub(r"^(electra\.|(?=embeddings|encoder\.layer|pooler))", "bert.", name)
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        weights[ours.get(name, name)] = value
-    return arch, weights
-
-
-def model_folder(path, first="model"):
-    """Where the model of a run is: its model/ or superplm/, `first` before the other, else path itself."""
-    found = next((Path(path) / name for name in (first, "model", "superplm")
-                  if (Path(path) / name / "checkpoint.pt").exists()), Path(path))
-    if not (found / "config.json").exists():
-        raise UserError(f"{found}: no model is here (config.json is missing); give a run or a Hugging Face folder")
-    return found
+# What a model starts from; data/hf_bert.py reads run folders and Hugging Face folders.
 
 
 def read_model(path, cfg, arch="", first="model"):
-    """(folder, Arch, {our name: weight}) of a run folder or a Hugging Face folder. Where a run's model is not the
-    `arch` that is wanted, its SuperPLM is taken, which all architectures are parts of."""
-    folder, whole = model_folder(path, first), model_folder(path, "superplm")
-    config = read_json(folder / "config.json")
-    if "model_type" in config:
-        return folder, *read_hugging_face(folder, config)
-    own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
-    weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
-    if arch not in ("", own.arch) and whole != folder:
-        return read_model(whole, cfg)
-    return folder, parse_arch(own.arch), weights
-
-
-def fill(model, weights, folder):
-    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what was taken
-    over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
-    for name in model.state_dict().keys() - weights.keys():
-        if name.startswith("encoder.") and "pooler" not in name:
-            raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
-    return take_over(model, weights, folder)
+    """(folder, Arch, {our name: weight}) that hf_bert.read_model finds."""
+    folder, text, weights = hf_bert.read_model(path, cfg, arch, first)
+    whole = read_arch(text, folder / "config.json")
+    check_memory(whole, cfg.vocab_size, folder)
+    return folder, whole, weights
 
 
 def load_teacher(cfg, ranks, vocab, heads):
-    """The Encoder of --teacher, frozen; UserError where a student with so many heads cannot follow its attention."""
+    """The Encoder of --teacher, frozen; UserError where a student with so many heads cannot follow it."""
     folder, arch, weights = read_model(cfg.teacher, cfg)
     words, positions = (weights.get(f"encoder.{name}.weight", torch.zeros(1, 1)) for name in ("words", "positions"))
     if arch.heads != heads:
         raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; attention is compared "
-                        f"head by head, so give --largest {arch.heads} heads")
+                        "head by head")
     teacher = Encoder(arch, vocab, 0.0, len(positions), words.shape[1])
-    say(ranks, "teacher", fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
+    say(ranks, "teacher", hf_bert.fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
     if len(positions) < cfg.length:
-        raise UserError(f"{folder}: the teacher has {len(positions)} positions, too few for --length {cfg.length}")
+        raise UserError(f"{folder}: its {len(positions)} positions are too few for --length {cfg.length}")
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
 def start_model(arch, cfg, data, ranks, first="model"):
-    """The LanguageModel to start from: --init's weights, cut to the text `arch` ("": as they are), or fresh ones, a
-    function of the seed and the architecture; UserError where it does not fit to the data."""
+    """A LanguageModel of --init's weights, cut to `arch` ("": as they are), or of fresh ones; UserError where it does
+    not fit to the data."""
     fit, vocab = data.teacher.arch.hidden if data.teacher else 0, data.tokenizer.vocab_size
     if not cfg.init:
         seed_everything(cfg.seed, "weights", arch)
         model = LanguageModel(parse_arch(arch), vocab, cfg.dropout, fit)
         with torch.no_grad():
-            for value in model.parameters():
-                value.mul_(cfg.init_std / 0.02 if value.dim() > 1 else 1)
+            for name, value in model.named_parameters():
+                value.mul_(cfg.init_std / 0.02 if is_matrix(name) else 1)
         return model
     folder, whole, weights = read_model(cfg.init, cfg, arch, first)
     positions = len(weights.get("encoder.positions.weight", [0]))
     longest = max([cfg.length, *(task.recipe.length for task in data.tasks.values() if task)])
     reason = arch and why_outside(parse_arch(arch), whole)
     if data.train and not data.teacher and "fit.weight" in weights:
-        reason = ("a distilled model has no masked-language-model head; go on with --setting distill and its "
-                  "--teacher, or name other tasks than MLM")
+        reason = "a distilled model has no masked-language-model head; use --setting distill or other tasks"
     if (data.train or data.tasks) and positions < longest:
-        reason = f"its {positions} positions are too few for --length or --finetune_length {longest}"
+        reason = f"its {positions} positions are too few for rows of {longest} tokens"
     if reason:
         raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
     model = LanguageModel(whole, vocab, cfg.dropout, fit or len(weights.get("fit.weight", ())), positions)
-    say(ranks, fill(model, weights, folder))
+    say(ranks, hf_bert.fill(model, weights, folder))
     return extract(model, parse_arch(arch)) if arch not in ("", str(whole)) else model
 
 
 # Fine-tuning.
 
-TABLE_D1 = {  # task: (batch, learning rate, epochs); WNLI, which the paper leaves out, takes RTE's
-    "SQuAD1.1": (16, 3e-5, 4), "SST-2": (32, 2e-5, 4), "MNLI": (32, 3e-5, 4), "MRPC": (32, 2e-5, 10),
-    "CoLA": (32, 1e-5, 10), "QNLI": (32, 2e-5, 10), "QQP": (32, 2e-5, 5), "STS-B": (32, 3e-5, 10),
-    "RTE": (32, 2e-5, 10), "WNLI": (32, 2e-5, 10)}
-METRICS = {"CoLA": "matthews", "STS-B": "pearson+spearman", "SQuAD1.1": "f1"}  # Table 1; accuracy for the rest
+TABLE_D1 = {  # task: (batch, learning rate, epochs, metric of Table 1); WNLI, which the paper leaves out, takes RTE's
+    "SQuAD1.1": (16, 3e-5, 4, "f1"), "SST-2": (32, 2e-5, 4, "accuracy"), "MNLI": (32, 3e-5, 4, "accuracy"),
+    "MRPC": (32, 2e-5, 10, "accuracy"), "CoLA": (32, 1e-5, 10, "matthews"), "QNLI": (32, 2e-5, 10, "accuracy"),
+    "QQP": (32, 2e-5, 5, "accuracy"), "STS-B": (32, 3e-5, 10, "pearson+spearman"), "RTE": (32, 2e-5, 10, "accuracy"),
+    "WNLI": (32, 2e-5, 10, "accuracy")}
 
 
 def recipes():
-    """{task: its Recipe}; MLM has nothing to fine-tune."""
+    """{task: its Recipe}. D14: SQuAD's rows of 384 use positions that pre-training with
+    128, the paper's lengths, left as they were drawn."""
     return {"MLM": Recipe(0.0, 1), **{
-        name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=METRICS.get(name, "accuracy"))
-        for name, (batch, lr, epochs) in TABLE_D1.items()}}
+        name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=metric)
+        for name, (batch, lr, epochs, metric) in TABLE_D1.items()}}
 
 
 def task_loss(task, logits, batch):
-    """Cross-entropy of logits (B, classes); squared error of a value; of spans (B, T, 2) the mean of start and end."""
+    """Cross-entropy of logits (B, classes), of spans (B, T, 2) the mean of both ends; squared error of a value."""
     if task.kind == "span":
         return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
     return (F.mse_loss(logits[:, 0], batch["labels"]) if task.kind == "value"
@@ -1019,12 +857,10 @@ def task_loss(task, logits, batch):
 
 
 def fine_tune(encoder, task, cfg, device, seed):
-    """Fine-tune a copy of the encoder on a task. Returns the TaskModel; raises Diverged, and Stop after SIGTERM."""
+    """The TaskModel: a copy of the encoder fine-tuned on a task. Raises Diverged, and Stop after SIGTERM."""
     seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
-    groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
-               "weight_decay": cfg.weight_decay * decayed} for decayed in (True, False)]
-    optimizer = torch.optim.AdamW(groups, eps=1e-6, fused=True)
+    optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))  # each process does its own
     for step, batch in zip(range(task.steps), task.batches(seed)):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
@@ -1037,18 +873,21 @@ def fine_tune(encoder, task, cfg, device, seed):
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
+        stop, _, log = pace()
         if (step % 50 == 0 or step + 1 == task.steps) and not math.isfinite(norm + loss.detach()):
             raise Diverged(f"{task.name}: loss {loss:.4g} at step {step}")
-        if stop_requested():
+        if log:
+            cfg.run.log(phase=f"fine-tuning {task.name}", step=step + 1, steps=task.steps, loss=loss.item())
+        if stop:
             raise Stop
     return model.eval()
 
 
 def score_task(model, name, data, cfg, number=0, folder=None):
-    """A task's metrics on dev after fine-tuning the LanguageModel on it with the seed of run `number`; MLM is the same
-    in all runs. folder: the fine-tuned model and what it predicts are kept there. Raises Diverged, and Stop."""
+    """A task's metrics on dev after fine-tuning with the seed of run `number`; model and predictions are kept in
+    `folder`. Raises Diverged, and Stop."""
     if name == "MLM":
-        return {"main": held_out_accuracy(model, data, cfg)}
+        return score_mlm(model, data, cfg)
     task, logits = data.tasks[name], {}
     tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number)
     for split in task.splits if folder else ["dev"]:
@@ -1070,19 +909,20 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 
 def judge(model, data, cfg):
-    """What a LanguageModel is worth: {score: the mean over data.tasks (Sec. 3.5), scores, diverged, seconds}."""
+    """A LanguageModel's worth: {score, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
+    the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness."""
     began, score, scores, diverged = time.perf_counter(), -1.0, {}, False
     try:
         scores |= {name: score_task(model, name, data, cfg)["main"] for name in data.tasks}
-        score = sum(scores.values()) / len(scores)
+        score = statistics.fmean(scores.values())
     except Diverged:  # the worst score, and the search goes on
         diverged = True
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def finetune(cfg, text):
-    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds; dev scores as in
-    Table 1. The folder TASK keeps the median run's model, for --init, and its predictions."""
+    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds. The folder TASK keeps
+    the median run's model and predictions."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if not data:
@@ -1091,11 +931,11 @@ def finetune(cfg, text):
         jobs = {f"{name}-{number}": name for name in data.tasks for number in range(cfg.runs)}
 
         def work(job, mnli):
-            """mnli: the folder of the best MNLI run, in whose encoder this task is to start. D7: the paper does not say
-            so; what MNLI teaches helps the small tasks, and all files here do it alike."""
+            """mnli: the folder of the best MNLI run, in whose encoder this task starts. D7: the paper does not say so;
+            what MNLI teaches helps the small tasks."""
             (name, number), start, diverged = job.rsplit("-", 1), copy.deepcopy(model), None
             if mnli:
-                fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
+                hf_bert.fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
             try:
                 metrics = score_task(start, name, data, cfg, int(number), run.folder / "jobs" / job)
             except Diverged as error:
@@ -1103,59 +943,47 @@ def finetune(cfg, text):
             return {"job": job, "task": name, "setting": cfg.finetune_lr, "metrics": metrics, "diverged": diverged}
 
         result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, jobs, work))
-        means = {name: entry["mean"] for name, entry in result["tasks"].items() if name in TABLE_D1 and name != "WNLI"}
-        for label, without in (("Score", {"SQuAD1.1"}), ("Avg.", set())):  # Table 1
-            counted = [means[name] for name in means.keys() - without]
-            result["averages"] |= {f"{label} of {len(counted)}": statistics.fmean(counted)} if counted else {}
         run.finish(result)
         show(result, ranks)
-        say(ranks, *(f"{name}: {100 * result['averages'][name]:.2f}" for name in result["averages"] if " of " in name))
 
 
 # The phases of --search.
 
 
 def open_data(cfg, action, ranks, text=False, tasks=""):
-    """Open the run folder and what the action reads: text to train on, tasks (MLM reads text too). Returns
-    (common.runs.RunFolder, Data); Data is None where the run is finished, which is said.
+    """(RunFolder, Data), opened: text to train on, tasks (MLM reads text too). Data is None where the run is finished.
 
-    D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless --tokenizer, --teacher or --init
-    bring a vocab.txt.
+    D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless a flag brings a vocab.txt.
+    D13: of the documents 5%, 1,000 at most, are held out.
     """
     names = parse_tasks(tasks, recipes()) if tasks else []
     text = text or "MLM" in names
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM"}}
-    folders = [model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
+    folders = [hf_bert.model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
     cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
-    run, opened = open_run(cfg, action, ranks, *(name for name in needs if needs[name]))
+    run, data = open_run(cfg, action, ranks, *(name for name in needs if needs[name]))
     if run.finished:
         say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
         return run, None
-    data = Data(ranks.device, opened.tokenizer, opened.train, opened.dev)
+    data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
-        if not any((folder / name).exists() for name in ("vocab.txt", "spiece.model")):
-            continue  # then --tokenizer is given
-        mine = load_tokenizer(folder)
-        if (mine.fingerprint, mine.lower) != (data.tokenizer.fingerprint, data.tokenizer.lower):
-            raise UserError(f"{folder}: another vocabulary (or case) than {data.tokenizer.path}; a model, its teacher "
-                            "and the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
+        hf_bert.check_vocabulary(folder, data.tokenizer)
     if text and cfg.setting == "distill":
         further = action == "further_train" and not cfg.arch
         student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
         data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, student.heads)
     elif text and data.tokenizer.mask_id is None:
-        raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]; take another")
+        raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]")
     data.tasks = {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, recipes()) for name in names}
     return run, data
 
 
 def train_superplm(cfg, data, run):
-    """One-shot training (Alg. 1), or loading what it left in the run folder. Returns the SuperPLM."""
-    arch, space = parse_arch(cfg.largest), search_space(cfg, cfg.variant)
-    model = start_model(cfg.largest, cfg, data, run.ranks)
+    """One-shot training (Alg. 1), or what it left in the run folder: the SuperPLM."""
+    space, model = search_space(cfg, cfg.variant), start_model(cfg.largest, cfg, data, run.ranks)
     attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
-    probes = arch, make_arch({**{name: choices[0] for name, choices in space.items()}, "attention": attention})
+    probes = model.encoder.arch, make_arch({**smallest_arch(space).genes, "attention": attention})
     pretrain(model, lambda step, shard: sub_models(cfg, cfg.variant, step, shard), data, cfg, run,
              run.folder / "superplm", cfg.steps, cfg.warmup, probes)
     return model
@@ -1163,115 +991,60 @@ def train_superplm(cfg, data, run):
 
 @torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of a forward pass of encoder and pooler as a stand-alone model on the target's device and threads,
-    after two that warm up. Weights are random, and the vocabulary is small: neither changes the time."""
-    device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
+    """Milliseconds of a pass of encoder and pooler on the target. Weights are random and the vocabulary is small:
+    neither changes the time."""
     with torch.device("meta"):
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
-    encoder = encoder.to_empty(device=device).eval()
+    encoder = encoder.to_empty(device=cfg.latency_device).eval()
     for value in encoder.parameters():
         value.uniform_(-0.05, 0.05)
-    ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
-    # a single CPU thread's own seconds: other processes do not lengthen them
-    clock = time.process_time if (device.type, cfg.latency_threads) == ("cpu", 1) else time.perf_counter
-    torch.set_num_threads(cfg.latency_threads)
-    took = milliseconds(lambda: encoder.pool(encoder(ids, torch.zeros_like(ids))), device, TIMED_RUNS, 2, clock=clock)
-    torch.set_num_threads(threads)
-    if stop_requested():
-        raise Stop
-    return took
+    return latency_log.time_pass(lambda ids: encoder.pool(encoder(ids, torch.zeros_like(ids))), cfg)
 
 
 def time_together(archs, cfg, rounds=5):
-    """{arch: milliseconds}: medians over rounds, in each of which all are measured one after the other: drift of the
-    machine meets all alike."""
-    times = [[time_model(arch, cfg) for arch in archs] for _ in range(rounds)]
-    return {arch: statistics.median(column) for arch, column in zip(archs, zip(*times))}
+    """{arch: [milliseconds of each round]}; a round measures all, so that drift of the machine meets all alike."""
+    return dict(zip(archs, zip(*[[time_model(arch, cfg) for arch in archs] for _ in range(rounds)])))
 
 
-def latency_setting(cfg):
-    """What a measurement holds for; measurements of other settings are left alone."""
-    device = pick_device(cfg.latency_device)
-    return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
-            "length": cfg.latency_length, "hardware": environment(device)["hardware"]}
+def yardsticks(cfg):
+    """What the limit is counted from: --reference, and --speedup where it is an architecture."""
+    return [parse_arch(text) for text in dict.fromkeys((cfg.reference, cfg.speedup)) if "-" in text]
 
 
-def read_measurements(cfg, folder):
-    """{Arch: [milliseconds]} of the latency.jsonl of --init's run and of the run folder, in this order; UserError names
-    a line that is no measurement."""
-    found, setting = {}, latency_setting(cfg)
-    for path in dict.fromkeys(Path(place) / "latency.jsonl" for place in (cfg.init, folder) if place):
-        for number, line in enumerate(read_jsonl(path), 1):
-            try:
-                arch, took = parse_arch(line["arch"]), float(line["milliseconds"])
-                if not 0 < took < math.inf:
-                    raise ValueError(f"{took} milliseconds")
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{path}, line {number}: no measurement ({error}); delete the line") from None
-            if all(line.get(key) == value for key, value in setting.items()):
-                found.setdefault(arch, []).append(took)
-    return found
-
-
-def measure_latency(cfg, folder, space, again=0):
-    """Measure the reference, the smallest and --latency_archs random architectures of the whole space, --latency_rounds
-    times each, one round after the other; what was measured before already counts. again: further measurements of the
-    first two. Returns {Arch: [milliseconds]}."""
-    rng, found, setting = random.Random(f"{cfg.seed} latency"), read_measurements(cfg, folder), latency_setting(cfg)
-    first, top = [parse_arch(cfg.reference), smallest_arch(space)], parse_arch(cfg.largest)
-    archs = dict.fromkeys([*first, *(arch for arch in found if why_outside(arch, top) is None)])
-    while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
-        archs[sample_arch(space, rng)] = None
-    jobs = [arch for done in range(cfg.latency_rounds) for arch in archs if len(found.get(arch, [])) <= done]
-    jobs, path = jobs + again * first, folder / "latency.jsonl"
-    if jobs and (folder / "candidates").exists():
-        raise UserError(f"{folder}: its candidates were proposed with fewer measurements; go on with the same "
-                        "--latency_archs and --latency_rounds, or choose another --out")
-    if jobs:  # what was learnt is out of date; and a last line that a crash tore off goes
-        (folder / "predictor.pt").unlink(missing_ok=True)
-        kept = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_atomic(path, kept[:kept.rfind("\n") + 1])
-    for arch in tqdm(jobs, desc="latency", disable=None):
-        found.setdefault(arch, []).append(time_model(arch, cfg))
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **setting}) + "\n")
-    # one order, so that what is learnt does not depend on the file's
-    return {arch: found[arch] for arch in sorted(archs, key=str)}
-
-
-def learnt_from(measured, cfg):
-    """The Predictor that learns from {Arch: [milliseconds]}, of what lies within the SuperPLM."""
-    top = parse_arch(cfg.largest)
-    inside = [arch for arch in measured if why_outside(arch, top) is None]
-    return Predictor(cfg.predictor, top, cfg.latency_length).fit(inside, [min(measured[arch]) for arch in inside])
+def limit_of(cfg, times):
+    """Milliseconds that a model may take, where the yardsticks take {Arch: milliseconds}."""
+    last = times[yardsticks(cfg)[-1]]
+    return last if "-" in cfg.speedup else last / float(cfg.speedup)
 
 
 def learn_latency(cfg, run):
-    """Measure, and learn where anything new was measured. Returns (predict, limit in ms); UserError where nothing meets
-    the limit."""
-    space, path, reference = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.reference)
-    predict, smallest = Predictor(cfg.predictor, parse_arch(cfg.largest), cfg.latency_length), smallest_arch(space)
+    """(predict, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit. The
+    yardsticks and the smallest architecture, on which all hangs, are measured five times at least."""
+    space, path, top = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.largest)
+    fixed, rng = [*yardsticks(cfg), smallest_arch(space)], random.Random(f"{cfg.seed} latency")
 
-    def learn(again):
-        measured = measure_latency(cfg, run.folder, space, again)
-        if not path.exists():
-            save_file(path, {"weights": learnt_from(measured, cfg).weights, "reference": min(measured[reference]),
-                             "smallest": min(measured[smallest])})
+    def learn():
+        found = latency_log.read(cfg, run.folder, parse_arch)
+        archs = dict.fromkeys([*fixed, *(arch for arch in found if why_outside(arch, top) is None)])
+        while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
+            archs[sample_arch(space, rng)] = None
+        rounds = dict.fromkeys(archs, cfg.latency_rounds) | dict.fromkeys(fixed, max(5, cfg.latency_rounds))
+        times = latency_log.measure(cfg, run.folder, found, rounds, time_model)
+        inside = [arch for arch in times if why_outside(arch, top) is None]
+        predict = Predictor(cfg.latency_length).fit(inside, [times[arch] for arch in inside])
+        limit, fastest = limit_of(cfg, times), max(times[fixed[-1]], *predict(fixed[-1:]))
+        if fastest > limit:
+            raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, "
+                            f"{fixed[-1]}, takes {fastest:.3g} ms here, and the limit is {limit:.3g} ms")
+        save_file(path, {"weights": predict.weights, "limit": limit, "reference": times[fixed[0]]})
 
-    for again in (0, 5):  # before a limit is called impossible, what says so is measured again
-        on_main(run.ranks, learn, again)
-        saved = load_file(path)
-        predict.weights = saved["weights"]
-        limit, fastest = saved["reference"] / cfg.speedup, max(saved["smallest"], *predict([smallest]))
-        if fastest <= limit:
-            return predict, limit
-    raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest}, "
-                    f"reaches {saved['reference'] / fastest:.1f} x {cfg.reference} here")
+    on_main(run.ranks, lambda: path.exists() or learn())
+    saved = load_file(path)
+    return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
-    """Alg. 2, or another strategy: the history, one dictionary for each evaluated architecture. The candidates of a
-    generation are shared out over the processes; all else is the same on each of them."""
+    """Alg. 2, or another strategy: the history. The candidates of a generation are shared out over the processes."""
     history = []
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
         proposals = {str(len(history) + index): proposal
@@ -1282,8 +1055,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
                             "predicted_ms": round(predict([arch])[0], 6), **result})
         if not history:
-            raise UserError(f"--strategy {cfg.strategy}: it has no candidate within {limit:.2f} ms; "
-                            "use --strategy evolution, or a lower --speedup")
+            raise UserError(f"--strategy {cfg.strategy}: no candidate is within {limit:.2f} ms; take another")
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl",
                 "".join(json.dumps(line) + "\n" for line in history))
         best = max(history, key=lambda line: line["score"])
@@ -1292,77 +1064,78 @@ def evolve(superplm, predict, limit, data, cfg, run):
     return history
 
 
-def confirm(history, cfg, run):
-    """The best architectures that meet the limit: [{arch, one_shot, milliseconds, speedup}], at most --winners.
+def time_finalists(lines, cfg):
+    """Those lines of the history that measure within the limit, with medians and the range over rounds in which the
+    reference is measured too."""
+    rounds, found = time_together([*yardsticks(cfg), *(parse_arch(line["arch"]) for line in lines)], cfg), []
+    limits = [limit_of(cfg, dict(zip(rounds, times))) for times in zip(*rounds.values())]
+    for line in lines:
+        took = rounds[parse_arch(line["arch"])]
+        ratios = sorted(theirs / mine for theirs, mine in zip(rounds[parse_arch(cfg.reference)], took))
+        if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
+            found.append({"arch": line["arch"], "one_shot": line["score"], "milliseconds": statistics.median(took),
+                          "speedup": statistics.median(ratios), "speedup_range": [ratios[0], ratios[-1]],
+                          "rounds": len(ratios), "run_by": f"Encoder of {cfg.program}.py", **latency_log.setting(cfg)})
+    return found
 
-    D4: the evolution checks the limit by predicting alone. What it found is measured beside the reference, --winners at
-    a time, and only what then meets the limit is trained further; UserError where nothing does.
-    """
-    path, reference = run.folder / "finalists.json", parse_arch(cfg.reference)
+
+def confirm(history, cfg, run):
+    """The best architectures within the limit, at most --winners; UserError where there is none. D4: the evolution
+    checks the limit by predicting alone; what it found is measured, and only what then meets it is trained further."""
+    path = run.folder / "finalists.json"
 
     def measure():
         ranked, found = sorted((line for line in history if not line["diverged"]),
                                key=lambda line: (-line["score"], line["id"])), []
         while ranked and len(found) < cfg.winners:
-            tried, ranked = {parse_arch(line["arch"]): line for line in ranked[:cfg.winners]}, ranked[cfg.winners:]
-            times = time_together([reference, *tried], cfg)
-            for arch, line in tried.items():
-                speedup = times[reference] / times[arch]
-                say(run.ranks, f"{arch}: {times[arch]:.2f} ms, {speedup:.2f} x the reference")
-                if speedup >= cfg.speedup:
-                    found.append({"arch": str(arch), "one_shot": line["score"], "milliseconds": times[arch],
-                                  "speedup": speedup})
+            found, ranked = found + time_finalists(ranked[:cfg.winners], cfg), ranked[cfg.winners:]
         if not found:
-            raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates that were predicted to meet it "
-                            f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and "
-                            "none of the others does when measured; the same command measures again")
+            raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates predicted to meet it "
+                            f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and no "
+                            "other does when measured; the same command measures again")
         write_atomic(path, json.dumps(found[:cfg.winners], indent=2))
 
-    if not path.exists():
-        on_main(run.ranks, measure)
-    return read_json(path)
+    on_main(run.ranks, lambda: path.exists() or measure())
+    return read_json(path, list)
 
 
 def train_winners(superplm, finalists, data, cfg, run):
-    """Extract the finalists from the SuperPLM, train them further and judge them (Sec. 3.6); the best stays in the
-    run's model/. Returns its entry of best.json."""
+    """Train the finalists further and judge them (Sec. 3.6): the entry of best.json. Keeps the best in model/."""
     models = {}
     for arch in (line["arch"] for line in finalists):
         models[arch] = extract(superplm, parse_arch(arch))
         try:
             pretrain(models[arch], lambda step, shard: [None], data, cfg, run, run.folder / "further" / arch,
                      cfg.further_steps, 0.0)  # no warm-up, Sec. 4.1
-        except Diverged as error:  # the others go on; this one keeps the SuperPLM's weights
+        except Diverged as error:  # this one keeps the SuperPLM's weights
             say(run.ranks, f"{error}; its training is left out")
             models[arch] = extract(superplm, parse_arch(arch))
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg))
     line, result = max(zip(finalists, results), key=lambda pair: pair[1]["score"])
-    best = models[line["arch"]]
-    on_main(run.ranks, keep_model, run.folder / "model", "search", dataclasses.replace(cfg, arch=line["arch"]),
-            data.tokenizer, model=best)
+    best, cfg = models[line["arch"]], dataclasses.replace(cfg, arch=line["arch"])
+    on_main(run.ranks, keep_model, run.folder / "model", "search", cfg, data.tokenizer, model=best)
     return {**line, **result, "parameters": sum(value.numel() for value in best.encoder.parameters())}
 
 
 def search(cfg, phase="search"):
-    """Text to an extracted, further-trained tiny model within the limit: SuperPLM, latency predictor, evolution,
-    further training of the winners. phase: one of the first three alone."""
+    """SuperPLM, latency predictor, evolution, further training. phase: one of the first three alone."""
     with launch(cfg.device) as ranks:
         evolving = phase in ("search", "evolve")
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
         if not data:
             return
         superplm = None
-        if phase == "evolve" and not (cfg.init or cfg.dry_run or (run.folder / "superplm" / "curve.json").exists()):
-            raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm first, or give one with --init")
         if cfg.init and evolving:
             superplm = start_model("", cfg, data, ranks, "superplm").to(data.device)
             if str(superplm.encoder.arch) != cfg.largest:
                 raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but --largest is {cfg.largest}")
+        elif phase == "evolve" and not (cfg.dry_run or (run.folder / "superplm" / "curve.json").exists()):
+            raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm, or give one with --init")
         if phase != "superplm":  # before the training, so that a limit that nothing meets costs none
             predict, limit = learn_latency(cfg, run)
         if phase == "latency":
-            return say(ranks, f"{run.folder}: measured; {cfg.speedup} x {cfg.reference} is {limit:.2f} ms")
+            return say(ranks, f"{run.folder}: measured; --speedup {cfg.speedup} is {limit:.2f} ms")
         superplm = superplm or train_superplm(cfg, data, run)
         if phase == "superplm":
             return say(ranks, f"{run.folder / 'superplm'}: trained")
@@ -1377,7 +1150,7 @@ def search(cfg, phase="search"):
 
 
 def further_train(cfg):
-    """Train one architecture: from --init's weights (a SuperPLM's, cut out), or from scratch."""
+    """Train one architecture: --init's, or from scratch."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "further_train", ranks, text=True)
         if not data:
@@ -1389,81 +1162,35 @@ def further_train(cfg):
         say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
 
 
-def write_hugging_face(folder, model, tokenizer):
-    """Write a LanguageModel or a TaskModel as a Hugging Face folder: weights, vocabulary, config.json (last)."""
-    folder, encoder, arch = Path(folder), model.encoder, model.encoder.arch
-    folder.mkdir(parents=True, exist_ok=True)
-    names, kind, more = hugging_face_names(arch.layers), "ForMaskedLM" if hasattr(model, "transform") else "Model", {}
-    if hasattr(model, "head"):
-        kind, more = "ForSequenceClassification", {"num_labels": model.head.out_features}
-        if model.spans:
-            kind = "ForQuestionAnswering"
-            names |= {"head.weight": "qa_outputs.weight", "head.bias": "qa_outputs.bias"}
-    write_weights(folder / "model.safetensors", {names[name]: value for name, value in model.state_dict().items()})
-    reader = {"vocab.txt": "BertTokenizer", "spiece.model": "AlbertTokenizer"}[tokenizer.save(folder).name]
-    positions = encoder.positions.num_embeddings
-    write_atomic(folder / "tokenizer_config.json", json.dumps({
-        "tokenizer_class": reader, "do_lower_case": tokenizer.lower, "model_max_length": positions}))
-    config = {"model_type": "bert", "architectures": [f"Bert{kind}"], **more, **FIXED, "initializer_range": 0.02,
-              **dict(zip(SIZES, dataclasses.astuple(arch))), "hidden_dropout_prob": encoder.dropout.p,
-              "attention_probs_dropout_prob": encoder.dropout.p, "max_position_embeddings": positions,
-              "type_vocab_size": 2, "vocab_size": encoder.words.num_embeddings, "pad_token_id": tokenizer.pad_id}
-    write_atomic(folder / "config.json", json.dumps(config, indent=2))
-
-
-CHANGE = """
-The query/key/value width (`qkv_size`) of this model is not its hidden width, which plain `transformers` takes for
-granted. Load it with `autotinybert.py --init`, or change two lines of `modeling_bert.py` (Figure B.1), leaving out the
-check that the hidden size is a multiple of the number of heads:
-
-- `BertSelfAttention.__init__`: `self.attention_head_size = config.qkv_size // config.num_attention_heads`
-- `BertSelfOutput.__init__`: `self.dense = nn.Linear(config.qkv_size, config.hidden_size)`
-"""
-
-
 def export(cfg, folder):
-    """Write --init's model, or the part --arch of it, as a Hugging Face folder with a README; a fine-tuned model with
-    its head."""
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: not empty; choose another folder")
+    """Write --init's model (with its head), or the part --arch of it, as a Hugging Face folder."""
     with launch(cfg.device) as ranks:
-        tokenizer = load_tokenizer(cfg.tokenizer or model_folder(cfg.init))
+        tokenizer, task = load_tokenizer(cfg.tokenizer or hf_bert.model_folder(cfg.init)), None
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg)
-        arch = model.encoder.arch
-        if "head.weight" in weights and arch == whole:
-            task = read_json(place / "config.json").get("settings", {}).get("tasks")
-            model = TaskModel(model.encoder, len(weights["head.weight"]), spans=task == "SQuAD1.1")
-            take_over(model, weights, place)
-        if hasattr(model, "fit"):
-            del model.fit  # belongs to the training, not to the model; then the folder holds the encoder alone
-        words = f"{arch}, {sum(value.numel() for value in model.encoder.parameters()):,} parameters with the pooler"
-        if ranks.main:
-            use = "\nPlain `transformers` loads this folder.\n" if arch.qkv == arch.hidden else CHANGE
-            write_hugging_face(folder, model, tokenizer)
-            write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n{use}")
-        say(ranks, f"{folder}: {words}; its README says how transformers loads it")
+        state = {name: value for name, value in model.state_dict().items() if not name.startswith("fit.")}
+        if "head.weight" in weights and model.encoder.arch == whole:
+            task = read_json(place / "config.json", dict).get("settings", {}).get("tasks")
+            state = {name: value for name, value in state.items() if name.startswith("encoder.")} | {
+                name: value for name, value in weights.items() if name.startswith("head.")}
+        say(ranks, on_main(ranks, hf_bert.write, folder, state, dataclasses.astuple(model.encoder.arch),
+                           model.encoder.dropout.p, task, tokenizer))
 
 
 def describe(cfg):
-    """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, measured latency, the predicted one
-    (null without 20 measurements in --init or --out), and the search space."""
+    """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, latency and the search space."""
     arch, vocab, positions = parse_arch(cfg.arch or cfg.largest), cfg.vocab_size, 512
     if cfg.init:
         _, whole, weights = read_model(cfg.init, cfg)
         arch = arch if cfg.arch else whole
         vocab, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
-    reference, parts, top = parse_arch(cfg.reference), parameters(arch, vocab, positions), parse_arch(cfg.largest)
-    times, measured = time_together([reference, arch], cfg, rounds=3), read_measurements(cfg, cfg.out)
-    known = why_outside(arch, top) is None and sum(why_outside(each, top) is None for each in measured) >= 20
+    reference, parts = parse_arch(cfg.reference), parameters(arch, vocab, positions)
+    times = {each: statistics.median(took) for each, took in time_together([reference, arch], cfg, rounds=3).items()}
     print(json.dumps({
         "arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
-        "flops_counting": f"matrix products of encoder and pooler, one sequence of {cfg.latency_length}, "
-                          "2 for each multiply-add",
+        "flops_counting": f"matrix products of encoder and pooler, {cfg.latency_length} tokens, 2 for a multiply-add",
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
-        "speedup": times[reference] / times[arch],
-        "predicted_ms": learnt_from(measured, cfg)([arch])[0] if known else None, "latency": latency_setting(cfg),
+        "speedup": times[reference] / times[arch], "latency": latency_log.setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))}}, indent=2))
 
 # --- command line --------------------------------------------------------------------------------
@@ -1471,48 +1198,79 @@ def describe(cfg):
 PHASES = ("search", "superplm", "latency", "evolve")  # share one run folder
 ACTIONS = {
     "search": (search, "all phases: text to a further-trained tiny model within the latency limit"),
-    "superplm": (functools.partial(search, phase="superplm"), "phase 1 of --search alone: one-shot training (Alg. 1)"),
-    "latency": (functools.partial(search, phase="latency"), "phase 2: measure on this machine, learn to predict"),
+    "superplm": (functools.partial(search, phase="superplm"), "phase 1 of it alone: one-shot training (Alg. 1)"),
+    "latency": (functools.partial(search, phase="latency"), "phase 2: measure, learn to predict"),
     "evolve": (functools.partial(search, phase="evolve"), "phase 3: the search (Alg. 2)"),
-    "further_train": (further_train, "train --arch further from --init's weights, or from scratch"),
+    "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
     "finetune": (finetune, "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)", "TASKS"),
     "export": (export, "write --init's model, or its part --arch, as a Hugging Face folder", "DIR"),
-    "describe": (describe, "parameters, FLOPs, latency of --arch and the size of the search space, as JSON"),
+    "describe": (describe, "parameters, FLOPs, latency of --arch and the search space, as JSON"),
 }
+
+
+def read_arch(text, place):
+    """The Arch of a text or of a best.json; UserError, which names the place."""
+    try:
+        return parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{place}: no architecture is here ({error})") from None
+
+
+def check_memory(arch, vocab, place, tokens=0):
+    """UserError, which names the place, where weights and a pass of so many tokens need more memory than there is."""
+    layers, hidden, ffn, _, qkv = dataclasses.astuple(arch)
+    numbers = layers * hidden * (4 * qkv + 2 * ffn) + (vocab + hidden) * hidden + tokens * (hidden + ffn + 3 * qkv)
+    needs, has = 4e-9 * numbers, 1e-9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needs > has:
+        raise UserError(f"{place}: needs at least {needs:,.0f} GB of memory, and this machine has {has:,.0f} GB")
+
+
+def check_sizes(cfg):
+    """Read the flags that are architectures; UserError for what this machine cannot hold."""
+    number = re.fullmatch(r"\d+\.?\d*|\.\d+", cfg.speedup)
+    if number and not 0 < float(cfg.speedup) < math.inf:
+        raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
+    for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):
+        text = getattr(cfg, name)
+        if text:
+            arch = read_arch(text, f"--{name} {text}")
+            check_memory(arch, 0, f"--{name} {text}")
+            setattr(cfg, name, str(arch))
+    largest = parse_arch(cfg.largest)
+    check_memory(largest, cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
+    for name, times in (("batch", cfg.length / cfg.accumulate), ("latency_length", cfg.latency_batch), *dict.fromkeys(
+            ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs"), 1).items()):
+        check_memory(largest, 0, f"--{name} {getattr(cfg, name)}", getattr(cfg, name) * times)
 
 
 def check(cfg, action):
     """UserError where settings do not go together, before anything is done."""
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
-    for name in [name for name in ("arch", "largest", "smallest", "reference") if getattr(cfg, name)]:
-        text = getattr(cfg, name)
-        try:
-            arch = str(parse_arch(json.loads(Path(text).read_text())["arch"] if text.endswith(".json") else text))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"--{name} {text}: no architecture is here ({error})") from None
-        if "/" in arch:
-            raise UserError(f"--{name} {arch}: give one number for all layers; others are for --variant hat alone")
-        setattr(cfg, name, arch)
+    cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
+    check_sizes(cfg)
     try:
         search_space(cfg)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if cfg.arch and action in PHASES:
-        raise UserError(f"--arch {cfg.arch}: --{action} takes none; --further_train trains one architecture")
-    if action == "further_train" and not (cfg.arch or cfg.init):
-        raise UserError("give --arch layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512, or the path of a best.json")
-    if action in ("finetune", "export") and not cfg.init:
-        raise UserError(f"--{action} needs weights: give a run folder or a Hugging Face folder with --init")
-    if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal sub-batches")
-    if cfg.setting == "mlm" and cfg.teacher:
-        raise UserError(f"--teacher {cfg.teacher}: --setting mlm drops heads, and a teacher is followed head by head; "
-                        "use --setting distill, which keeps all heads and narrows each")
-    if cfg.setting == "distill" and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"):
-        raise UserError("--tasks MLM: --setting distill trains no masked-language-model head; name other tasks")
-    if cfg.setting == "distill" and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"):
-        raise UserError("--setting distill follows a teacher: give --teacher DIR, a BERT, ELECTRA or run folder")
+    distills = cfg.setting == "distill"
+    for mistake, message in (
+            (cfg.arch and action in PHASES,
+             f"--arch {cfg.arch}: --{action} takes none"),
+            (action == "further_train" and not (cfg.arch or cfg.init),
+             "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
+            (action in ("finetune", "export") and not cfg.init,
+             f"--{action} needs weights: give a folder with --init"),
+            (cfg.batch % cfg.accumulate,
+             f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal parts"),
+            (cfg.teacher and not distills,
+             f"--teacher {cfg.teacher}: use --setting distill, which keeps all heads to follow"),
+            (distills and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"),
+             "--tasks MLM: --setting distill trains no head for it"),
+            (distills and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"),
+             "--setting distill needs --teacher DIR, a BERT, ELECTRA or run folder")):
+        if mistake:
+            raise UserError(message)
 
 
 def main(argv=None):

@@ -104,7 +104,7 @@ class Corpus:
     def __reduce__(self):  # travels to other processes as a path
         return Corpus, (str(self.folder), None, None if len(self.ids) == self.meta["documents"] else self.ids)
 
-    def split(self, held_out=0.05, cap=0):
+    def split(self, held_out=0.05, cap=1000):
         """(train, dev): a share of the documents, evenly spread, is held out, at most `cap` of them (0: any number).
         UserError for one document."""
         total = len(self.ids)

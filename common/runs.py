@@ -16,8 +16,7 @@ from common.cli import UserError
 from common.distributed import on_main
 from common.files import fingerprints, load_file, lock, previous, read_json, save_file, write_atomic
 
-# settings in which a resumed run may differ; measurements of latency are added to
-NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "latency_archs", "latency_rounds"}
+NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute"}  # may differ in a resumed run
 WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.*", "checkpoint.pt*", "corpus", "jobs",
           "spiece.model", "vocab.txt", "tokenizer_config.json", "*.tmp*")  # names in a run folder; also Config.writes
 

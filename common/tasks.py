@@ -224,7 +224,7 @@ def show(result, ranks):
     """Print what summarise returned, in percent; averages where they are complete."""
     for name, entry in result["tasks"].items():
         spread = "" if entry["sd"] is None else f", mean {100 * entry['mean']:.2f}, sd {100 * entry['sd']:.2f}"
-        others = ", ".join(f"{key} {100 * value:.2f}" for key, value in entry["metrics"].items()
+        others = ", ".join(f"{key} {value if key == 'loss' else 100 * value:.2f}" for key, value in entry["metrics"].items()
                            if key not in ("main",) and "total" not in key and "thresh" not in key)
         diverged = f", {entry['diverged']} diverged" if entry["diverged"] else ""
         say(ranks, f"{name:9} {100 * entry['median']:.2f} (median of {entry['n']}{spread}{diverged}; {others})")

@@ -112,7 +112,8 @@ def open_text(cfg, ranks, folder):
         on_main(ranks, make_text, cfg, target, ranks)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     cfg.vocab_size = tokenizer.vocab_size
-    return tokenizer, *Corpus(target, tokenizer).split(getattr(cfg, "held_out", 0.05), getattr(cfg, "held_out_most", 0))
+    share, most = getattr(cfg, "held_out", 0.05), getattr(cfg, "held_out_most", 1000)
+    return tokenizer, *Corpus(target, tokenizer).split(share, most)
 
 
 def make_text(cfg, target, ranks):

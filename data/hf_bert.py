@@ -1,0 +1,182 @@
+"""Models that autotinybert.py starts from: its run folders, and BERT and ELECTRA folders in Hugging Face's layout, read
+and written under its names.
+
+There query, key and value are three matrices (outputs, inputs), here one tensor (3, heads, width, inputs); their output
+projection (hidden, heads x width) is (hidden, heads, width) here. All else is taken as it is.
+"""
+import dataclasses
+import re
+from pathlib import Path
+
+import torch
+
+from common.cli import UserError
+from common.files import read_json, write_atomic
+from common.tokenization import load_tokenizer
+from common.weights import read_init, read_weights, take_over, write_folder
+
+NAMES = {  # our module: theirs
+    "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
+    "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
+    "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "fit": "fit",
+    "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
+    "head": "classifier"}
+LAYER = {  # the same of a layer; what attention multiplies with stands in ATTENTION
+    "attention_norm": "attention.output.LayerNorm", "expand": "intermediate.dense", "shrink": "output.dense",
+    "ffn_norm": "output.LayerNorm"}
+ATTENTION = [f"attention.self.{name}" for name in ("query", "key", "value")]
+OUTPUT = "attention.output.dense"
+SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size")
+FIXED = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "position_embedding_type": "absolute"}  # all that runs here
+CHANGE = """
+The query/key/value width (`qkv_size`) of this model is not its hidden width, which plain `transformers` takes for
+granted. Load it with `autotinybert.py --init`, or change two lines of `modeling_bert.py` (Figure B.1), leaving out the
+check that the hidden size is a multiple of the number of heads:
+
+- `BertSelfAttention.__init__`: `self.attention_head_size = config.qkv_size // config.num_attention_heads`
+- `BertSelfOutput.__init__`: `self.dense = nn.Linear(config.qkv_size, config.hidden_size)`
+"""
+
+
+def model_folder(path, first="model"):
+    """Where the model of a run is: its model/ or superplm/, `first` before the other, else path itself."""
+    found = next((Path(path) / name for name in (first, "model", "superplm")
+                  if (Path(path) / name / "checkpoint.pt").exists()), Path(path))
+    if not (found / "config.json").exists():
+        raise UserError(f"{found}: no model is here (config.json is missing); give a run or a Hugging Face folder")
+    return found
+
+
+def read_model(path, cfg, arch="", first="model"):
+    """(folder, architecture as text, {our name: weight}) of a run folder or a Hugging Face folder. Where a run's model
+    is not the `arch` that is wanted, its SuperPLM is taken, which all architectures are parts of."""
+    folder, whole = model_folder(path, first), model_folder(path, "superplm")
+    config = read_json(folder / "config.json", dict)
+    if "model_type" in config:
+        shape = sizes(folder, config)
+        if shape[3] < 1 or shape[4] % shape[3]:
+            raise UserError(f"{folder / 'config.json'}: {shape[3]} heads do not divide {shape[4]}")
+        return folder, "-".join(map(str, shape)), read(folder, shape[3])
+    own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
+    weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
+    if arch not in ("", own.arch) and whole != folder:
+        return read_model(whole, cfg)
+    return folder, own.arch, weights
+
+
+def check_vocabulary(folder, tokenizer):
+    """UserError where the tokenizer in a model's folder, if there is one, is another."""
+    if any((folder / name).exists() for name in ("vocab.txt", "spiece.model")):
+        mine = load_tokenizer(folder)
+        if (mine.fingerprint, mine.lower) != (tokenizer.fingerprint, tokenizer.lower):
+            raise UserError(f"{folder}: another vocabulary (or case) than {tokenizer.path}; a model, its teacher and "
+                            "the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
+
+
+def fill(model, weights, folder):
+    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what was taken
+    over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
+    for name in model.state_dict().keys() - weights.keys():
+        if name.startswith("encoder.") and "pooler" not in name:
+            raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
+    return take_over(model, weights, folder)
+
+
+def sizes(folder, config):
+    """(layers, hidden, ffn, heads, qkv) that a config.json describes; UserError where it needs what does not run here.
+    """
+    for key, values in (("model_type", ("bert", "electra")), *((key, (value,)) for key, value in FIXED.items())):
+        if config.get(key, values[0]) not in values:
+            raise UserError(f"{folder}: {key} is {config[key]!r}; only {' and '.join(map(str, values))} can be read")
+    config = {"qkv_size": config.get("hidden_size"), **config}
+    missing = [name for name in SIZES if type(config.get(name)) is not int]
+    if missing:
+        raise UserError(f"{folder / 'config.json'}: this describes no architecture ({missing[0]} is no whole number)")
+    return tuple(config[name] for name in SIZES)
+
+
+def read(folder, heads):
+    """{our name: weight} of a folder; names that are none of a BERT's stay as they are."""
+    modules, weights, layers = {theirs: ours for ours, theirs in NAMES.items()}, {}, {}
+    for name, value in read_weights(folder).items():
+        name = re.sub(r"^(electra\.|(?=embeddings|encoder\.layer|pooler))", "bert.", name)
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        module, _, kind = name.rpartition(".")
+        if found := re.match(r"bert\.encoder\.layer\.(\d+)\.(.+)", module):
+            layers.setdefault(found[1], {})[f"{found[2]}.{kind}"] = value
+        elif name == "cls.predictions.bias":
+            weights["decoder_bias"] = value
+        else:
+            weights[f"{modules[module]}.{kind}" if module in modules else name] = value
+    for number, parts in layers.items():
+        try:
+            weights |= {f"encoder.layers.{number}.{name}": value for name, value in read_layer(parts, heads).items()}
+        except (RuntimeError, ValueError) as error:  # the words of torch: sizes that do not go together
+            raise UserError(f"{folder}: attention of layer {number} does not fit {heads} heads ({error})") from None
+    return weights
+
+
+def read_layer(parts, heads):
+    """{our name: weight} of one layer's {their name: weight}."""
+    found = {}
+    for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
+        stack = [parts.pop(f"{name}.{kind}", None) for name in ATTENTION]
+        if not any(value is None for value in stack):
+            found[ours] = torch.stack(stack).unflatten(1, (heads, -1))  # (3, heads, width, inputs)
+    if f"{OUTPUT}.weight" in parts:
+        found["output"] = parts.pop(f"{OUTPUT}.weight").unflatten(1, (heads, -1))  # (hidden, heads, width)
+    names = {theirs: ours for ours, theirs in LAYER.items()}
+    for name, value in parts.items():
+        module, _, kind = name.rpartition(".")
+        ours = "output_bias" if name == f"{OUTPUT}.bias" else f"{names.get(module, module)}.{kind}"
+        found[ours] = value
+    return found
+
+
+def rename(weights, spans=False):
+    """{their name: weight} of {our name: weight}. spans: the head is one of SQuAD."""
+    names, result = {**NAMES, "head": "qa_outputs" if spans else "classifier"}, {}
+    for name, value in weights.items():
+        module, _, kind = name.rpartition(".")
+        if name == "decoder_bias":
+            result["cls.predictions.bias"] = value
+        elif not name.startswith("encoder.layers."):
+            result[f"{names[module]}.{kind}"] = value
+        else:
+            number, part = name.split(".", 3)[2:]
+            layer, (inner, _, kind) = f"bert.encoder.layer.{number}.", part.rpartition(".")
+            if part in ("qkv", "qkv_bias"):
+                kind = "bias" if part == "qkv_bias" else "weight"
+                result |= {f"{layer}{theirs}.{kind}": each.flatten(0, 1) for theirs, each in zip(ATTENTION, value)}
+            elif part == "output":
+                result[f"{layer}{OUTPUT}.weight"] = value.flatten(1)
+            else:
+                result[f"{layer}{OUTPUT}.bias" if part == "output_bias" else f"{layer}{LAYER[inner]}.{kind}"] = value
+    return result
+
+
+def write(folder, weights, shape, dropout, task, tokenizer):
+    """Write {our name: weight} as a folder with a README. shape: the numbers of SIZES; task: the name of the task
+    that a head was made for. UserError where the folder is not empty."""
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: not empty; choose another folder")
+    kind, more = "ForMaskedLM" if "transform.weight" in weights else "Model", {}
+    if "head.weight" in weights:
+        labels = range(len(weights["head.weight"]))
+        kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
+        more = {"id2label": {number: f"LABEL_{number}" for number in labels},
+                "label2id": {f"LABEL_{number}": number for number in labels}}
+    positions = len(weights["encoder.positions.weight"])
+    config = {"model_type": "bert", "architectures": [f"Bert{kind}"], **more, **FIXED, "initializer_range": 0.02,
+              **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
+              "max_position_embeddings": positions, "type_vocab_size": 2,
+              "vocab_size": len(weights["encoder.words.weight"]), "pad_token_id": tokenizer.pad_id}
+    reader = "BertTokenizer" if str(tokenizer.path).endswith(".txt") else "AlbertTokenizer"
+    write_folder(folder, rename(weights, task == "SQuAD1.1"), config, tokenizer, tokenizer_class=reader,
+                 do_lower_case=tokenizer.lower, model_max_length=positions,
+                 model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    words = f"{'-'.join(map(str, shape))}, {sum(value.numel() for value in weights.values()):,} numbers"
+    use = "\nPlain `transformers` loads this folder.\n" if shape[4] == shape[1] else CHANGE
+    write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n{use}")
+    return f"{folder}: Bert{kind} {words}; its README says how transformers loads it"
