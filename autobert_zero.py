@@ -15,9 +15,10 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fi
          Table 5 -> ablate                Table 6 -> PRESETS                  Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
          D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit a mutation · D8 untried operations ·
-         D9 scores in percent · D10 the best candidate writes · D11 initial rounds · D12 diverged scores 0 ·
+         D9 Eq. 3 in percent, a tenth uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged is worst ·
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
-         D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev
+         D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
+         D21 N by position
 """
 import ast
 import dataclasses
@@ -98,7 +99,7 @@ class Config:
     rounds: int = 27  # after the initial population; 100 + 27 x 25 = 775 candidates
     parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
     alpha: float = 0.01  # exploration in Eq. 3
-    ucb_unit: float = 100.0  # scores enter Eq. 3 multiplied by this (D9) > 0
+    ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) > 0
     no_weight_sharing: bool = False  # candidates start from random weights, not from the super-net
     given = frozenset()  # no setting: the flags that were given
     program = "autobert_zero"
@@ -708,19 +709,12 @@ class SuperNet:
 
 def ucb(totals, counts, alpha):
     """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), from the summed scores and numbers of samples of each option. D8:
-    one never sampled, where Eq. 3 is infinite, takes the mean of all and N_i = 1."""
+    mu_i averages one sample more, the mean of all, so that a single one decides nothing; an option never tried has just
+    that, and N_i = 1. D21: N counts the samples at this position alone, where the choice is made."""
     N = sum(counts)
-    mean = sum(totals) / max(N, 1)
-    bonus = math.sqrt(2 * math.log(max(N, 1)))
-    return [(total / count if count else mean) + alpha * bonus / math.sqrt(max(count, 1))
+    mean, bonus = sum(totals) / max(N, 1), math.sqrt(2 * math.log(max(N, 1)))
+    return [(total + mean) / (count + 1) + alpha * bonus / math.sqrt(max(count, 1))
             for total, count in zip(totals, counts)]
-
-
-def softmax(scores):
-    """Probabilities from scores (Sec. 3.2: p = softmax(u))."""
-    top = max(scores)
-    weights = [math.exp(score - top) for score in scores]
-    return [weight / sum(weights) for weight in weights]
 
 
 class OperationPriority:
@@ -729,6 +723,7 @@ class OperationPriority:
 
     def __init__(self, history, cfg):
         self.cfg, self.cells = cfg, {}  # cells: {(options, place): (summed scores, number of samples) of each option}
+        worst = min((line["score"] for line in history if not line["diverged"]), default=0.0)
         for line in history:
             for number, layer in enumerate(parse_arch(line["arch"])):
                 samples = [(KERNELS, number, layer)] if isinstance(layer, int) else [
@@ -736,24 +731,29 @@ class OperationPriority:
                 for options, place, option in samples:
                     empty = [0.0] * len(options), [0] * len(options)
                     totals, counts = self.cells.setdefault((options, place), empty)
-                    # D9: in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves softmax(u) uniform
-                    totals[options.index(option)] += line["score"] * cfg.ucb_unit
+                    totals[options.index(option)] += worst if line["diverged"] else line["score"]  # D12
                     counts[options.index(option)] += 1
 
-    def probabilities(self, options, place):
-        """Over OPS at a position from 0, or over KERNELS in a layer from 0; uniform where nothing is known."""
+    def probabilities(self, options, place, legal=None):
+        """Over OPS at a position from 0, or over KERNELS in a layer from 0; 0 for what is not among `legal`. D9: softmax
+        (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables, bonus and all: in 0..1 alpha 0.01 leaves it
+        uniform. A tenth of the probability is uniform, or what failed once would never be tried again."""
+        allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
-        return softmax(ucb(*cell, self.cfg.alpha)) if cell else [1 / len(options)] * len(options)
+        scores = [self.cfg.ucb_unit * u for u in ucb(*cell, self.cfg.alpha)] if cell else [0.0] * len(options)
+        top = max(itertools.compress(scores, allowed))
+        weights = [math.exp(score - top) if may else 0.0 for score, may in zip(scores, allowed)]
+        return [0.9 * weight / sum(weights) + 0.1 * may / sum(allowed) for weight, may in zip(weights, allowed)]
 
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
     """A legal graph one edit away, or None. D7 (the paper names no operator): at a random position of the path an
     operation is replaced, inserted behind or deleted, the new one drawn from the position's distribution. Illegal
-    outcomes are drawn again; where the distribution leaves nothing legal, all operations get the same chance."""
+    outcomes are drawn again."""
     first = len(INPUTS)
     for attempt in range(400):
         position = rng.randrange(len(graph))
-        weights = priority.probabilities(OPS, position) if attempt < 200 else [1] * len(OPS)
+        weights = priority.probabilities(OPS, position)
         op = rng.choices(OPS, weights)[0]
         kind = rng.choice(("replace", "insert", "delete"))
         if kind == "delete":  # readers of the deleted operation read one of its operands; canonical() drops it
@@ -842,7 +842,7 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
         scores = score_tasks(model, arch, tasks, data, cfg)
     except Diverged:
-        diverged = True  # D12: scores 0, the least a task can score, and is never a parent
+        diverged = True  # D12: scores 0, counts as the worst score in Eq. 3, and is never a parent
     save_file(path.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
     checkpoint.remove()
     score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks, MNLI by its matched half alone
