@@ -121,6 +121,7 @@ PRESETS = {
 EPOCHS = 40  # of --pretrain with --steps 0, Table 6
 CLIP = 1.0  # largest gradient norm
 MASK_RATE = 0.15  # share of the tokens predicted, as in BERT
+EDITS = ("replace", "insert", "delete", "rewire")  # of an attention, D7
 MAX_PATH = 12  # operations of a search's longest attention; Figure 7's has 11
 LOG_EVERY = 50  # steps between lines of the log
 
@@ -162,9 +163,10 @@ def infer_graph(graph):
     return shapes
 
 
-def canonical(graph):
+def canonical(graph, node=None):
     """The same function in the one form by which graphs are compared: operations in post-order from the output, equal
-    sub-expressions merged, what the output does not use left out, the operands of add sorted."""
+    sub-expressions merged, what the output does not use left out, the operands of add sorted. With the operand `node`
+    of graph: (that form, the position of node in it, -1 where it is left out)."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
@@ -183,7 +185,7 @@ def canonical(graph):
         return place[keys[operand]]
 
     visit(len(keys) - 1)
-    return tuple(order)
+    return tuple(order) if node is None else (tuple(order), place.get(keys[node], len(INPUTS) - 1) - len(INPUTS))
 
 
 def used_inputs(graph):
@@ -746,37 +748,61 @@ class OperationPriority:
         return [0.9 * weight / sum(weights) + 0.1 * may / sum(allowed) for weight, may in zip(weights, allowed)]
 
 
-def edit_graph(graph, rng, priority, max_path=MAX_PATH):
-    """A legal graph one edit away, or None. D7 (the paper names no operator): at a random position of the path an
-    operation is replaced, inserted behind or deleted, the new one drawn from the position's distribution. Illegal
-    outcomes are drawn again."""
-    first = len(INPUTS)
-    for attempt in range(400):
-        position = rng.randrange(len(graph))
-        weights = priority.probabilities(OPS, position)
-        op = rng.choices(OPS, weights)[0]
-        kind = rng.choice(("replace", "insert", "delete"))
-        if kind == "delete":  # readers of the deleted operation read one of its operands; canonical() drops it
-            by = rng.choice(graph[position][1:])
-            child = tuple((name, *[by if operand == first + position else operand for operand in operands])
-                          for name, *operands in graph)
-            if position == len(graph) - 1:  # the output itself is deleted: its operand is the output now
-                child = child[:max(by - first + 1, 0)]
+def applied(operands, below):
+    """Every operation on these operands; to a single one a binary operation takes any operand below a number."""
+    for op in OPS:
+        if op in UNARY:
+            yield from ((op, operand) for operand in operands)
+        elif len(operands) == 2:
+            yield (op, *operands)
         else:
-            operands = graph[position][1:] if kind == "replace" else [first + position]
-            second = rng.randrange(first + position)
-            if op in BINARY and len(operands) == 1:
-                operands = rng.sample([operands[0], second], 2)
-            elif op in UNARY:
-                operands = [rng.choice(operands)]
-            behind = graph[position + 1:]
-            if kind == "insert":  # what comes behind moves up by one and reads the new operation in place of the old
-                behind = tuple((name, *[operand + (operand >= first + position) for operand in rest])
-                               for name, *rest in behind)
-            child = graph[:position + (kind == "insert")] + ((op, *operands),) + behind
-        child = canonical(child) if child and infer_graph(child) else None
-        if child and child != graph and not why_illegal(child, max_path):
-            return child
+            yield from ((op, *both) for other in range(below) for both in ((operands[0], other), (other, operands[0])))
+
+
+def edits(graph, kind, position):
+    """The graphs one edit of an operation away, some not legal: [(graph, operand number of the new operation or
+    None)]. D7 (the paper names no edits): the operation is replaced or deleted, one of its operands read from elsewhere
+    ("rewire"), or another operation inserted on an operand's edge, or behind it for all its readers."""
+    first, (op, *operands) = len(INPUTS), graph[position]
+    here, before, behind = first + position, graph[:position], graph[position + 1:]
+    if kind == "replace":
+        return [(before + (node,) + behind, here) for node in applied(operands, here)]
+    if kind == "rewire":
+        return [(before + ((op, *operands[:slot], other, *operands[slot + 1:]),) + behind, None)
+                for slot in range(len(operands)) for other in range(here)]
+    if kind == "delete":  # its readers read one of its operands; where it is the output, that is the output now
+        return [(graph[:position + 1] + tuple((name, *[by if each == here else each for each in rest])
+                                              for name, *rest in behind) if behind else graph[:max(by - first + 1, 0)],
+                 None) for by in operands]
+
+    def moved(nodes, start):
+        """Operands from `start` on moved up by one, for the operation that comes in."""
+        return tuple((name, *[operand + (operand >= start) for operand in rest]) for name, *rest in nodes)
+
+    found = [(before + (graph[position], node) + moved(behind, here), here + 1) for node in applied([here], here)]
+    for slot, operand in enumerate(operands):
+        reader = op, *operands[:slot], here, *operands[slot + 1:]
+        found += [(before + (node, reader) + moved(behind, here), here) for node in applied([operand], here)]
+    return found
+
+
+def edit_graph(graph, rng, priority, max_path=MAX_PATH):
+    """A legal graph one edit away, or None where there is none: kind and place are random, a new operation is drawn
+    from the distribution of the position where it will stand, among those that are legal there."""
+    for kind, position in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
+        children = {}  # {position of the new operation, None: there is none: {operation: {child}}}
+        for child, node in edits(graph, kind, position):
+            if not child or not infer_graph(child):
+                continue
+            child, stands = canonical(child, node) if node else (canonical(child), None)
+            if child != graph and stands != -1 and not why_illegal(child, max_path):
+                op = None if stands is None else child[stands][0]
+                children.setdefault(stands, {}).setdefault(op, []).append(child)
+        if children:
+            stands = rng.choice(list(children))
+            legal = children[stands]
+            weights = [1] if stands is None else priority.probabilities(OPS, stands, legal)
+            return rng.choice(legal[rng.choices([None] if stands is None else OPS, weights)[0]])
     return None
 
 

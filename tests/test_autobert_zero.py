@@ -84,6 +84,56 @@ def test_mutation_reaches_neighbours_of_every_length():
     assert all(len(abz.edit_graph(start, rng, priority, 5)) <= 5 for _ in range(50))
 
 
+def neighbours(graph, kinds=abz.EDITS):
+    """Every legal graph one edit away."""
+    children = (child for kind in kinds for position in range(len(graph))
+                for child, _ in abz.edits(graph, kind, position) if child and abz.infer_graph(child))
+    return {child for child in map(abz.canonical, children) if child != graph and not abz.why_illegal(child, 12)}
+
+
+def test_neighbours_of_berts_attention():
+    start = abz.parse_formula(abz.BERT_ATTENTION)
+    assert [len(neighbours(start, [kind])) for kind in abz.EDITS] == [25, 96, 2, 12] and len(neighbours(start)) == 133
+    rewired = {"softmax(scale(Q @ K.T)) @ Q", "softmax(scale(K @ K.T)) @ V", "softmax(scale(Q @ V.T)) @ V"}
+    assert {abz.parse_formula(text) for text in rewired} <= neighbours(start, ["rewire"])
+    on_edges = {"softmax(scale(Q @ logsigmoid(K).T)) @ V", "softmax(scale(Q @ (K + Q).T)) @ V"}
+    assert {abz.parse_formula(text) for text in on_edges} <= neighbours(start, ["insert"])
+
+
+@pytest.mark.parametrize("layer, edits, path", [
+    (2, 5, ["Q @ K.T @ K", "Q @ K.T @ (K + Q)", "Q @ logsigmoid(K).T @ (K + Q)", "Q @ logsigmoid(neg(K)).T @ (K + Q)"]),
+    (4, 6, ["Q @ K.T @ Q", "Q @ (K + Q).T @ Q", "Q @ (Q + (Q + K)).T @ Q", "Q @ (logsigmoid(Q) + (Q + K)).T @ Q",
+            "Q @ logsigmoid(logsigmoid(Q) + (Q + K)).T @ Q"]),
+    (6, 3, ["Q @ K.T @ Q", "Q @ logsigmoid(K).T @ Q"]), (8, 3, ["Q @ K.T @ Q", "Q @ logsigmoid(K).T @ Q"]),
+    (10, 6, ["Q @ scale(K).T @ V", "Q @ (scale(K) + V).T @ V", "Q @ (scale(K) + (K + V)).T @ V",
+             "Q @ (scale(K) + (softsign(K) + V)).T @ V", "Q @ (scale(K) + (softsign(softsign(K)) + V)).T @ V"]),
+    (12, 2, ["Q @ scale(K).T @ V"])])
+def test_figure_7_is_a_few_edits_from_bert(layer, edits, path):
+    """On paths of this many edits; scores @ values stands for softmax(scale(scores)) @ values."""
+    steps = [abz.parse_formula(abz.BERT_ATTENTION)]
+    for text in path:
+        scores, values = re.fullmatch(r"(.*) @ (\w|\(.*?\))", text).groups()
+        steps.append(abz.parse_formula(f"softmax(scale({scores})) @ {values}"))
+    steps.append(abz.read_arch("autobert-zero", 12)[layer - 1])
+    assert len(steps) - 1 == edits
+    assert all(after in neighbours(before) for before, after in itertools.pairwise(steps))
+
+
+def test_a_new_operation_is_drawn_from_the_position_where_it_stands():
+    rng, drawn = random.Random(0), []
+
+    class Priority:
+        def probabilities(self, options, place, legal):
+            drawn.append((place, rng.choice(sorted(legal))))
+            return [option == drawn[-1][1] for option in options]
+    for graph in random_graphs(150):
+        before = len(drawn)
+        child = abz.edit_graph(graph, rng, Priority(), 14)
+        for place, op in drawn[before:]:
+            assert child[place][0] == op
+    assert len(drawn) > 75
+
+
 def test_text_form_round_trip():
     for graph in random_graphs(1000):
         assert abz.parse_formula(abz.formula(graph)) == graph
