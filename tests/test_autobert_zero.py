@@ -44,7 +44,7 @@ def test_sampled_graphs_are_legal_varied_and_fast():
     assert 2000 / (time.process_time() - began) > 100  # far more on a free core
     for graph in graphs:
         assert abz.why_illegal(graph, 12) is None and abz.canonical(graph) == graph
-    assert {len(graph) for graph in graphs} == set(range(1, 13))
+    assert {len(graph) for graph in graphs} == set(range(2, 13))  # a single operation mixes no tokens
     assert {op for graph in graphs for op, *_ in graph} == set(abz.OPS)
     assert {len(abz.used_inputs(graph)) for graph in graphs} == {2, 3, 4}
 
@@ -61,7 +61,7 @@ def enumerate_graphs(length):
                     child = graph + ((op, *choice),)
                     if abz.infer_graph(child):
                         longer.append(child)
-                        if not abz.why_illegal(abz.canonical(child)):
+                        if not abz.why_illegal(abz.canonical(child), length):
                             found.add(abz.canonical(child))
         partial = longer
     return {graph for graph in found if len(graph) <= length}
@@ -72,6 +72,20 @@ def test_every_small_graph_is_reached_by_sampling():
     everything = enumerate_graphs(2)
     drawn = set(random_graphs(30000, max_path=2, seed=1))
     assert drawn == everything and len(everything) > 100
+
+
+def test_sampled_attentions_mix_tokens_and_the_rest_can_be_read():
+    """A change of one token reaches others in what a search draws; of what it rejects, in none."""
+    graphs = random_graphs(300, seed=9)
+    apart = ["Q + K", "softmax(neg(Q)) + scale(K)", "softsign(Q.T).T + V", "logsigmoid(Q + K) + softmax(P)"]
+    for graph in [*graphs, *map(abz.parse_formula, apart)]:
+        inputs = {key: value.double() for key, value in padded_inputs(graph, batch=1).items()}
+        before = abz.run_graph(graph, inputs)
+        after = abz.run_graph(graph, {key: torch.cat([value[:, :, :-1], value[:, :, -1:].sin() + 1], 2)
+                                      for key, value in inputs.items()})
+        changed = bool((before != after)[:, :, :-1].any())
+        assert changed == (graph in graphs), abz.formula(graph)
+        assert (abz.why_illegal(graph, 12) is None) == (graph in graphs) and abz.why_illegal(graph) is None
 
 
 def test_mutation_reaches_neighbours_of_every_length():
