@@ -961,11 +961,13 @@ def show_best(best, ranks):
 
 
 def draw_next_sentence(segments, generator):
-    """What stands behind R segments: the continuation (label 0) or, in half of the cases and where there is none, text
-    from elsewhere (label 1). Returns ids (R, width), lengths (R,) and labels (R,)."""
-    other = (torch.rand(len(segments.first), generator=generator) < 0.5) | (segments.second_length == 0)
+    """What stands behind R segments: the continuation (label 0) or, in half of the cases, text from elsewhere (label 1).
+    Returns ids (R, width), lengths (R,) and labels (R,). A run without a sentence boundary has no continuation and stays
+    unlabelled, -100: text from elsewhere begins with a sentence, and a cut in mid-sentence would give the label away."""
+    none = (segments.second_length == 0) | (segments.other_length == 0)
+    other = (torch.rand(len(none), generator=generator) < 0.5) & ~none
     return (torch.where(other[:, None], segments.other, segments.second),
-            torch.where(other, segments.other_length, segments.second_length), other.long())
+            torch.where(other, segments.other_length, segments.second_length), other.long().masked_fill(none, -100))
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
@@ -1031,7 +1033,12 @@ def language_losses(model, data, corpus, cfg, position, rows):
     with autocast(cfg.dtype, data.device):
         logits, next_logits = model(ids, kinds, lengths, positions)  # (M, V), (R, 2)
     answers = [(logits.float(), labels), (next_logits.float(), next_labels)]
-    return [F.cross_entropy(*answer) for answer in answers], answers
+    return [mean_loss(*answer) for answer in answers], answers
+
+
+def mean_loss(logits, labels):
+    """Cross-entropy over the labels that are not -100; 0 where there are none."""
+    return F.cross_entropy(logits, labels, reduction="sum") / (labels >= 0).sum().clamp_min(1)
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
@@ -1077,14 +1084,16 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
     """Loss and accuracy of both objectives on held-out examples, the same for all, shared out over the processes."""
     model.eval()
-    sums, rows = torch.zeros(5, dtype=torch.float64), min(32, cfg.batch)
+    sums, rows = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch)
     for index in range(ranks.rank, batches, ranks.size):
         losses, answers = language_losses(model, data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
-        right = [(logits.argmax(-1) == labels).sum() / (labels >= 0).sum() for logits, labels in answers]
-        sums += torch.tensor([*losses, *right, 1.0], dtype=torch.float64)
+        counts = [(labels >= 0).sum() for _, labels in answers]
+        right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
+        sums += torch.tensor([*(loss * count for loss, count in zip(losses, counts)), *right, *counts])
     model.train()
-    *means, looks = reduce_mean(ranks, *sums.tolist())
-    return dict(zip(("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), [mean / looks for mean in means]))
+    *found, words, pairs = reduce_mean(ranks, *sums.tolist())
+    names = "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"
+    return {name: value / (count or 1) for name, value, count in zip(names, found, (words, pairs) * 2)}
 
 
 def pretrain(cfg):

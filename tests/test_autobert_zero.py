@@ -14,7 +14,9 @@ import torch
 
 import autobert_zero as abz
 from common.corpus import join
+from common.distributed import Ranks
 from conftest import ROOT
+from data.inputs import open_text
 
 TINY = abz.Config(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0)
 
@@ -473,12 +475,32 @@ def test_next_sentence_pairs():
     second, second_length, labels = abz.draw_next_sentence(Segments, torch.Generator().manual_seed(0))
     ids, kinds, lengths = join(Segments.first, Segments.first_length, second, second_length, FakeTokenizer,
                                empty_second=True)
-    assert labels[300:].all() and 0.4 < labels[:300].float().mean() < 0.6  # nothing follows: always label 1
-    follows, elsewhere = (labels == 0).nonzero()[0].item(), labels.nonzero()[0].item()
+    assert (labels[300:] == -100).all() and not second_length[300:].any()  # nothing follows: no label
+    assert set(labels[:300].tolist()) == {0, 1} and 0.4 < labels[:300].float().mean() < 0.6
+    follows, elsewhere = (labels == 0).nonzero()[0].item(), (labels == 1).nonzero()[0].item()
     assert ids[follows].tolist() == [2, 10, 11, 12, 3, 20, 21, 3] and lengths[follows] == 8
     assert kinds[follows].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
     assert ids[elsewhere].tolist() == [2, 10, 11, 12, 3, 30, 3, 0] and lengths[elsewhere] == 7
     assert kinds[elsewhere].tolist() == [0, 0, 0, 0, 0, 1, 1, 0]
+
+
+def test_shares_of_next_sentence_labels(demo, tmp_path):
+    """On the demo text half of the labels are 1 at any length; before, where a row without a sentence boundary had
+    label 1, it was 67% at 32 tokens."""
+    cfg = abz.Config(vocab_size=400, corpus=(str(demo["corpus"]),), out=str(tmp_path))
+    train = open_text(cfg, Ranks(0, 1, torch.device("cpu")), tmp_path)[1]
+    for length, low, high in ((32, 0.2, 0.6), (64, 0.04, 0.3), (128, 0.0, 0.1)):
+        segments = train.segments(0, 4000, length - 3, 0)
+        _, second_length, labels = abz.draw_next_sentence(segments, torch.Generator().manual_seed(0))
+        none = labels == -100
+        assert low < none.float().mean() < high and not second_length[none].any()
+        assert labels[~none].float().mean().item() == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_batch_without_labels_has_a_loss():
+    logits, labels = torch.randn(3, 2, requires_grad=True), torch.full((3,), -100)
+    assert abz.mean_loss(logits, labels) == 0 and abz.mean_loss(logits, torch.tensor([1, -100, 0])).isclose(
+        torch.nn.functional.cross_entropy(logits[[0, 2]], torch.tensor([1, 0])))
 
 
 # --- one file alone ------------------------------------------------------------------------------
