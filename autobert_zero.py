@@ -438,37 +438,32 @@ def run_op(op, values, axes, mask, dropout):
     x, y = hide(x, axes[0], 1, mask), hide(y, axes[1], 1, mask)
     if op == "cosine":
         return F.normalize(x, dim=-1, eps=1e-6) @ F.normalize(y, dim=-1, eps=1e-6).transpose(-1, -2)
-    # not by a matrix product, whose rounding the root would magnify where rows coincide
-    return torch.cdist(x.contiguous(), y.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")
+    wide = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):  # a difference of large numbers, so never in bfloat16
+        x, y = x.to(wide), y.to(wide)
+        squares = x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :] - 2 * x @ y.transpose(-1, -2)
+        return squares.clamp_min(1e-6).sqrt()  # as products: no (B, N, T, T, D) buffer; a finite gradient at 0
 
 
-def find_softmax_attention(graph):
-    """(A, X, C, the four operations) where a graph's output is softmax(scale(A @ X)) @ C with A, C of shape "nd" and X
-    "dn", else None. It runs as scaled_dot_product_attention(A, X^T, C), which never keeps the "nn" matrix."""
-    first = len(INPUTS)
-
-    def only(operand, op):
-        """operand's own operands if it is an `op` that nothing else reads, else None."""
-        if operand < first or graph[operand - first][0] != op or sum(operand in node[1:] for node in graph) != 1:
-            return None
-        return graph[operand - first][1:]
-
-    if graph[-1][0] != "matmul" or graph[-1][1] == graph[-1][2]:
-        return None
-    weights, values = graph[-1][1:]
-    scaled = only(weights, "softmax")
-    scores = scaled and only(scaled[0], "scale")
-    product = scores and only(scores[0], "matmul")
-    shapes = infer_graph(graph)
-    if not product or shapes[product[0]] != "nd" or shapes[product[1]] != "dn":
-        return None
-    return *product, values, {len(shapes) - 1, weights, scaled[0], scores[0]}
+def plan_graph(graph):
+    """What run_graph knows beforehand: (shapes as infer_graph has them, found). found: (A, X, C, their four operations)
+    where the output is softmax(scale(A @ X)) @ C with A, C of shape "nd" and X "dn", else None. It runs as
+    scaled_dot_product_attention(A, X^T, C), which never keeps the "nn" matrix."""
+    shapes, chain = infer_graph(graph), [len(graph) + len(INPUTS) - 1]
+    for op in ("matmul", "softmax", "scale", "matmul"):  # from the output down, each read by the one before alone
+        node = graph[chain[-1] - len(INPUTS)] if chain[-1] >= len(INPUTS) else [None]
+        if node[0] != op or sum(rest.count(chain[-1]) for _, *rest in graph) != (len(chain) > 1):
+            return shapes, None
+        chain.append(node[1])
+    *product, values = *node[1:], graph[-1][2]
+    fits = shapes[product[0]] == "nd" and shapes[product[1]] == "dn"
+    return shapes, (*product, values, {*chain[:-1]}) if fits else None
 
 
-def run_graph(graph, inputs, mask=None, dropout=0.0, fuse=True):
+def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
     """The output (B, N, T, D) of an attention graph. inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) as
-    in hide; dropout on the attention weights; fuse=False: always node by node."""
-    shapes, found = infer_graph(graph), find_softmax_attention(graph) if fuse else None
+    in hide; dropout on the attention weights; plan: plan_graph's, where the graph runs often."""
+    shapes, found = plan or plan_graph(graph)
     values, width = dict(inputs), next(iter(inputs.values())).shape[-1]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
         if found and index in found[3]:  # the attention's own operations
@@ -491,6 +486,7 @@ class AttentionMixer(nn.Module):
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
         self.graph, self.heads, self.dropout, self.reads = graph, heads, dropout, used_inputs(graph)
+        self.plan = plan_graph(graph)
         self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P stacked, those that are read
         self.output = nn.Linear(hidden, hidden)  # W_O
 
@@ -498,7 +494,7 @@ class AttentionMixer(nn.Module):
         B, T, H = x.shape
         stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads)
         inputs = dict(zip(self.reads, stacked.permute(2, 0, 3, 1, 4)))  # (I, B, N, T, D)
-        mixed = run_graph(self.graph, inputs, mask, self.dropout if self.training else 0.0)
+        mixed = run_graph(self.graph, inputs, mask, self.dropout if self.training else 0.0, self.plan)
         return self.output(mixed.transpose(1, 2).reshape(B, T, H))  # (B, N, T, D) -> (B, T, H)
 
 
@@ -517,11 +513,11 @@ def light_conv(x, kernel, band=None):
     if not band:
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
-    offsets = torch.arange(T, device=x.device)
-    offsets = offsets[None, :] - offsets[:, None] + K // 2  # (T, T): which weight joins output i and input j
-    matrix = weights[:, offsets.clamp(0, K - 1)] * ((offsets >= 0) & (offsets < K))  # (N, T, T)
-    heads = x.view(B, T, N, H // N).transpose(1, 2)  # (B, N, T, D)
-    return (matrix @ heads).transpose(1, 2).reshape(B, T, H)
+    # rows of T + K - 1, each one place further right than the last, are rows of T + K read one after the other
+    matrix = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)[:, :T * (T + K - 1)].view(N, T, T + K - 1)
+    heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (B, T, H) -> (N, T, B D)
+    mixed = matrix[..., K // 2:K // 2 + T] @ heads  # one product a head for the whole batch, (N, T, B D)
+    return mixed.view(N, T, B, H // N).permute(2, 1, 0, 3).reshape(B, T, H)
 
 
 class ConvMixer(nn.Module):

@@ -208,17 +208,17 @@ def padded_inputs(graph, batch=2, heads=2, tokens=7, dim=4, seed=0):
 
 def test_padding_changes_nothing_in_300_random_graphs():
     """Outputs at real tokens are those of the unpadded input, for any filling and any amount of padding; padded inputs
-    get no gradient."""
+    get no gradient. In float64: in float32 rounding at distance 0 is 0.002 and would hide what this test is after."""
     real = 5
     for number, graph in enumerate(random_graphs(300, seed=5)):
-        plain = padded_inputs(graph, tokens=real, seed=number)
+        plain = {key: value.double() for key, value in padded_inputs(graph, tokens=real, seed=number).items()}
         expected = abz.run_graph(graph, plain)
         for extra, filling in ((2, 0.0), (2, 30.0), (9, -3.0)):
-            padded = {key: torch.cat([value, filling * torch.randn(2, 2, extra, 4)], 2).requires_grad_()
+            padded = {key: torch.cat([value, filling * torch.randn(2, 2, extra, 4, dtype=torch.float64)], 2).requires_grad_()
                       for key, value in plain.items()}
             mask = (torch.arange(real + extra) < real)[None].expand(2, -1)
             output = abz.run_graph(graph, padded, mask)[:, :, :real]
-            torch.testing.assert_close(output, expected, rtol=2e-4, atol=2e-5,
+            torch.testing.assert_close(output, expected, rtol=1e-8, atol=1e-8,
                                        msg=lambda text: f"{abz.formula(graph)}: {text}")
             output.square().sum().backward()
             for value in padded.values():
@@ -250,21 +250,33 @@ def test_published_graphs_run_fused_and_equal_node_by_node():
     graphs = {*abz.read_arch("autobert-zero", 12)[1::2], *abz.read_arch("bert", 1)}
     mask = torch.arange(7)[None] < torch.tensor([7, 4])[:, None]
     for graph in graphs:
-        assert abz.find_softmax_attention(graph)
+        assert abz.plan_graph(graph)[1]
         inputs = padded_inputs(graph)
         for visible in (None, mask):
-            plain = abz.run_graph(graph, inputs, visible, fuse=False)
+            plain = abz.run_graph(graph, inputs, visible, plan=(abz.infer_graph(graph), None))
             torch.testing.assert_close(abz.run_graph(graph, inputs, visible), plain, rtol=1e-5, atol=1e-5)
 
 
 def test_softmax_attention_is_not_seen_where_its_parts_are_read_again():
-    for text in ("a = softmax(scale(Q @ K.T)); a @ (a @ V)", "softmax(Q @ K.T) @ V", "softmax(scale(Q @ K.T)) @ V + Q",
+    for text in ("a = softmax(scale(Q @ K.T)); a @ (a @ V)", "a = softmax(scale(Q @ K.T)) @ V; a + a", "softmax(Q @ K.T) @ V", "softmax(scale(Q @ K.T)) @ V + Q",
                  "softmax(scale(V @ V.T)) @ K"):
         graph = abz.parse_formula(text)
-        fused = abz.find_softmax_attention(graph)
+        shapes, fused = abz.plan_graph(graph)
         assert bool(fused) == (text == "softmax(scale(V @ V.T)) @ K")
         inputs = padded_inputs(graph)
-        torch.testing.assert_close(abz.run_graph(graph, inputs), abz.run_graph(graph, inputs, fuse=False))
+        torch.testing.assert_close(abz.run_graph(graph, inputs), abz.run_graph(graph, inputs, plan=(shapes, None)))
+
+
+def test_euclidean_is_cdist_and_has_finite_gradients_where_rows_coincide():
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 3, 40, 16, requires_grad=True), torch.randn(2, 3, 30, 16, requires_grad=True)
+    ours, slow = abz.run_op("euclidean", [x, y], ["nd", "nd"], None, 0.0), torch.cdist(x, y)
+    torch.testing.assert_close(ours, slow, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(slow.sum(), x), rtol=1e-4,
+                               atol=1e-4)
+    same = abz.run_op("euclidean", [x, x], ["nd", "nd"], None, 0.0)
+    assert torch.autograd.grad(same.sum(), x)[0].isfinite().all()
+    assert same.diagonal(dim1=-2, dim2=-1).max() < 0.02
 
 
 def test_bert_attention_is_torch_attention():
