@@ -1008,8 +1008,10 @@ def schedule(step, steps, warmup):
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW as BERT has it: weight decay on all matrices, a convolution's too, not on biases and LayerNorms."""
-    groups = [{"params": [value for value in model.parameters() if (value.dim() > 1) == decayed],
+    """AdamW as BERT has it: weight decay on all matrices, a convolution's too, not on biases, LayerNorms and the
+    super-net's transforms, which are near the identity."""
+    groups = [{"params": [value for name, value in model.named_parameters()
+                          if (value.dim() > 1 and not name.endswith("conv.transform")) == decayed],
                "weight_decay": weight_decay if decayed else 0.0} for decayed in (True, False)]
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 

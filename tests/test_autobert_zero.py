@@ -331,6 +331,18 @@ def test_supernet_gives_and_takes_the_right_slices():
     assert not any("layers.1.conv" in name or "layers.0.attention" in name for name in changed)
 
 
+def test_transforms_do_not_decay():
+    """Without a gradient the weights shrink towards 0, but the matrices that adapt a kernel stay the identity."""
+    model = abz.LanguageModel((9, 65), TINY, shared=True)
+    optimizer = abz.make_optimizer(model, 0.5)
+    for value in model.parameters():
+        value.grad = torch.zeros_like(value)
+    before = model.encoder.words.weight.norm()
+    optimizer.step()
+    assert torch.equal(model.encoder.layers[0].conv.transform.data, torch.eye(9))
+    assert model.encoder.words.weight.norm() < before
+
+
 def test_write_back_prefers_the_best():
     cfg, supernet = TINY, abz.SuperNet(TINY)
     states = []
