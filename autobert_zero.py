@@ -895,7 +895,7 @@ def score_tasks(model, arch, tasks, data, cfg, shared=True):
 def search(cfg):
     """OP-NAS (Alg. 1). The candidates of a round are shared out over the processes; all else is the same on each."""
     with launch(cfg.device) as ranks:
-        source = read_run(cfg) if cfg.init else None
+        source = read_run(cfg, "search") if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue")
         if run.finished:
             say(ranks, f"{run.folder}: finished (--restart begins anew)")
@@ -985,7 +985,7 @@ def mask_tokens(ids, tokenizer, rate, generator):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imports, builds its model, steps its search
     from common import glue
-    from common.cli import Diverged, Stop, UserError, run, start
+    from common.cli import Diverged, Stop, UserError, run, settings_of, start
     from common.corpus import join
     from common.distributed import (Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory, progress,
                                     reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
@@ -1097,7 +1097,7 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 def pretrain(cfg):
     """Full training of --arch (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device) as ranks:
-        source = read_run(cfg) if cfg.init else None
+        source = read_run(cfg, "pretrain") if cfg.init else None
         arch = settle_arch(cfg)
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
@@ -1133,6 +1133,7 @@ def pretrain(cfg):
 # --arch and --init: the architecture and the weights that an action starts from.
 
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule the shapes of the weights
+FOLLOWED = ("preset", "length", "dropout", "init_std")  # settings that follow the weights unless a flag says otherwise
 
 
 def settle_arch(cfg):
@@ -1145,10 +1146,16 @@ def settle_arch(cfg):
     return arch
 
 
-def read_run(cfg):
+def read_run(cfg, action="describe"):
     """(weights, architecture, "--init") of the run folder --init; of a search a super-net's weights and None. cfg takes
-    over its shape, tokenizer and, where --arch names none, architecture."""
-    owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")})
+    over its shape, tokenizer, FOLLOWED, the rest of its preset and, where --arch names none, architecture."""
+    before = cfg.preset
+    owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}, FOLLOWED)
+    if cfg.preset != before:
+        preset = {**vars(Config()), **settings_of(PRESETS, cfg.preset, action, ACTIONS)}
+        kept = {*SHAPE, *FOLLOWED, *cfg.given, "arch", "tokenizer", "out", "restart", *(PRESETS["dry_run"] if cfg.dry_run else ())}
+        for name in preset.keys() - kept:
+            setattr(cfg, name, preset[name])
     if "model" in owned:
         return owned["model"], settle_arch(cfg), "--init"
     if "arch" not in cfg.given:
@@ -1172,7 +1179,7 @@ def start_from(model, source):
 def recipes(cfg):
     """How each task is fine-tuned, GLUE's rows as long as those of pre-training."""
     paper = dict(lr=2e-5, epochs=3, warmup=0.01)
-    found = {name: Recipe(batch=32, length=cfg.length, main=task.main, **paper) for name, task in glue.TASKS.items()}
+    found = {name: Recipe(batch=32, length=cfg.length, main=task.metrics[0], **paper) for name, task in glue.TASKS.items()}
     if cfg.preset == "small":  # Sec. 4.2, footnote 2
         found |= {name: dataclasses.replace(found[name], main="accuracy") for name in ("MRPC", "QQP")}
     length = 128 if cfg.preset == "demo" else 384  # of a question with its window
@@ -1272,7 +1279,8 @@ def finetune(cfg, text):
     """Fine-tune: --runs seeds of each task, with --grid at every setting of App. D.2; RTE, STS-B and MRPC from the best
     MNLI job, where there is one."""
     with launch(cfg.device) as ranks:
-        source, paper = read_run(cfg) if cfg.init else None, recipes(cfg)
+        source = read_run(cfg, "finetune") if cfg.init else None
+        paper = recipes(cfg)
         names = parse_tasks(text, paper, GROUPS)
         arch, cfg.tasks = settle_arch(cfg), ",".join(names)
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
@@ -1347,13 +1355,16 @@ def check(cfg, action):
         raise UserError(f"--out {cfg.out}: is --init too; choose another")
 
 
+ACTIONS = {
+    "search": (search, "search for an architecture (Alg. 1)"),
+    "pretrain": (pretrain, "train --arch in full (App. D.2)"),
+    "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
+    "describe": (describe, "parameters and FLOPs of --arch as JSON")}
+
+
 def main(argv=None):
     """Run one action of the command line."""
-    return start(Config, PRESETS, {
-        "search": (search, "search for an architecture (Alg. 1)"),
-        "pretrain": (pretrain, "train --arch in full (App. D.2)"),
-        "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
-        "describe": (describe, "parameters and FLOPs of --arch as JSON")}, __doc__, check, argv)
+    return start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":

@@ -349,10 +349,27 @@ def test_run_folders_that_do_not_fit_end_in_one_line(tmp_path, capsys, monkeypat
             study.main("autobert_zero", claims.CLAIMS, [*arguments, "--results", str(tmp_path / "results")])
 
 
+def test_settings_follow_the_weights(tmp_path):
+    """What a base model is fine-tuned with is base's, without a word; a flag rules."""
+    folder = run_folder(tmp_path / "base", preset="base", length=96, dropout=0.3, layers=3)
+    for flags, action, expected in (
+            ([], "finetune", dict(preset="base", length=96, dropout=0.3, layers=3, init_std=0.02, finetune_lr=None,
+                                  finetune_epochs=None, runs=1)),
+            (["--length", "40", "--finetune_lr", "1e-3"], "finetune", dict(length=40, finetune_lr=1e-3, dropout=0.3)),
+            (["--preset", "small"], "finetune", dict(preset="small", length=96, runs=3)),
+            (["--dry_run"], "pretrain", dict(preset="base", steps=2, save_every=1, warmup=0.01, batch=160))):
+        value = ["CoLA"] if action == "finetune" else []
+        cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", [f"--{action}", *value, "--init", folder, *flags])[2]
+        (tmp_path / "base" / "best.json").write_text('{"arch": "conv3 | Q + K | conv5"}')
+        abz.read_run(cfg, action)
+        assert {name: getattr(cfg, name) for name in expected} == expected
+        assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == folder
+
+
 def test_a_full_device_is_one_line(tmp_path, capsys, monkeypatch):
     def search(cfg):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(abz, "search", search)
+    monkeypatch.setitem(abz.ACTIONS, "search", (search, ""))
     assert "--recompute" in mistake(capsys, monkeypatch, ["--search", "--out", str(tmp_path)])
 
 
