@@ -15,10 +15,11 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fi
          Table 5 -> ablate                Table 6 -> PRESETS                  Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
          D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit a mutation · D8 untried operations ·
-         D9 Eq. 3 in percent, a tenth uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged is worst ·
+         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged is worst ·
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
          D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
-         D21 N by position · D22 tokens mix
+         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on
+         token-by-token softmax alone · D26 latency on random ids instead of QNLI (tests/claims)
 """
 import ast
 import dataclasses
@@ -84,6 +85,7 @@ class Config:
     recompute: bool = False  # gradient checkpointing: half the memory, a third more time
     init: str = ""  # run folder to start from: of a search (its super-net), a pre-training, a fine-tuning's TASK
     save_every: int = 1000  # steps between checkpoints; --pretrain looks at held-out text there >= 1
+    save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     # fine-tuning; left out: as in recipes()
     finetune_lr: float | None = None  # peak learning rate > 0
     finetune_batch: int | None = None  # rows an update >= 1
@@ -103,6 +105,7 @@ class Config:
     no_weight_sharing: bool = False  # candidates start from random weights, not from the super-net
     given = frozenset()  # no setting: the flags that were given
     program = "autobert_zero"
+    writes = "round-*", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?"
 
 
 PRESETS = {
@@ -244,7 +247,7 @@ def sample_graph(rng, max_path=MAX_PATH):
 
 
 def sample_arch(rng, layers):
-    """A random architecture: layers are convolutions or attentions with equal chance."""
+    """A random architecture. D23: layers are convolutions or attentions with equal chance; the paper does not say."""
     return tuple(rng.choice(KERNELS) if rng.random() < 0.5 else sample_graph(rng) for _ in range(layers))
 
 
@@ -432,7 +435,7 @@ def run_op(op, values, axes, mask, dropout):
         if axes[0][1] == "n" and mask is not None:
             x = x.masked_fill(~mask[:, None, None, :], float("-inf"))  # D5
         weights = F.softmax(x, dim=-1)
-        return F.dropout(weights, dropout) if axes[0] == "nn" else weights
+        return F.dropout(weights, dropout) if axes[0] == "nn" else weights  # D25: on token-by-token weights alone
     if op == "matmul":
         return hide(x, axes[0], 1, mask) @ hide(y, axes[1], 0, mask)
     x, y = hide(x, axes[0], 1, mask), hide(y, axes[1], 1, mask)
@@ -739,8 +742,8 @@ class OperationPriority:
                     counts[options.index(option)] += 1
 
     def probabilities(self, options, place, legal=None):
-        """Over OPS at a position from 0, or over KERNELS in a layer from 0; 0 for what is not among `legal`. D9: softmax
-        (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables, bonus and all: in 0..1 alpha 0.01 leaves it
+        """Over OPS at a position from 0, or over KERNELS in a layer from 0; 0 for what is not among `legal`. D9:
+        softmax (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables, bonus and all: in 0..1 alpha 0.01 leaves it
         uniform. A tenth of the probability is uniform, or what failed once would never be tried again."""
         allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
@@ -817,7 +820,7 @@ def mutate(parent, rng, priority):
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
             child[layer] = rng.choice(KERNELS)
-        elif attentions and rng.random() < 0.5:
+        elif attentions and rng.random() < 0.5:  # D24: half of the new attentions are copies of another layer's
             child[layer] = rng.choice(attentions)
         else:
             child[layer] = sample_graph(rng)
@@ -868,27 +871,29 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
     checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model.to(data.device))
     try:
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
-        scores = score_tasks(model, arch, tasks, data, cfg)
-    except Diverged:
-        diverged = True  # D12: scores 0, counts as the worst score in Eq. 3, and is never a parent
+        scores = score_tasks(model, arch, tasks, data, cfg, path.with_suffix(".scores"))
+    except (Diverged, torch.OutOfMemoryError) as error:
+        diverged = type(error).__name__  # D12: scores 0, counts as the worst score in Eq. 3, and is never a parent
     save_file(path.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
     checkpoint.remove()
     score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks, MNLI by its matched half alone
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
 
 
-def score_tasks(model, arch, tasks, data, cfg, shared=True):
-    """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model on each. D15: MLM is
-    the share of held-out masked words that it finds as it is; minutes of training leave most GLUE tasks at chance."""
-    scores, alone = {}, Ranks(0, 1, data.device)
-    for name, task in tasks.items():
+def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
+    """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model on each, kept in
+    path as they come. D15: MLM is the share of held-out masked words that it finds as it is; minutes of training leave
+    most GLUE tasks at chance."""
+    scores, alone = read_json(path, dict) if path.exists() else {}, Ranks(0, 1, data.device)
+    for name in [name for name in tasks if name not in scores]:
         if name == "MLM":
             scores[name] = evaluate_language_model(model, data, cfg, alone, batches=32)["mlm_accuracy"]
-            continue
-        seed_everything(cfg.seed, "head", name)  # the same head whether or not the candidate was resumed
-        tuned = TaskModel(arch, cfg, task.outputs, shared=shared)
-        tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
-        scores[name] = max(train_task(tuned, task, cfg, data.device)["main"], 0.0)
+        else:
+            seed_everything(cfg.seed, "head", name)  # the same head whether or not the candidate was resumed
+            tuned = TaskModel(arch, cfg, tasks[name].outputs, shared=shared)
+            tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
+            scores[name] = max(train_task(tuned, tasks[name], cfg, data.device)["main"], 0.0)
+        write_atomic(path, json.dumps(scores))
     return scores
 
 
@@ -918,7 +923,10 @@ def search(cfg):
                 result = evaluate_candidate(arch, number, supernet, tasks, data, cfg, folder / name)
                 return {"id": int(name), "round": number, "parent": parent, "arch": arch_text(arch), **result}
 
-            label = f"round {number + 1}/{len(sizes)}, best {best:.4f}"
+            def label():
+                scores = [read_json(path, dict)["score"] for path in folder.glob("*.json")]
+                return f"round {number + 1}/{len(sizes)}, best {max([best, *scores]):.4f}"
+
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 8, 9
             history += lines
             if not cfg.no_weight_sharing:  # Alg. 1, line 11; one candidate's weights are in memory at a time
@@ -957,9 +965,9 @@ def show_best(best, ranks):
 
 
 def draw_next_sentence(segments, generator):
-    """What stands behind R segments: the continuation (label 0) or, in half of the cases, text from elsewhere (label 1).
-    Returns ids (R, width), lengths (R,) and labels (R,). A run without a sentence boundary has no continuation and stays
-    unlabelled, -100: text from elsewhere begins with a sentence, and a cut in mid-sentence would give the label away."""
+    """What stands behind R segments: the continuation (label 0) or, in half of the cases, text from elsewhere (label
+    1). Returns ids (R, width), lengths (R,) and labels (R,). A run without a sentence boundary has no continuation and
+    no label, -100: text from elsewhere begins with a sentence, and a cut in mid-sentence would give it away."""
     none = (segments.second_length == 0) | (segments.other_length == 0)
     other = (torch.rand(len(none), generator=generator) < 0.5) & ~none
     return (torch.where(other[:, None], segments.other, segments.second),
@@ -987,10 +995,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, settings_of, start
     from common.corpus import join
-    from common.distributed import (Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory, progress,
-                                    reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
-                                    stop_requested, stopping, travelling)
-    from common.files import load_file, load_newest, save_file, write_atomic
+    from common.distributed import (Pace, Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory, progress,
+                                    reduce_mean, say, seed_everything, seed_of, shard_range, share_out, travelling)
+    from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
@@ -998,6 +1005,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
+LOOK_ROWS = 2000  # of dev, at --eval_every
 CHECK_EVERY = 20  # steps between looks at the gradient norm, which make a GPU wait
 
 
@@ -1049,6 +1057,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
     if cfg.batch % shards:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of its {shards} shards (--accumulate)")
     network, mine, rows = data_parallel(model, ranks, cfg.compile), shard_range(ranks, shards), cfg.batch // shards
+    pace = Pace(ranks, cfg.save_minutes)
     model.train()
     for step in range(begin, cfg.steps):
         rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
@@ -1063,16 +1072,14 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        done = step + 1
-        saved = done == cfg.steps or done % cfg.save_every == 0
-        shown = saved or done % LOG_EVERY == 0
-        look = shown or done % CHECK_EVERY == 0
-        if look and not math.isfinite(norm):  # once it is not, the weights are lost, and it stays so
+        done, (stop, save, log) = step + 1, pace()
+        save = save or stop or done == cfg.steps or done % cfg.save_every == 0
+        log = log or save or done % LOG_EVERY == 0
+        if (log or done % CHECK_EVERY == 0) and not math.isfinite(norm):  # the weights are lost, and it stays so
             raise Diverged(f"gradient norm {norm} at or before step {done}")
-        if shown and report:
+        if log and report:
             report(done, losses, rate)
-        stop = (look or ranks.size == 1) and stopping(ranks)
-        if saved or stop:
+        if save:
             checkpoint.save(step=done)
         if stop:
             raise Stop
@@ -1099,6 +1106,7 @@ def pretrain(cfg):
     with launch(cfg.device) as ranks:
         source = read_run(cfg, "pretrain") if cfg.init else None
         arch = settle_arch(cfg)
+        cfg.accumulate = max(cfg.accumulate, ranks.size)  # the shards of a batch rule the weights: a setting of the run
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
             return say(ranks, f"{run.folder}: finished with {run.finished} (--restart begins anew)")
@@ -1219,12 +1227,14 @@ def predict(model, task, split, cfg, device):
 
 def train_task(model, task, cfg, device, checkpoint=None):
     """Fine-tune on one task and return its metrics on dev: in a search of the last weights; with a checkpoint, from
-    which it goes on, of the best at --eval_every (D20: the paper looks so often, and does not say what it reports)."""
+    which it goes on, of the best at --eval_every (D20: the paper looks so often, and does not say what it reports; a
+    look is at LOOK_ROWS of GLUE's rows at most, as QQP's would take twelve times its training)."""
     optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
         kept = checkpoint.restore()
     begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
+    looks, pace = "look" if "look" in task.splits else "dev", Pace(Ranks(0, 1, device), cfg.save_minutes)
     for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
         for group in optimizer.param_groups:
             group["lr"] = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
@@ -1237,20 +1247,20 @@ def train_task(model, task, cfg, device, checkpoint=None):
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        done, last, stop = step + 1, step + 1 == steps, stop_requested()
+        done, last, (stop, save, _) = step + 1, step + 1 == steps, pace()
         if (last or done % CHECK_EVERY == 0) and not math.isfinite(norm):
             raise Diverged(f"gradient norm {norm} at or before step {done} of {task.name}")
         if checkpoint and (last or done % (cfg.eval_every or max(1, steps // 20)) == 0):
-            metrics = task.score("dev", predict(model, task, "dev", cfg, device))
-            if not best or metrics["main"] > best[0]["main"]:
-                best = metrics, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-        if checkpoint and (stop or done % cfg.save_every == 0):
+            main = task.score(looks, predict(model, task, looks, cfg, device))["main"]
+            if not best or main > best[0]:
+                best = main, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+        if checkpoint and (stop or save or done % cfg.save_every == 0):
             checkpoint.save(step=done, best=best)
         if stop:
             raise Stop
     if best:
         model.load_state_dict(best[1])
-    return best[0] if best else task.score("dev", predict(model, task, "dev", cfg, device))
+    return task.score("dev", predict(model, task, "dev", cfg, device))
 
 
 def finetune_job(task, cfg, arch, source, folder, data):
@@ -1262,7 +1272,7 @@ def finetune_job(task, cfg, arch, source, folder, data):
     checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device))
     try:
         metrics = train_task(model, task, cfg, data.device, checkpoint)
-        for split in [*task.splits][1:]:  # behind "train"
+        for split in [split for split in task.splits if split not in ("train", "look")]:
             logits = predict(model, task, split, cfg, data.device)
             task.write(split, logits, folder)
             if split == "dev_mismatched":
@@ -1287,7 +1297,16 @@ def finetune(cfg, text):
         run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs))
         if run.finished:
             return show(run.finished, ranks)
-        opened, jobs = functools.cache(lambda name: open_task(name, cfg, data.tokenizer, paper)), {}
+        jobs = {}
+
+        @functools.cache
+        def opened(name):
+            task = open_task(name, cfg, data.tokenizer, paper)
+            if task.kind != "span" and len(task.rows["dev"]) > LOOK_ROWS:
+                rows = task.rows["dev"].head(LOOK_ROWS)
+                task.splits["look"] = glue.encode(rows, data.tokenizer, task.recipe.length)
+            return task
+
         for name, number in itertools.product(names, range(cfg.runs)):
             for lr, decay in GRID if cfg.grid else [(cfg.finetune_lr or paper[name].lr, cfg.weight_decay)]:
                 own = dict(finetune_lr=lr, weight_decay=decay, seed=cfg.seed + number)
@@ -1301,7 +1320,15 @@ def finetune(cfg, text):
         results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
         result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
+        on_main(ranks, keep_chosen, run.folder / "jobs", result)
         show(result, ranks)
+
+
+def keep_chosen(folder, result):
+    """Delete the models of the jobs that stand for no task."""
+    for path in folder.glob("*/checkpoint.pt*"):
+        if path.parent.name not in {entry["job"] for entry in result["tasks"].values()}:
+            path.unlink()
 
 
 def count(arch, cfg):

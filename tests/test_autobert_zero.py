@@ -554,9 +554,9 @@ print("alone")
 
 
 def test_every_departure_stands_in_the_docstring_and_where_it_happens():
-    source = (ROOT / "autobert_zero.py").read_text()
+    source = (ROOT / "autobert_zero.py").read_text() + (ROOT / "tests" / "claims" / "autobert_zero.py").read_text()
     listed = [int(number) for number in re.findall(r"\bD(\d+)\b", abz.__doc__)]
-    tagged = {int(number) for number in re.findall(r"\bD(\d+)\b", source.removeprefix(f'"""{abz.__doc__}"""'))}
+    tagged = {int(number) for number in re.findall(r"\bD(\d+)\b", source.replace(abz.__doc__, ""))}
     assert listed == list(range(1, len(listed) + 1)) and tagged == set(listed)
 
 

@@ -184,7 +184,7 @@ def test_a_diverged_pretraining_ends_before_it_logs_or_saves_what_is_no_number(f
         assert all(value.isfinite().all() for value in weights.values())
 
 
-def test_heads_do_not_depend_on_what_was_drawn_before(monkeypatch):
+def test_heads_do_not_depend_on_what_was_drawn_before(monkeypatch, tmp_path):
     """A candidate killed while it is fine-tuned must resume with the heads that it would have had."""
     heads, cfg = [], abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8)
 
@@ -192,10 +192,28 @@ def test_heads_do_not_depend_on_what_was_drawn_before(monkeypatch):
         name, outputs = "CoLA", 2
     monkeypatch.setattr(abz, "train_task", lambda model, *_: heads.append(model.head.weight.clone()) or {"main": 0.5})
     model, data = abz.LanguageModel((3,), cfg, shared=True), type("Data", (), {"device": torch.device("cpu")})
-    for _ in range(2):
+    for number in range(3):
         torch.rand(7)
-        abz.score_tasks(model, (3,), {"CoLA": Task}, data, cfg)
-    assert torch.equal(*heads)
+        path = tmp_path / f"{min(number, 1)}.scores"
+        assert abz.score_tasks(model, (3,), {"CoLA": Task}, data, cfg, path) == {"CoLA": 0.5}
+    assert torch.equal(*heads)  # and the third finds its score in the file
+
+
+@pytest.mark.parametrize("error", [abz.Diverged("gradient norm nan"), torch.OutOfMemoryError("no memory")])
+def test_a_candidate_that_fails_is_the_worst_and_the_search_goes_on(monkeypatch, tmp_path, error):
+    cfg = abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8)
+    monkeypatch.setattr(abz, "train_language_model", raising(error))
+    data = type("Data", (), {"device": torch.device("cpu")})
+    result = abz.evaluate_candidate((3,), 0, abz.SuperNet(cfg), {"CoLA": None}, data, cfg, tmp_path / "0")
+    assert result["score"] == 0 and result["diverged"] == type(error).__name__ and (tmp_path / "0.pt").exists()
+
+
+def test_the_models_of_jobs_that_were_not_chosen_go(tmp_path):
+    for job in ("CoLA-0", "CoLA-1"):
+        (tmp_path / job).mkdir()
+        (tmp_path / job / "checkpoint.pt").touch()
+    abz.keep_chosen(tmp_path, {"tasks": {"CoLA": {"job": "CoLA-1"}}})
+    assert [path.parent.name for path in tmp_path.glob("*/checkpoint.pt")] == ["CoLA-1"]
 
 
 def test_two_processes_write_the_same_history(searched, files, tmp_path):
@@ -247,7 +265,7 @@ def test_fine_tuning_continues_inside_a_job(monkeypatch, tmp_path):
     cfg, looks = abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8, eval_every=2), []
 
     class Task:
-        name, kind, steps, recipe = "CoLA", "class", 12, Recipe(lr=0.01, batch=2)
+        name, kind, steps, recipe, splits = "CoLA", "class", 12, Recipe(lr=0.01, batch=2), {"look": None}
 
         def batches(self, seed, start):
             for number in range(start, 12):
@@ -261,7 +279,7 @@ def test_fine_tuning_continues_inside_a_job(monkeypatch, tmp_path):
     def tune(path, stop_at=None):
         torch.manual_seed(0)
         model, asked = abz.TaskModel((3,), cfg, 2), iter(range(1, 100))
-        monkeypatch.setattr(abz, "stop_requested", lambda: next(asked) == stop_at)
+        monkeypatch.setattr(abz, "Pace", lambda *_: lambda: (next(asked) == stop_at, False, False))
         checkpoint = Checkpoint(path, distributed.Ranks(0, 1, torch.device("cpu")))
         return abz.train_task(model, Task(), cfg, torch.device("cpu"), checkpoint), model.state_dict()
     monkeypatch.setattr(abz, "predict", lambda model, *_: model.head.weight[0, 0].item())
@@ -269,7 +287,7 @@ def test_fine_tuning_continues_inside_a_job(monkeypatch, tmp_path):
     with pytest.raises(distributed.Stop):
         tune(tmp_path / "parts.pt", stop_at=5)
     parts = tune(tmp_path / "parts.pt")
-    assert len(looks) == 12 and parts[0] == whole[0]
+    assert looks == ["look"] * 6 + ["dev"] + ["look"] * 6 + ["dev"] and parts[0] == whole[0]
     assert all(torch.equal(parts[1][name], whole[1][name]) for name in whole[1])
 
 
