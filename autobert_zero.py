@@ -15,11 +15,11 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fi
          Table 5 -> ablate                Table 6 -> PRESETS                  Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
          D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit a mutation · D8 untried operations ·
-         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged is worst ·
+         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: worst
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
          D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
-         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on
-         token-by-token softmax alone · D26 latency on random ids instead of QNLI (tests/claims)
+         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on token-by-token
+         softmax alone · D26 latency on random ids instead of QNLI (tests/claims)
 """
 import ast
 import dataclasses
@@ -395,22 +395,6 @@ def read_arch(name, layers):
         raise ValueError(f"it has {len(arch)} layers; set --layers {len(arch)}")
     return arch
 
-
-def mermaid(arch):
-    """The architecture as a Mermaid flowchart, one subgraph a layer."""
-    lines = ["flowchart BT"]
-    for number, layer in enumerate(arch, 1):
-        if isinstance(layer, int):
-            lines.append(f'  L{number}["{number}: convolution, kernel {layer}"]')
-            continue
-        lines += [f"  subgraph L{number}[{number}: attention]", "    direction BT"]
-        lines += [f"    L{number}_{index}(({INPUTS[index]}))" for index in used_inputs(layer)]
-        for index, (op, *operands) in enumerate(layer, len(INPUTS)):
-            lines.append(f"    L{number}_{index}[{op}]")
-            lines += [f"    L{number}_{operand} --> L{number}_{index}" for operand in operands]
-        lines.append("  end")
-    return "\n".join(lines + [f"  L{number} --> L{number + 1}" for number in range(1, len(arch))]) + "\n"
-
 # --- model ---------------------------------------------------------------------------------------
 
 
@@ -743,8 +727,8 @@ class OperationPriority:
 
     def probabilities(self, options, place, legal=None):
         """Over OPS at a position from 0, or over KERNELS in a layer from 0; 0 for what is not among `legal`. D9:
-        softmax (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables, bonus and all: in 0..1 alpha 0.01 leaves it
-        uniform. A tenth of the probability is uniform, or what failed once would never be tried again."""
+        softmax (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves it uniform. A
+        tenth of the probability is uniform, or what failed once would never be tried again."""
         allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
         scores = [self.cfg.ucb_unit * u for u in ucb(*cell, self.cfg.alpha)] if cell else [0.0] * len(options)
@@ -943,7 +927,7 @@ def search(cfg):
         best = max((line for line in history if not line["diverged"]), key=lambda line: line["score"])
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-        on_main(ranks, write_atomic, run.folder / "best.mmd", mermaid(parse_arch(best["arch"])))
+        on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg)
         run.finish(result)
         show_best(result, ranks)
 
@@ -995,13 +979,15 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, settings_of, start
     from common.corpus import join
-    from common.distributed import (Pace, Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory, progress,
-                                    reduce_mean, say, seed_everything, seed_of, shard_range, share_out, travelling)
+    from common.distributed import (Pace, Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory,
+                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
+                                    travelling)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
     from data.inputs import open_run
+    from data.network_code import Attention, write_network
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
@@ -1161,7 +1147,8 @@ def read_run(cfg, action="describe"):
     owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}, FOLLOWED)
     if cfg.preset != before:
         preset = {**vars(Config()), **settings_of(PRESETS, cfg.preset, action, ACTIONS)}
-        kept = {*SHAPE, *FOLLOWED, *cfg.given, "arch", "tokenizer", "out", "restart", *(PRESETS["dry_run"] if cfg.dry_run else ())}
+        kept = {*SHAPE, *FOLLOWED, *cfg.given, "arch", "tokenizer", "out", "restart"}
+        kept.update(PRESETS["dry_run"] if cfg.dry_run else ())
         for name in preset.keys() - kept:
             setattr(cfg, name, preset[name])
     if "model" in owned:
@@ -1181,13 +1168,34 @@ def start_from(model, source):
     return take_over(model, weights, name, heads=("head",))
 
 
+def write_best(path, arch, source, cfg):
+    """Write an architecture as a module of plain torch, a drawing and its weights: FILE.py, .mmd, .pt. source: as
+    start_from takes it; returns what that says."""
+    model = LanguageModel(arch, cfg)
+    note = start_from(model, source)
+    layers = [each if isinstance(each, int) else Attention(each, tuple(infer_graph(each)), formula(each))
+              for each in arch]
+    write_network(path, layers, model.state_dict(), cfg)
+    return note
+
+
+def export(cfg, name):
+    """Write the network of --init, a search or a pre-training, as write_best does."""
+    path, source = Path(name), read_run(cfg) if cfg.init else None
+    if path.suffix != ".py" or path.exists() or not source or "head.weight" in source[0]:
+        raise UserError(f"--export {name}: name a new file .py, and with --init a search or a pre-training")
+    cfg.vocab_size = len(source[0]["encoder.words.weight"])
+    print(write_best(path, settle_arch(cfg), source, cfg))
+
+
 # Fine-tuning (App. D.1, D.2). A job is one run of one task at one setting.
 
 
 def recipes(cfg):
     """How each task is fine-tuned, GLUE's rows as long as those of pre-training."""
     paper = dict(lr=2e-5, epochs=3, warmup=0.01)
-    found = {name: Recipe(batch=32, length=cfg.length, main=task.metrics[0], **paper) for name, task in glue.TASKS.items()}
+    found = {name: Recipe(batch=32, length=cfg.length, main=task.metrics[0], **paper)
+             for name, task in glue.TASKS.items()}
     if cfg.preset == "small":  # Sec. 4.2, footnote 2
         found |= {name: dataclasses.replace(found[name], main="accuracy") for name in ("MRPC", "QQP")}
     length = 128 if cfg.preset == "demo" else 384  # of a question with its window
@@ -1386,6 +1394,7 @@ ACTIONS = {
     "search": (search, "search for an architecture (Alg. 1)"),
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
     "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
+    "export": (export, "write the network of --init as a module of plain torch, and its weights", "FILE.py"),
     "describe": (describe, "parameters and FLOPs of --arch as JSON")}
 
 

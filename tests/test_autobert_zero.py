@@ -17,6 +17,7 @@ from common.corpus import join
 from common.distributed import Ranks
 from conftest import ROOT
 from data.inputs import open_text
+from data.network_code import rename
 
 TINY = abz.Config(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0)
 
@@ -214,7 +215,7 @@ def test_padding_changes_nothing_in_300_random_graphs():
         plain = {key: value.double() for key, value in padded_inputs(graph, tokens=real, seed=number).items()}
         expected = abz.run_graph(graph, plain)
         for extra, filling in ((2, 0.0), (2, 30.0), (9, -3.0)):
-            padded = {key: torch.cat([value, filling * torch.randn(2, 2, extra, 4, dtype=torch.float64)], 2).requires_grad_()
+            padded = {key: torch.cat([value, filling * torch.randn(2, 2, extra, 4).double()], 2).requires_grad_()
                       for key, value in plain.items()}
             mask = (torch.arange(real + extra) < real)[None].expand(2, -1)
             output = abz.run_graph(graph, padded, mask)[:, :, :real]
@@ -258,7 +259,8 @@ def test_published_graphs_run_fused_and_equal_node_by_node():
 
 
 def test_softmax_attention_is_not_seen_where_its_parts_are_read_again():
-    for text in ("a = softmax(scale(Q @ K.T)); a @ (a @ V)", "a = softmax(scale(Q @ K.T)) @ V; a + a", "softmax(Q @ K.T) @ V", "softmax(scale(Q @ K.T)) @ V + Q",
+    for text in ("a = softmax(scale(Q @ K.T)); a @ (a @ V)", "a = softmax(scale(Q @ K.T)) @ V; a + a",
+                 "softmax(Q @ K.T) @ V", "softmax(scale(Q @ K.T)) @ V + Q",
                  "softmax(scale(V @ V.T)) @ K"):
         graph = abz.parse_formula(text)
         shapes, fused = abz.plan_graph(graph)
@@ -525,6 +527,32 @@ def test_a_batch_without_labels_has_a_loss():
     logits, labels = torch.randn(3, 2, requires_grad=True), torch.full((3,), -100)
     assert abz.mean_loss(logits, labels) == 0 and abz.mean_loss(logits, torch.tensor([1, -100, 0])).isclose(
         torch.nn.functional.cross_entropy(logits[[0, 2]], torch.tensor([1, 0])))
+
+
+# --- the network as code -------------------------------------------------------------------------
+
+def test_the_written_module_gives_our_outputs(tmp_path):
+    """Ten random architectures and the published one, on padded batches; the module imports torch alone."""
+    rng = random.Random(0)
+    for number, arch in enumerate([abz.read_arch("autobert-zero", 12), *(abz.sample_arch(rng, 5) for _ in range(10))]):
+        cfg = dataclasses.replace(TINY, layers=len(arch), embedding=8 if number % 2 else 0, init_std=0.2)
+        torch.manual_seed(number)
+        model, path = abz.LanguageModel(arch, cfg).double().eval(), tmp_path / f"net{number}.py"
+        abz.write_best(path, arch, (model.state_dict(), arch, "test"), cfg)
+        source, written = path.read_text(), {}
+        imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert {ast.unparse(node) for node in imports} == {
+            "import torch", "import torch.nn.functional as F", "from torch import nn"}
+        assert all(abz.formula(layer).replace("; ", "\n    ") in source for layer in arch if not isinstance(layer, int))
+        exec(compile(source, path, "exec"), written)
+        network = written["load"](path.with_suffix(".pt")).double().eval()
+        network.load_state_dict({**network.state_dict(), **rename(model.state_dict())})  # the file has float32
+        ids, lengths = torch.randint(50, (4, 11)), torch.tensor([11, 7, 2, 1])
+        words, pairs = network(ids, ids % 2, lengths)
+        real = (torch.arange(11)[None] < lengths[:, None]).flatten().nonzero()[:, 0]
+        expected, expected_pairs = model(ids, ids % 2, lengths, real)
+        torch.testing.assert_close(words.flatten(0, 1)[real], expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(pairs, expected_pairs, rtol=1e-6, atol=1e-6)
 
 
 # --- one file alone ------------------------------------------------------------------------------
