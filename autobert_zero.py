@@ -15,11 +15,11 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fi
          Table 5 -> ablate                Table 6 -> PRESETS                  Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
          D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit a mutation · D8 untried operations ·
-         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: worst
+         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: worst ·
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
          D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
-         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on token-by-token
-         softmax alone · D26 latency on random ids instead of QNLI (tests/claims)
+         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions ·
+         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims)
 """
 import ast
 import dataclasses
@@ -167,9 +167,9 @@ def infer_graph(graph):
 
 
 def canonical(graph, node=None):
-    """The same function in the one form by which graphs are compared: operations in post-order from the output, equal
-    sub-expressions merged, what the output does not use left out, the operands of add sorted. With the operand `node`
-    of graph: (that form, the position of node in it, -1 where it is left out)."""
+    """The same function in the one form by which graphs are compared: post-order from the output, equal sub-expressions
+    merged, what is not used left out, the operands of add sorted. With an operand `node`: (that form, the position of
+    node in it, -1 where it is left out)."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
@@ -197,8 +197,8 @@ def used_inputs(graph):
 
 
 def why_illegal(graph, max_path=None):
-    """None for a legal graph, else the reason in words. max_path: as a search wants it, no longer than that and, D22, a
-    mixer of tokens: a third of the graphs drawn would treat each token by itself."""
+    """None for a legal graph, else the reason in words. With max_path as a search wants it: no longer than that and,
+    D22, a mixer of tokens, which a third of the graphs drawn would not be."""
     shapes = infer_graph(graph)
     if shapes is None:
         return "an operation's operands do not fit"
@@ -286,45 +286,43 @@ def formula(graph):
 def parse_formula(text):
     """The canonical graph of a formula, read from its syntax tree; ValueError says what is wrong with it."""
     graph, names = [], {name: index for index, name in enumerate(INPUTS)}
-
-    def node(op, *operands):
-        graph.append((op, *operands))
-        return len(INPUTS) + len(graph) - 1
+    calls = {name: op for op, name in FUNCTIONS.items()}
 
     def read(tree):
-        if isinstance(tree, ast.Name) and tree.id in names:
-            return names[tree.id]
-        if isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.MatMult)):
-            return node("add" if isinstance(tree.op, ast.Add) else "matmul", read(tree.left), read(tree.right))
-        if isinstance(tree, ast.Attribute) and tree.attr == "T":
-            return node("transpose", read(tree.value))
-        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-            return node("neg", read(tree.operand))
-        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-            op = next((op for op, name in FUNCTIONS.items() if name == tree.func.id), None)
-            if op and len(tree.args) == (1 if op in UNARY else 2) and not tree.keywords:
-                return node(op, *map(read, tree.args))
-        raise ValueError(f"{ast.unparse(tree)!r} is none of Q, K, V, P, +, @, .T, {', '.join(FUNCTIONS.values())}")
+        """Append an expression's operations to graph; returns the operand number of its value."""
+        match tree:
+            case ast.Name(name) if name in names:
+                return names[name]
+            case ast.BinOp(left, ast.Add() | ast.MatMult() as sign, right):
+                op, *parts = "add" if isinstance(sign, ast.Add) else "matmul", left, right
+            case ast.Attribute(value, "T"):
+                op, *parts = "transpose", value
+            case ast.UnaryOp(ast.USub(), operand):
+                op, *parts = "neg", operand
+            case ast.Call(ast.Name(name), parts, []) if name in calls and len(parts) == 1 + (calls[name] in BINARY):
+                op = calls[name]
+            case _:
+                known = ", ".join(FUNCTIONS.values())
+                raise ValueError(f"{ast.unparse(tree)!r} is none of Q, K, V, P, +, @, .T, {known}")
+        graph.append((op, *map(read, parts)))
+        return len(INPUTS) + len(graph) - 1
 
     try:
         *bindings, output = [statement for part in text.split(";") for statement in ast.parse(part.strip()).body]
     except (SyntaxError, ValueError):
         raise ValueError(f"{text!r} is not a formula") from None
     for binding in bindings:
-        target = binding.targets[0] if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
-        if not isinstance(target, ast.Name) or target.id in INPUTS:
-            raise ValueError(f"{ast.unparse(binding)!r}: only other names than Q, K, V, P can be bound")
-        names[target.id] = read(binding.value)
-    if not isinstance(output, ast.Expr):
-        raise ValueError(f"{text!r} ends without a formula")
-    result = read(output.value)
-    if result < len(INPUTS):
-        raise ValueError(f"{text!r} has no operation")
-    used = canonical(tuple(graph[:result - len(INPUTS) + 1]))
-    reason = why_illegal(used)
+        match binding:
+            case ast.Assign([ast.Name(name)], value) if name not in INPUTS:
+                names[name] = read(value)
+            case _:
+                raise ValueError(f"{ast.unparse(binding)!r}: only other names than Q, K, V, P can be bound")
+    result = read(output.value) if isinstance(output, ast.Expr) else 0
+    graph = canonical(tuple(graph[:result - len(INPUTS) + 1])) if result >= len(INPUTS) else ()
+    reason = why_illegal(graph)
     if reason:
         raise ValueError(f"{text!r}: {reason}")
-    return used
+    return graph
 
 
 def arch_text(arch):
@@ -359,20 +357,19 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 
 
 def ablate(arch, kind):
-    """Table 5: "-att" replaces each convolution with the attention directly behind it (the last ones: before it),
-    "-conv" each attention with the convolution before it (D14: our choice; the paper does not say)."""
+    """Table 5: "-att" replaces each convolution with the attention behind it (the last ones: before it), "-conv" each
+    attention with the convolution before it (D14: our choice; the paper does not say)."""
     wanted, direction = (int, -1) if kind == "-conv" else (tuple, 1)
     places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
     if not places:
         raise ValueError(f"the architecture has no layer to build {kind} from")
-    nearest = (min(places, key=lambda place: ((place - index) * direction < 0, abs(place - index)))
-               for index in range(len(arch)))
-    return tuple(arch[place] for place in nearest)
+    return tuple(arch[min(places, key=lambda place: ((place - index) * direction < 0, abs(place - index)))]
+                 for index in range(len(arch)))
 
 
 def stretch(arch, layers):
     """A network of pairs at another depth: more layers repeat each pair right after itself (App. D.2, large); fewer, of
-    which the paper has none (D14), take pairs evenly spaced from first to last; an odd number drops the last layer."""
+    which the paper has none (D14), take pairs evenly spaced; an odd number drops the last layer."""
     pairs, count = len(arch) // 2, (layers + 1) // 2
     chosen = [index * pairs // count if count > pairs else round(index * (pairs - 1) / max(count - 1, 1))
               for index in range(count)]
@@ -384,9 +381,9 @@ def read_arch(name, layers):
     text, kind = re.fullmatch("(.*?)(-att|-conv)?", name, re.DOTALL).groups()
     if text.endswith(".json"):
         best = json.loads(Path(text).read_text(encoding="utf-8-sig"))
-        text = best.get("arch") if isinstance(best, dict) else None
-        if not isinstance(text, str):
+        if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
             raise ValueError('the file holds no object with an "arch"')
+        text = best["arch"]
     arch = parse_arch({"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}.get(text, text))
     arch = ablate(arch, kind) if kind else arch
     if text == "autobert-zero" or (len(arch), layers) == (12, 24):
@@ -713,7 +710,7 @@ class OperationPriority:
     layers, and one over KERNELS for each layer."""
 
     def __init__(self, history, cfg):
-        self.cfg, self.cells = cfg, {}  # cells: {(options, place): (summed scores, number of samples) of each option}
+        self.cfg, self.cells = cfg, {}  # {(options, place): (summed scores, numbers of samples) of the options}
         worst = min((line["score"] for line in history if not line["diverged"]), default=0.0)
         for line in history:
             for number, layer in enumerate(parse_arch(line["arch"])):
@@ -749,9 +746,9 @@ def applied(operands, below):
 
 
 def edits(graph, kind, position):
-    """The graphs one edit of an operation away, some not legal: [(graph, operand number of the new operation or
-    None)]. D7 (the paper names no edits): the operation is replaced or deleted, one of its operands read from elsewhere
-    ("rewire"), or another operation inserted on an operand's edge, or behind it for all its readers."""
+    """The graphs one edit of an operation away, some not legal: [(graph, operand number of a new operation or None)].
+    D7 (the paper names no edits): it is replaced or deleted, reads an operand elsewhere ("rewire"), or another one is
+    inserted on an operand's edge, or behind it for all its readers."""
     first, (op, *operands) = len(INPUTS), graph[position]
     here, before, behind = first + position, graph[:position], graph[position + 1:]
     if kind == "replace":
@@ -776,8 +773,8 @@ def edits(graph, kind, position):
 
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
-    """A legal graph one edit away, or None where there is none: kind and place are random, a new operation is drawn
-    from the distribution of the position where it will stand, among those that are legal there."""
+    """A legal graph one edit away, or None: kind and place are random, a new operation is drawn from the distribution
+    of the position where it will stand, among those that are legal there."""
     for kind, position in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
         children = {}  # {position of the new operation, None: there is none: {operation: {child}}}
         for child, node in edits(graph, kind, position):
@@ -887,8 +884,7 @@ def search(cfg):
         source = read_run(cfg, "search") if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue")
         if run.finished:
-            say(ranks, f"{run.folder}: finished (--restart begins anew)")
-            return show_best(run.finished, ranks)
+            return show_best(run.finished, ranks, f"{run.folder}: finished (--restart begins anew)\n")
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
         if source:  # one trained network writes where its architecture has weights
             begun = LanguageModel(source[1], cfg) if source[1] else supernet
@@ -938,12 +934,12 @@ def record_round(run, number, history):
     shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
 
-def show_best(best, ranks):
+def show_best(best, ranks, first=""):
     """Print what a finished search found, a layer a line."""
     scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
-    say(ranks, f"best of {best['candidates']} candidates: {best['id']}, with {100 * best['score']:.2f} ({scores})")
-    for number, layer in enumerate(best["arch"].split(" | "), 1):
-        say(ranks, f"  {number:2d}  {layer}")
+    layers = [f"\n  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
+    found = f"{best['id']}, with {100 * best['score']:.2f} ({scores})"
+    say(ranks, f"{first}best of {best['candidates']} candidates: {found}{''.join(layers)}")
 
 # --- objective -----------------------------------------------------------------------------------
 
@@ -987,7 +983,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
     from data.inputs import open_run
-    from data.network_code import Attention, write_network
+    from data.network_code import Attention, multiply_adds, write_network
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
@@ -1034,10 +1030,9 @@ def mean_loss(logits, labels):
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
-    """Masked-language-model and next-sentence pre-training on the examples from number `first` on, going on from the
-    checkpoint. A batch is cut in --accumulate shards (at least one a process), each with a seed of its own, so that the
-    number of processes does not matter. report(step, losses, rate) is called every LOG_EVERY steps and before a save.
-    Raises Diverged, and Stop after SIGTERM."""
+    """Masked-language-model and next-sentence pre-training on the examples from number `first` on, from the checkpoint
+    on. A batch is cut in --accumulate shards (at least one a process), each with a seed of its own, so that the number
+    of processes does not matter. report(step, losses, rate) is called with each log. Raises Diverged, and Stop."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, shards = checkpoint.restore().get("step", 0), max(cfg.accumulate, ranks.size)
     if cfg.batch % shards:
@@ -1102,19 +1097,19 @@ def pretrain(cfg):
             say(ranks, start_from(model, source))
         model.to(ranks.device)
         cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
-        bar, shown = progress(ranks, cfg.steps, "pretrain"), None
+        bar, clock = progress(ranks, cfg.steps, "pretrain"), []  # clock: [(step, seconds)] of the last report
 
         def report(step, losses, rate):
-            nonlocal shown
             mlm, nsp = (loss.item() for loss in losses)  # waits for the device, so that the clock counts what is done
-            tokens = (step - shown[0]) * cfg.batch * cfg.length if shown else 0  # the first steps warm up
-            speed = tokens / (time.perf_counter() - shown[1]) if shown else None
+            now, speed = time.perf_counter(), None
+            if clock:
+                speed = (step - clock[0][0]) * cfg.batch * cfg.length / (now - clock[0][1])
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
             bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
             bar.update(step - bar.n)
             run.log(phase="pretrain", step=step, mlm=mlm, nsp=nsp, lr=rate, tokens_per_second=speed,
                     memory_mb=peak_memory(ranks.device), held_out=held_out)
-            shown = step, time.perf_counter()
+            clock[:] = [(step, time.perf_counter())]
 
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         train_language_model(model, data, cfg, ranks, checkpoint, report=report)
@@ -1168,14 +1163,17 @@ def start_from(model, source):
     return take_over(model, weights, name, heads=("head",))
 
 
+def with_shapes(arch):
+    """An architecture as data/network_code.py takes it."""
+    return [layer if isinstance(layer, int) else Attention(layer, tuple(infer_graph(layer)), formula(layer))
+            for layer in arch]
+
+
 def write_best(path, arch, source, cfg):
-    """Write an architecture as a module of plain torch, a drawing and its weights: FILE.py, .mmd, .pt. source: as
-    start_from takes it; returns what that says."""
+    """Write the network as code, drawing and weights, FILE.py, .mmd, .pt. source, result: as start_from has them."""
     model = LanguageModel(arch, cfg)
     note = start_from(model, source)
-    layers = [each if isinstance(each, int) else Attention(each, tuple(infer_graph(each)), formula(each))
-              for each in arch]
-    write_network(path, layers, model.state_dict(), cfg)
+    write_network(path, with_shapes(arch), model.state_dict(), cfg)
     return note
 
 
@@ -1310,7 +1308,7 @@ def finetune(cfg, text):
         @functools.cache
         def opened(name):
             task = open_task(name, cfg, data.tokenizer, paper)
-            if task.kind != "span" and len(task.rows["dev"]) > LOOK_ROWS:
+            if task.kind != "span":
                 rows = task.rows["dev"].head(LOOK_ROWS)
                 task.splits["look"] = glue.encode(rows, data.tokenizer, task.recipe.length)
             return task
@@ -1348,20 +1346,7 @@ def count(arch, cfg):
     for name, value in model.named_parameters():
         part = {"encoder": "layers" if ".layers." in name else "embeddings", "pooler": "pooler"}.get(name.split(".")[0])
         parts[part or "heads"] += value.numel()
-    projections, sizes = 0, {"n": T, "d": H // cfg.heads}
-    products = T * E * H if E != H else 0  # multiply-adds
-    for layer in arch:
-        made = 2 if isinstance(layer, int) else len(used_inputs(layer))  # d -> 2d of a convolution, or Q, K, V, P
-        projections += made
-        products += made * T * H * H + 2 * T * H * cfg.ffn + T * H * H  # feed-forward, W_O or its like
-        if isinstance(layer, int):
-            products += layer * T * H
-            continue
-        shapes = infer_graph(layer)
-        for index, (op, *operands) in enumerate(layer, len(INPUTS)):
-            if op in ("matmul", "cosine", "euclidean"):
-                rows, columns = shapes[index]
-                products += cfg.heads * sizes[rows] * sizes[columns] * sizes[shapes[operands[0]][1]]
+    projections, products = multiply_adds(with_shapes(arch), cfg, T)
     return {"parameters": sum(parts.values()), "parts": parts, "attention_parameters": projections * (H * H + H),
             "flops": 2 * products, "flops_with_vocabulary_head": 2 * (products + T * (H * E + E * cfg.vocab_size)),
             "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "

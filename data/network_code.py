@@ -1,7 +1,7 @@
-"""A network as a file of its own: Python source in plain torch that a person can read, and a drawing.
+"""A network as Python source in plain torch that a person can read, as a drawing, and in numbers.
 
-write_code and mermaid are pure functions of what autobert_zero.py hands them. A layer is the kernel size of a convolution
-or an Attention.
+write_code, mermaid and multiply_adds are pure functions of what autobert_zero.py hands them. A layer is the kernel size
+of a convolution or an Attention.
 """
 import dataclasses
 import re
@@ -260,6 +260,25 @@ def rename(weights):
     """{name: weight} of autobert_zero.py's LanguageModel under the names of the written module."""
     return {name.replace(".attention.", ".mixer.").replace(".conv.", ".mixer."): value
             for name, value in weights.items()}
+
+
+def multiply_adds(layers, cfg, tokens):
+    """(projections that make the layers' inputs, multiply-adds of one forward) of one sequence; embeddings are
+    look-ups, the heads behind the layers are left out. cfg as in write_code."""
+    H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, tokens
+    projections, sizes, products = 0, {"n": T, "d": H // cfg.heads}, T * E * H if E != H else 0
+    for layer in layers:
+        made = 2 if isinstance(layer, int) else len(layer.reads)  # d -> 2d of a convolution, or Q, K, V, P
+        projections += made
+        products += made * T * H * H + 2 * T * H * cfg.ffn + T * H * H  # feed-forward, W_O or its like
+        if isinstance(layer, int):
+            products += layer * T * H
+            continue
+        for index, (op, *operands) in enumerate(layer.operations, len(INPUTS)):
+            if op in ("matmul", "cosine", "euclidean"):
+                rows, columns = layer.shapes[index]
+                products += cfg.heads * sizes[rows] * sizes[columns] * sizes[layer.shapes[operands[0]][1]]
+    return projections, products
 
 
 def write_network(path, layers, weights, cfg):
