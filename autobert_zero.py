@@ -1,10 +1,10 @@
 """AutoBERT-Zero: Evolving BERT Backbone from Scratch (Gao, Xu, Shi, Ren, Yu, Liang, Jiang, Li; AAAI 2022,
 arXiv:2107.07445v3).
 
-A language model's backbone is searched from primitive operations. Every layer is either a lightweight convolution or an
-attention of its own, and an attention is any graph of ten operations over two to four projections of its input. An
-evolution whose mutations follow what the operations have scored so far (OP-NAS) proposes candidates, and a super-net
-that remembers trained weights (BIWS) makes each one cheap to judge.
+A language model's backbone is searched from primitive operations: a layer is a lightweight convolution or an attention
+of its own, any graph of ten operations over two to four projections of its input. An evolution whose mutations follow
+what the operations have scored so far (OP-NAS) proposes candidates; a super-net that remembers trained weights (BIWS)
+makes each one cheap to judge.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase on demo data, under a minute
          torchrun autobert_zero.py --search             a search on demo data, minutes on two CPU cores
@@ -130,8 +130,8 @@ LOG_EVERY = 50  # steps between lines of the log
 
 # --- search space --------------------------------------------------------------------------------
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a graph: a tuple of
-# operations in evaluation order, each ("name", operand) or ("name", operand, operand). Operands 0..3 are Q, K, V, P;
-# operand 4 + i is operation i; the last one is the output. A shape is "nd", tokens x head dim, or "dn", "nn", "dd".
+# operations in evaluation order, each ("name", operand[, operand]). Operands 0..3 are Q, K, V, P; operand 4 + i is
+# operation i; the last one is the output. A shape is "nd", tokens x head dim, or "dn", "nn", "dd".
 
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer Search Space (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer Search Space (1)
@@ -151,7 +151,7 @@ def infer(op, *shapes):
         return first if first == second else None
     if op == "matmul":
         second = second[::-1]
-    # D4: cosine and euclidean hold rows against rows, n x d and m x d -> n x m, the one reading in which they can score
+    # D4: cosine and euclidean hold rows against rows, n x d and m x d -> n x m: so they can score
     return first[0] + second[0] if first[1] == second[1] else None
 
 
@@ -216,8 +216,8 @@ def why_illegal(graph, max_path=None):
 
 
 def grow(rng, length):
-    """One attempt at a random graph of `length` operations, or None: a step may use any operand, but never leaves more
-    loose ends than the operations that are left can tie together."""
+    """A random graph of `length` operations, or None: a step may use any operand, but never leaves more loose ends than
+    the operations that are left can tie together."""
     shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
     loose, graph = set(shapes), []
     for left in reversed(range(length)):  # operations to come after this one
@@ -251,8 +251,8 @@ def sample_arch(rng, layers):
     return tuple(rng.choice(KERNELS) if rng.random() < 0.5 else sample_graph(rng) for _ in range(layers))
 
 
-# The text form: layers joined by " | "; a convolution is conv65, an attention a formula; what it uses twice has a name:
-# "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+# The text form: layers joined by " | ", a convolution conv65, an attention a formula, in which what is used twice has a
+# name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
 FUNCTIONS = {op: {"cosine": "cos", "euclidean": "dist"}.get(op, op) for op in OPS
              if op not in ("transpose", "add", "matmul")}
@@ -381,9 +381,9 @@ def read_arch(name, layers):
     text, kind = re.fullmatch("(.*?)(-att|-conv)?", name, re.DOTALL).groups()
     if text.endswith(".json"):
         best = json.loads(Path(text).read_text(encoding="utf-8-sig"))
-        if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
+        text = best.get("arch") if isinstance(best, dict) else None
+        if not isinstance(text, str):
             raise ValueError('the file holds no object with an "arch"')
-        text = best["arch"]
     arch = parse_arch({"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}.get(text, text))
     arch = ablate(arch, kind) if kind else arch
     if text == "autobert-zero" or (len(arch), layers) == (12, 24):
@@ -397,7 +397,7 @@ def read_arch(name, layers):
 
 def hide(x, axes, contracted, mask):
     """x (B, N, *axes) with zeros where the contracted axis stands on padding; mask (B, T) True at real tokens or None.
-    D5: the paper has no padding; a softmax over tokens leaves it out, a contraction over tokens lets none of it in."""
+    D5: no softmax and no contraction over tokens lets padding in; the paper has none."""
     if mask is None or axes[contracted] != "n":
         return x
     return torch.where(mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :], x, 0.0)
@@ -430,9 +430,9 @@ def run_op(op, values, axes, mask, dropout):
 
 
 def plan_graph(graph):
-    """What run_graph knows beforehand: (shapes as infer_graph has them, found). found: (A, X, C, their four operations)
-    where the output is softmax(scale(A @ X)) @ C with A, C of shape "nd" and X "dn", else None. It runs as
-    scaled_dot_product_attention(A, X^T, C), which never keeps the "nn" matrix."""
+    """What run_graph knows beforehand: (infer_graph's shapes, found). found: (A, X, C, their four operations) where the
+    output is softmax(scale(A @ X)) @ C with A, C "nd" and X "dn", else None. It runs as scaled_dot_product_attention,
+    which never keeps the "nn" matrix."""
     shapes, chain = infer_graph(graph), [len(graph) + len(INPUTS) - 1]
     for op in ("matmul", "softmax", "scale", "matmul"):  # from the output down, each read by the one before alone
         node = graph[chain[-1] - len(INPUTS)] if chain[-1] >= len(INPUTS) else [None]
@@ -487,8 +487,8 @@ BAND_FROM, BAND_TOKENS = 9, 1024  # smallest kernel, longest sequence that run a
 
 def light_conv(x, kernel, band=None):
     """Lightweight convolution (Wu et al. 2018) of x (B, T, H): a head's channels share one kernel, which softmax
-    normalises; kernel (N, K) raw. As a band matrix (T x T a head) its cost does not depend on K, as a grouped
-    convolution it grows with K. band=None takes the faster one."""
+    normalises; kernel (N, K) raw. As a band matrix (T x T a head) its cost does not grow with K. band=None takes the
+    faster way."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
@@ -505,8 +505,8 @@ def light_conv(x, kernel, band=None):
 
 
 class ConvMixer(nn.Module):
-    """Linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)). In a search a transform,
-    shared by all heads, adapts the centre of the shared 65-kernel to this size (Sec. 3.2, BIWS (1))."""
+    """Linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)). In a search a transform
+    for all heads adapts the centre of the shared 65-kernel (Sec. 3.2, BIWS (1))."""
 
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
@@ -550,7 +550,6 @@ class Encoder(nn.Module):
 
     def __init__(self, arch, cfg, shared=False):
         super().__init__()
-        assert cfg.hidden % cfg.heads == 0, "hidden must be a multiple of heads"
         E = cfg.embedding or cfg.hidden
         self.arch, self.recompute = arch, cfg.recompute
         self.words = nn.Embedding(cfg.vocab_size, E)
@@ -653,7 +652,7 @@ def cut_out(weights, model):
 
 
 class SuperNet:
-    """Bi-branch weight sharing (Sec. 3.2, BIWS): each layer has an attention of four inputs and a convolution of kernel
+    """Bi-branch weight sharing (Sec. 3.2, BIWS): a layer has an attention of four inputs and a convolution of kernel
     65, with a matrix for each smaller kernel. It is never run: candidates take weights and give them back."""
 
     def __init__(self, cfg):
@@ -675,8 +674,7 @@ class SuperNet:
 
     def write_back(self, candidates):
         """Take over the trained weights of one round, (arch, state_dict) from the best score to the worst. D10: each
-        writes what no better one has written; so the best one's layers stay together as they were trained, and nothing
-        is averaged, which gives no trained network."""
+        writes what no better one has written: layers trained together stay together, and a mean is no network."""
         written = {}
         for arch, state in candidates:
             for name, value in state.items():
@@ -793,8 +791,8 @@ def edit_graph(graph, rng, priority, max_path=MAX_PATH):
 
 
 def mutate(parent, rng, priority):
-    """A child (Alg. 1, lines 6, 7): in half of the cases a random layer changes its kind; then a random layer changes
-    inside, guided by the priorities. D16: half, so that a child can differ from its parent in one attention."""
+    """A child (Alg. 1, lines 6, 7): in half of the cases (D16: so that it can differ in one attention alone) a random
+    layer changes its kind; then a random layer changes inside, guided by the priorities."""
     child = list(parent)
     if rng.random() < 0.5:  # inter-layer: random mutation, as in plain evolution
         layer = rng.randrange(len(child))
@@ -822,8 +820,8 @@ def round_sizes(cfg):
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(parent's id or None, arch)], none twice (D19): a function of history, round and seed
-    alone, so that every process and a resumed search propose the same."""
+    """The candidates of a round, [(parent's id or None, arch)], none twice (D19): by history, round and seed alone, the
+    same in every process and a resumed search."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
@@ -832,7 +830,7 @@ def propose(history, number, cfg):
     priority = OperationPriority(history, cfg)
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
-        for _ in range(100):  # a parent whose whole neighbourhood is known gives way to a random architecture
+        for _ in range(100):  # a parent whose neighbourhood is known gives way to a random architecture
             arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
             if arch_text(arch) not in seen:
                 break
@@ -845,7 +843,7 @@ def propose(history, number, cfg):
 
 def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
     """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}; path.pt gets its weights as
-    pre-trained. number: of the round, which rules the text it sees."""
+    pre-trained. number: of the round, each of which has text of its own."""
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
     model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
     supernet.fetch(model)
@@ -863,8 +861,7 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
 
 def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
     """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model on each, kept in
-    path as they come. D15: MLM is the share of held-out masked words that it finds as it is; minutes of training leave
-    most GLUE tasks at chance."""
+    path as they come. D15: MLM is the share of held-out masked words that it finds; minutes leave GLUE at chance."""
     scores, alone = read_json(path, dict) if path.exists() else {}, Ranks(0, 1, data.device)
     for name in [name for name in tasks if name not in scores]:
         if name == "MLM":
@@ -879,7 +876,7 @@ def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
 
 
 def search(cfg):
-    """OP-NAS (Alg. 1). The candidates of a round are shared out over the processes; all else is the same on each."""
+    """OP-NAS (Alg. 1). A round's candidates are shared out over the processes; all else is the same on each."""
     with launch(cfg.device) as ranks:
         source = read_run(cfg, "search") if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue")
@@ -918,9 +915,9 @@ def search(cfg):
             on_main(ranks, record_round, run, number, history)
             run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
                     mean=sum(line["score"] for line in lines) / len(lines))
-        if all(line["diverged"] for line in history):
+        best = max(history, key=lambda line: (not line["diverged"], line["score"]))
+        if best["diverged"]:
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        best = max((line for line in history if not line["diverged"]), key=lambda line: line["score"])
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg)
@@ -929,7 +926,7 @@ def search(cfg):
 
 
 def record_round(run, number, history):
-    """Write history.jsonl as the checkpoint has it; the candidates' files of the round that it holds now go."""
+    """Write history.jsonl as the checkpoint has it; the round's own files go."""
     write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
     shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
@@ -956,8 +953,8 @@ def draw_next_sentence(segments, generator):
 
 def mask_tokens(ids, tokenizer, rate, generator):
     """BERT's masking: `rate` of the text in ids (B, T) is predicted; 80% of it becomes [MASK], 10% a random piece, 10%
-    stays. Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). D17: the share is of the batch,
-    not of each sequence, so that M depends on B and T alone; label -100 marks what padding leaves over."""
+    stays. Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). D17: the share is of the batch, so
+    that M depends on B and T alone; label -100 marks what padding leaves over."""
     M = max(1, round(rate * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -983,7 +980,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
     from data.inputs import open_run
-    from data.network_code import Attention, multiply_adds, write_network
+    from data.network_code import Attention, count_network, write_network
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
@@ -998,8 +995,7 @@ def schedule(step, steps, warmup):
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW as BERT has it: weight decay on all matrices, a convolution's too, not on biases, LayerNorms and the
-    super-net's transforms, which are near the identity."""
+    """AdamW as BERT has it: weight decay on all matrices but transforms, which are near the identity."""
     groups = [{"params": [value for name, value in model.named_parameters()
                           if (value.dim() > 1 and not name.endswith("conv.transform")) == decayed],
                "weight_decay": weight_decay if decayed else 0.0} for decayed in (True, False)]
@@ -1007,19 +1003,19 @@ def make_optimizer(model, weight_decay):
 
 
 def language_losses(model, data, corpus, cfg, position, rows):
-    """Masked-language-model and next-sentence loss, to be added (Sec. 4.1), and [(logits, labels)] of both, on `rows`
-    examples of a corpus's endless stream, whose segments may begin in mid-sentence (D17), from `position` on."""
+    """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both, on `rows` examples of a
+    corpus's endless stream, whose segments may begin in mid-sentence (D17), from `position` on."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, kinds, lengths = join(segments.first, segments.first_length, second, second_length, data.tokenizer,
                                empty_second=True)  # [CLS] A [SEP] B [SEP], (R, T)
     ids, positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
-    ids, kinds, lengths, positions, labels, next_labels = (
+    *batch, labels, next_labels = (
         (tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
         for tensor in (ids, kinds, lengths, positions, labels, next_labels))
     with autocast(cfg.dtype, data.device):
-        logits, next_logits = model(ids, kinds, lengths, positions)  # (M, V), (R, 2)
+        logits, next_logits = model(*batch)  # (M, V), (R, 2)
     answers = [(logits.float(), labels), (next_logits.float(), next_labels)]
     return [mean_loss(*answer) for answer in answers], answers
 
@@ -1068,7 +1064,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out examples, the same for all, shared out over the processes."""
+    """Loss and accuracy of both objectives on held-out examples, shared out over the processes."""
     model.eval()
     sums, rows = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch)
     for index in range(ranks.rank, batches, ranks.size):
@@ -1137,7 +1133,7 @@ def settle_arch(cfg):
 
 def read_run(cfg, action="describe"):
     """(weights, architecture, "--init") of the run folder --init; of a search a super-net's weights and None. cfg takes
-    over its shape, tokenizer, FOLLOWED, the rest of its preset and, where --arch names none, architecture."""
+    over its shape, tokenizer, FOLLOWED, the rest of its preset and the architecture, unless --arch names one."""
     before = cfg.preset
     owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}, FOLLOWED)
     if cfg.preset != before:
@@ -1233,8 +1229,8 @@ def predict(model, task, split, cfg, device):
 
 def train_task(model, task, cfg, device, checkpoint=None):
     """Fine-tune on one task and return its metrics on dev: in a search of the last weights; with a checkpoint, from
-    which it goes on, of the best at --eval_every (D20: the paper looks so often, and does not say what it reports; a
-    look is at LOOK_ROWS of GLUE's rows at most, as QQP's would take twelve times its training)."""
+    which it goes on, of the best at --eval_every (D20: the paper does not say what it reports; a look is at LOOK_ROWS
+    of GLUE's rows, as all of QQP's would take twelve times its training)."""
     optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
@@ -1270,7 +1266,7 @@ def train_task(model, task, cfg, device, checkpoint=None):
 
 
 def finetune_job(task, cfg, arch, source, folder, data):
-    """One job: a head drawn from its seed, training, and in its folder every split's predictions and the model."""
+    """One job: training, and in its folder every split's predictions and the model."""
     seed_everything(cfg.seed, "head", task.name)
     model, diverged = TaskModel(arch, cfg, task.outputs, task.kind == "span"), None
     note = start_from(model, source) if source else "from scratch"
@@ -1292,8 +1288,7 @@ def finetune_job(task, cfg, arch, source, folder, data):
 
 
 def finetune(cfg, text):
-    """Fine-tune: --runs seeds of each task, with --grid at every setting of App. D.2; RTE, STS-B and MRPC from the best
-    MNLI job, where there is one."""
+    """--runs seeds a task, with --grid at every setting of App. D.2; RTE, STS-B, MRPC go on from the best MNLI job."""
     with launch(cfg.device) as ranks:
         source = read_run(cfg, "finetune") if cfg.init else None
         paper = recipes(cfg)
@@ -1332,25 +1327,15 @@ def finetune(cfg, text):
 
 def keep_chosen(folder, result):
     """Delete the models of the jobs that stand for no task."""
-    for path in folder.glob("*/checkpoint.pt*"):
-        if path.parent.name not in {entry["job"] for entry in result["tasks"].values()}:
-            path.unlink()
+    chosen = {entry["job"] for entry in result["tasks"].values()}
+    for path in [path for path in folder.glob("*/checkpoint.pt*") if path.parent.name not in chosen]:
+        path.unlink()
 
 
 def count(arch, cfg):
     """Parameters by part, FLOPs, and "#Params of Att" (Tables 3, 5): projections that make inputs, without W_O."""
-    H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, 128
-    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
     with torch.device("meta"):
-        model = LanguageModel(arch, cfg)
-    for name, value in model.named_parameters():
-        part = {"encoder": "layers" if ".layers." in name else "embeddings", "pooler": "pooler"}.get(name.split(".")[0])
-        parts[part or "heads"] += value.numel()
-    projections, products = multiply_adds(with_shapes(arch), cfg, T)
-    return {"parameters": sum(parts.values()), "parts": parts, "attention_parameters": projections * (H * H + H),
-            "flops": 2 * products, "flops_with_vocabulary_head": 2 * (products + T * (H * E + E * cfg.vocab_size)),
-            "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
-                              "embeddings are look-ups"}
+        return count_network(LanguageModel(arch, cfg), with_shapes(arch), cfg)
 
 
 def describe(cfg):

@@ -1,6 +1,6 @@
 """A network as Python source in plain torch that a person can read, as a drawing, and in numbers.
 
-write_code, mermaid and multiply_adds are pure functions of what autobert_zero.py hands them. A layer is the kernel size
+write_code, mermaid and count_network are pure functions of what autobert_zero.py hands them. A layer is the kernel size
 of a convolution or an Attention.
 """
 import dataclasses
@@ -262,11 +262,15 @@ def rename(weights):
             for name, value in weights.items()}
 
 
-def multiply_adds(layers, cfg, tokens):
-    """(projections that make the layers' inputs, multiply-adds of one forward) of one sequence; embeddings are
-    look-ups, the heads behind the layers are left out. cfg as in write_code."""
-    H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, tokens
-    projections, sizes, products = 0, {"n": T, "d": H // cfg.heads}, T * E * H if E != H else 0
+def count_network(model, layers, cfg):
+    """Parameters of a LanguageModel by part, and FLOPs of one forward of 128 tokens. cfg as in write_code."""
+    H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, 128
+    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
+    for name, value in model.named_parameters():
+        part = {"encoder": "layers" if ".layers." in name else "embeddings", "pooler": "pooler"}.get(name.split(".")[0])
+        parts[part or "heads"] += value.numel()
+    projections, sizes = 0, {"n": T, "d": H // cfg.heads}
+    products = T * E * H if E != H else 0  # multiply-adds
     for layer in layers:
         made = 2 if isinstance(layer, int) else len(layer.reads)  # d -> 2d of a convolution, or Q, K, V, P
         projections += made
@@ -278,7 +282,10 @@ def multiply_adds(layers, cfg, tokens):
             if op in ("matmul", "cosine", "euclidean"):
                 rows, columns = layer.shapes[index]
                 products += cfg.heads * sizes[rows] * sizes[columns] * sizes[layer.shapes[operands[0]][1]]
-    return projections, products
+    return {"parameters": sum(parts.values()), "parts": parts, "attention_parameters": projections * (H * H + H),
+            "flops": 2 * products, "flops_with_vocabulary_head": 2 * (products + T * (H * E + E * cfg.vocab_size)),
+            "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
+                              "embeddings are look-ups"}
 
 
 def write_network(path, layers, weights, cfg):

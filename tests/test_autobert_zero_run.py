@@ -97,6 +97,9 @@ def test_search_leaves_what_the_design_says(searched, files):
     best = json.loads((out / "best.json").read_text())
     assert best["score"] == max(line["score"] for line in lines) and best["arch"] == lines[best["id"]]["arch"]
     assert (out / "best.mmd").read_text().startswith("flowchart")
+    written = {}
+    exec((out / "best.py").read_text(), written)
+    assert written["load"](out / "best.pt").encoder.words.weight.shape == (36, 16)
     settings = json.loads((out / "config.json").read_text())
     assert settings["settings"]["steps"] == 6 and settings["environment"]["threads"] == 1
     assert "best of 7 candidates" in result.stdout and "round 2/2, best" in result.stderr
@@ -337,6 +340,17 @@ def test_mistakes_end_in_one_line(files, tmp_path, capsys, monkeypatch, more, wo
                                   pytest.param("Q" + " + Q" * 3000, id="long")])
 def test_illegal_architectures_end_in_one_line(capsys, monkeypatch, arch):
     assert arch in mistake(capsys, monkeypatch, ["--describe", "--arch", arch])
+
+
+def test_a_search_is_exported_as_it_ended(searched, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "net.py"
+    assert abz.main(["--export", str(path), "--init", str(searched[0])]) == 0
+    assert path.read_text().replace("net.pt", "best.pt") == (searched[0] / "best.py").read_text()
+    ours, theirs = (torch.load(file) for file in (tmp_path / "net.pt", searched[0] / "best.pt"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert "made anew: none" in capsys.readouterr().out
+    for name, *more in ((str(path), "--init", str(searched[0])), ("net.txt",), ("net.py",)):
+        assert "--export" in mistake(capsys, monkeypatch, ["--export", name, *more])
 
 
 def run_folder(path, scores=(0.5,), program="autobert_zero", **settings):
