@@ -209,16 +209,18 @@ def travelling(network, ranks, last):
 
 def share_out(ranks, names, folder, label, work):
     """[work(name) for each name], JSON objects, shared out over the processes. Each is kept as folder/NAME.json, and
-    what is there is not done again. Raises Stop on every rank after SIGTERM on any."""
+    what is there is not done again. label: of the bar, or a function that gives it anew after each. Raises Stop on
+    every rank after SIGTERM on any."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # a rank that is told to stop meets the others below, where they wait for it
-    with progress(ranks, len(names), label) as bar, contextlib.suppress(Stop):
+    with progress(ranks, len(names), label() if callable(label) else label) as bar, contextlib.suppress(Stop):
         for name in names[ranks.rank::ranks.size]:
             if stop_requested():
                 break
             if not (folder / f"{name}.json").exists():
                 write_atomic(folder / f"{name}.json", json.dumps(work(name), indent=1))
+            bar.set_description(label() if callable(label) else label, refresh=False)
             bar.update(min(ranks.size, len(names) - bar.n))
     if stopping(ranks):
         raise Stop

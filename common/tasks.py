@@ -205,10 +205,10 @@ def summarise(folder, results):
         settings = defaultdict(list)
         for result in (result for result in results if result["task"] == name):
             settings[str(result["setting"])].append(result)
-        runs = max(settings.values(), key=lambda runs: statistics.median(run["metrics"]["main"] for run in runs))
+        runs = max(settings.values(), key=lambda runs: statistics.median_low(run["metrics"]["main"] for run in runs))
         runs.sort(key=lambda run: run["metrics"]["main"])
         scores, middle = [run["metrics"]["main"] for run in runs], runs[(len(runs) - 1) // 2]
-        tasks[name] = {**middle, "median": statistics.median(scores), "mean": statistics.mean(scores),
+        tasks[name] = {**middle, "median": middle["metrics"]["main"], "mean": statistics.mean(scores),
                        "sd": statistics.stdev(scores) if len(runs) > 1 else None, "n": len(runs),
                        "diverged": sum(bool(run["diverged"]) for run in runs)}
         if (folder / "jobs" / middle["job"]).exists():

@@ -58,10 +58,11 @@ def graphs(sizes=((128, 8), (512, 2)), heads=12, rounds=9):
         for tokens, rows in sizes:
             inputs = {index: torch.randn(rows, heads, tokens, 64, requires_grad=True)
                       for index in abz.used_inputs(graph)}
-            mask = torch.ones(rows, tokens, dtype=torch.bool)
+            mask, plan = torch.ones(rows, tokens, dtype=torch.bool), abz.plan_graph(graph)
+            plans = {True: plan, False: (plan[0], None)}
 
             def forward(fuse):
-                return abz.run_graph(graph, inputs, mask, fuse=fuse)
+                return abz.run_graph(graph, inputs, mask, plan=plans[fuse])
             times = interleaved({fuse: lambda fuse=fuse: forward(fuse).sum().backward() for fuse in (True, False)},
                                 rounds)
             memory = saved_bytes(lambda: forward(False)) / saved_bytes(lambda: forward(True))

@@ -97,6 +97,9 @@ def test_search_leaves_what_the_design_says(searched, files):
     best = json.loads((out / "best.json").read_text())
     assert best["score"] == max(line["score"] for line in lines) and best["arch"] == lines[best["id"]]["arch"]
     assert (out / "best.mmd").read_text().startswith("flowchart")
+    written = {}
+    exec((out / "best.py").read_text(), written)
+    assert written["load"](out / "best.pt").encoder.words.weight.shape == (36, 16)
     settings = json.loads((out / "config.json").read_text())
     assert settings["settings"]["steps"] == 6 and settings["environment"]["threads"] == 1
     assert "best of 7 candidates" in result.stdout and "round 2/2, best" in result.stderr
@@ -184,7 +187,7 @@ def test_a_diverged_pretraining_ends_before_it_logs_or_saves_what_is_no_number(f
         assert all(value.isfinite().all() for value in weights.values())
 
 
-def test_heads_do_not_depend_on_what_was_drawn_before(monkeypatch):
+def test_heads_do_not_depend_on_what_was_drawn_before(monkeypatch, tmp_path):
     """A candidate killed while it is fine-tuned must resume with the heads that it would have had."""
     heads, cfg = [], abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8)
 
@@ -192,10 +195,28 @@ def test_heads_do_not_depend_on_what_was_drawn_before(monkeypatch):
         name, outputs = "CoLA", 2
     monkeypatch.setattr(abz, "train_task", lambda model, *_: heads.append(model.head.weight.clone()) or {"main": 0.5})
     model, data = abz.LanguageModel((3,), cfg, shared=True), type("Data", (), {"device": torch.device("cpu")})
-    for _ in range(2):
+    for number in range(3):
         torch.rand(7)
-        abz.score_tasks(model, (3,), {"CoLA": Task}, data, cfg)
-    assert torch.equal(*heads)
+        path = tmp_path / f"{min(number, 1)}.scores"
+        assert abz.score_tasks(model, (3,), {"CoLA": Task}, data, cfg, path) == {"CoLA": 0.5}
+    assert torch.equal(*heads)  # and the third finds its score in the file
+
+
+@pytest.mark.parametrize("error", [abz.Diverged("gradient norm nan"), torch.OutOfMemoryError("no memory")])
+def test_a_candidate_that_fails_is_the_worst_and_the_search_goes_on(monkeypatch, tmp_path, error):
+    cfg = abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8)
+    monkeypatch.setattr(abz, "train_language_model", raising(error))
+    data = type("Data", (), {"device": torch.device("cpu")})
+    result = abz.evaluate_candidate((3,), 0, abz.SuperNet(cfg), {"CoLA": None}, data, cfg, tmp_path / "0")
+    assert result["score"] == 0 and result["diverged"] == type(error).__name__ and (tmp_path / "0.pt").exists()
+
+
+def test_the_models_of_jobs_that_were_not_chosen_go(tmp_path):
+    for job in ("CoLA-0", "CoLA-1"):
+        (tmp_path / job).mkdir()
+        (tmp_path / job / "checkpoint.pt").touch()
+    abz.keep_chosen(tmp_path, {"tasks": {"CoLA": {"job": "CoLA-1"}}})
+    assert [path.parent.name for path in tmp_path.glob("*/checkpoint.pt")] == ["CoLA-1"]
 
 
 def test_two_processes_write_the_same_history(searched, files, tmp_path):
@@ -247,7 +268,7 @@ def test_fine_tuning_continues_inside_a_job(monkeypatch, tmp_path):
     cfg, looks = abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8, eval_every=2), []
 
     class Task:
-        name, kind, steps, recipe = "CoLA", "class", 12, Recipe(lr=0.01, batch=2)
+        name, kind, steps, recipe, splits = "CoLA", "class", 12, Recipe(lr=0.01, batch=2), {"look": None}
 
         def batches(self, seed, start):
             for number in range(start, 12):
@@ -261,7 +282,7 @@ def test_fine_tuning_continues_inside_a_job(monkeypatch, tmp_path):
     def tune(path, stop_at=None):
         torch.manual_seed(0)
         model, asked = abz.TaskModel((3,), cfg, 2), iter(range(1, 100))
-        monkeypatch.setattr(abz, "stop_requested", lambda: next(asked) == stop_at)
+        monkeypatch.setattr(abz, "Pace", lambda *_: lambda: (next(asked) == stop_at, False, False))
         checkpoint = Checkpoint(path, distributed.Ranks(0, 1, torch.device("cpu")))
         return abz.train_task(model, Task(), cfg, torch.device("cpu"), checkpoint), model.state_dict()
     monkeypatch.setattr(abz, "predict", lambda model, *_: model.head.weight[0, 0].item())
@@ -269,7 +290,7 @@ def test_fine_tuning_continues_inside_a_job(monkeypatch, tmp_path):
     with pytest.raises(distributed.Stop):
         tune(tmp_path / "parts.pt", stop_at=5)
     parts = tune(tmp_path / "parts.pt")
-    assert len(looks) == 12 and parts[0] == whole[0]
+    assert looks == ["look"] * 6 + ["dev"] + ["look"] * 6 + ["dev"] and parts[0] == whole[0]
     assert all(torch.equal(parts[1][name], whole[1][name]) for name in whole[1])
 
 
@@ -321,6 +342,17 @@ def test_illegal_architectures_end_in_one_line(capsys, monkeypatch, arch):
     assert arch in mistake(capsys, monkeypatch, ["--describe", "--arch", arch])
 
 
+def test_a_search_is_exported_as_it_ended(searched, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "net.py"
+    assert abz.main(["--export", str(path), "--init", str(searched[0])]) == 0
+    assert path.read_text().replace("net.pt", "best.pt") == (searched[0] / "best.py").read_text()
+    ours, theirs = (torch.load(file) for file in (tmp_path / "net.pt", searched[0] / "best.pt"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert "made anew: none" in capsys.readouterr().out
+    for name, *more in ((str(path), "--init", str(searched[0])), ("net.txt",), ("net.py",)):
+        assert "--export" in mistake(capsys, monkeypatch, ["--export", name, *more])
+
+
 def run_folder(path, scores=(0.5,), program="autobert_zero", **settings):
     """What a claim, or --init, reads of a search."""
     path.mkdir()
@@ -349,10 +381,27 @@ def test_run_folders_that_do_not_fit_end_in_one_line(tmp_path, capsys, monkeypat
             study.main("autobert_zero", claims.CLAIMS, [*arguments, "--results", str(tmp_path / "results")])
 
 
+def test_settings_follow_the_weights(tmp_path):
+    """What a base model is fine-tuned with is base's, without a word; a flag rules."""
+    folder = run_folder(tmp_path / "base", preset="base", length=96, dropout=0.3, layers=3)
+    for flags, action, expected in (
+            ([], "finetune", dict(preset="base", length=96, dropout=0.3, layers=3, init_std=0.02, finetune_lr=None,
+                                  finetune_epochs=None, runs=1)),
+            (["--length", "40", "--finetune_lr", "1e-3"], "finetune", dict(length=40, finetune_lr=1e-3, dropout=0.3)),
+            (["--preset", "small"], "finetune", dict(preset="small", length=96, runs=3)),
+            (["--dry_run"], "pretrain", dict(preset="base", steps=2, save_every=1, warmup=0.01, batch=160))):
+        value = ["CoLA"] if action == "finetune" else []
+        cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", [f"--{action}", *value, "--init", folder, *flags])[2]
+        (tmp_path / "base" / "best.json").write_text('{"arch": "conv3 | Q + K | conv5"}')
+        abz.read_run(cfg, action)
+        assert {name: getattr(cfg, name) for name in expected} == expected
+        assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == folder
+
+
 def test_a_full_device_is_one_line(tmp_path, capsys, monkeypatch):
     def search(cfg):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(abz, "search", search)
+    monkeypatch.setitem(abz.ACTIONS, "search", (search, ""))
     assert "--recompute" in mistake(capsys, monkeypatch, ["--search", "--out", str(tmp_path)])
 
 

@@ -90,7 +90,8 @@ def counts(options):
 
 @torch.no_grad()
 def latency(options, rounds=5):
-    """Table 7: seconds of a forward of --sequences, beside BERT of the same shape, in turns, and memory on GPUs."""
+    """Table 7: seconds of a forward of --sequences, beside BERT of the same shape, in turns, and memory on GPUs.
+    D26: on random ids in place of QNLI's training set."""
     cfg, mine = read_flags(options, "describe", sequences=128)
     device, arch = pick_device(cfg.device), abz.settle_arch(cfg)
     models = {"this": abz.Encoder(arch, cfg).to(device).eval(),
@@ -193,7 +194,7 @@ def train_alone(arch, tasks, data, cfg, ranks, path):
         checkpoint = Checkpoint(path.with_suffix(".pt"), ranks, model=model)
         try:
             abz.train_language_model(model, data, cfg, ranks, checkpoint)
-            scores = abz.score_tasks(model, arch, tasks, data, cfg, shared=False)
+            scores = abz.score_tasks(model, arch, tasks, data, cfg, path.with_suffix(".scores"), shared=False)
         except Diverged:
             scores = dict.fromkeys(tasks, 0.0)
         write_atomic(path, json.dumps(scores))
