@@ -20,7 +20,7 @@ Differs: D1 segments without an order have no label · D2 n-grams stay inside a 
          looks at dev · D9 no mapping where E is H · D10 WNLI and QNLI like the others · D11 segments are whole
          sentences, two that do not fit have no label · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
          head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states
-         (the reason of each stands where it happens: grep D4 albert.py)
+         (each with its reason where it happens: grep D4)
 """
 import dataclasses
 import functools
@@ -65,7 +65,7 @@ class Config:
     race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: that of --init, else one trained on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1 >= 1
-    train_rows: int = 0  # use only so many training rows of each task; 0: all
+    train_rows: int = 0  # training rows of each task; 0: all
     # model; --init's where it is given, but --layers (depth warm start, Table 11), --init_std, --dropout may differ
     layers: int = 12  # L, Table 1 >= 1
     hidden: int = 768  # H >= 1
@@ -76,7 +76,7 @@ class Config:
     groups: int = 1  # groups of neighbouring layers that share, Sec. 4.5; L / groups is the group size M >= 1
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
     positions: int = 512  # longest input >= 1
-    init_std: float = 0.02  # deviation of new weights (0, 1)
+    init_std: float = 0.02  # of new weights (0, 1)
     dropout: float = 0.1  # hidden and attention dropout of --pretrain: 0.1, xxlarge 0 (v1); 0 everywhere (v2) [0, 1)
     dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
     # pre-training
@@ -129,11 +129,11 @@ def check_shape(cfg):
     if cfg.hidden % cfg.heads:
         raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
     if cfg.embedding > cfg.hidden:
-        raise ValueError(f"embedding {cfg.embedding} is larger than hidden {cfg.hidden}; ALBERT maps E up to H")
+        raise ValueError(f"embedding {cfg.embedding} is larger than hidden {cfg.hidden}")
     if cfg.layers % cfg.groups:
         raise ValueError(f"groups {cfg.groups} do not divide the {cfg.layers} layers evenly")
     if cfg.share == "none" and cfg.groups > 1:
-        raise ValueError(f"groups {cfg.groups} with share none: nothing is shared; leave one of them out")
+        raise ValueError(f"groups {cfg.groups} with share none; leave one of them out")
 
 # --- model ---------------------------------------------------------------------------------------
 
@@ -142,8 +142,8 @@ ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu"
 
 
 def init_weights(std, *roots):
-    """Truncated normal, cut at twice its deviation; biases 0 (official code). Its 0.02 suits H of 768 and more: a map
-    shrinks signals by about std sqrt(H), so the demo's H = 64 starts with 0.1, or takes long to notice its input."""
+    """Truncated normal, cut at twice its deviation; biases 0 (official code). A map shrinks signals by about
+    std sqrt(H): 0.02 suits H of 768 and more, the demo's 64 start with 0.1."""
     for module in (module for root in roots for module in root.modules()):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -580,8 +580,8 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     """Training examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (R, T),
     lengths (R,), positions, labels (R, M) of the masked words, order (R,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
-    # D11: segments are whole sentences with nothing between them, so that no cut gives their order away; two sentences
-    # that do not fit have no label. The official code takes tokens off at random ends
+    # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
+    # label. The official code takes tokens off at random ends
     segments = corpus.sentence_runs(position, rows, cfg.length - 3, cfg.seed)
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
@@ -593,7 +593,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """Pre-training from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM (state saved).
 
     A batch is cut into --accumulate shards, each with its own text, masks and dropout: the same for any number of
-    processes. Nothing in an update waits for the device; losses are read, and looked at for NaN, where they are logged.
+    processes. Nothing in an update waits for the device; losses are read where they are logged.
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)  # those of this process
     rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
@@ -646,8 +646,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
 
 
 def drop_dropout(model):
-    """Take dropout out (Sec. 4.8). What was compiled with it is compiled anew: with --recompute torch would stop at the
-    change."""
+    """Take dropout out (Sec. 4.8). Compiled code is made anew: with --recompute torch would stop at the change."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -656,8 +655,8 @@ def drop_dropout(model):
 
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
-    """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP, whatever the model was trained for. The one
-    two-way head answers both: 0 is "in order" in either.
+    """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP. The one two-way head answers both: 0 is "in
+    order" in either.
 
     D4: held-out documents of the corpus; the paper reads SQuAD's and RACE's dev text. D5: words are scored on pairs in
     their order, the same tokens for every objective; with none pooler and order head stay as they began: chance.
@@ -695,9 +694,8 @@ def pretrain(cfg):
             cfg.vocab_size = max(text.tokenizer.vocab_size, pieces if source else 0)  # released models may have more
             labelled = text.train.sentence_runs(0, 1024, cfg.length - 3, cfg.seed).second_length > 0
             if cfg.objective != "none" and not labelled.any():
-                raise UserError(f"{cfg.corpus[0]}: no document has two sentences that fit into --length {cfg.length}, "
-                                "so there is no order to predict; put one on a line, a blank line between documents, "
-                                "or use --objective none")
+                raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; put "
+                                "one on a line, a blank line between documents, or use --objective none")
             say(ranks, f"{100 * labelled.float().mean():.0f}% of the sequences hold two sentences or more (D1, D11)")
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
@@ -717,7 +715,7 @@ def pretrain(cfg):
             f"{name} {100 * found[name]:.1f} (of {total})" for name, total in found["scored"].items() if total))
 
 
-# What a model starts from. Folders of others are read and written by data/hf_albert.py, under the names used here.
+# What a model starts from. data/hf_albert.py reads and writes folders of others, under the names used here.
 
 Source = namedtuple("Source", "path weights task")  # weights under our names; task: whose head is among them, or ""
 HEADS = ("head", "span", "answer")
@@ -725,7 +723,7 @@ HEADS = ("head", "span", "answer")
 
 def read_source(cfg):
     """--init, a folder of ours or of Hugging Face, as a Source; None without. cfg takes over the model's shape, and its
-    tokenizer unless one is given. UserError where a flag says otherwise, or where no model can be built."""
+    tokenizer unless one is given. UserError where a flag says otherwise."""
     path, weights, task = Path(cfg.init), {}, ""
     config = read_json(path / "config.json") if cfg.init and (path / "config.json").exists() else {"settings": {}}
     try:
@@ -747,8 +745,8 @@ def read_source(cfg):
 
 def start_from(model, source, task=""):
     """Copy the weights of a Source into a model; the line returned says what was taken over, made anew and left out.
-    Encoder, pooler and the heads of pre-training must fit where they are there (UserError); the head of a task is taken
-    over where it is this very task's and fits."""
+    Encoder, pooler and the heads of pre-training must fit where they are there (UserError); a task's head is taken over
+    where it is this task's and fits."""
     own, weights = model.state_dict(), source.weights
     if source.task not in ("", task):
         weights = {name: value for name, value in weights.items() if not name.startswith(HEADS)}
@@ -763,16 +761,13 @@ def start_from(model, source, task=""):
 def export(cfg, folder):
     """Write the model of --init as a Hugging Face folder."""
     source = read_source(cfg)
-    if not source or Path(folder).resolve() == source.path.resolve():
-        raise UserError("--export DIR needs --init with the run folder whose model is to be written, and another DIR")
-    if Path(folder).exists() and any(Path(folder).iterdir()):
-        raise UserError(f"--export {folder}: not empty; name another folder")
+    if not source:
+        raise UserError("--export needs --init, whose model is written")
     start_from(LanguageModel(cfg), source)  # a UserError lists what does not fit
     print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
 
 
-# Fine-tuning (App. A.4). A job is one run of one task on one process: "the median of 5 runs" of nine tasks keeps 45
-# GPUs busy and needs no communication.
+# Fine-tuning (App. A.4). A job is one run of one task on one process.
 
 TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; what counts (official code)
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
@@ -825,8 +820,7 @@ def predict(model, task, split, cfg, device):
 
 def train_task(model, task, seed, cfg, folder, device):
     """Train on a task: {"best": weights of the best look at dev (Sec. 4.2.2) or None, "curve": [[update, score], ...],
-    "diverged": None or the reason}. The state is saved at each look, each --save_minutes, and after SIGTERM, which
-    raises Stop.
+    "diverged": None or the reason}. Raises Stop after SIGTERM, its state saved.
 
     D8: looks are evenly spaced; the official code looks at every 100th update.
     """
@@ -886,7 +880,7 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
     folder.mkdir(parents=True, exist_ok=True)
     state, metrics = train_task(model.to(device), task, seed, cfg, folder, device), {"main": -1.0}  # below all scores
     if state["diverged"]:
-        say(ranks, f"{folder.name}: {state['diverged']}; the run ends here")
+        say(ranks, f"{folder.name}: {state['diverged']}")
     if state["best"]:
         model.load_state_dict(state["best"])
         found = {split: predict(model, task, split, cfg, device) for split in task.splits if split != "train"}
@@ -898,7 +892,7 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
 
 def write_predictions(task, found, folder):
     """Write what predict has found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
-    metrics, and those of other splits with labels (MNLI mismatched, RACE test) with the split before their names."""
+    metrics, and those of other splits with labels under "SPLIT METRIC"."""
     metrics = task.score("dev", found["dev"])
     if "best_f1_thresh" in metrics:  # all of SQuAD v2.0 at the threshold that is best for this very split (official)
         best = squad.evaluate(task.rows["dev"], found["dev"].texts, found["dev"].null_odds, metrics["best_f1_thresh"])
@@ -926,7 +920,7 @@ def ensemble_job(name, cfg, folder):
     members = [load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble]
     for path, member in zip(cfg.ensemble, members):
         if member["data"] != fingerprint(task):
-            raise UserError(f"--ensemble {path}: its predictions on {name} are for other data than is given here")
+            raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
     folder.mkdir(parents=True, exist_ok=True)
     found = {split: average_predictions([member["found"][split] for member in members]) for split in task.splits
              if split != "train"}
@@ -935,8 +929,8 @@ def ensemble_job(name, cfg, folder):
 
 
 def average_predictions(several):
-    """An ensemble's predictions (Sec. 4.9): probabilities are averaged; SQuAD: the scores of a span over the models
-    that have it among their best, and the scores of "no answer" over all."""
+    """An ensemble's predictions (Sec. 4.9): mean probabilities; SQuAD: mean scores of a span over the models that have
+    it among their best, and of "no answer" over all."""
     if isinstance(several[0], torch.Tensor):
         return torch.stack(several).mean(0)
     result = squad.Predictions({}, {}, {})
@@ -981,8 +975,7 @@ def finetune(cfg, text):
     with launch(cfg.device) as ranks:
         names = parse_tasks(text, TABLE14, {"paper": PAPER})
         if bool(cfg.init) == bool(cfg.ensemble):
-            raise UserError("--finetune needs either --init (a run folder of --pretrain, or a Hugging Face ALBERT "
-                            "folder), or --ensemble, which trains nothing")
+            raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
         source, pieces = read_source(cfg), cfg.vocab_size
         if (cfg.finetune_length or 0) > cfg.positions:
             raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions")
@@ -990,7 +983,7 @@ def finetune(cfg, text):
         recipe = choose_recipe(cfg, flags) if source else f"an ensemble of {len(cfg.ensemble)}"
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
         say(ranks, recipe)
-        cfg.vocab_size = max(cfg.vocab_size, pieces)  # released models may have more pieces than their tokenizer
+        cfg.vocab_size = max(cfg.vocab_size, pieces)  # released models may have more
         jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
         task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
             lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask}))

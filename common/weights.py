@@ -89,19 +89,6 @@ def write_weights(path, tensors):
             file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def write_folder(folder, weights, config, tokenizer, **tokenizer_config):
-    """Write a Hugging Face folder: model.safetensors, config.json, tokenizer_config.json and the tokenizer's file.
-    UserError where a run or a model of ours is."""
-    folder = Path(folder)
-    if any((folder / name).exists() for name in ("checkpoint.pt", "log.jsonl")):
-        raise UserError(f"--export {folder}: a model or a run is there; name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder / "model.safetensors", weights)
-    write_atomic(folder / "config.json", json.dumps(config, indent=2))
-    write_atomic(folder / "tokenizer_config.json", json.dumps(tokenizer_config, indent=2))
-    tokenizer.save(folder)
-
-
 # --- run folders ---------------------------------------------------------------------------------
 
 def take_settings(cfg, settings, source, names, also=()):

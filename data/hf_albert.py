@@ -8,8 +8,8 @@ import re
 import torch
 
 from common import glue
-from common.weights import read_weights, write_folder
-from data import hf_tokenizer
+from common.weights import read_weights
+from data.hf_folder import write_folder
 
 GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
 NAMES = (  # (our module, theirs); {} is the number of a block here, of a group there
@@ -115,6 +115,5 @@ def write(folder, weights, task, cfg, groups, tokenizer):
     outputs = len(weights["head.weight"]) if "head.weight" in weights else 2
     labels = glue.TASKS[task].labels if task in glue.TASKS else ()
     write_folder(folder, theirs, make_config(cfg, architecture, outputs, groups, labels), tokenizer)
-    hf_tokenizer.write(folder, tokenizer, cfg.positions)
     lost = "; the SQuAD v2.0 head, which Hugging Face's ALBERT has not, is left out" if "answer" in kinds else ""
     return f"{folder}: {architecture}, {sum(value.numel() for value in theirs.values()):,} numbers{lost}"

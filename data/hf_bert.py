@@ -13,7 +13,8 @@ import torch
 from common.cli import UserError
 from common.files import read_json, write_atomic
 from common.tokenization import load_tokenizer
-from common.weights import read_init, read_weights, take_over, write_folder
+from common.weights import read_init, read_weights, take_over
+from data.hf_folder import write_folder
 
 NAMES = {  # our module: theirs
     "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
@@ -159,8 +160,6 @@ def write(folder, weights, shape, dropout, task, tokenizer):
     """Write {our name: weight} as a folder with a README. shape: the numbers of SIZES; task: the name of the task
     that a head was made for. UserError where the folder is not empty."""
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: not empty; choose another folder")
     kind, more = "ForMaskedLM" if "transform.weight" in weights else "Model", {}
     if "head.weight" in weights:
         labels = range(len(weights["head.weight"]))
@@ -172,10 +171,7 @@ def write(folder, weights, shape, dropout, task, tokenizer):
               **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
               "max_position_embeddings": positions, "type_vocab_size": 2,
               "vocab_size": len(weights["encoder.words.weight"]), "pad_token_id": tokenizer.pad_id}
-    reader = "BertTokenizer" if str(tokenizer.path).endswith(".txt") else "AlbertTokenizer"
-    write_folder(folder, rename(weights, task == "SQuAD1.1"), config, tokenizer, tokenizer_class=reader,
-                 do_lower_case=tokenizer.lower, model_max_length=positions,
-                 model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    write_folder(folder, rename(weights, task == "SQuAD1.1"), config, tokenizer)
     words = f"{'-'.join(map(str, shape))}, {sum(value.numel() for value in weights.values()):,} numbers"
     use = "\nPlain `transformers` loads this folder.\n" if shape[4] == shape[1] else CHANGE
     write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n{use}")

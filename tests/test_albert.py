@@ -20,7 +20,8 @@ import albert
 from common import weights as weight_files
 from common.cli import UserError
 from conftest import ROOT
-from data import hf_albert, hf_tokenizer
+from data import hf_albert
+from data.hf_folder import write_tokenizer
 from tests.claims import albert as claims
 from tests.claims import study
 
@@ -242,7 +243,7 @@ def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
     else:
         path = train_sentencepiece([tmp_path / "text.txt"], tmp_path / "spiece.model", 45, lower=kind == "spiece")
     ours = load_tokenizer(path, kind == "spiece" or kind == "vocab")
-    hf_tokenizer.write(tmp_path, ours, 77)
+    write_tokenizer(tmp_path, ours, 77)
     write_config(tmp_path, {"model_type": "albert"})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for line, row in zip(lines + HARD, ours.encode_batch(lines + HARD)):
@@ -257,7 +258,7 @@ def test_the_exported_tokenizer_files(corpus, tmp_path):
     """What can be seen without transformers."""
     from common.tokenization import load_tokenizer
     ours = load_tokenizer(corpus)
-    hf_tokenizer.write(tmp_path, ours, 64)
+    write_tokenizer(tmp_path, ours, 64)
     found, settings = (json.loads((tmp_path / name).read_text()) for name in ("tokenizer.json", "tokenizer_config.json"))
     assert [name for name, _ in found["model"]["vocab"]] == ours.names and found["model"]["unk_id"] == ours.unk_id
     assert [token["id"] for token in found["added_tokens"]] == list(ours.special_ids) and settings["model_max_length"] == 64
@@ -902,7 +903,7 @@ def test_models_of_tasks_are_exported_and_start_others(finetuned, language_model
         config = json.loads((hf / target / "config.json").read_text())
         assert config["architectures"] == [name] and config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"} | (
             {"0": "0", "1": "1"} if target == "CoLA" else {})
-    with pytest.raises(UserError, match="and another DIR"):
+    with pytest.raises(UserError, match="not empty; name another folder"):
         run_main("--export", hf / "RACE", "--init", hf / "RACE")
     with pytest.raises(UserError, match="not empty; name another folder"):
         run_main("--export", language_model, "--init", hf / "RACE")
@@ -1034,7 +1035,7 @@ def test_recipes_are_table_14(corpus, tasks):
     (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10 is no multiple of its 4 parts"),
     (["--finetune", "CoLa,xyz"], "xyz: choose from CoLA"),
     (["--finetune", "CoLA"], "--finetune needs either --init"),
-    (["--export", "x"], "--export DIR needs --init"),
+    (["--export", "x"], "--export needs --init"),
     (["--pretrain", "--warmup", "50"], "--warmup 50"),
     (["--describe", "--init", "nowhere"], "nowhere: no run folder is here"),
 ])
@@ -1070,7 +1071,7 @@ def test_a_corpus_of_single_sentences_and_a_misplaced_answer(corpus, tasks, lang
     tokenizer = load_tokenizer(corpus)
     tokenizer.save(tmp_path / "prepared")
     prepare_corpus([folder], tokenizer, tmp_path / "prepared", progress=False)
-    with pytest.raises(UserError, match="prepared: no document has two sentences"):
+    with pytest.raises(UserError, match="prepared: no two sentences"):
         run_main("--pretrain", *SMALL, "--corpus", tmp_path / "prepared", "--out", tmp_path / "run0")
     (tmp_path / "prepared" / "meta.json").write_text("{")
     with pytest.raises(UserError, match="prepared: no finished corpus is here"):
@@ -1078,7 +1079,7 @@ def test_a_corpus_of_single_sentences_and_a_misplaced_answer(corpus, tasks, lang
     with pytest.raises(UserError, match="--vocab_size 77: .*spiece.model has 50 pieces"):
         run_main("--pretrain", *SMALL, "--corpus", corpus, "--out", tmp_path / "run", "--vocab_size", "77")
     (tmp_path / "lines.txt").write_text("\n\n".join(f"the {word} river was small." for word in ("stone", "green", "early", "quiet") * 200))
-    with pytest.raises(UserError, match="lines.txt: no document has two sentences"):
+    with pytest.raises(UserError, match="lines.txt: no two sentences"):
         run_main("--pretrain", *SMALL, "--corpus", tmp_path / "lines.txt", "--out", tmp_path / "lines", "--tokenizer", corpus)
     broken = json.loads((tasks / "squad" / "train-v1.1.json").read_text())
     broken["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1

@@ -1,5 +1,5 @@
-"""A tokenizer of ours as a tokenizer.json for Hugging Face, so that a plain AutoTokenizer, without sentencepiece and
-protobuf, cuts text as common/tokenization.py does.
+"""A model of ours as a Hugging Face folder, its tokenizer as a tokenizer.json, so that a plain AutoTokenizer, without
+sentencepiece and protobuf, cuts text as common/tokenization.py does.
 
 SentencePiece: pieces and scores of the model, its own normaliser (the precompiled table of characters in spiece.model),
 and before it, with `lower`, ALBERT's clean-up. Two things are close, not equal: the digit-comma rule takes pieces that
@@ -12,7 +12,9 @@ import sys
 import unicodedata
 from pathlib import Path
 
+from common.cli import UserError
 from common.files import write_atomic
+from common.weights import write_weights
 
 NEVER = -1e4  # the score of a piece that is not to be used
 ROLES = ("pad", "unk", "cls", "sep", "mask")
@@ -93,7 +95,20 @@ def wordpiece_parts(tokenizer):
                       "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": tokenizer.index}}
 
 
-def write(folder, tokenizer, longest):
+def write_folder(folder, weights, config, tokenizer):
+    """Write a Hugging Face folder: weights under their names there, config.json and the tokenizer. UserError where the
+    folder is not empty."""
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"--export {folder}: not empty; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_weights(folder / "model.safetensors", weights)
+    write_atomic(folder / "config.json", json.dumps(config, indent=2))
+    tokenizer.save(folder)
+    write_tokenizer(folder, tokenizer, config["max_position_embeddings"])
+
+
+def write_tokenizer(folder, tokenizer, longest):
     """Write tokenizer.json and tokenizer_config.json of a tokenizer, whose inputs have up to `longest` pieces."""
     ids = {role: number for role in ROLES if (number := getattr(tokenizer, f"{role}_id")) is not None}
     names = {role: tokenizer.names[number] for role, number in ids.items()}
