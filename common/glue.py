@@ -123,7 +123,7 @@ def load(folder, task, split):
     path, labelled = Path(folder) / task.name / file_of(task.name, split), not split.startswith("test")
     text, width = (task.text, task.columns) if labelled else (task.test_text, 0)
     text = (1, 2) if split == "test_diagnostic" else text
-    lines = read_text(path, "point --glue at the folder that holds the tasks' folders", newline="\n").split("\n")
+    lines = read_text(path, "point --glue at the folder that holds the tasks' folders", newline="").split("\n")
     rows = ((number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip())
     if not width:
         _, header = next(rows, (1, []))

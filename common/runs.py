@@ -98,6 +98,8 @@ class RunFolder:
             raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; "
                             "choose another --out, or --restart to begin anew")
         before, now = old.get("read", {}), record["read"]
+        if not isinstance(before, dict):
+            raise UserError(f"{self.folder / 'config.json'}: damaged, `read` is no JSON object; choose another --out")
         changed = [path for path, found in before.items() if now.get(path) != found]
         if changed:
             raise UserError(f"{self.folder}: begun with other data: {changed[0]} has changed since"
@@ -135,7 +137,7 @@ class RunFolder:
     def finished(self):
         """The result of finish(), or None while the run is not finished."""
         path = self.folder / "done.json"
-        return on_main(self.ranks, lambda: read_json(path) if path.exists() else None)
+        return on_main(self.ranks, lambda: read_json(path, dict) if path.exists() else None)
 
     def finish(self, result):
         """Mark the run as finished with its (JSON) result."""
@@ -163,9 +165,14 @@ class Checkpoint:
         if name is None:
             return {}
         state = load_file(name, self.ranks.device)
-        for key, thing in self.owned.items():
-            thing.load_state_dict(state["owned"][key])
-        return state["values"]
+        try:
+            for key, thing in self.owned.items():
+                thing.load_state_dict(state["owned"][key])
+            return state["values"]
+        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            reason = (str(error).splitlines() or [""])[0][:100]
+            raise UserError(f"{name}: does not fit this run ({type(error).__name__}: {reason}); --restart begins anew"
+                            ) from None
 
     def _newest(self):
         candidates = [path for path in (self.path, previous(self.path)) if path.exists()]

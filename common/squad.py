@@ -11,7 +11,6 @@ text.
 A training window without the answer (and every window of an unanswerable question) has its start and end at [CLS] and
 `impossible` set, in 1.1 as in 2.0; this is what BERT and ALBERT do.
 """
-import json
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import read_text
+from common.files import read_json
 from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
 
 Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, start in context)
@@ -33,7 +32,7 @@ Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
 def field(mapping, key, kind, place):
     """mapping[key], which must be of this kind."""
-    if not isinstance(mapping, dict) or not isinstance(mapping.get(key), kind):
+    if not isinstance(mapping, dict) or type(mapping.get(key)) is not kind:  # True is no number
         raise UserError(f"{place}: {key!r} is missing or not a {kind.__name__}; take the official SQuAD file")
     return mapping[key]
 
@@ -57,10 +56,7 @@ def read_question(entry, context, place):
 def load(path):
     """The questions of a SQuAD JSON file (1.1 or 2.0): a list of Question. UserError where anything is amiss."""
     questions = {}
-    try:
-        content = json.loads(read_text(path, "point --squad at the folder with the official train and dev JSON files"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg}); download the file again") from None
+    content = read_json(path, mend="point --squad at the folder with the official train and dev JSON files")
     for number, article in enumerate(field(content, "data", list, str(path)), 1):
         for position, paragraph in enumerate(field(article, "paragraphs", list, f"{path}: article {number}"), 1):
             place = f"{path}: article {number}, paragraph {position}"

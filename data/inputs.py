@@ -111,6 +111,8 @@ def open_text(cfg, ranks, folder):
     if not prepared:
         on_main(ranks, make_text, cfg, target, ranks)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
+    if tokenizer.mask_id is None:
+        raise UserError(f"{tokenizer.path}: the vocabulary lacks [MASK], which pre-training needs; take another")
     cfg.vocab_size = tokenizer.vocab_size
     return tokenizer, *Corpus(target, tokenizer).split(getattr(cfg, "held_out", 0.05), getattr(cfg, "held_out_most", 0))
 

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from common.cli import UserError
 from common.corpus import NAMES, Corpus, read_meta
-from common.files import write_atomic
+from common.files import fingerprint, write_atomic
 from common.tokenization import text_files
 
 # bytes: what decides the layout, a worker's share, where its end is looked for
@@ -117,7 +117,7 @@ def layout_of(path, start=0, end=None):
         file.seek(start)
         head = file.read(SAMPLE if end is None else min(SAMPLE, end - start))
     if b"\0" in head:
-        raise UserError(f"{path}: this is not UTF-8 text (it has zero bytes); convert it to UTF-8, or take it out")
+        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save the file as UTF-8 text, or take it out")
     blocks = text_blocks(head.decode("utf-8", errors="replace"))
     lines = list(chain.from_iterable(blocks))
     inner = [(line, after.split(None, 1)[0]) for block in blocks for line, after in zip(block, block[1:])]
@@ -269,5 +269,6 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
-    write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources}, indent=1))
+    found = {name: fingerprint(folder / f"{name}.bin") for name in NAMES}
+    write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources, "files": found}, indent=1))
     return Corpus(folder, tokenizer)
