@@ -86,7 +86,7 @@ def add_field(parser, field, comment):
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
+        self.exit(2, f"{self.prog}: error: {message[:400]} (--help lists the flags)\n")
 
 
 def check_number(name, number, comment):

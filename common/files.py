@@ -76,7 +76,7 @@ def parse_json(text, place, kind=object, mend="fetch it again"):
     return value
 
 
-def read_json(path, kind=object, mend="delete the folder or choose another --out"):
+def read_json(path, kind=object, mend="correct or delete it"):
     """parse_json of a file."""
     return parse_json(read_text(path, mend), path, kind, mend)
 

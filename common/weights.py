@@ -33,6 +33,14 @@ def read_weights(path):
     weights = read_safetensors(path) if path.suffix == ".safetensors" else load_file(path)
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise UserError(f"{path}: this holds something else than tensors by name; give the file of a model's weights")
+    return finite(weights, path)
+
+
+def finite(weights, path):
+    """The weights; UserError where one of them is not a number, or infinite."""
+    for name, value in weights.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"{path}: {name} holds numbers that are not finite; this model has diverged")
     return weights
 
 
@@ -93,10 +101,10 @@ def write_weights(path, tensors):
 
 def write_folder(folder, weights, config, tokenizer, **tokenizer_config):
     """Write a Hugging Face folder: model.safetensors, config.json, tokenizer_config.json and the tokenizer's file.
-    UserError where a run or a model of ours is."""
+    UserError where something is there already."""
     folder = Path(folder)
-    if any((folder / name).exists() for name in ("checkpoint.pt", "log.jsonl")):
-        raise UserError(f"--export {folder}: a model or a run is there; name another folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"--export {folder}: not empty; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / "model.safetensors", weights)
     write_atomic(folder / "config.json", json.dumps(config, indent=2))
@@ -153,7 +161,7 @@ def read_init(cfg, names, also=()):
             isinstance(model, dict) and all(isinstance(value, torch.Tensor) for value in model.values())
             for name, model in owned.items() if name != "optimizer"):
         raise UserError(f"{folder / 'checkpoint.pt'}: no checkpoint of {cfg.program}.py; name another folder")
-    return owned
+    return {name: model if name == "optimizer" else finite(model, folder) for name, model in owned.items()}
 
 
 @torch.no_grad()
@@ -164,8 +172,6 @@ def take_over(model, weights, source, heads=()):
     for name in [name for name in state if name in weights]:
         given = weights[name]
         if given.shape == state[name].shape:
-            if given.is_floating_point() and not given.isfinite().all():
-                raise UserError(f"{source}: {name} holds numbers that are not finite; this model has diverged")
             state[name].copy_(given)
             taken.append(name)
         elif name.split(".")[0] not in heads:

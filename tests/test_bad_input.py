@@ -345,7 +345,7 @@ RACE = [
     (*tune("albert", "RACE"), None, "train/middle: no all.txt"),
     (*tune("albert", "RACE"), copy("race", drop("dev")), "dev/middle: no all.txt"),
     (*tune("albert", "RACE"), copy("race", drop("train/high/0.txt")), "train/high: no all.txt"),
-    race("", "0.txt: not a RACE passage"), race("{", "not a RACE passage"), race("[]", "not a RACE passage"),
+    race("", "0.txt:1: no JSON"), race("{", "0.txt:1: no JSON"), race("[]", "not a RACE passage"),
     race(DEEP, "nested too deeply"), race(UTF16, "UTF-16"), race(BINARY, "0.txt"), race(DIGITS, "0.txt"),
     race({**PASSAGE, "answers": ["E"]}, "question 1 has the answer 'E'"),
     race({**PASSAGE, "answers": [1]}, "question 1 has the answer 1"),
@@ -378,8 +378,8 @@ PICTURES_AND_PAIRS = [
     pairs("the file ends here", edit("train.de", lambda content: content + b"Ein Mann.\n")),
     pairs("empty", put("train.en", ""), put("train.de", "")), pairs("UTF-16", put("train.de", UTF16)),
     pairs("train.de & binary", put("train.de", BINARY)),
-    pairs("x.en", more="--valid_text {here}/x"),
-    pairs("--vocab_size", more="--vocab_size 99999999"),
+    pairs("x.en", more="--valid_text {here}/x --vocab_size 120"),
+    pairs("at most & pieces, not 99999999", more="--vocab_size 99999999"),
     pairs("no spiece.model", more="--tokenizer {here}/x"),
 ]
 
@@ -482,9 +482,8 @@ INIT = [
     *each("config.json & hidden", settings(hidden=-16), programs=("albert", "zero")),
     *each("memory", settings(hidden=16 * 10 ** 9), programs=("albert", "zero")),
     *each("run", settings(arch=7), programs=("zero", "tinybert", "mformer")),
-    *each("run", settings(arch="x"), programs=("zero", "tinybert", "mformer")),
-    *each("holds no run & of mformer.py", entries("config.json", program="mformer"), programs=())
-    , init("albert", "no run folder of albert.py", entries("config.json", program="mformer")),
+    *each("arch", settings(arch="x"), programs=("zero", "mformer")), init("tinybert", "run", settings(arch="x")),
+    init("albert", "no run folder of albert.py", entries("config.json", program="mformer")),
     init("zero", "no run folder of autobert_zero.py", entries("config.json", program="albert")),
     init("tinybert", "no run folder of autotinybert.py", entries("config.json", action="evolve")),
     init("mformer", "no run folder of mformer.py", entries("config.json", action="describe")),
@@ -524,7 +523,7 @@ HUGGING_FACE = [
     folder("safetensors", tensor(data_offsets=[-8, 0])), folder("safetensors", tensor(data_offsets=["0", "8"])),
     folder("safetensors", tensor(data_offsets=[8])), folder("safetensors", tensor(data_offsets=[0, 1 << 60])),
     folder("safetensors", tensor(data_offsets=[8, 0])),
-    folder("weights do not fit", tensor()),
+    folder("unexpected weights: a", tensor()),
     folder("index.json", *parts("[]")), folder("index.json", *parts("{")), folder("index.json", *parts(DEEP)),
     folder("index.json", *parts({"weight_map": []})), folder("index.json", *parts({"weight_map": {"a": 7}})),
     folder("index.json", *parts({"weight_map": {"a": None, "b": "x"}})),
@@ -532,7 +531,7 @@ HUGGING_FACE = [
     folder("pytorch_model.bin", drop("model.safetensors"), put("pytorch_model.bin", b"")),
     folder("pytorch_model.bin", drop("model.safetensors"), put("pytorch_model.bin", BINARY)),
     folder("pytorch_model.bin", drop("model.safetensors"), bomb("pytorch_model.bin")),
-    folder("config.json", put("config.json", "{}")), folder("config.json", put("config.json", "[]")),
+    folder("model_type is not albert", put("config.json", "{}")), folder("model_type", put("config.json", "[]")),
     folder("config.json", edit("config.json", half)), folder("config.json", put("config.json", UTF16)),
     folder("config.json", put("config.json", DIGITS)),
     folder("hidden", entries("config.json", hidden_size="16")), folder("config.json", entries(
@@ -592,7 +591,6 @@ FOLDERS = [
     again("other settings", settings(seed="x"), source="mformer"),
     again("other data", entries("config.json", read={"x": "y"})), again("config.json", entries("config.json", read=7)),
     again("done.json", put("done.json", "{")), again("done.json", put("done.json", "[]")),
-    again("done.json", put("done.json", "{}")), again("done.json", put("done.json", "{}"), source="zero"),
     again("config.json", edit("config.json", half), source="tinybert"),
     again("neither it nor the one before can be read", drop("done.json"), put("checkpoint.pt", b"")),
     again("neither it nor the one before", drop("done.json"), edit("checkpoint.pt", half), source="zero"),
@@ -601,9 +599,9 @@ FOLDERS = [
     tuning("jobs/CoLA-0.json", put("jobs/CoLA-0.json", "{")), tuning("jobs/CoLA-0.json", put("jobs/CoLA-0.json", "[]")),
     tuning("jobs/CoLA-0.json", put("jobs/CoLA-0.json", "{}")),
     tuning("jobs/CoLA-0.json", entries("jobs/CoLA-0.json", metrics={"main": "high"})),
-    ("albert", "--export {albert} --init {hf}", None, "a model or a run is there"),
+    ("albert", "--export {albert} --init {hf}", None, "not empty"),
     ("albert", "--export {here} --init {albert}", put("mine.txt", ""), "not empty"),
-    ("tinybert", "--export {tinybert} --init {tinybert}", None, "--export"),
+    ("tinybert", "--export {tinybert} --init {tinybert}", None, "not empty"),
 ]
 
 
@@ -649,7 +647,7 @@ KNOBS = [
     knob("albert", "", "--init", "--finetune CoLA"), knob("tinybert", "", "--init", "--finetune CoLA"),
     knob("tinybert", "", "--init", "--export {here}/e"), knob("albert", "", "--init", "--export {here}/e"),
     knob("mformer", "", "--init", "--evaluate"), knob("tinybert", "", "--arch", "--further_train"),
-    *(knob(program, f"--arch {arch}", "arch", action) for program, action in (
+    *(knob(program, f"--arch {arch}", "x.json" if "json" in arch else "arch", action) for program, action in (
         ("zero", "--pretrain --corpus {corpus}"), ("tinybert", "--further_train --corpus {corpus}"),
         ("mformer", "--train --cifar10 {cifar10}")) for arch in (
             "nonsense", "''", "{here}/x.json", "1-2-3", "layers=1", "0-0-0-0-0", "1--8-8-1-8", "🙂")),
@@ -662,7 +660,7 @@ KNOBS = [
 ]
 
 
-def json_arch(program, content, words="arch"):
+def json_arch(program, content, words="best.json"):
     action = {"zero": "--pretrain --corpus {corpus}", "tinybert": "--further_train --corpus {corpus}",
               "mformer": "--train --cifar10 {cifar10}"}[program]
     return (program, f"{action} --arch {{here}}/best.json --out {{here}}/out", put("best.json", content), words)
@@ -677,6 +675,7 @@ def prepare(command, words, *changes):
     return "prepare", command, both(*changes), words
 
 
+REST = "SST-2 MRPC STS-B QQP MNLI-m MNLI-mm QNLI RTE WNLI AX"
 PREPARE = [
     prepare("corpus --corpus {here}/x --to {here}/to", "there is no such file"),
     prepare("corpus --corpus {here} --to {here}/to", "no *.txt file"),
@@ -705,8 +704,9 @@ PREPARE = [
     prepare("submission --runs {here}/x --to {here}/y", "no such run folder"),
     prepare("submission --runs {here} --to {here}/y", "no "),
     prepare("submission --runs {here} --to {here}/y --fill x", "--fill x: choose from"),
-    prepare("submission --runs {here} --to {here}/y", "the header must be", put("CoLA/CoLA.tsv", "x\n")),
-    prepare("submission --runs {here} --to {here}/y", "UTF-16", put("CoLA/CoLA.tsv", UTF16)),
+    prepare(f"submission --runs {{here}} --to {{here}}/y --fill {REST}", "the header must be",
+            put("CoLA/CoLA.tsv", "x\n")),
+    prepare(f"submission --runs {{here}} --to {{here}}/y --fill {REST}", "UTF-16", put("CoLA/CoLA.tsv", UTF16)),
     prepare("extract --dump {here}/x --to {here}/y", "no such file"),
     prepare("extract --dump {here}/x --to {here}/y", "no dump of a wiki", put("x", "")),
     prepare("extract --dump {here}/x --to {here}/y", "no dump of a wiki", put("x", BINARY)),
