@@ -194,7 +194,8 @@ def start(config_class, presets, actions, description, check=None, argv=None):
         if not isinstance(error, MemoryError) and not wanted:
             raise
         size = f" ({int(wanted[1]) / 1e9:,.0f} GB at once)" if wanted and wanted[1] else ""
-        raise UserError(f"{config.out}: these sizes need more memory than there is{size}; choose smaller ones") from None
+        raise UserError(f"{config.out}: these sizes need more memory than there is{size}; choose smaller ones"
+                        ) from None
     return 0
 
 

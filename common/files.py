@@ -64,11 +64,12 @@ def parse_json(text, place, kind=object, mend="fetch it again"):
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise UserError(f"{place}:{error.lineno}: no JSON ({error.msg}); {mend}") from None
+        line = f":{error.lineno}" if "\n" in text.strip() else ""
+        raise UserError(f"{place}{line}: no JSON ({error.msg}); {mend}") from None
     except RecursionError:
         raise UserError(f"{place}: this JSON is nested too deeply; {mend}") from None
     except UnicodeEncodeError:
-        raise UserError(f"{place}: half a character, which is no Unicode, is written there as \\ud...; {mend}") from None
+        raise UserError(f"{place}: holds half a character (\\ud...), which is no Unicode; {mend}") from None
     except ValueError as error:  # a number of more than 4,300 digits
         raise UserError(f"{place}: no JSON ({str(error).partition(';')[0]}); {mend}") from None
     if not isinstance(value, kind):

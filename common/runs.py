@@ -34,6 +34,11 @@ def environment(device):
             "platform": platform.platform()}
 
 
+def digest(value):
+    """A hash of a JSON value."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
 class RunFolder:
     """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0, which holds its lock; a folder made
     with other settings, or from other data, is refused. With cfg.restart what a run of the same action wrote goes.
@@ -49,7 +54,7 @@ class RunFolder:
                   "processes": ranks.size, **extra}
         cfg.run, self.new = self, False
         ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
-        ranks.run = hashlib.blake2b(json.dumps(ruling, sort_keys=True).encode(), digest_size=16).hexdigest()
+        ranks.run = digest(ruling)
         on_main(ranks, self._open, record, cfg, reads)
 
     def content(self):
@@ -135,14 +140,21 @@ class RunFolder:
 
     @property
     def finished(self):
-        """The result of finish(), or None while the run is not finished."""
-        path = self.folder / "done.json"
-        return on_main(self.ranks, lambda: read_json(path, dict) if path.exists() else None)
+        """The result of finish(), or None while the run is not finished. UserError where it was changed since."""
+        def read(path):
+            if not path.exists():
+                return None
+            result = read_json(path, dict, "delete it, the same command makes it anew")
+            if result.pop("digest", digest(result)) != digest(result):
+                raise UserError(f"{path}: damaged, or changed by hand; delete it, the same command makes it anew")
+            return result
+        return on_main(self.ranks, read, self.folder / "done.json")
 
     def finish(self, result):
         """Mark the run as finished with its (JSON) result."""
         if self.ranks.main:
-            write_atomic(self.folder / "done.json", json.dumps(result, indent=2))
+            result = json.loads(json.dumps(result))
+            write_atomic(self.folder / "done.json", json.dumps({**result, "digest": digest(result)}, indent=2))
 
 
 class Checkpoint:

@@ -119,7 +119,7 @@ def connect(url, start):
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing after `start`: the part here is of another version, or complete
+        if error.code == 416 and start:  # nothing after `start`: the part here is of another version, or complete
             return connect(url, 0)
         mend = "try again later, or fetch the file by hand"
         raise UserError(f"{url}: the server answers {error.code} {error.reason}; {mend}") from None
@@ -136,7 +136,10 @@ def receive(file, part):
         return start
     with connect(file.url, start) as response:
         start = start if response.status == 206 else 0
-        total = start + int(response.headers["Content-Length"] or 0)
+        length = response.headers["Content-Length"] or "0"
+        if not length.isdecimal():
+            raise UserError(f"{file.url}: the server says that it sends {length[:20]!r} bytes; fetch the file by hand")
+        total = start + int(length[:18])
         if file.size and total and total != file.size:
             raise UserError(f"{file.url}: the server offers {total:,} bytes, {file.size:,} are on record; it is "
                             "another file, fetch the official one by hand")
@@ -204,7 +207,8 @@ def unpack(path, folder, names=None):
             with tarfile.open(path) as archive:
                 archive.extractall(folder, filter=lambda member, target: (
                     tarfile.data_filter(member, target) if wanted(member.name) else None))
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, NotImplementedError,
+            IsADirectoryError, NotADirectoryError) as error:  # RuntimeError: encrypted
         raise UserError(f"{path}: broken archive ({error}); delete the file and run the same command again") from None
 
 

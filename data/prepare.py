@@ -169,7 +169,8 @@ def add_task_jobs(jobs):
     both.add_argument("--text", required=True, metavar="PREFIX", help="PREFIX.en and PREFIX.de")
     both.add_argument("--to", required=True, metavar="PREFIX", help="where the filtered ones go")
     both.add_argument("--shortest", type=whole, default=1, metavar="N", help="fewest pieces a side (default: 1)")
-    both.add_argument("--longest", type=number, default=250, metavar="N", help="most pieces a side, 0: any (default: 250)")
+    both.add_argument("--longest", type=number, default=250, metavar="N",
+                      help="most pieces a side, 0: any (default: 250)")
     both.add_argument("--ratio", type=number, default=1.5, metavar="X", help="of the lengths, 0: any (default: 1.5)")
     both.add_argument("--tokenizer", metavar="PATH", help="its pieces are counted; without one words")
     both.add_argument("--cased", action="store_true", help="the tokenizer keeps capitals and accents")

@@ -117,7 +117,7 @@ def layout_of(path, start=0, end=None):
         file.seek(start)
         head = file.read(SAMPLE if end is None else min(SAMPLE, end - start))
     if b"\0" in head:
-        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save the file as UTF-8 text, or take it out")
+        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text, or take it out")
     blocks = text_blocks(head.decode("utf-8", errors="replace"))
     lines = list(chain.from_iterable(blocks))
     inner = [(line, after.split(None, 1)[0]) for block in blocks for line, after in zip(block, block[1:])]
@@ -277,7 +277,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
 def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1, tell=print):
     """A tokenizer, trained on the text or copied from the path `tokenizer`, and the token files, all in a folder;
     returns (tokenizer, Corpus). A vocabulary trained on the same files before is used again (vocabulary.json beside
-    it). UserError before any work where a file is no text, and for a vocabulary in the folder that another command made.
+    it). UserError before any work where a file is no text, and for another command's vocabulary in the folder.
     """
     folder, files = Path(folder), text_files(paths)
     for path in files:
@@ -285,7 +285,8 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1, 
     model, made_from = folder / "spiece.model", folder / "vocabulary.json"
     about = {"pieces": vocab_size, "lower": lower is not False, "sources": fingerprints(files)}
     if model.exists() and not made_from.exists() and not (tokenizer and model.samefile(load_tokenizer(tokenizer).path)):
-        raise UserError(f"{model}: another command made this vocabulary; choose another folder, or give it as --tokenizer")
+        raise UserError(f"{model}: another command made this vocabulary; choose another folder, or give it as "
+                        "--tokenizer")
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer:
         found = load_tokenizer(tokenizer, lower)

@@ -280,7 +280,7 @@ def test_a_run_that_a_mistake_ended_before_it_began_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("content, words", [
     ("[" * 100_000, "RecursionError"), ('{"a": ' + "9" * 5000 + "}", "ValueError"),
-    ('{"a": "\\ud800"}', "UnicodeEncode"), ("[1]", "no JSON object"), ("", "Expecting value"), ("\x00", "damaged")])
+    ('{"a": "\\ud800"}', "no Unicode"), ("[1]", "no JSON object"), ("", "Expecting value"), ("\x00", "zero bytes")])
 def test_a_json_file_that_is_none_is_named(tmp_path, content, words):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match=f"a.json: damaged.*{words}|{words}"):
