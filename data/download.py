@@ -195,7 +195,9 @@ def unpack(path, folder, names=None):
     """Unpack an archive into `folder`, or of it only the files of these names, wherever in the archive they are. A
     broken archive is a UserError, and so is a name that leads out of `folder`."""
     def wanted(member):
-        parts = pathlib.PurePosixPath(member).parts or ("",)
+        parts = pathlib.PurePosixPath(member).parts
+        if not parts:  # "." is the folder itself
+            return False
         if ".." in parts or parts[0].startswith("/") or "\\" in member or ":" in parts[0]:
             raise UserError(f"{path}: the archive holds the unsafe name {member!r}; delete it, it is not official")
         return names is None or parts[-1] in names
