@@ -153,9 +153,11 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
     if max_query < 1 or doc_stride < 1:
         raise UserError(f"max_length {max_length}, max_query {max_query}, doc_stride {doc_stride}: too small; raise it")
     queries, contexts, char_start, char_end = Rows(), Rows(), Rows(), Rows()
-    places, windows, targets, lost = {}, [], [], []
+    places, windows, targets, lost, longer = {}, [], [], [], 0
     for number, question in enumerate(tqdm(questions, desc="windows", disable=None, leave=False)):
-        queries.append(tokenizer.encode(question.text)[:max_query])
+        pieces = tokenizer.encode(question.text)
+        longer += len(pieces) > max_query
+        queries.append(pieces[:max_query])
         if question.context not in places:
             places[question.context] = len(contexts)
             ids, spans = tokenizer.encode_with_offsets(question.context)
@@ -171,6 +173,9 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
             answer = np.flatnonzero(touched)
             targets.append(window_targets(cut, asked + 2, answer).astype(np.int32))
             lost += [question.id] if question.answers and not len(answer) else []
+    if longer:
+        warnings.warn(f"{longer} of {len(questions)} questions are longer than {max_query} tokens and are cut",
+                      stacklevel=2)
     if lost:
         warnings.warn(f"{len(lost)} answers have no token and count as not there, the first: question {lost[0]}",
                       stacklevel=2)
