@@ -1006,7 +1006,7 @@ def finetune(cfg, text):
 
 
 def describe(cfg):
-    """One JSON object about the model."""
+    """The model as one JSON object."""
     read_source(cfg)
     found = parts(cfg)
     counting = (f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "

@@ -10,6 +10,7 @@ a flag the preset. Abbreviations and unknown flags are errors.
 """
 import argparse
 import dataclasses
+import functools
 import inspect
 import math
 import re
@@ -19,8 +20,10 @@ import typing
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|(>=?) (-?[\d.]+)$")
+MOST = 10 ** 9  # the largest whole number of a knob
 
 
 class UserError(Exception):
@@ -35,6 +38,7 @@ class Diverged(Exception):
     """A loss, a gradient or a prediction became infinite or not a number."""
 
 
+@functools.cache
 def field_comments(config_class):
     """{field: its trailing comment} of a dataclass, read from the source; empty where the source is not at hand."""
     try:
@@ -82,11 +86,13 @@ def add_field(parser, field, comment):
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
+        self.exit(2, f"{self.prog}: error: {message[:400]} (--help lists the flags)\n")
 
 
 def check_number(name, number, comment):
-    """UserError where a number is outside the range at the end of its knob's comment."""
+    """UserError where a number is outside the range at the end of its knob's comment, or larger than any machine."""
+    if number > MOST and isinstance(number, int) and name != "seed":
+        raise UserError(f"--{name} {number}: no machine has the memory or the time; choose a number up to {MOST:,}")
     if not fits(number, comment):
         words = (RANGE.search(comment) or RANGE.search(">= 0")).group()
         raise UserError(f"--{name} {number}: choose a number {'in ' * (words[0] in '[(')}{words}")
@@ -182,22 +188,32 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     except torch.OutOfMemoryError:
         words = "--recompute" if hasattr(config, "recompute") else "a larger --accumulate or a smaller --batch"
         raise UserError(f"{config.out}: out of device memory; try again with {words}") from None
+    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for the CPU's memory
+        wanted = re.search(r"tried to allocate (\d+) bytes|Storage size calculation overflowed|exceeds? .*memory",
+                           str(error))
+        if not isinstance(error, MemoryError) and not wanted:
+            raise
+        size = f" ({int(wanted[1]) / 1e9:,.0f} GB at once)" if wanted and wanted[1] else ""
+        raise UserError(f"{config.out}: these sizes need more memory than there is{size}; choose smaller ones"
+                        ) from None
     return 0
 
 
 def run(main):
     """Call main() as a program: a UserError or a full disk ends in one line and exit status 2, Ctrl-C in status 130."""
-    name = sys.argv[0].rsplit("/", 1)[-1]
     try:
-        sys.exit(main())
+        status = main()
     except UserError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        status, message = 2, f"error: {error}"
     except OSError as error:
         if error.errno is None:
             raise
-        print(f"{name}: error: {error.filename or 'disk'}: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
+        status, message = 2, f"error: {error.filename or 'disk'}: {error.strerror}"
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command continues where it stopped", file=sys.stderr)
-        sys.exit(130)
+        status, message = 130, "interrupted; the same command continues where it stopped"
+    else:
+        sys.exit(status)
+    for bar in list(getattr(tqdm, "_instances", ())):  # the line stands below a bar that was cut short
+        bar.close()
+    print(f"{sys.argv[0].rsplit('/', 1)[-1]}: {message}", file=sys.stderr)
+    sys.exit(status)

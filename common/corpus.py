@@ -8,7 +8,6 @@ A prepared folder holds tokens.bin (uint16, or uint32 for more than 65,536 piece
 which each sentence starts, then the total), documents.bin (int64: the sentence at which each document starts, then the
 total) and meta.json, which is written last: a folder without it was cut short.
 """
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
+from common.files import fingerprint, read_json
 
 NAMES = ("tokens", "sentences", "documents")
 EIGHT = np.arange(1, 9, dtype=np.uint64)
@@ -25,10 +25,12 @@ EIGHT = np.arange(1, 9, dtype=np.uint64)
 def read_meta(folder):
     """meta.json of a prepared folder, {} where there is none that can be read."""
     try:
-        meta = json.loads((folder / "meta.json").read_text())
-    except (OSError, ValueError):
+        meta = read_json(folder / "meta.json", dict)
+    except UserError:
         return {}
-    return meta if isinstance(meta, dict) and meta.get("format") == 1 else {}
+    sound = all(type(meta.get(name)) is int and 0 < meta[name] < 1 << 48 for name in NAMES) and (
+        meta.get("dtype") in ("uint16", "uint32") and {"tokenizer", "lower"} <= meta.keys())
+    return meta if sound and meta.get("format") == 1 else {}
 
 
 def mix(x):
@@ -99,6 +101,8 @@ class Corpus:
             path, count = self.folder / f"{name}.bin", self.meta[name] + extra
             if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
                 raise UserError(f"{path}: the file is missing or cut short; delete the folder and prepare it anew")
+            if tokenizer is not None and self.meta.get("files", {}).get(name) not in (None, fingerprint(path)):
+                raise UserError(f"{path}: the file is damaged; delete the folder and prepare it anew")
             setattr(self, name, np.memmap(path, dtype, "r").view(np.ndarray))
 
     def __reduce__(self):  # travels to other processes as a path

@@ -80,6 +80,8 @@ def pick_device(name, local_rank=0):
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"--device {name}: torch knows no such device; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda") or device.type == "cpu" and device.index:
+        raise UserError(f"--device {name}: nothing is computed there; use auto, cpu or cuda")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise UserError(f"--device {name}: this machine has no CUDA device; use --device cpu")
@@ -224,7 +226,7 @@ def share_out(ranks, names, folder, label, work):
             bar.update(min(ranks.size, len(names) - bar.n))
     if stopping(ranks):
         raise Stop
-    return [read_json(folder / f"{name}.json") for name in names]
+    return [read_json(folder / f"{name}.json", dict, "delete the file") for name in names]
 
 
 # --- randomness and hardware ---------------------------------------------------------------------

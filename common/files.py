@@ -3,6 +3,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 import zipfile
@@ -38,46 +39,55 @@ def write_atomic(path, content):
 
 
 def read_text(path, mend, newline=None):
-    """The text of a UTF-8 file without its byte-order mark. UserError where there is no file, with the mend, or where
-    it is no UTF-8, with the line. newline: as in open()."""
+    """The text of a UTF-8 file without its byte-order mark; "\\r\\n" becomes "\\n" but with newline="". UserError where
+    there is no file, with the mend, or where it is no UTF-8, with the line."""
     try:
-        with open(path, encoding="utf-8-sig", newline=newline) as file:
-            return file.read()
-    except (FileNotFoundError, IsADirectoryError):
+        content = Path(path).read_bytes()
+        text = content.decode("utf-8-sig")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise UserError(f"{path}: no such file; {mend}") from None
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        if b"\0" not in content:
+            raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+        text = "\0"
+    if "\0" in text:
+        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save the file as UTF-8 text")
+    return text.replace("\r\n", "\n") if newline is None else text
 
 
-def read_json(path, kind=object, mend="delete the folder or choose another --out"):
-    """The value in a .json file, of a kind (dict, list). UserError, with the mend, where it is none, is nested too
-    deeply, or holds text that is no Unicode."""
+def parse_json(text, place, kind=object, mend="fetch it again"):
+    """The value of a JSON text, of a kind (dict, list). UserError, with its place and the mend, where it is none, is
+    nested too deeply, or holds half a surrogate pair, which would break whoever writes it."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair would break whoever writes it
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise UserError(f"{path}: damaged, no JSON ({reason}); {mend}") from None
+        value = json.loads(text)
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        line = f":{error.lineno}" if "\n" in text.strip() else ""
+        raise UserError(f"{place}{line}: no JSON ({error.msg}); {mend}") from None
+    except RecursionError:
+        raise UserError(f"{place}: this JSON is nested too deeply; {mend}") from None
+    except UnicodeEncodeError:
+        raise UserError(f"{place}: holds half a character (\\ud...), which is no Unicode; {mend}") from None
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise UserError(f"{place}: no JSON ({str(error).partition(';')[0]}); {mend}") from None
     if not isinstance(value, kind):
-        raise UserError(f"{path}: damaged, holds no JSON {'object' if kind is dict else kind.__name__}; {mend}")
+        raise UserError(f"{place}: no JSON {'object' if kind is dict else kind.__name__}; {mend}")
     return value
+
+
+def read_json(path, kind=object, mend="correct or delete it"):
+    """parse_json of a file."""
+    return parse_json(read_text(path, mend), path, kind, mend)
 
 
 def read_jsonl(path):
     """The objects of a .jsonl file, [] where there is none; a last line that a crash tore off is left out. UserError
     names a line that is none, or no object."""
-    lines, records = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else [""], []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            records += [json.loads(line)] if line else []
-        except (ValueError, RecursionError):
-            records.append(None)
-        if records and not isinstance(records[-1], dict):
-            raise UserError(f"{path}, line {number}: no JSON object; delete the line, or begin anew with --restart")
-    return records
+    mend = "delete the line, or begin anew with --restart"
+    lines = read_text(path, mend).split("\n") if Path(path).exists() else [""]
+    return [parse_json(line, f"{path}, line {number}", dict, mend) for number, line in enumerate(lines[:-1], 1) if line]
 
 
 def previous(path):

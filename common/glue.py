@@ -123,7 +123,7 @@ def load(folder, task, split):
     path, labelled = Path(folder) / task.name / file_of(task.name, split), not split.startswith("test")
     text, width = (task.text, task.columns) if labelled else (task.test_text, 0)
     text = (1, 2) if split == "test_diagnostic" else text
-    lines = read_text(path, "point --glue at the folder that holds the tasks' folders", newline="\n").split("\n")
+    lines = read_text(path, "point --glue at the folder that holds the tasks' folders", newline="").split("\n")
     rows = ((number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip())
     if not width:
         _, header = next(rows, (1, []))
@@ -232,14 +232,19 @@ def pair(first_ids, second_ids, max_length, tokenizer):
 
 
 def encode(examples, tokenizer, max_length, block=10_000):
-    """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end."""
-    ids, segments, name = Rows(), Rows(kind="b"), examples.path.parent.name
+    """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end; one
+    warning counts the rows that were."""
+    ids, segments, name, whole = Rows(), Rows(kind="b"), examples.path.parent.name, []
     for start in tqdm(range(0, len(examples), block), desc=f"encode {name}", disable=None, leave=False):
         sides = [side[start:start + block] for side in (examples.first, examples.second) if side]
         for first, *second in zip(*map(tokenizer.encode_batch, sides)):
             row, kinds = pair(first, second[0] if second else None, max_length, tokenizer)
             ids.append(row)
             segments.append(kinds)
+            whole.append(len(row) >= 2 + len(first) + sum(len(side) + 1 for side in second))
+    if not all(whole):
+        warnings.warn(f"{examples.path}: {whole.count(False)} of {len(whole)} rows are longer than {max_length} tokens "
+                      "and are cut", stacklevel=2)
     return Features(ids, segments, examples.labels, tokenizer.pad_id, max_length)
 
 

@@ -33,6 +33,11 @@ def environment(device):
             "platform": platform.platform()}
 
 
+def digest(value):
+    """A hash of a JSON value."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
 class RunFolder:
     """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0, which holds its lock; a folder made
     with other settings, or from other data, is refused. With cfg.restart what a run of the same action wrote goes.
@@ -48,7 +53,7 @@ class RunFolder:
                   "processes": ranks.size, **extra}
         cfg.run, self.new = self, False
         ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
-        ranks.run = hashlib.blake2b(json.dumps(ruling, sort_keys=True).encode(), digest_size=16).hexdigest()
+        ranks.run = digest(ruling)
         on_main(ranks, self._open, record, cfg, reads)
 
     def content(self):
@@ -97,6 +102,8 @@ class RunFolder:
             raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; "
                             "choose another --out, or --restart to begin anew")
         before, now = old.get("read", {}), record["read"]
+        if not isinstance(before, dict):
+            raise UserError(f"{self.folder / 'config.json'}: damaged, `read` is no JSON object; choose another --out")
         changed = [path for path, found in before.items() if now.get(path) != found]
         if changed:
             raise UserError(f"{self.folder}: begun with other data: {changed[0]} has changed since"
@@ -132,14 +139,21 @@ class RunFolder:
 
     @property
     def finished(self):
-        """The result of finish(), or None while the run is not finished."""
-        path = self.folder / "done.json"
-        return on_main(self.ranks, lambda: read_json(path) if path.exists() else None)
+        """The result of finish(), or None while the run is not finished. UserError where it was changed since."""
+        def read(path):
+            if not path.exists():
+                return None
+            result = read_json(path, dict, "delete it, the same command makes it anew")
+            if result.pop("digest", digest(result)) != digest(result):
+                raise UserError(f"{path}: damaged, or changed by hand; delete it, the same command makes it anew")
+            return result
+        return on_main(self.ranks, read, self.folder / "done.json")
 
     def finish(self, result):
         """Mark the run as finished with its (JSON) result."""
         if self.ranks.main:
-            write_atomic(self.folder / "done.json", json.dumps(result, indent=2))
+            result = json.loads(json.dumps(result))
+            write_atomic(self.folder / "done.json", json.dumps({**result, "digest": digest(result)}, indent=2))
 
 
 class Checkpoint:
@@ -162,9 +176,14 @@ class Checkpoint:
         if name is None:
             return {}
         state = load_file(name, self.ranks.device)
-        for key, thing in self.owned.items():
-            thing.load_state_dict(state["owned"][key])
-        return state["values"]
+        try:
+            for key, thing in self.owned.items():
+                thing.load_state_dict(state["owned"][key])
+            return state["values"]
+        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            reason = (str(error).splitlines() or [""])[0][:100]
+            raise UserError(f"{name}: does not fit this run ({type(error).__name__}: {reason}); --restart begins anew"
+                            ) from None
 
     def _newest(self):
         candidates = [path for path in (self.path, previous(self.path)) if path.exists()]

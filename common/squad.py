@@ -11,7 +11,6 @@ text.
 A training window without the answer (and every window of an unanswerable question) has its start and end at [CLS] and
 `impossible` set, in 1.1 as in 2.0; this is what BERT and ALBERT do.
 """
-import json
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import read_text
+from common.files import read_json
 from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
 
 Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, start in context)
@@ -33,7 +32,7 @@ Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
 def field(mapping, key, kind, place):
     """mapping[key], which must be of this kind."""
-    if not isinstance(mapping, dict) or not isinstance(mapping.get(key), kind):
+    if not isinstance(mapping, dict) or type(mapping.get(key)) is not kind:  # True is no number
         raise UserError(f"{place}: {key!r} is missing or not a {kind.__name__}; take the official SQuAD file")
     return mapping[key]
 
@@ -57,10 +56,7 @@ def read_question(entry, context, place):
 def load(path):
     """The questions of a SQuAD JSON file (1.1 or 2.0): a list of Question. UserError where anything is amiss."""
     questions = {}
-    try:
-        content = json.loads(read_text(path, "point --squad at the folder with the official train and dev JSON files"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg}); download the file again") from None
+    content = read_json(path, mend="point --squad at the folder with the official train and dev JSON files")
     for number, article in enumerate(field(content, "data", list, str(path)), 1):
         for position, paragraph in enumerate(field(article, "paragraphs", list, f"{path}: article {number}"), 1):
             place = f"{path}: article {number}, paragraph {position}"
@@ -157,9 +153,11 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
     if max_query < 1 or doc_stride < 1:
         raise UserError(f"max_length {max_length}, max_query {max_query}, doc_stride {doc_stride}: too small; raise it")
     queries, contexts, char_start, char_end = Rows(), Rows(), Rows(), Rows()
-    places, windows, targets, lost = {}, [], [], []
+    places, windows, targets, lost, longer = {}, [], [], [], 0
     for number, question in enumerate(tqdm(questions, desc="windows", disable=None, leave=False)):
-        queries.append(tokenizer.encode(question.text)[:max_query])
+        pieces = tokenizer.encode(question.text)
+        longer += len(pieces) > max_query
+        queries.append(pieces[:max_query])
         if question.context not in places:
             places[question.context] = len(contexts)
             ids, spans = tokenizer.encode_with_offsets(question.context)
@@ -175,6 +173,9 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
             answer = np.flatnonzero(touched)
             targets.append(window_targets(cut, asked + 2, answer).astype(np.int32))
             lost += [question.id] if question.answers and not len(answer) else []
+    if longer:
+        warnings.warn(f"{longer} of {len(questions)} questions are longer than {max_query} tokens and are cut",
+                      stacklevel=2)
     if lost:
         warnings.warn(f"{len(lost)} answers have no token and count as not there, the first: question {lost[0]}",
                       stacklevel=2)
@@ -233,8 +234,7 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_an
 
     Spans outside the paragraph, with a start whose best context is in another window, or longer than max_answer tokens
     are dropped. Returns Predictions: texts {id: the best answer}, nbest {id: list of {"text", "score", "probability"}},
-    null_odds {id: float}. A question with a NaN among its scores is left out of all three, and evaluate counts it as
-    wrong: the model has diverged.
+    null_odds {id: float}. A question with a NaN among its scores is left out of all three: the model has diverged.
     """
     starts, ends = (np.asarray(values, dtype=np.int64) - features.offsets[:, None] for values in (starts, ends))
     scores, null = np.asarray(scores, dtype=np.float64), np.asarray(null, dtype=np.float64)
@@ -287,31 +287,32 @@ def question_scores(question, prediction, version):
 
 def best_threshold(values, odds, answerable, texts):
     """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn, at first all of them,
-    as in the official script. values: (n,) score of each answer if given; answerable: (n,) bool; texts: the answers."""
-    answered, present = np.array([bool(text) for text in texts]), np.array([text is not None for text in texts])
+    as in the official script, which calls that threshold 0.0, though odds may be negative. values: (n,) score of each
+    answer if given; answerable: (n,) bool; texts: the answers."""
     order = np.argsort(odds, kind="stable")
-    gain = np.where(answerable, values, -1.0 * answered)[order]
-    totals = np.concatenate([[0.0], np.cumsum(gain)]) + np.sum(~answerable & present)
+    gain = np.where(answerable, values, [-1.0 * bool(text) for text in texts])[order]
+    totals = np.concatenate([[0.0], np.cumsum(gain)]) + np.sum(~answerable)
     best = int(np.argmax(totals))
-    nothing = min(0.0, float(odds[order[0]]) - 1.0)  # below all odds, which unlike the script's may be negative
-    return totals[best] / len(values), float(odds[order[best - 1]]) if best else nothing
+    return totals[best] / len(values), float(odds[order[best - 1]]) if best else 0.0
 
 
 def evaluate(questions, predictions, null_odds=None, threshold=0.0):
     """The official scores in percent, as the official scripts print them.
 
-    predictions: {id: text}; a missing one scores 0. null_odds: {id: odds of "no answer"}: answers with odds above the
-    threshold are withdrawn. Returns exact, f1, total; for a set with unanswerable questions (2.0) also the same with
-    HasAns_ and NoAns_ and, with null_odds, best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the best
-    threshold for this very set would give.
+    predictions: {id: text}; a missing one scores 0 in 1.1, and in 2.0 its question is left out. null_odds: {id: odds of
+    "no answer"}: answers with odds above the threshold are withdrawn. Returns exact, f1, total; for a set with
+    unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and, with null_odds, best_exact,
+    best_exact_thresh, best_f1, best_f1_thresh: what the best threshold for this very set would give.
     """
+    version = 2 if any(question.impossible for question in questions) else 1
+    questions = [question for question in questions if version == 1 or question.id in predictions]
+    if not questions:
+        return {"exact": 0.0, "f1": 0.0, "total": 0}
     answerable = np.array([not question.impossible for question in questions])
-    version = 1 if answerable.all() else 2
     texts = [predictions.get(question.id) for question in questions]
     raw = np.array([question_scores(question, text, version) for question, text in zip(questions, texts)])  # (n, 2)
     odds = np.array([(null_odds or {}).get(question.id, np.inf if null_odds else -np.inf) for question in questions])
-    present = np.array([text is not None for text in texts])
-    final = np.where((odds > threshold)[:, None] & present[:, None] & (version == 2), ~answerable[:, None], raw)
+    final = np.where((odds > threshold)[:, None] & (version == 2), ~answerable[:, None], raw)
     groups = {"": np.ones_like(answerable)} | ({"HasAns_": answerable, "NoAns_": ~answerable} if version == 2 else {})
     result = {}
     for prefix, members in groups.items():

@@ -145,7 +145,9 @@ class SquadTask(Task):
         """(predictions, the official scores in percent)."""
         found = self.answers(outputs)
         odds = found.null_odds if self.name == "SQuAD2.0" else None
-        return found, squad.evaluate(self.rows["dev"], found.texts, odds)
+        scores = squad.evaluate(self.rows["dev"], found.texts, odds)
+        diverged = len(found.texts) < len(self.rows["dev"])  # the official script would leave such questions out
+        return found, dict.fromkeys(scores, 0.0) if diverged else scores
 
     def score(self, split, outputs):
         """The official scores as shares; "main" is F1, in 2.0 at the threshold of "no answer" that suits dev best."""
@@ -191,6 +193,11 @@ def run_jobs(ranks, folder, jobs, work):
     late = [job for job, task in jobs.items() if task in FROM_MNLI and "MNLI" in jobs.values()]
     for stage in ([job for job in jobs if job not in late], late):
         results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start)) if stage else []
+        for job, result in zip(stage, results[-len(stage):]):  # as read, perhaps after someone's editing
+            metrics = result.get("metrics")
+            if not {"job", "task", "setting", "diverged"} <= result.keys() or not isinstance(metrics, dict) or not (
+                    isinstance(metrics.get("main"), (int, float))):
+                raise UserError(f"{folder / job}.json: not what a fine-tuning writes; delete the file")
         found = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]
         start = folder / max(found, key=lambda result: result["metrics"]["main"])["job"] if found else None
     return results
@@ -220,14 +227,20 @@ def summarise(folder, results):
     return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
 
 
+AVERAGES = {"paper_avg": "mean of AutoBERT-Zero's nine numbers", "glue_avg": "mean of GLUE's nine tasks"}
+
+
 def show(result, ranks):
-    """Print what summarise returned, in percent; averages where they are complete."""
+    """Print what summarise returned, in percent, with the names of the metrics; averages where they are complete."""
     for name, entry in result["tasks"].items():
-        spread = "" if entry["sd"] is None else f", mean {100 * entry['mean']:.2f}, sd {100 * entry['sd']:.2f}"
-        others = ", ".join(f"{key} {value if key == 'loss' else 100 * value:.2f}" for key, value in entry["metrics"].items()
-                           if key not in ("main",) and "total" not in key and "thresh" not in key)
-        diverged = f", {entry['diverged']} diverged" if entry["diverged"] else ""
-        say(ranks, f"{name:9} {100 * entry['median']:.2f} (median of {entry['n']}{spread}{diverged}; {others})")
-    for name in ("paper_avg", "glue_avg"):
+        several = (f" (median of {entry['n']}, mean {100 * entry['mean']:.2f}, sd {100 * entry['sd']:.2f})"
+                   if entry["n"] > 1 else "")
+        shown = {key: value for key, value in entry["metrics"].items()
+                 if key != "main" and "total" not in key and "thresh" not in key}
+        main = next((key for key, value in shown.items() if value == entry["metrics"]["main"]), "mean of its metrics")
+        others = "".join(f", {key} {value if key == 'loss' else 100 * value:.2f}" for key, value in shown.items() if key != main)
+        diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
+        say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{diverged}")
+    for name, words in AVERAGES.items():
         if result["averages"].get(name) is not None and not result["averages"][name.replace("avg", "missing")]:
-            say(ranks, f"{name} {100 * result['averages'][name]:.2f}")
+            say(ranks, f"{words}: {100 * result['averages'][name]:.2f}")

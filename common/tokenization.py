@@ -23,7 +23,7 @@ import numpy as np
 import sentencepiece
 
 from common.cli import UserError
-from common.files import read_text, write_atomic
+from common.files import read_json, read_text, write_atomic
 
 ALBERT_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # pieces of their own in ALBERT's vocabulary
 SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"),
@@ -285,10 +285,9 @@ def load_tokenizer(path, lower=None):
         raise UserError(f"{given}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
     beside = path.with_name(SETTINGS)
     if lower is None and beside.is_file():
-        try:
-            lower = json.loads(beside.read_text(encoding="utf-8")).get("do_lower_case")
-        except (ValueError, AttributeError):
-            raise UserError(f"{beside}: no JSON object; fetch it again") from None
+        lower = read_json(beside, dict, "fetch it again").get("do_lower_case", True)
+        if not isinstance(lower, bool):
+            raise UserError(f"{beside}: do_lower_case is {lower!r}; it must be true or false")
     kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
     return kind(path, lower is not False)
 
@@ -335,7 +334,7 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
             control_symbols=["[CLS]", "[SEP]", "[MASK]"],
             user_defined_symbols=[*extra_symbols, *(ALBERT_SYMBOLS if lower else ())], num_threads=threads,
             input_sentence_size=10_000_000, max_sentence_length=1 << 20, minloglevel=2)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise UserError(training_mistake(str(error), files[0], vocab_size)) from None
     out_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out_path, model.getvalue())

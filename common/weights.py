@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, check_setting
-from common.files import atomic, load_file, load_newest, read_json, save_file, write_atomic
+from common.files import atomic, load_file, load_newest, parse_json, read_json, save_file, write_atomic
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
@@ -33,6 +33,14 @@ def read_weights(path):
     weights = read_safetensors(path) if path.suffix == ".safetensors" else load_file(path)
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise UserError(f"{path}: this holds something else than tensors by name; give the file of a model's weights")
+    return finite(weights, path)
+
+
+def finite(weights, path):
+    """The weights; UserError where one of them is not a number, or infinite."""
+    for name, value in weights.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"{path}: {name} holds numbers that are not finite; this model has diverged")
     return weights
 
 
@@ -43,11 +51,11 @@ def read_folder(folder):
             return read_weights(folder / name)
         index = folder / f"{name}.index.json"
         if index.is_file():
-            try:
-                parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise UserError(f"{index}: no weight_map of names to files is in it; fetch it again") from None
-            return {key: value for part in parts for key, value in read_weights(folder / Path(part).name).items()}
+            parts = read_json(index, dict, "fetch it again").get("weight_map")
+            if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+                raise UserError(f"{index}: no weight_map of names to files is in it; fetch it again")
+            return {key: value for part in sorted({*parts.values()})
+                    for key, value in read_weights(folder / Path(part).name).items()}
     raise UserError(f"{folder}: no {' and no '.join(NAMES)} is here; give the folder of a PyTorch model")
 
 
@@ -55,21 +63,23 @@ def read_safetensors(path):
     """{name: tensor} of one .safetensors file."""
     tensors = {}
     with open(path, "rb") as file:
-        try:
-            size = int.from_bytes(file.read(8), "little")
-            if size > os.path.getsize(path) - 8:
-                raise ValueError("the header is cut short")
-            header = json.loads(file.read(size))
-            header.pop("__metadata__", None)
-            for name, entry in header.items():
+        size, room = int.from_bytes(file.read(8), "little"), os.path.getsize(path) - 8
+        if size > room:
+            raise UserError(f"{path}: no safetensors file, or cut short in its header; fetch it again")
+        header = parse_json(file.read(size).decode(errors="replace"), f"{path}, its header", dict)
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            try:
                 (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], DTYPES[entry["dtype"]]
-                file.seek(8 + size + begin)
-                raw = bytearray(file.read(end - begin))
-                if len(raw) != end - begin or end - begin != math.prod(shape) * dtype.itemsize:
-                    raise ValueError(f"{name} is cut short")
-                tensors[name] = (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
-            raise UserError(f"{path}: no readable safetensors file ({error}); fetch it again") from None
+                sound = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+            except (ValueError, KeyError, TypeError):
+                sound = False
+            if not sound or end > room - size or end - begin != math.prod(shape) * dtype.itemsize:
+                raise UserError(f"{path}: damaged or cut short, this cannot be tensor {name}: {str(entry)[:100]}; "
+                                "fetch it again")
+            file.seek(8 + size + begin)
+            raw = bytearray(file.read(end - begin))
+            tensors[name] = (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)
     return tensors
 
 
@@ -116,10 +126,12 @@ def read_init(cfg, names, also=()):
     if not (folder / "config.json").exists():
         raise UserError(f"{folder}: no run folder is here (config.json is missing); "
                         f"name one of --{' or --'.join(names)}")
-    record = read_json(folder / "config.json")
-    settings, action = (record.get("settings"), record.get("action")) if isinstance(record, dict) else (None, None)
+    record = read_json(folder / "config.json", dict, "name another folder")
+    settings, action = record.get("settings"), record.get("action")
+    if not isinstance(settings, dict) or not isinstance(action, str):
+        raise UserError(f"{folder / 'config.json'}: none of a run; name a run folder of {cfg.program}.py")
     if action not in names or record.get("program") != cfg.program or not {*names[action], *also} <= settings.keys():
-        made_by = f" but of {record.get('program')}.py --{action}" if settings else ""
+        made_by = f" but of {record.get('program')}.py --{action}"
         raise UserError(f"{folder}: no run folder of {cfg.program}.py --{' or --'.join(names)}{made_by}; name another")
     take_settings(cfg, settings, folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
@@ -131,9 +143,12 @@ def read_init(cfg, names, also=()):
     if not (folder / "done.json").exists():
         print(f"warning: {folder}: not finished; its newest checkpoint is taken", file=sys.stderr)
     state = load_newest(folder / "checkpoint.pt")
-    if not isinstance(state, dict) or not isinstance(state.get("owned"), dict):
+    owned = state.get("owned") if isinstance(state, dict) else None
+    if not owned or not isinstance(owned, dict) or not all(
+            isinstance(model, dict) and all(isinstance(value, torch.Tensor) for value in model.values())
+            for name, model in owned.items() if name != "optimizer"):
         raise UserError(f"{folder / 'checkpoint.pt'}: no checkpoint of {cfg.program}.py; name another folder")
-    return state["owned"]
+    return {name: model if name == "optimizer" else finite(model, folder) for name, model in owned.items()}
 
 
 @torch.no_grad()
@@ -144,8 +159,6 @@ def take_over(model, weights, source, heads=()):
     for name in [name for name in state if name in weights]:
         given = weights[name]
         if given.shape == state[name].shape:
-            if given.is_floating_point() and not given.isfinite().all():
-                raise UserError(f"{source}: {name} holds numbers that are not finite; this model has diverged")
             state[name].copy_(given)
             taken.append(name)
         elif name.split(".")[0] not in heads:

@@ -35,6 +35,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.cli import UserError
+from common.files import read_json
 
 RECIPE = 12  # raised when a rule in this file changes: demo data of an older recipe is made anew
 SEED = 20
@@ -681,10 +682,10 @@ def build(folder):
 def finished(folder):
     """What demo.json says of a complete folder of this recipe; None where there is none."""
     try:
-        about = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        about = read_json(folder / "demo.json", dict)
+    except UserError:
         return None
-    return about if about.get("recipe") == RECIPE else None
+    return about if about.get("recipe") == RECIPE and isinstance(about.get("sha256"), str) else None
 
 
 def make_demo(folder):

@@ -119,7 +119,7 @@ def connect(url, start):
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing after `start`: the part here is of another version, or complete
+        if error.code == 416 and start:  # nothing after `start`: the part here is of another version, or complete
             return connect(url, 0)
         mend = "try again later, or fetch the file by hand"
         raise UserError(f"{url}: the server answers {error.code} {error.reason}; {mend}") from None
@@ -136,7 +136,10 @@ def receive(file, part):
         return start
     with connect(file.url, start) as response:
         start = start if response.status == 206 else 0
-        total = start + int(response.headers["Content-Length"] or 0)
+        length = response.headers["Content-Length"] or "0"
+        if not length.isdecimal():
+            raise UserError(f"{file.url}: the server says that it sends {length[:20]!r} bytes; fetch the file by hand")
+        total = start + int(length[:18])
         if file.size and total and total != file.size:
             raise UserError(f"{file.url}: the server offers {total:,} bytes, {file.size:,} are on record; it is "
                             "another file, fetch the official one by hand")
@@ -192,7 +195,9 @@ def unpack(path, folder, names=None):
     """Unpack an archive into `folder`, or of it only the files of these names, wherever in the archive they are. A
     broken archive is a UserError, and so is a name that leads out of `folder`."""
     def wanted(member):
-        parts = pathlib.PurePosixPath(member).parts or ("",)
+        parts = pathlib.PurePosixPath(member).parts
+        if not parts:  # "." is the folder itself
+            return False
         if ".." in parts or parts[0].startswith("/") or "\\" in member or ":" in parts[0]:
             raise UserError(f"{path}: the archive holds the unsafe name {member!r}; delete it, it is not official")
         return names is None or parts[-1] in names
@@ -204,7 +209,8 @@ def unpack(path, folder, names=None):
             with tarfile.open(path) as archive:
                 archive.extractall(folder, filter=lambda member, target: (
                     tarfile.data_filter(member, target) if wanted(member.name) else None))
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, NotImplementedError,
+            IsADirectoryError, NotADirectoryError) as error:  # RuntimeError: encrypted
         raise UserError(f"{path}: broken archive ({error}); delete the file and run the same command again") from None
 
 

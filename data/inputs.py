@@ -2,7 +2,6 @@
 and token files."""
 import dataclasses
 import glob
-import json
 import os
 from pathlib import Path
 
@@ -11,11 +10,11 @@ import torch
 from common.cli import UserError
 from common.corpus import Corpus, read_meta
 from common.distributed import on_main, say
-from common.files import fingerprints, lock, read_json, release_locks, write_atomic
+from common.files import lock, release_locks
 from common.runs import RunFolder
-from common.tokenization import load_tokenizer, text_files, train_sentencepiece
+from common.tokenization import load_tokenizer
 from data.prepare import make_demo
-from data.text import layout_of, prepare_corpus
+from data.text import make_corpus
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("init", "tokenizer", "teacher", "arch", "ensemble")  # further flags that name files
@@ -111,6 +110,8 @@ def open_text(cfg, ranks, folder):
     if not prepared:
         on_main(ranks, make_text, cfg, target, ranks)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
+    if tokenizer.mask_id is None:
+        raise UserError(f"{tokenizer.path}: the vocabulary lacks [MASK], which pre-training needs; take another")
     cfg.vocab_size = tokenizer.vocab_size
     share, most = getattr(cfg, "held_out", 0.05), getattr(cfg, "held_out_most", 1000)
     return tokenizer, *Corpus(target, tokenizer).split(share, most)
@@ -119,18 +120,6 @@ def open_text(cfg, ranks, folder):
 def make_text(cfg, target, ranks):
     """Train or copy the tokenizer into the folder target, and make the token files there, unless both are there
     already."""
-    if (target / "meta.json").exists():
-        return
-    for path in text_files(cfg.corpus):
-        layout_of(path)  # a file that is no text ends the run here, not after a vocabulary was trained on it
-    target.mkdir(parents=True, exist_ok=True)
-    workers, made_from = os.cpu_count() or 1, target / "vocabulary.json"
-    sources = {"pieces": cfg.vocab_size, "sources": fingerprints(cfg.corpus)}
-    if not cfg.tokenizer and not (made_from.exists() and read_json(made_from) == sources):
-        say(ranks, f"training a vocabulary of {cfg.vocab_size} pieces")
-        train_sentencepiece(cfg.corpus, target / "spiece.model", cfg.vocab_size, threads=workers)
-        write_atomic(made_from, json.dumps(sources, indent=1))
-    tokenizer = load_tokenizer(cfg.tokenizer or target)
-    if cfg.tokenizer:
-        tokenizer.save(target)
-    prepare_corpus(cfg.corpus, tokenizer, target, workers=workers)
+    if not (target / "meta.json").exists():
+        make_corpus(cfg.corpus, target, cfg.vocab_size, cfg.tokenizer, workers=os.cpu_count() or 1,
+                    tell=lambda words: say(ranks, words))

@@ -20,11 +20,13 @@ def lines_of(path):
     try:
         with open(path, encoding="utf-8-sig", newline="\n") as file:
             for line in file:
+                if "\0" in line:
+                    raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save the file as UTF-8 text")
                 yield line.strip()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; --text PREFIX stands for PREFIX.en and PREFIX.de") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error.reason}); convert the file") from None
+        raise UserError(f"{path}: UTF-16, binary or else no UTF-8 ({error.reason}); save it as UTF-8 text") from None
 
 
 def reason(first, second, shortest, longest, ratio):

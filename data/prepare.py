@@ -23,14 +23,15 @@ if __name__ == "__main__":  # run as a program, Python looks for modules in data
     sys.path[0] = str(HERE.parent)
 
 from common.cli import Parser, UserError, run  # noqa: E402
-from common.tokenization import load_tokenizer, text_files, train_sentencepiece  # noqa: E402
+from common.files import read_json  # noqa: E402
+from common.tokenization import load_tokenizer, text_files  # noqa: E402
 from data import books, wikipedia  # noqa: E402
 from data.demo import make_demo  # noqa: E402  (offered to the paper files: `from data.prepare import make_demo`)
 from data.download import FINISH, download  # noqa: E402
 from data.pairs import filter_pairs  # noqa: E402
 from data.released import HUB, MODELS, WIKIMEDIA, download_dump, download_model  # noqa: E402
 from data.submission import make_submission  # noqa: E402
-from data.text import prepare_corpus  # noqa: E402
+from data.text import make_corpus  # noqa: E402
 
 
 def demo(args):
@@ -64,10 +65,10 @@ def gutenberg(args):
 def report(folder, module, measure, work):
     """Do the work of an extraction and print what its module says of it, with the MB/s of what was read now."""
     before = pathlib.Path(folder) / "extract.json"
-    before = json.loads(before.read_text())["counts"].get(measure, 0) if before.is_file() else 0
+    before = read_json(before, dict).get("counts") if before.is_file() else {}
     start = time.perf_counter()
     state = work()
-    megabytes = (state["counts"].get(measure, 0) - before) / 1e6
+    megabytes = (state["counts"].get(measure, 0) - before.get(measure, 0)) / 1e6
     speed = f", {megabytes / (time.perf_counter() - start):.1f} MB/s of {megabytes:,.1f} MB" if megabytes else ""
     print(f"{folder}: {module.summary(state)}{speed}")
 
@@ -90,22 +91,31 @@ def submission(args):
 def corpus(args):
     """Train or load the tokenizer and make the token files."""
     lower, folder, files = not args.cased, pathlib.Path(args.to), text_files(args.corpus)
-    folder.mkdir(parents=True, exist_ok=True)
-    if args.tokenizer:
-        tokenizer = load_tokenizer(args.tokenizer, lower)
-        if args.vocab_size not in (None, tokenizer.vocab_size):
-            raise UserError(f"{args.tokenizer}: it has {tokenizer.vocab_size} pieces, not {args.vocab_size}; leave "
-                            "--vocab_size or --tokenizer out")
-        tokenizer.save(folder)
-    else:
-        vocab_size = args.vocab_size or 30_000
-        path = train_sentencepiece(files, folder / "spiece.model", vocab_size, lower, threads=args.workers)
-        tokenizer = load_tokenizer(path, lower)
+    pieces = load_tokenizer(args.tokenizer, lower).vocab_size if args.tokenizer else args.vocab_size or 30_000
+    if args.vocab_size not in (None, pieces):
+        raise UserError(f"{args.tokenizer}: it has {pieces} pieces, not {args.vocab_size}; leave "
+                        "--vocab_size or --tokenizer out")
     start, size = time.perf_counter(), sum(path.stat().st_size for path in files)
-    made = prepare_corpus(files, tokenizer, folder, workers=args.workers)
+    tokenizer, made = make_corpus(files, folder, pieces, args.tokenizer, lower, args.workers)
     speed = size / 1e6 / (time.perf_counter() - start)
     counts = ", ".join(f"{made.meta[name]:,} {name}" for name in ("tokens", "sentences", "documents"))
     print(f"{folder}: {counts}, vocabulary {tokenizer.vocab_size:,}, {speed:.1f} MB/s")
+
+
+def number(text):
+    """A number that is not negative."""
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text}: choose a number from 0 to 1e9")
+    return value
+
+
+def whole(text):
+    """A whole number above 0."""
+    value = int(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text[:50]}: choose a whole number from 1 to 1e9")
+    return value
 
 
 def parser():
@@ -129,9 +139,9 @@ def parser():
     text = jobs.add_parser("corpus", help="turn text into a tokenizer and token files", allow_abbrev=False)
     text.add_argument("--corpus", nargs="+", required=True, metavar="PATH", help="text files, or folders of .txt files")
     text.add_argument("--to", required=True, metavar="DIR", help="folder for the token files and the tokenizer")
-    text.add_argument("--vocab_size", type=int, metavar="N", help="pieces of the tokenizer to train (default: 30000)")
+    text.add_argument("--vocab_size", type=whole, metavar="N", help="pieces of the tokenizer to train (default: 30000)")
     text.add_argument("--tokenizer", metavar="PATH", help="use this one (spiece.model, vocab.txt or their folder)")
-    text.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    text.add_argument("--workers", type=whole, default=1, metavar="N", help="processes (default: 1)")
     text.add_argument("--cased", action="store_true", help="keep capitals and accents")
     text.set_defaults(job=corpus)
     add_task_jobs(jobs)
@@ -140,7 +150,7 @@ def parser():
 
 def add_text_jobs(jobs):
     """extract and books."""
-    workers = dict(type=int, default=1, metavar="N", help="processes (default: 1)")
+    workers = dict(type=whole, default=1, metavar="N", help="processes (default: 1)")
     dump = jobs.add_parser("extract", help="turn a Wikipedia dump into plain text", allow_abbrev=False)
     dump.add_argument("--dump", nargs="+", required=True, metavar="FILE", help="pages-articles XML, in bz2 or plain")
     dump.add_argument("--to", required=True, metavar="DIR", help="folder for the text; the same command goes on there")
@@ -158,9 +168,10 @@ def add_task_jobs(jobs):
     both = jobs.add_parser("pairs", help="filter parallel text by length and ratio", allow_abbrev=False)
     both.add_argument("--text", required=True, metavar="PREFIX", help="PREFIX.en and PREFIX.de")
     both.add_argument("--to", required=True, metavar="PREFIX", help="where the filtered ones go")
-    both.add_argument("--shortest", type=int, default=1, metavar="N", help="fewest pieces a side (default: 1)")
-    both.add_argument("--longest", type=int, default=250, metavar="N", help="most pieces a side, 0: any (default: 250)")
-    both.add_argument("--ratio", type=float, default=1.5, metavar="X", help="of the lengths, 0: any (default: 1.5)")
+    both.add_argument("--shortest", type=whole, default=1, metavar="N", help="fewest pieces a side (default: 1)")
+    both.add_argument("--longest", type=number, default=250, metavar="N",
+                      help="most pieces a side, 0: any (default: 250)")
+    both.add_argument("--ratio", type=number, default=1.5, metavar="X", help="of the lengths, 0: any (default: 1.5)")
     both.add_argument("--tokenizer", metavar="PATH", help="its pieces are counted; without one words")
     both.add_argument("--cased", action="store_true", help="the tokenizer keeps capitals and accents")
     both.add_argument("--source", default="en", metavar="XX", help="ending of the one side (default: en)")

@@ -8,7 +8,6 @@ line. A question becomes four inputs, one an option, as ALBERT's code does it:
 where every "_" of the question is replaced by the option, which otherwise follows the question; of this second part the
 last max_qa tokens are kept, and the passage is cut at its end.
 """
-import json
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import read_text, write_atomic
+from common.files import parse_json, read_text, write_atomic
 from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
 from common.squad import join
 from common.tasks import Task, limit
@@ -48,8 +47,8 @@ def passage_texts(folder):
 
 def read_passage(place, content, level):
     """The questions of one JSON object."""
+    entry = parse_json(content, place)
     try:
-        entry = json.loads(content)
         name, passage = str(entry["id"]), entry["article"]
         rows = list(zip(entry["questions"], entry["options"], entry["answers"], strict=True))
         well = isinstance(passage, str) and all(isinstance(text, str) and len(options) == OPTIONS and all(

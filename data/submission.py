@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.cli import UserError
-from common.files import atomic
+from common.files import atomic, read_text
 from common.glue import TASKS
 
 HEADER = "index\tprediction"
@@ -41,7 +41,7 @@ def find(runs, name):
 
 def check(path, wanted):
     """The text of a file. UserError names the first line that the leaderboard would refuse."""
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = read_text(path, "fine-tune again").split("\n")
     lines = lines[:-1] if not lines[-1] else lines
     if not lines or lines[0] != HEADER:
         raise UserError(f"{path}:1: the header must be index, a tab, prediction")

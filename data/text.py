@@ -33,8 +33,8 @@ from tqdm import tqdm
 
 from common.cli import UserError
 from common.corpus import NAMES, Corpus, read_meta
-from common.files import write_atomic
-from common.tokenization import text_files
+from common.files import fingerprint, fingerprints, read_json, write_atomic
+from common.tokenization import load_tokenizer, text_files, train_sentencepiece
 
 # bytes: what decides the layout, a worker's share, where its end is looked for
 SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
@@ -117,7 +117,7 @@ def layout_of(path, start=0, end=None):
         file.seek(start)
         head = file.read(SAMPLE if end is None else min(SAMPLE, end - start))
     if b"\0" in head:
-        raise UserError(f"{path}: this is not UTF-8 text (it has zero bytes); convert it to UTF-8, or take it out")
+        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text, or take it out")
     blocks = text_blocks(head.decode("utf-8", errors="replace"))
     lines = list(chain.from_iterable(blocks))
     inner = [(line, after.split(None, 1)[0]) for block in blocks for line, after in zip(block, block[1:])]
@@ -269,5 +269,33 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
-    write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources}, indent=1))
+    found = {name: fingerprint(folder / f"{name}.bin") for name in NAMES}
+    write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources, "files": found}, indent=1))
     return Corpus(folder, tokenizer)
+
+
+def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1, tell=print):
+    """A tokenizer, trained on the text or copied from the path `tokenizer`, and the token files, all in a folder;
+    returns (tokenizer, Corpus). A vocabulary trained on the same files before is used again (vocabulary.json beside
+    it). UserError before any work where a file is no text, and for another command's vocabulary in the folder.
+    """
+    folder, files = Path(folder), text_files(paths)
+    for path in files:
+        layout_of(path)
+    model, made_from = folder / "spiece.model", folder / "vocabulary.json"
+    about = {"pieces": vocab_size, "lower": lower is not False, "sources": fingerprints(files)}
+    if model.exists() and not made_from.exists() and not (tokenizer and model.samefile(load_tokenizer(tokenizer).path)):
+        raise UserError(f"{model}: another command made this vocabulary; choose another folder, or give it as "
+                        "--tokenizer")
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer:
+        found = load_tokenizer(tokenizer, lower)
+        found.save(folder)
+    else:
+        if not (model.exists() and read_json(made_from) == about):
+            tell(f"training a vocabulary of {vocab_size} pieces")
+            made_from.unlink(missing_ok=True)
+            train_sentencepiece(files, model, vocab_size, lower is not False, threads=workers)
+            write_atomic(made_from, json.dumps(about, indent=1))
+        found = load_tokenizer(model, lower)
+    return found, prepare_corpus(files, found, folder, workers=workers)

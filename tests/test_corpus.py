@@ -132,7 +132,7 @@ def test_real_layouts(real_data):
 
 
 def test_binary_text_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"a\.txt: this is not UTF-8 text"):
+    with pytest.raises(UserError, match=r"a\.txt: UTF-16 or binary"):
         layout_of(write(tmp_path / "a.txt", "hello".encode("utf-16")))
 
 

@@ -90,7 +90,7 @@ def test_damaged_files_are_named(tmp_path):
     open_run(tmp_path)
     (tmp_path / "checkpoint.pt").touch()
     (tmp_path / "config.json").write_text('{"settings": ')
-    with pytest.raises(UserError, match="config.json: damaged"):
+    with pytest.raises(UserError, match="config.json: no JSON"):
         open_run(tmp_path)
     (tmp_path / "history.jsonl").write_text('{"id": 0}\n{"id"\n{"id": 2}\n')
     with pytest.raises(UserError, match="history.jsonl, line 2"):
@@ -279,11 +279,11 @@ def test_a_run_that_a_mistake_ended_before_it_began_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("content, words", [
-    ("[" * 100_000, "RecursionError"), ('{"a": ' + "9" * 5000 + "}", "ValueError"),
-    ('{"a": "\\ud800"}', "UnicodeEncode"), ("[1]", "no JSON object"), ("", "Expecting value"), ("\x00", "damaged")])
+    ("[" * 100_000, "nested too deeply"), ('{"a": ' + "9" * 5000 + "}", "4300 digits"),
+    ('{"a": "\\ud800"}', "no Unicode"), ("[1]", "no JSON object"), ("", "Expecting value"), ("\x00", "zero bytes")])
 def test_a_json_file_that_is_none_is_named(tmp_path, content, words):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(UserError, match=f"a.json: damaged.*{words}|{words}"):
+    with pytest.raises(UserError, match=f"a.json: .*{words}"):
         read_json(tmp_path / "a.json", dict)
 
 

@@ -463,3 +463,58 @@ def test_wmt14_becomes_aligned_plain_text(server, tmp_path):
     uneven = row(server, "wmt14", "uneven.tgz", tar({"a.en": b"1\n2\n", "a.de": b"1\n"}), "train a.en a.de")
     with pytest.raises(UserError, match="differ in their number of lines"):
         download.download("wmt14", tmp_path / "other", [uneven])
+
+
+class Hostile(http.server.BaseHTTPRequestHandler):
+    """Answers 416 for ever, or with a length that is none."""
+
+    def do_GET(self):
+        self.send_response(416 if self.path.startswith("/416") else 200)
+        self.send_header("Content-Length", "-7" if self.path.startswith("/minus") else
+                         "lots" if self.path.startswith("/lots") else "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("name, words", [("416", "answers 416"), ("minus", "sends '-7' bytes"), ("lots", "'lots' bytes"),
+                                         ("empty", "checksum mismatch")])
+def test_a_hostile_server_ends_in_one_line(name, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "PAUSE", 0)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / f"{name}.zip.part").write_bytes(b"a part")
+    file = download.File("glue", f"http://127.0.0.1:{server.server_port}/{name}.zip", 0, "sha256:00", "CoLA")
+    try:
+        with pytest.raises(UserError, match=words):
+            download.fetch(file, tmp_path)
+    finally:
+        server.shutdown()
+
+
+def hostile_archive(path, member, encrypted=False):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(member, b"content")
+    if encrypted:  # the flag in both of its places
+        content = bytearray(path.read_bytes())
+        content[6] |= 1
+        content[content.rindex(b"PK\x01\x02") + 8] |= 1
+        path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("member, encrypted, words", [
+    ("a", True, "broken archive .*encrypted"), ("../a", False, "unsafe name"), ("/a", False, "unsafe name"), ("..", False, "unsafe name"),
+    ("c:\\a", False, "unsafe name")])
+def test_hostile_archives_are_refused(member, encrypted, words, tmp_path):
+    (tmp_path / "to").mkdir()
+    with pytest.raises(UserError, match=words):
+        download.unpack(hostile_archive(tmp_path / "a.zip", member, encrypted), tmp_path / "to")
+    assert not list((tmp_path / "to").iterdir()) and not (tmp_path / "a").exists()
+
+
+def test_a_member_that_is_the_folder_itself_is_left_out(tmp_path):
+    (tmp_path / "to").mkdir()
+    download.unpack(hostile_archive(tmp_path / "a.zip", "."), tmp_path / "to")
+    assert not list((tmp_path / "to").iterdir())

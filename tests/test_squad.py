@@ -87,7 +87,7 @@ def broken(change):
 
 
 @pytest.mark.parametrize("content, message", [
-    ("{\n\"data\": [\n", r"squad.json:\d: not JSON"),
+    ("{\n\"data\": [\n", r"squad.json:\d: no JSON"),
     ([], r"'data' is missing"),
     ({"data": {}}, r"'data' is missing or not a list"),
     ({"data": []}, r"no questions"),
@@ -373,15 +373,21 @@ def test_the_best_threshold_really_is_best():
     for name in ("exact", "f1"):
         every = [squad.evaluate(questions, predictions, odds, threshold)[name] for threshold in [-9.0, *odds.values()]]
         assert result[f"best_{name}"] == pytest.approx(max(every))
-        again = squad.evaluate(questions, predictions, odds, result[f"best_{name}_thresh"])
+        best = result[f"best_{name}_thresh"]  # 0.0 too where withdrawing everything is best, as in the official script
+        again = squad.evaluate(questions, predictions, odds, best or -9.0)
         assert again[name] == pytest.approx(max(every))
 
 
 def test_threshold_below_all_odds_where_answers_only_hurt():
     questions, odds = toy([(), (), ("cat",)]), {"q0": -5.0, "q1": -4.0, "q2": -3.0}
     result = squad.evaluate(questions, dict.fromkeys(odds, "dog"), odds)
-    assert result["best_f1"] == pytest.approx(200 / 3) and result["best_f1_thresh"] == -6.0
-    assert squad.evaluate(questions, dict.fromkeys(odds, "dog"), odds, -6.0)["f1"] == pytest.approx(200 / 3)
+    assert result["best_f1"] == pytest.approx(200 / 3) and result["best_f1_thresh"] == 0.0  # the official script's
+
+
+def test_a_missing_answer_leaves_its_question_out_of_version_2():
+    questions = toy([("cat",), ("dog",), ()])
+    result = squad.evaluate(questions, {"q0": "cat", "q2": ""}, {"q0": -1.0, "q2": 1.0})
+    assert (result["exact"], result["total"], result["HasAns_total"], result["NoAns_total"]) == (100.0, 2, 1, 1)
 
 
 def test_ten_thousand_questions_take_seconds(tokenizer):
@@ -479,7 +485,7 @@ def test_race_task(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("entry, message", [
-    ("{", r"1.txt: not a RACE passage"), ("[1]", r"not a RACE passage"), (passage(article=None), r"not a RACE passage"),
+    ("{", r"1.txt: no JSON"), ("[1]", r"not a RACE passage"), (passage(article=None), r"not a RACE passage"),
     (passage(answers=["A"]), r"not a RACE passage"), (passage(options=[["a", "b", "c"]] * 2), r"not a RACE passage"),
     (passage(answers=["A", "E"]), r"1.txt: question 2 has the answer 'E'"),
     ({"article": "x"}, r"not a RACE passage")], ids=range(7))

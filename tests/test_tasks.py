@@ -8,7 +8,7 @@ import torch
 from common.cli import UserError
 from common.distributed import Ranks
 from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
-from common.weights import keep_model, read_init, take_over
+from common.weights import finite, keep_model, read_init, take_over
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 RECIPES = {name: Recipe(1e-5, 16, epochs=2, length=64, main=main) for name, main in (
@@ -149,5 +149,5 @@ def test_weights_that_do_not_fit_are_refused():
     assert "body.bias, head.bias, head.weight" in note
     with pytest.raises(UserError, match=r"head.weight is \(5, 2\) there and \(3, 2\) here"):
         take_over(model, weights, "there")
-    with pytest.raises(UserError, match="not finite"):
-        take_over(model, {"body.weight": torch.full((2, 2), float("nan"))}, "there")
+    with pytest.raises(UserError, match="there: body.weight holds numbers that are not finite"):
+        finite({"body.weight": torch.full((2, 2), float("nan"))}, "there")

@@ -48,7 +48,7 @@ def test_what_stands_beside_a_vocabulary_decides_about_case(tmp_path):
         assert load_tokenizer(tmp_path).lower is lower
     for content in ("{", "[]"):
         (tmp_path / "tokenizer_config.json").write_text(content)
-        with pytest.raises(UserError, match="tokenizer_config.json: no JSON object"):
+        with pytest.raises(UserError, match="tokenizer_config.json: no JSON"):
             load_tokenizer(tmp_path)
 
 

@@ -1,0 +1,164 @@
+"""Damaged files of every kind that is read: flipped bits, cut, swapped, doubled and lost parts, values of other kinds
+in JSON. A command on them ends with the right result or in one clear line. Case n is drawn from seed n.
+
+Text that was damaged and is still text (a sentence, a number in a table, weights without a checksum) is another input:
+any result is right. What has a checksum (checkpoints, token files) must give the result of the undamaged files.
+"""
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from test_bad_input import ARCH, PIECES, SMALL, TRAINED, call, limited, put, ready, the_line, tune  # noqa: F401 (ready)
+
+CASES, SECONDS = 500, 30
+NASTY = (None, True, -1, 0, 10 ** 12, 10 ** 400, 1.5, float("nan"), "", "x", "\ud800", [], {}, [[]], ["x"], [-1])
+DUMP = ("<mediawiki>\n<siteinfo><namespaces><namespace key=\"0\" /></namespaces></siteinfo>\n<page><title>A</title>"
+        "<ns>0</ns><revision><text>" + "A man sat on a mat and saw a cat. " * 20 + "</text></revision></page>\n"
+        "</mediawiki>\n")
+
+
+def ground(*sources, **written):
+    """The undamaged input: copies of ready folders, and files."""
+    def make(here, ready):
+        for source in sources:
+            source, _, inside = source.partition(" as ")
+            shutil.copytree(ready[source], here / inside, dirs_exist_ok=True)
+        for name, content in written.items():
+            put(name.replace("_", "."), content)(here, ready)
+    return make
+
+
+STARTED = {program: "--finetune CoLA --glue {glue} --init {here}" + SMALL.get(program, "") for program in TRAINED}
+STARTED["mformer"] = "--evaluate --task wmt14 --test_text {pairs}/train --init {here}"
+AGAIN = {program: TRAINED[program].replace(" --out {0}", "") for program in TRAINED}
+
+# (program, command, the undamaged input, files that are damaged, whether what comes out must not change)
+KINDS = [
+    *((*tune(program, task), ground("glue"), (f"{task}/train.tsv", f"{task}/dev.tsv"), False)
+      for program, task in (("albert", "CoLA"), ("zero", "STS-B"), ("tinybert", "SST-2"))),
+    *((*tune("albert", name), ground("squad"), (f"train-v{name[5:]}.json", f"dev-v{name[5:]}.json"), False)
+      for name in ("SQuAD1.1", "SQuAD2.0")),
+    (*tune("albert", "RACE"), ground("race"), ("train/high/0.txt", "dev/middle/0.txt"), False),
+    ("mformer", "--train --task wmt14 --train_text {here}/train --vocab_size 120 --steps 1 --batch 64 --held_out 4 "
+     "--length 40 --arch " + ARCH, ground("pairs"), ("train.en", "train.de"), False),
+    ("mformer", "--train --cifar10 {here} --steps 1 --batch 4 --held_out 4 --layers 1 --hidden 16 --ffn 16 --heads 1 "
+     "--arch 'layers=1 hidden=16 ffn=16 heads=1 types=linear'", ground("cifar10"), ("data_batch_1.bin",), False),
+    *((program, AGAIN[program].replace("{corpus}", "{here}"), ground("corpus"),
+       ("meta.json", "tokens.bin", "sentences.bin", "documents.bin", "spiece.model"), True)
+      for program in ("albert", "zero", "tinybert")),
+    ("zero", AGAIN["zero"].replace("{corpus}", "{here}/a.text --tokenizer {here}/vocab.txt"),
+     ground(a_text="A man sat on a mat. He saw a cat.\n\n" * 40, vocab_txt=PIECES), ("a.text", "vocab.txt"), False),
+    *((program, STARTED[program], ground(program),
+       ("config.json", "checkpoint.pt", "spiece.model"), False) for program in ("albert", "zero", "mformer")),
+    ("tinybert", STARTED["tinybert"], ground("tinybert"), ("model/config.json", "model/checkpoint.pt"), False),
+    ("albert", STARTED["albert"], ground("hf"), ("config.json", "model.safetensors", "tokenizer_config.json"), False),
+    *((program, AGAIN[program], ground(f"{program} as out"), ("out/config.json", "out/done.json"), False)
+      for program in TRAINED),
+    ("albert", AGAIN["albert"], lambda here, ready: (ground("albert as out")(here, ready),
+                                                     (here / "out/done.json").unlink()), ("out/checkpoint.pt",), True),
+    ("albert", "--finetune CoLA --init {albert} --glue {glue} --finetune_batch 4 --finetune_epochs 1 "
+     "--finetune_length 16",
+     lambda here, ready: (ground("tuned as out")(here, ready), (here / "out/done.json").unlink()),
+     ("out/jobs/CoLA-0.json", "out/config.json"), False),
+    ("zero", "--describe --arch {here}/best.json", ground(best_json={"arch": "bert"}), ("best.json",), False),
+    ("mformer", "--describe --arch {here}/best.json",
+     ground(best_json={"arch": "layers=1 hidden=16 ffn=16 heads=1 types=linear"}), ("best.json",), False),
+    ("prepare", "corpus --corpus {here}/a.text --vocab_size 19 --to {here}/out",
+     ground(a_text="A man sat on a mat. He saw a cat.\n\n" * 40), ("a.text",), False),
+    ("prepare", "pairs --text {here}/train --to {here}/out", ground("pairs"), ("train.en", "train.de"), False),
+    ("prepare", "extract --dump {here}/dump.xml --to {here}/out", ground(dump_xml=DUMP), ("dump.xml",), False),
+]
+
+
+def damage_bytes(content, rng):
+    """One to three flipped bits, or a part that is cut off, lost, doubled, swapped with another or overwritten."""
+    size = len(content)
+    a, b, c = sorted(rng.randrange(size + 1) for _ in range(3))
+    return rng.choice((
+        lambda: content[:a], lambda: content[:a] + content[b:], lambda: content[:b] + content[a:],
+        lambda: content[:a] + content[b:c] + content[a:b] + content[c:], lambda: b"",
+        lambda: content[:a] + rng.randbytes(min(64, b - a)) + content[a + min(64, b - a):],
+        lambda: flip(content, rng), lambda: flip(content, rng), lambda: flip(content, rng)))()
+
+
+def flip(content, rng):
+    content = bytearray(content)
+    for _ in range(rng.randint(1, 3)):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+def damage_value(value, rng):
+    """JSON of which one value anywhere has become another, or is gone."""
+    places = []
+
+    def walk(inside):
+        for key in list(inside) if isinstance(inside, dict) else range(len(inside)):
+            places.append((inside, key))
+            if isinstance(inside[key], (dict, list)):
+                walk(inside[key])
+    walk(value)
+    inside, key = rng.choice(places or [([value], 0)])
+    if rng.random() < 0.2:
+        del inside[key]
+    else:
+        inside[key] = rng.choice(NASTY)
+    return json.dumps(value).encode()
+
+
+def damage(path, rng):
+    content = path.read_bytes()
+    if path.suffix == ".json" and rng.random() < 0.6 and isinstance(json.loads(content), (dict, list)):
+        return damage_value(json.loads(content), rng)
+    return damage_bytes(content or b"\0", rng)
+
+
+def outcome(here):
+    """What a run left behind that says what came out; times aside."""
+    texts = [path.read_text() for path in sorted((here / "out").rglob("done.json"))]
+    return [re.sub(r'"(seconds|tokens_s|tok_s|elapsed)": [^,}]*', "", text) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def undamaged():
+    """{kind: what comes out of the undamaged input}."""
+    return {}
+
+
+def run_once(kind, here, ready, monkeypatch):
+    program, command = KINDS[kind][:2]
+    command = command.format(here=here, **ready) + ("" if program == "prepare" or "--out" in command
+                                                    or "--describe" in command else f" --out {here}/out")
+    return call(program, command, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(CASES))
+def test_a_damaged_file_gives_the_right_result_or_one_line(  # noqa: F811
+        seed, ready, undamaged, tmp_path, monkeypatch, capfd):
+    rng = random.Random(seed)
+    kind = seed % len(KINDS)
+    _, _, make, names, same = KINDS[kind]
+    monkeypatch.chdir(tmp_path)
+    if same and kind not in undamaged:
+        make(tmp_path / "whole", ready)
+        assert run_once(kind, tmp_path / "whole", ready, monkeypatch) == 0
+        undamaged[kind] = outcome(tmp_path / "whole")
+        capfd.readouterr()
+    here = tmp_path / "here"
+    here.mkdir()
+    make(here, ready)
+    path = here / rng.choice(names)
+    before = path.read_bytes()
+    path.write_bytes(damage(path, rng))
+    with limited(SECONDS):
+        status = run_once(kind, here, ready, monkeypatch)
+    printed = capfd.readouterr().err
+    if status == 2:
+        assert len(the_line(printed)) < 1000
+    else:
+        assert status == 0 and "Traceback" not in printed
+        assert not same or outcome(here) == undamaged[kind] or path.read_bytes() == before
