@@ -1006,7 +1006,7 @@ def finetune(cfg, text):
 
 
 def describe(cfg):
-    """The model as one JSON object."""
+    """The model as JSON."""
     read_source(cfg)
     found = parts(cfg)
     counting = (f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "

@@ -238,7 +238,8 @@ def show(result, ranks):
         shown = {key: value for key, value in entry["metrics"].items()
                  if key != "main" and "total" not in key and "thresh" not in key}
         main = next((key for key, value in shown.items() if value == entry["metrics"]["main"]), "mean of its metrics")
-        others = "".join(f", {key} {value if key == 'loss' else 100 * value:.2f}" for key, value in shown.items() if key != main)
+        others = "".join(f", {key} {value if key == 'loss' else 100 * value:.2f}" for key, value in shown.items()
+                         if key != main)
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
         say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{diverged}")
     for name, words in AVERAGES.items():

@@ -80,7 +80,7 @@ ARCH = ("'layers=1 hidden=16 ffn=16 heads=1 types=linear decoder_layers=1 decode
 TINY = "--corpus {corpus} --steps 1 --batch 2 --device cpu --out {0} "
 TRAINED = {
     "albert": "--pretrain " + TINY + "--layers 1 --hidden 16 --heads 2 --ffn 16 --embedding 8 --positions 64 "
-              "--length 16 --dev_rows 4",
+              "--length 60 --dev_rows 4",
     "zero": "--pretrain " + TINY + "--layers 1 --hidden 16 --heads 2 --ffn 16",
     "tinybert": "--further_train " + TINY + "--accumulate 1 --further_steps 1 --arch 1-16-16-2-16 --largest "
                 "1-16-16-2-16 --smallest 1-8-8-1-8",
