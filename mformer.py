@@ -1118,7 +1118,7 @@ def read_run(cfg):
                     for name, value in record["settings"].items()})
     if record["action"] == "search":
         return weights, None, space_of(own)
-    return weights, parse_arch(own.arch, own), None
+    return weights, parse_arch(str(own.arch), own), None
 
 
 def chosen_arch(cfg, ranks, own=None):
