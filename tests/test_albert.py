@@ -340,7 +340,7 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
                             r"encoder.positions.weight is \(7, 8\) there and \(40, 8\) here"),
                            ({**good, "albert.extra.weight": torch.zeros(1)}, "unexpected weights: albert.extra.weight"),
                            ({**good, "predictions.decoder.weight": torch.zeros(60, 8)}, "ALBERT's are tied"),
-                           ({**good, words: torch.full((60, 8), math.nan)}, "encoder.words.weight holds numbers that are not finite")):
+                           ({**good, words: torch.full((60, 8), math.nan)}, "word_embeddings.weight holds numbers that are not finite")):
         weight_files.write_weights(tmp_path / "model.safetensors", state)
         with pytest.raises(UserError, match=message):
             albert.start_from(model, read_back(tmp_path)[1])
