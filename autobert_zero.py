@@ -1,10 +1,9 @@
 """AutoBERT-Zero: Evolving BERT Backbone from Scratch (Gao, Xu, Shi, Ren, Yu, Liang, Jiang, Li; AAAI 2022,
 arXiv:2107.07445v3).
 
-A language model's backbone is searched from primitive operations: a layer is a lightweight convolution or an attention
-of its own, any graph of ten operations over two to four projections of its input. An evolution whose mutations follow
-what the operations have scored so far (OP-NAS) proposes candidates; a super-net that remembers trained weights (BIWS)
-makes each one cheap to judge.
+A search finds a language model's backbone: each layer a lightweight convolution or an attention of its own, any graph
+of ten operations on two to four projections of its input. An evolution whose mutations follow what the operations
+scored so far (OP-NAS) proposes candidates; a super-net that remembers weights (BIWS) makes each cheap to judge.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase on demo data, under a minute
          torchrun autobert_zero.py --search             a search on demo data, minutes on two CPU cores
@@ -30,7 +29,6 @@ import json
 import math
 import random
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Literal
@@ -40,10 +38,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions of a batch, I inputs of an
-# attention graph, K kernel size
+# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions, I graph inputs, K kernel
 
-# --- configuration -------------------------------------------------------------------------------
+# --- configuration --------
 
 
 @dataclasses.dataclass
@@ -57,11 +54,11 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # two real steps of every phase
     # data
-    corpus: tuple[str, ...] = ()  # text files or folders; default: the demo text
-    glue: str = ""  # folder of the GLUE tasks, official layout; default: the demo tasks
-    squad: str = ""  # folder of train-v1.1.json, ...; default: the demo questions
-    tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: a SentencePiece is trained (D13)
-    vocab_size: int = 30000  # pieces of the vocabulary, App. D.2 >= 1
+    corpus: tuple[str, ...] = ()  # text files or folders; default: demo text
+    glue: str = ""  # folder of the GLUE tasks, official layout; default: demo tasks
+    squad: str = ""  # folder of train-v1.1.json, ...; default: demo questions
+    tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: a trained SentencePiece (D13)
+    vocab_size: int = 30000  # pieces, App. D.2 >= 1
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
     train_rows: int = 0  # training rows of each task; 0: all
     # model
@@ -70,22 +67,22 @@ class Config:
     hidden: int = 768  # d >= 1
     heads: int = 12  # A >= 1
     ffn: int = 3072  # d_ff >= 1
-    embedding: int = 0  # width of the word embeddings; 0: hidden; 128 gives the 13M of small
+    embedding: int = 0  # width of word embeddings; 0: hidden; 128 gives the 13M of small
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
-    init_std: float = 0.02  # deviation of the initial weights; 0.02 suits widths near 768 > 0
-    # pre-training: a candidate's in --search, the whole one in --pretrain
+    init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 > 0
+    # pre-training, in --search of a candidate
     length: int = 128  # tokens a sequence, special ones included [8, 512]
     steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, Table 6, --pretrain only
     batch: int = 160  # sequences an update, App. D.1 >= 1
     lr: float = 2e-4  # peak learning rate, App. D.1 > 0
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
     weight_decay: float = 0.01  # AdamW's, in fine-tuning too
-    accumulate: int = 1  # parts of a batch, in turn and shared out over the processes >= 1
-    compile: bool = False  # torch.compile the model, in pre-training
+    accumulate: int = 1  # parts of a batch, shared out over the processes >= 1
+    compile: bool = False  # torch.compile, in pre-training
     recompute: bool = False  # gradient checkpointing: half the memory, a third more time
     init: str = ""  # run folder to start from: of a search (its super-net), a pre-training, a fine-tuning's TASK
-    save_every: int = 1000  # steps between checkpoints; --pretrain looks at held-out text there >= 1
-    save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
+    save_every: int = 1000  # steps between checkpoints and, in --pretrain, looks at held-out text >= 1
+    save_minutes: float = 0  # minutes between checkpoints too; 0: none
     # fine-tuning; left out: as in recipes()
     finetune_lr: float | None = None  # peak learning rate > 0
     finetune_batch: int | None = None  # rows an update >= 1
@@ -94,15 +91,15 @@ class Config:
     finetune_length: int | None = None  # tokens of a row; else --length, of SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between looks at dev, App. D.2; 0: a twentieth of the steps
     runs: int = 1  # seeds of each fine-tuning; the median counts >= 1
-    grid: bool = False  # every learning rate and weight decay of App. D.2
+    grid: bool = False  # every setting of App. D.2
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
     population: int = 100  # initial random candidates, Sec. 4.1 >= 1
-    rounds: int = 27  # after the initial population; 100 + 27 x 25 = 775 candidates
+    rounds: int = 27  # after the population; 100 + 27 x 25 = 775 candidates
     parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
     alpha: float = 0.01  # exploration in Eq. 3
     ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) > 0
-    no_weight_sharing: bool = False  # candidates start from random weights, not from the super-net
+    no_weight_sharing: bool = False  # candidates start from random weights
     given = frozenset()  # no setting: the flags that were given
     program = "autobert_zero"
     writes = "round-*", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?"
@@ -123,25 +120,25 @@ PRESETS = {
 }
 EPOCHS = 40  # of --pretrain with --steps 0, Table 6
 CLIP = 1.0  # largest gradient norm
-MASK_RATE = 0.15  # share of the tokens predicted, as in BERT
+MASK_RATE = 0.15  # of the tokens, as in BERT
 EDITS = ("replace", "insert", "delete", "rewire")  # of an attention, D7
-MAX_PATH = 12  # operations of a search's longest attention; Figure 7's has 11
+MAX_PATH = 12  # operations of an attention; Figure 7's longest has 11
 LOG_EVERY = 50  # steps between lines of the log
 
-# --- search space --------------------------------------------------------------------------------
-# An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a graph: a tuple of
-# operations in evaluation order, each ("name", operand[, operand]). Operands 0..3 are Q, K, V, P; operand 4 + i is
-# operation i; the last one is the output. A shape is "nd", tokens x head dim, or "dn", "nn", "dd".
+# --- search space ---------
+# An architecture is a tuple of layers: an int, the kernel size of a convolution, or a graph, a tuple of operations in
+# order of evaluation, each ("name", operand[, operand]). Operands 0..3 are Q, K, V, P, operand 4 + i is operation i;
+# the last is the output. A shape is "nd", tokens x head dim, or "dn", "nn", "dd".
 
-KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer Search Space (1)
-INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer Search Space (1)
+KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
+INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 BINARY = ("add", "matmul", "cosine", "euclidean")  # Table 1
 OPS = UNARY + BINARY  # D3: on matrices alone, no scalar nodes (Sec. 3.1); they reach all of Figure 7
 
 
 def infer(op, *shapes):
-    """Shape of op's result from its operands' shapes; None where the operation is not legal on them."""
+    """Shape of op's result from its operands' shapes; None where it is not legal on them."""
     first, second = shapes[0], shapes[-1]
     if op == "transpose":
         return first[::-1]
@@ -156,20 +153,18 @@ def infer(op, *shapes):
 
 
 def infer_graph(graph):
-    """Shapes of [Q, K, V, P, operation 0, ...] of a graph; None where an operation is illegal."""
+    """Shapes of Q, K, V, P and all operations; None where one is illegal."""
     shapes = ["nd"] * len(INPUTS)
     for op, *operands in graph:
-        shape = infer(op, *(shapes[operand] for operand in operands))
-        if shape is None:
+        shapes.append(infer(op, *(shapes[operand] for operand in operands)))
+        if shapes[-1] is None:
             return None
-        shapes.append(shape)
     return shapes
 
 
 def canonical(graph, node=None):
-    """The same function in the one form by which graphs are compared: post-order from the output, equal sub-expressions
-    merged, what is not used left out, the operands of add sorted. With an operand `node`: (that form, the position of
-    node in it, -1 where it is left out)."""
+    """The one form by which graphs are compared: post-order from the output, equal parts merged, unused ones left out,
+    the operands of add sorted. With an operand `node`: (that form, the position of node in it, -1: left out)."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
@@ -192,13 +187,13 @@ def canonical(graph, node=None):
 
 
 def used_inputs(graph):
-    """Indices of the inputs that a graph reads, in the order Q, K, V, P."""
+    """Numbers of the inputs that a graph reads, in order."""
     return sorted({operand for _, *operands in graph for operand in operands if operand < len(INPUTS)})
 
 
 def why_illegal(graph, max_path=None):
-    """None for a legal graph, else the reason in words. With max_path as a search wants it: no longer than that and,
-    D22, a mixer of tokens, which a third of the graphs drawn would not be."""
+    """None for a legal graph, else the reason. With max_path as a search wants it: no longer than that, and D22: a
+    mixer of tokens, which a third of the draws are not."""
     shapes = infer_graph(graph)
     if shapes is None:
         return "an operation's operands do not fit"
@@ -216,8 +211,8 @@ def why_illegal(graph, max_path=None):
 
 
 def grow(rng, length):
-    """A random graph of `length` operations, or None: a step may use any operand, but never leaves more loose ends than
-    the operations that are left can tie together."""
+    """A random graph of `length` operations, or None: a step reads any operands, but leaves no more loose ends than the
+    operations to come can tie together."""
     shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
     loose, graph = set(shapes), []
     for left in reversed(range(length)):  # operations to come after this one
@@ -225,21 +220,20 @@ def grow(rng, length):
             op = rng.choice(OPS)
             pool = [sorted(loose) if rng.random() < 0.5 else list(shapes) for _ in range(1 if op in UNARY else 2)]
             operands = [rng.choice(each) for each in pool]
-            shape, loose_then = (infer(op, *(shapes[operand] for operand in operands)),
-                                 len(loose.difference(operands)) + 1)
-            if shape and loose_then - 1 <= left and (left or shape == "nd"):
+            shape, others = infer(op, *map(shapes.get, operands)), loose.difference(operands)
+            if shape and len(others) <= left and (left or shape == "nd"):
                 break
         else:
             return None
+        newest = len(INPUTS) + len(graph)
         graph.append((op, *operands))
-        loose = loose.difference(operands) | {len(INPUTS) + len(graph) - 1}
-        shapes[len(INPUTS) + len(graph) - 1] = shape
+        loose, shapes[newest] = others | {newest}, shape
     return tuple(graph)
 
 
 def sample_graph(rng, max_path=MAX_PATH):
-    """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early). Of 4,000 the mean
-    length is 6.7; 93% hold a matrix of token by token, 8% a softmax of it, none is softmax(scale(A @ B.T)) @ C."""
+    """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early): of 4,000 the mean
+    length is 6.7, 93% hold a matrix of token by token, 8% a softmax of it, none is softmax(scale(A @ B.T)) @ C."""
     while True:
         graph = canonical(grow(rng, rng.randint(1, max_path)) or ())
         if not why_illegal(graph, max_path):
@@ -251,8 +245,8 @@ def sample_arch(rng, layers):
     return tuple(rng.choice(KERNELS) if rng.random() < 0.5 else sample_graph(rng) for _ in range(layers))
 
 
-# The text form: layers joined by " | ", a convolution conv65, an attention a formula, in which what is used twice has a
-# name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+# The text form: layers joined by " | ", a convolution conv65, an attention a formula that names what is used twice:
+# "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
 FUNCTIONS = {op: {"cosine": "cos", "euclidean": "dist"}.get(op, op) for op in OPS
              if op not in ("transpose", "add", "matmul")}
@@ -262,7 +256,7 @@ def formula(graph):
     """The text form of a graph."""
     reads = [operand for _, *operands in graph for operand in operands]
     lines, names = [], iter("abcdefghijklmnorstuvwxyz")
-    texts = [(name, 3) for name in INPUTS]  # and how tightly it binds: 1 a sum, 2 a product, 3 a name or a call
+    texts = [(name, 3) for name in INPUTS]  # how tightly it binds: 1 a sum, 2 a product, 3 the rest
 
     def part(operand, tightness=0):
         text, binds = texts[operand]
@@ -284,12 +278,12 @@ def formula(graph):
 
 
 def parse_formula(text):
-    """The canonical graph of a formula, read from its syntax tree; ValueError says what is wrong with it."""
+    """The canonical graph of a formula; ValueError says what is wrong."""
     graph, names = [], {name: index for index, name in enumerate(INPUTS)}
     calls = {name: op for op, name in FUNCTIONS.items()}
 
     def read(tree):
-        """Append an expression's operations to graph; returns the operand number of its value."""
+        """Append an expression's operations to graph; returns its operand number."""
         match tree:
             case ast.Name(name) if name in names:
                 return names[name]
@@ -326,12 +320,12 @@ def parse_formula(text):
 
 
 def arch_text(arch):
-    """The text form of an architecture; parse_arch(arch_text(a)) == a."""
+    """The text form of an architecture, which parse_arch reads."""
     return " | ".join(f"conv{layer}" if isinstance(layer, int) else formula(layer) for layer in arch)
 
 
 def parse_arch(text):
-    """The architecture of a text form; ValueError names the layer that is wrong."""
+    """The architecture of a text form; ValueError names the wrong layer."""
     layers = []
     for number, part in enumerate(text.split("|"), 1):
         kernel = re.fullmatch(r"conv(\d+)", part.strip())
@@ -339,7 +333,7 @@ def parse_arch(text):
             if kernel and int(kernel[1]) not in KERNELS:
                 raise ValueError(f"kernel size {kernel[1]}; there are {', '.join(map(str, KERNELS))}")
             layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
-        except (ValueError, RecursionError, MemoryError) as error:  # the last two: thousands of operations
+        except (ValueError, RecursionError, MemoryError) as error:  # of thousands of operations
             raise ValueError(f"layer {number}: {str(error) or 'too long'}") from None
     return tuple(layers)
 
@@ -350,14 +344,14 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: the figure draws an `add` with one operand below the values of the last two; V alone, as in the text's formula
+    # D6: the figure draws an `add` of one operand below the values of the last two; V alone, as in the text's formula
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
 
 
 def ablate(arch, kind):
-    """Table 5: "-att" replaces each convolution with the attention behind it (the last ones: before it), "-conv" each
+    """Table 5: "-att" replaces a convolution with the attention behind it (the last ones: before it), "-conv" an
     attention with the convolution before it (D14: our choice; the paper does not say)."""
     wanted, direction = (int, -1) if kind == "-conv" else (tuple, 1)
     places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
@@ -368,8 +362,8 @@ def ablate(arch, kind):
 
 
 def stretch(arch, layers):
-    """A network of pairs at another depth: more layers repeat each pair right after itself (App. D.2, large); fewer, of
-    which the paper has none (D14), take pairs evenly spaced; an odd number drops the last layer."""
+    """Pairs of layers at another depth: more of them repeat each right after itself (App. D.2, large), fewer (D14: the
+    paper has none) are evenly spaced; an odd number drops the last layer."""
     pairs, count = len(arch) // 2, (layers + 1) // 2
     chosen = [index * pairs // count if count > pairs else round(index * (pairs - 1) / max(count - 1, 1))
               for index in range(count)]
@@ -377,13 +371,10 @@ def stretch(arch, layers):
 
 
 def read_arch(name, layers):
-    """The architecture of --arch and --layers; ValueError says what is wrong with them."""
+    """The architecture of --arch and --layers; ValueError says what is wrong."""
     text, kind = re.fullmatch("(.*?)(-att|-conv)?", name, re.DOTALL).groups()
     if text.endswith(".json"):
-        best = json.loads(Path(text).read_text(encoding="utf-8-sig"))
-        text = best.get("arch") if isinstance(best, dict) else None
-        if not isinstance(text, str):
-            raise ValueError('the file holds no object with an "arch"')
+        text = read_best(text)
     arch = parse_arch({"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}.get(text, text))
     arch = ablate(arch, kind) if kind else arch
     if text == "autobert-zero" or (len(arch), layers) == (12, 24):
@@ -392,12 +383,12 @@ def read_arch(name, layers):
         raise ValueError(f"it has {len(arch)} layers; set --layers {len(arch)}")
     return arch
 
-# --- model ---------------------------------------------------------------------------------------
+# --- model ----------------
 
 
 def hide(x, axes, contracted, mask):
-    """x (B, N, *axes) with zeros where the contracted axis stands on padding; mask (B, T) True at real tokens or None.
-    D5: no softmax and no contraction over tokens lets padding in; the paper has none."""
+    """x (B, N, *axes), zero where the contracted axis is on padding; mask (B, T) True at real tokens, or None. D5: no
+    softmax and no contraction over tokens lets padding in; the paper has none."""
     if mask is None or axes[contracted] != "n":
         return x
     return torch.where(mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :], x, 0.0)
@@ -408,7 +399,7 @@ SIMPLE = {"neg": torch.neg, "transpose": lambda x: x.transpose(-1, -2), "add": t
 
 
 def run_op(op, values, axes, mask, dropout):
-    """One operation of Table 1 on (B, N, *, *) tensors; axes are the operands' shapes."""
+    """An operation of Table 1 on (B, N, *, *) tensors; axes: their shapes."""
     if op in SIMPLE:
         return SIMPLE[op](*values)
     x, y = values[0], values[-1]
@@ -423,18 +414,17 @@ def run_op(op, values, axes, mask, dropout):
     if op == "cosine":
         return F.normalize(x, dim=-1, eps=1e-6) @ F.normalize(y, dim=-1, eps=1e-6).transpose(-1, -2)
     wide = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):  # a difference of large numbers, so never in bfloat16
+    with torch.autocast(x.device.type, enabled=False):  # differences of large numbers: never in bfloat16
         x, y = x.to(wide), y.to(wide)
         squares = x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :] - 2 * x @ y.transpose(-1, -2)
-        return squares.clamp_min(1e-6).sqrt()  # as products: no (B, N, T, T, D) buffer; a finite gradient at 0
+        return squares.clamp_min(1e-6).sqrt()  # no (B, N, T, T, D) buffer; a finite gradient at 0
 
 
 def plan_graph(graph):
-    """What run_graph knows beforehand: (infer_graph's shapes, found). found: (A, X, C, their four operations) where the
-    output is softmax(scale(A @ X)) @ C with A, C "nd" and X "dn", else None. It runs as scaled_dot_product_attention,
-    which never keeps the "nn" matrix."""
+    """(infer_graph's shapes, found). found: (A, X, C, their operations) where the output is softmax(scale(A @ X)) @ C,
+    A, C "nd" and X "dn", else None: scaled_dot_product_attention runs it and never keeps the "nn" matrix."""
     shapes, chain = infer_graph(graph), [len(graph) + len(INPUTS) - 1]
-    for op in ("matmul", "softmax", "scale", "matmul"):  # from the output down, each read by the one before alone
+    for op in ("matmul", "softmax", "scale", "matmul"):  # down from the output, each with one reader
         node = graph[chain[-1] - len(INPUTS)] if chain[-1] >= len(INPUTS) else [None]
         if node[0] != op or sum(rest.count(chain[-1]) for _, *rest in graph) != (len(chain) > 1):
             return shapes, None
@@ -445,8 +435,8 @@ def plan_graph(graph):
 
 
 def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
-    """The output (B, N, T, D) of an attention graph. inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) as
-    in hide; dropout on the attention weights; plan: plan_graph's, where the graph runs often."""
+    """The output (B, N, T, D) of a graph. inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) as in hide;
+    dropout on the attention weights; plan: plan_graph's, where the graph runs often."""
     shapes, found = plan or plan_graph(graph)
     values, width = dict(inputs), next(iter(inputs.values())).shape[-1]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
@@ -465,13 +455,13 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
 
 
 class AttentionMixer(nn.Module):
-    """A searched attention: projections of x, the graph per head, W_O (Eq. 1)."""
+    """Projections of x, the graph in each head, W_O (Eq. 1)."""
 
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
         self.graph, self.heads, self.dropout, self.reads = graph, heads, dropout, used_inputs(graph)
         self.plan = plan_graph(graph)
-        self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P stacked, those that are read
+        self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P, those that are read
         self.output = nn.Linear(hidden, hidden)  # W_O
 
     def forward(self, x, mask):
@@ -486,9 +476,8 @@ BAND_FROM, BAND_TOKENS = 9, 1024  # smallest kernel, longest sequence that run a
 
 
 def light_conv(x, kernel, band=None):
-    """Lightweight convolution (Wu et al. 2018) of x (B, T, H): a head's channels share one kernel, which softmax
-    normalises; kernel (N, K) raw. As a band matrix (T x T a head) its cost does not grow with K. band=None takes the
-    faster way."""
+    """Lightweight convolution (Wu et al. 2018) of x (B, T, H): softmax of kernel (N, K), one row for a head's channels.
+    As a band matrix (T x T a head) its cost does not grow with K; band=None takes the faster way."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
@@ -497,16 +486,16 @@ def light_conv(x, kernel, band=None):
     if not band:
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
-    # rows of T + K - 1, each one place further right than the last, are rows of T + K read one after the other
+    # rows of T + K - 1, each one place right of the last, are rows of T + K read in turn
     matrix = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)[:, :T * (T + K - 1)].view(N, T, T + K - 1)
     heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (B, T, H) -> (N, T, B D)
-    mixed = matrix[..., K // 2:K // 2 + T] @ heads  # one product a head for the whole batch, (N, T, B D)
+    mixed = matrix[..., K // 2:K // 2 + T] @ heads  # (N, T, B D)
     return mixed.view(N, T, B, H // N).permute(2, 1, 0, 3).reshape(B, T, H)
 
 
 class ConvMixer(nn.Module):
     """Linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)). In a search a transform
-    for all heads adapts the centre of the shared 65-kernel (Sec. 3.2, BIWS (1))."""
+    adapts the centre of the shared 65-kernel (Sec. 3.2, BIWS (1))."""
 
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
@@ -518,13 +507,13 @@ class ConvMixer(nn.Module):
     def forward(self, x, mask):
         x = F.glu(self.inputs(x), dim=-1)  # (B, T, 2H) -> (B, T, H)
         if mask is not None:
-            x = torch.where(mask[..., None], x, 0.0)  # zeros go into the convolution (D5)
+            x = torch.where(mask[..., None], x, 0.0)  # D5
         kernel = self.kernel if self.transform is None else self.kernel @ self.transform
         return self.output(light_conv(x, kernel))
 
 
 class Layer(nn.Module):
-    """Mixer, residual, LayerNorm, feed-forward, residual, LayerNorm, as in BERT: x (B, T, H), mask (B, T)."""
+    """BERT's layer with another mixer: x (B, T, H), mask (B, T) -> (B, T, H)."""
 
     def __init__(self, layer, cfg, shared):
         super().__init__()
@@ -539,14 +528,14 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x, mask):
-        mixer = self.conv if hasattr(self, "conv") else self.attention  # the names of the super-net's two branches
+        mixer = self.conv if hasattr(self, "conv") else self.attention  # the super-net's branches
         x = self.mixer_norm(x + self.dropout(mixer(x, mask)))
         return self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers. forward: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H).
-    shared: the convolutions have the transformation matrices of the super-net."""
+    """Embeddings and layers: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H). shared: with the
+    super-net's transforms."""
 
     def __init__(self, arch, cfg, shared=False):
         super().__init__()
@@ -583,7 +572,7 @@ def init_weights(model, std):
 
 
 class LanguageModel(nn.Module):
-    """Encoder with the masked-language-model head (at the masked positions only) and the next-sentence head."""
+    """Encoder with heads for masked words and for the next sentence."""
 
     def __init__(self, arch, cfg, shared=False):
         super().__init__()
@@ -606,7 +595,7 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder and a linear head: logits (B, outputs) of the pooled first token, or of spans (B, T, outputs)."""
+    """Encoder and a linear head: logits (B, outputs) of the first token, or of spans (B, T, outputs)."""
 
     def __init__(self, arch, cfg, outputs, spans=False, shared=False):
         super().__init__()
@@ -620,11 +609,11 @@ class TaskModel(nn.Module):
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
         return self.head(x if self.spans else self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
-# --- supernet ------------------------------------------------------------------------------------
+# --- supernet -------------
 
 
 def slot(name, value, arch):
-    """Where a candidate's weight lives in the super-net: (name there, index of the part)."""
+    """Where the super-net has a candidate's weight: (name there, index of the part)."""
     found = re.fullmatch(r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)", name)
     if not found:
         return name, ...
@@ -634,13 +623,13 @@ def slot(name, value, arch):
     if found[2] == "conv.kernel":  # the centre of the largest kernel, Figure 3
         first = (max(KERNELS) - layer) // 2
         return name, (slice(None), slice(first, first + layer))
-    reads = used_inputs(layer)  # the blocks of rows of Q, K, V, P that the graph reads
+    reads = used_inputs(layer)  # the rows of Q, K, V, P that are read
     width = value.shape[0] // len(reads)
     return name, torch.cat([torch.arange(index * width, (index + 1) * width) for index in reads])
 
 
 def cut_out(weights, model):
-    """{name: weight} that a stand-alone model takes from a super-net, its kernels adapted (Sec. 3.2, BIWS (1))."""
+    """{name: weight} that a stand-alone model takes from a super-net, kernels adapted (Sec. 3.2, BIWS (1))."""
     found = {}
     for name, value in model.state_dict().items():
         there, part = slot(name, value, model.encoder.arch)
@@ -653,10 +642,10 @@ def cut_out(weights, model):
 
 class SuperNet:
     """Bi-branch weight sharing (Sec. 3.2, BIWS): a layer has an attention of four inputs and a convolution of kernel
-    65, with a matrix for each smaller kernel. It is never run: candidates take weights and give them back."""
+    65, with a matrix for each smaller kernel. It is never run: candidates take weights and return them."""
 
     def __init__(self, cfg):
-        everything = canonical(parse_formula("Q + K + V + P"))
+        everything = parse_formula("Q + K + V + P")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
             attention = LanguageModel((everything,) * cfg.layers, cfg, shared=True)
@@ -667,14 +656,14 @@ class SuperNet:
 
     @torch.no_grad()
     def fetch(self, model):
-        """Copy a candidate's weights into the model, a LanguageModel with shared=True."""
+        """Copy a candidate's weights into a LanguageModel with shared=True."""
         for name, value in model.state_dict().items():
             there, part = slot(name, value, model.encoder.arch)
             value.copy_(self.weights[there][part])
 
     def write_back(self, candidates):
-        """Take over the trained weights of one round, (arch, state_dict) from the best score to the worst. D10: each
-        writes what no better one has written: layers trained together stay together, and a mean is no network."""
+        """Take over a round's weights, (arch, state_dict) from the best score to the worst. D10: each writes what no
+        better one has written: layers trained together stay together, and a mean is no network."""
         written = {}
         for arch, state in candidates:
             for name, value in state.items():
@@ -690,12 +679,12 @@ class SuperNet:
     def load_state_dict(self, state):
         self.weights = {name: value.cpu() for name, value in state.items()}
 
-# --- search --------------------------------------------------------------------------------------
+# --- search ---------------
 
 
 def ucb(totals, counts, alpha):
-    """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), from the summed scores and numbers of samples of each option. D8:
-    mu_i averages one sample more, the mean of all, so that a single one decides nothing; an option never tried has just
+    """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), from each option's summed scores and number of samples. D8: mu_i
+    averages one sample more, the mean of all, so that a single one decides nothing; an option never tried has just
     that, and N_i = 1. D21: N counts the samples at this position alone, where the choice is made."""
     N = sum(counts)
     mean, bonus = sum(totals) / max(N, 1), math.sqrt(2 * math.log(max(N, 1)))
@@ -704,11 +693,11 @@ def ucb(totals, counts, alpha):
 
 
 class OperationPriority:
-    """What the history says (Sec. 3.2): a distribution over OPS for each position of the path, shared by all attention
-    layers, and one over KERNELS for each layer."""
+    """What the history says (Sec. 3.2): a distribution over OPS at each position, shared by all attention layers, and
+    one over KERNELS in each layer."""
 
     def __init__(self, history, cfg):
-        self.cfg, self.cells = cfg, {}  # {(options, place): (summed scores, numbers of samples) of the options}
+        self.cfg, self.cells = cfg, {}  # {(options, place): (summed scores, numbers of samples)}
         worst = min((line["score"] for line in history if not line["diverged"]), default=0.0)
         for line in history:
             for number, layer in enumerate(parse_arch(line["arch"])):
@@ -721,9 +710,9 @@ class OperationPriority:
                     counts[options.index(option)] += 1
 
     def probabilities(self, options, place, legal=None):
-        """Over OPS at a position from 0, or over KERNELS in a layer from 0; 0 for what is not among `legal`. D9:
-        softmax (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves it uniform. A
-        tenth of the probability is uniform, or what failed once would never be tried again."""
+        """Over OPS at a position, or KERNELS in a layer, from 0; 0 for what is not `legal`. D9: softmax (Sec. 3.2) of
+        Eq. 3 in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves it uniform. A tenth is uniform, or
+        what failed once would never be tried again."""
         allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
         scores = [self.cfg.ucb_unit * u for u in ucb(*cell, self.cfg.alpha)] if cell else [0.0] * len(options)
@@ -733,7 +722,7 @@ class OperationPriority:
 
 
 def applied(operands, below):
-    """Every operation on these operands; to a single one a binary operation takes any operand below a number."""
+    """Every operation on these operands; a binary one takes to a single operand any other below a number."""
     for op in OPS:
         if op in UNARY:
             yield from ((op, operand) for operand in operands)
@@ -744,8 +733,8 @@ def applied(operands, below):
 
 
 def edits(graph, kind, position):
-    """The graphs one edit of an operation away, some not legal: [(graph, operand number of a new operation or None)].
-    D7 (the paper names no edits): it is replaced or deleted, reads an operand elsewhere ("rewire"), or another one is
+    """The graphs one edit of an operation away, some illegal: [(graph, operand number of a new operation or None)]. D7
+    (the paper names no edits): it is replaced or deleted, reads another operand ("rewire"), or another operation is
     inserted on an operand's edge, or behind it for all its readers."""
     first, (op, *operands) = len(INPUTS), graph[position]
     here, before, behind = first + position, graph[:position], graph[position + 1:]
@@ -754,27 +743,24 @@ def edits(graph, kind, position):
     if kind == "rewire":
         return [(before + ((op, *operands[:slot], other, *operands[slot + 1:]),) + behind, None)
                 for slot in range(len(operands)) for other in range(here)]
-    if kind == "delete":  # its readers read one of its operands; where it is the output, that is the output now
+    if kind == "delete":  # readers, or the output, take one of its operands
         return [(graph[:position + 1] + tuple((name, *[by if each == here else each for each in rest])
                                               for name, *rest in behind) if behind else graph[:max(by - first + 1, 0)],
                  None) for by in operands]
 
-    def moved(nodes, start):
-        """Operands from `start` on moved up by one, for the operation that comes in."""
-        return tuple((name, *[operand + (operand >= start) for operand in rest]) for name, *rest in nodes)
-
-    found = [(before + (graph[position], node) + moved(behind, here), here + 1) for node in applied([here], here)]
+    moved = tuple((name, *[operand + (operand >= here) for operand in rest]) for name, *rest in behind)  # up by one
+    found = [(before + (graph[position], node) + moved, here + 1) for node in applied([here], here)]
     for slot, operand in enumerate(operands):
         reader = op, *operands[:slot], here, *operands[slot + 1:]
-        found += [(before + (node, reader) + moved(behind, here), here) for node in applied([operand], here)]
+        found += [(before + (node, reader) + moved, here) for node in applied([operand], here)]
     return found
 
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
-    """A legal graph one edit away, or None: kind and place are random, a new operation is drawn from the distribution
-    of the position where it will stand, among those that are legal there."""
+    """A legal graph one edit away, or None. Kind and place are random; a new operation is drawn by the priorities of
+    the position where it will stand."""
     for kind, position in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
-        children = {}  # {position of the new operation, None: there is none: {operation: {child}}}
+        children = {}  # {the new operation's position or None: {operation: [child]}}
         for child, node in edits(graph, kind, position):
             if not child or not infer_graph(child):
                 continue
@@ -791,15 +777,15 @@ def edit_graph(graph, rng, priority, max_path=MAX_PATH):
 
 
 def mutate(parent, rng, priority):
-    """A child (Alg. 1, lines 6, 7): in half of the cases (D16: so that it can differ in one attention alone) a random
-    layer changes its kind; then a random layer changes inside, guided by the priorities."""
+    """A child (Alg. 1, lines 6, 7): half the time (D16: so that it can differ in one attention alone) a random layer
+    changes its kind; then a random layer changes inside, by the priorities."""
     child = list(parent)
-    if rng.random() < 0.5:  # inter-layer: random mutation, as in plain evolution
+    if rng.random() < 0.5:  # inter-layer: at random
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
             child[layer] = rng.choice(KERNELS)
-        elif attentions and rng.random() < 0.5:  # D24: half of the new attentions are copies of another layer's
+        elif attentions and rng.random() < 0.5:  # D24: half of the new ones are another layer's
             child[layer] = rng.choice(attentions)
         else:
             child[layer] = sample_graph(rng)
@@ -812,7 +798,7 @@ def mutate(parent, rng, priority):
 
 
 def round_sizes(cfg):
-    """Candidates in each round: the initial population, then children. D11: the population comes in rounds of the later
+    """Candidates in each round: the initial population, then children. D11: the population comes in rounds of their
     size, so that the super-net learns from its start."""
     later = cfg.parents ** 2
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
@@ -820,8 +806,8 @@ def round_sizes(cfg):
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(parent's id or None, arch)], none twice (D19): by history, round and seed alone, the
-    same in every process and a resumed search."""
+    """The candidates of a round, [(parent's id or None, arch)], none twice (D19): by history, round and seed alone, so
+    the same in every process and after a resume."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
@@ -830,7 +816,7 @@ def propose(history, number, cfg):
     priority = OperationPriority(history, cfg)
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
-        for _ in range(100):  # a parent whose neighbourhood is known gives way to a random architecture
+        for _ in range(100):  # a parent of known neighbours gives way to a random one
             arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
             if arch_text(arch) not in seen:
                 break
@@ -842,8 +828,8 @@ def propose(history, number, cfg):
 
 
 def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
-    """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}; path.pt gets its weights as
-    pre-trained. number: of the round, each of which has text of its own."""
+    """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}; path.pt gets its
+    pre-trained weights. number: of the round, each of which has its own text."""
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
     model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
     supernet.fetch(model)
@@ -852,7 +838,7 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
         scores = score_tasks(model, arch, tasks, data, cfg, path.with_suffix(".scores"))
     except (Diverged, torch.OutOfMemoryError) as error:
-        diverged = type(error).__name__  # D12: scores 0, counts as the worst score in Eq. 3, and is never a parent
+        diverged = type(error).__name__  # D12: scores 0, is the worst in Eq. 3 and never a parent
     save_file(path.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
     checkpoint.remove()
     score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks, MNLI by its matched half alone
@@ -860,14 +846,14 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
 
 
 def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
-    """{task: main metric on dev, not below 0 (D12)} after fine-tuning a copy of the language model on each, kept in
-    path as they come. D15: MLM is the share of held-out masked words that it finds; minutes leave GLUE at chance."""
+    """{task: main metric on dev, at least 0 (D12)} of a copy of the model tuned on each, kept in path. D15: MLM is the
+    share of held-out masked words that it finds; minutes leave GLUE at chance."""
     scores, alone = read_json(path, dict) if path.exists() else {}, Ranks(0, 1, data.device)
     for name in [name for name in tasks if name not in scores]:
         if name == "MLM":
             scores[name] = evaluate_language_model(model, data, cfg, alone, batches=32)["mlm_accuracy"]
         else:
-            seed_everything(cfg.seed, "head", name)  # the same head whether or not the candidate was resumed
+            seed_everything(cfg.seed, "head", name)  # the same head after a resume
             tuned = TaskModel(arch, cfg, tasks[name].outputs, shared=shared)
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
             scores[name] = max(train_task(tuned, tasks[name], cfg, data.device)["main"], 0.0)
@@ -876,14 +862,14 @@ def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
 
 
 def search(cfg):
-    """OP-NAS (Alg. 1). A round's candidates are shared out over the processes; all else is the same on each."""
+    """OP-NAS (Alg. 1). The processes share out a round's candidates; all else is the same on each."""
     with launch(cfg.device) as ranks:
         source = read_run(cfg, "search") if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue")
         if run.finished:
             return show_best(run.finished, ranks, f"{run.folder}: finished (--restart begins anew)\n")
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
-        if source:  # one trained network writes where its architecture has weights
+        if source:  # one network writes where it has weights
             begun = LanguageModel(source[1], cfg) if source[1] else supernet
             say(ranks, start_from(begun, source))
             supernet.write_back([(source[1], begun.state_dict())] if source[1] else [])
@@ -906,12 +892,12 @@ def search(cfg):
 
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 8, 9
             history += lines
-            if not cfg.no_weight_sharing:  # Alg. 1, line 11; one candidate's weights are in memory at a time
+            if not cfg.no_weight_sharing:  # Alg. 1, line 11; one at a time in memory
                 trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
                 supernet.write_back((proposals[line["id"]][1], load_file(folder / f"{line['id']}.pt"))
                                     for line in trained)
             checkpoint.save(history=history)
-            barrier(ranks)  # every rank has read the candidates' files
+            barrier(ranks)  # all have read the files
             on_main(ranks, record_round, run, number, history)
             run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
                     mean=sum(line["score"] for line in lines) / len(lines))
@@ -924,27 +910,13 @@ def search(cfg):
         run.finish(result)
         show_best(result, ranks)
 
-
-def record_round(run, number, history):
-    """Write history.jsonl as the checkpoint has it; the round's own files go."""
-    write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
-
-
-def show_best(best, ranks, first=""):
-    """Print what a finished search found, a layer a line."""
-    scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
-    layers = [f"\n  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
-    found = f"{best['id']}, with {100 * best['score']:.2f} ({scores})"
-    say(ranks, f"{first}best of {best['candidates']} candidates: {found}{''.join(layers)}")
-
-# --- objective -----------------------------------------------------------------------------------
+# --- objective ------------
 
 
 def draw_next_sentence(segments, generator):
-    """What stands behind R segments: the continuation (label 0) or, in half of the cases, text from elsewhere (label
-    1). Returns ids (R, width), lengths (R,) and labels (R,). A run without a sentence boundary has no continuation and
-    no label, -100: text from elsewhere begins with a sentence, and a cut in mid-sentence would give it away."""
+    """Ids (R, width), lengths (R,) and labels (R,) of what stands behind R segments: the continuation (0) or, half the
+    time, text from elsewhere (1). A run without a sentence boundary has no continuation and no label, -100: text from
+    elsewhere begins with a sentence, and a cut in mid-sentence would give it away."""
     none = (segments.second_length == 0) | (segments.other_length == 0)
     other = (torch.rand(len(none), generator=generator) < 0.5) & ~none
     return (torch.where(other[:, None], segments.other, segments.second),
@@ -953,8 +925,8 @@ def draw_next_sentence(segments, generator):
 
 def mask_tokens(ids, tokenizer, rate, generator):
     """BERT's masking: `rate` of the text in ids (B, T) is predicted; 80% of it becomes [MASK], 10% a random piece, 10%
-    stays. Returns the changed ids, positions (M,) in ids.flatten() and labels (M,). D17: the share is of the batch, so
-    that M depends on B and T alone; label -100 marks what padding leaves over."""
+    stays. Returns changed ids, positions (M,) in ids.flatten() and labels (M,), -100 where padding leaves none. D17:
+    the share is of the batch, so that M depends on B and T alone."""
     M = max(1, round(rate * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -966,9 +938,9 @@ def mask_tokens(ids, tokenizer, rate, generator):
     left = (0, M - len(chosen))
     return changed.view_as(ids), F.pad(chosen, left), F.pad(labels, left, value=-100)
 
-# --- training ------------------------------------------------------------------------------------
+# --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imports, builds its model, steps its search
+if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, settings_of, start
     from common.corpus import join
@@ -980,22 +952,23 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone imp
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
     from data.inputs import open_run
-    from data.network_code import Attention, count_network, write_network
+    from data.network_code import (Attention, count_network, keep_chosen, read_best, record_round, show_best,
+                                   write_network)
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
 LOOK_ROWS = 2000  # of dev, at --eval_every
-CHECK_EVERY = 20  # steps between looks at the gradient norm, which make a GPU wait
+CHECK_EVERY = 20  # steps between looks at the norm, which make a GPU wait
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak rate at a step: linear up over warmup x steps, then linear down to 0 (App. D.1)."""
+    """Share of the peak rate: linear up over warmup x steps, then linear down to 0 (App. D.1)."""
     rise = max(1, round(warmup * steps))
     return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW as BERT has it: weight decay on all matrices but transforms, which are near the identity."""
+    """BERT's AdamW: weight decay on all matrices but transforms, which are near the identity."""
     groups = [{"params": [value for name, value in model.named_parameters()
                           if (value.dim() > 1 and not name.endswith("conv.transform")) == decayed],
                "weight_decay": weight_decay if decayed else 0.0} for decayed in (True, False)]
@@ -1003,8 +976,8 @@ def make_optimizer(model, weight_decay):
 
 
 def language_losses(model, data, corpus, cfg, position, rows):
-    """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both, on `rows` examples of a
-    corpus's endless stream, whose segments may begin in mid-sentence (D17), from `position` on."""
+    """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both, on `rows` examples from
+    `position` on of a corpus's endless stream, whose segments may begin in mid-sentence (D17)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
@@ -1021,14 +994,14 @@ def language_losses(model, data, corpus, cfg, position, rows):
 
 
 def mean_loss(logits, labels):
-    """Cross-entropy over the labels that are not -100; 0 where there are none."""
+    """Cross-entropy over the labels but -100; 0 where there are none."""
     return F.cross_entropy(logits, labels, reduction="sum") / (labels >= 0).sum().clamp_min(1)
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
-    """Masked-language-model and next-sentence pre-training on the examples from number `first` on, from the checkpoint
-    on. A batch is cut in --accumulate shards (at least one a process), each with a seed of its own, so that the number
-    of processes does not matter. report(step, losses, rate) is called with each log. Raises Diverged, and Stop."""
+    """Pre-training on the examples from `first` on, from the checkpoint on. A batch is cut in --accumulate shards (at
+    least one a process), each with its own seed, so that the number of processes does not matter. Each log calls
+    report(step, losses, rate). Raises Diverged, and Stop."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, shards = checkpoint.restore().get("step", 0), max(cfg.accumulate, ranks.size)
     if cfg.batch % shards:
@@ -1052,7 +1025,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
         done, (stop, save, log) = step + 1, pace()
         save = save or stop or done == cfg.steps or done % cfg.save_every == 0
         log = log or save or done % LOG_EVERY == 0
-        if (log or done % CHECK_EVERY == 0) and not math.isfinite(norm):  # the weights are lost, and it stays so
+        if (log or done % CHECK_EVERY == 0) and not math.isfinite(norm):  # the weights are lost
             raise Diverged(f"gradient norm {norm} at or before step {done}")
         if log and report:
             report(done, losses, rate)
@@ -1064,7 +1037,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out examples, shared out over the processes."""
+    """Loss and accuracy of both objectives on held-out text, by all processes."""
     model.eval()
     sums, rows = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch)
     for index in range(ranks.rank, batches, ranks.size):
@@ -1079,11 +1052,11 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 
 
 def pretrain(cfg):
-    """Full training of --arch (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
+    """Train --arch in full (App. D.2), from scratch or --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device) as ranks:
         source = read_run(cfg, "pretrain") if cfg.init else None
         arch = settle_arch(cfg)
-        cfg.accumulate = max(cfg.accumulate, ranks.size)  # the shards of a batch rule the weights: a setting of the run
+        cfg.accumulate = max(cfg.accumulate, ranks.size)  # shards rule the weights: a setting of the run
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
             return say(ranks, f"{run.folder}: finished with {run.finished} (--restart begins anew)")
@@ -1093,19 +1066,17 @@ def pretrain(cfg):
             say(ranks, start_from(model, source))
         model.to(ranks.device)
         cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
-        bar, clock = progress(ranks, cfg.steps, "pretrain"), []  # clock: [(step, seconds)] of the last report
+        bar, clock = progress(ranks, cfg.steps, "pretrain"), []  # clock: [step, seconds] of the last report
 
         def report(step, losses, rate):
-            mlm, nsp = (loss.item() for loss in losses)  # waits for the device, so that the clock counts what is done
-            now, speed = time.perf_counter(), None
-            if clock:
-                speed = (step - clock[0][0]) * cfg.batch * cfg.length / (now - clock[0][1])
+            mlm, nsp = (loss.item() for loss in losses)  # waits for the device
+            speed = (step - clock[0]) * cfg.batch * cfg.length / (time.perf_counter() - clock[1]) if clock else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
             bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
             bar.update(step - bar.n)
             run.log(phase="pretrain", step=step, mlm=mlm, nsp=nsp, lr=rate, tokens_per_second=speed,
                     memory_mb=peak_memory(ranks.device), held_out=held_out)
-            clock[:] = [(step, time.perf_counter())]
+            clock[:] = step, time.perf_counter()
 
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         train_language_model(model, data, cfg, ranks, checkpoint, report=report)
@@ -1115,25 +1086,25 @@ def pretrain(cfg):
         say(ranks, "held-out text:", ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
 
 
-# --arch and --init: the architecture and the weights that an action starts from.
+# --arch and --init: what an action starts from.
 
-SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # settings that rule the shapes of the weights
-FOLLOWED = ("preset", "length", "dropout", "init_std")  # settings that follow the weights unless a flag says otherwise
+SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # rule the shapes of the weights
+FOLLOWED = ("preset", "length", "dropout", "init_std")  # follow the weights unless a flag says otherwise
 
 
 def settle_arch(cfg):
-    """read_arch of cfg, which keeps the text form, as the run folder does."""
+    """read_arch of cfg, which keeps the text form."""
     try:
         arch = read_arch(cfg.arch, cfg.layers)
-    except ValueError as error:  # a file that is no JSON too
+    except ValueError as error:  # of JSON too
         raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
     cfg.arch = arch_text(arch)
     return arch
 
 
 def read_run(cfg, action="describe"):
-    """(weights, architecture, "--init") of the run folder --init; of a search a super-net's weights and None. cfg takes
-    over its shape, tokenizer, FOLLOWED, the rest of its preset and the architecture, unless --arch names one."""
+    """(weights, architecture, "--init") of the run folder --init; of a search a super-net's and None. cfg takes over
+    its shape, tokenizer, FOLLOWED, the rest of its preset and, unless --arch names one, the architecture."""
     before = cfg.preset
     owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}, FOLLOWED)
     if cfg.preset != before:
@@ -1152,7 +1123,7 @@ def read_run(cfg, action="describe"):
 
 
 def start_from(model, source):
-    """Load what read_run returned into a model or a super-net; returns a line about what was taken over."""
+    """Load what read_run returned into a model or a super-net; returns a line about it."""
     weights, arch, name = source
     if arch is None and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
@@ -1160,13 +1131,13 @@ def start_from(model, source):
 
 
 def with_shapes(arch):
-    """An architecture as data/network_code.py takes it."""
+    """An architecture for data/network_code.py."""
     return [layer if isinstance(layer, int) else Attention(layer, tuple(infer_graph(layer)), formula(layer))
             for layer in arch]
 
 
 def write_best(path, arch, source, cfg):
-    """Write the network as code, drawing and weights, FILE.py, .mmd, .pt. source, result: as start_from has them."""
+    """Write a network as FILE.py, .mmd (a drawing) and .pt. source, result: as of start_from."""
     model = LanguageModel(arch, cfg)
     note = start_from(model, source)
     write_network(path, with_shapes(arch), model.state_dict(), cfg)
@@ -1174,7 +1145,7 @@ def write_best(path, arch, source, cfg):
 
 
 def export(cfg, name):
-    """Write the network of --init, a search or a pre-training, as write_best does."""
+    """write_best of --init, a search or a pre-training."""
     path, source = Path(name), read_run(cfg) if cfg.init else None
     if path.suffix != ".py" or path.exists() or not source or "head.weight" in source[0]:
         raise UserError(f"--export {name}: name a new file .py, and with --init a search or a pre-training")
@@ -1186,7 +1157,7 @@ def export(cfg, name):
 
 
 def recipes(cfg):
-    """How each task is fine-tuned, GLUE's rows as long as those of pre-training."""
+    """How each task is fine-tuned, GLUE's rows as long as pre-training's."""
     paper = dict(lr=2e-5, epochs=3, warmup=0.01)
     found = {name: Recipe(batch=32, length=cfg.length, main=task.metrics[0], **paper)
              for name, task in glue.TASKS.items()}
@@ -1198,7 +1169,7 @@ def recipes(cfg):
 
 
 def open_proxies(cfg, data):
-    """{name: Task} of --tasks, a search's proxies; MLM, which comes last, has no Task."""
+    """{name: Task} of --tasks; MLM, which comes last, has none."""
     names = parse_tasks(cfg.tasks, {**glue.TASKS, "MLM": None}, GROUPS)
     kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
     tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds) for name in names if name != "MLM"}
@@ -1206,7 +1177,7 @@ def open_proxies(cfg, data):
 
 
 def task_loss(task, logits, batch):
-    """Cross-entropy of logits (B, classes); of a value squared error; of a span (B, T, 2) the mean of start and end."""
+    """Cross-entropy of logits (B, classes); a value's squared error; of a span (B, T, 2) the mean of start and end."""
     if task.kind == "span":
         logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)
         return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
@@ -1217,7 +1188,7 @@ def task_loss(task, logits, batch):
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """Logits of every row of a split, on the CPU; raises Diverged where they are no numbers."""
+    """Logits of a split's rows, on the CPU; raises Diverged where they are no numbers."""
     model.eval()
     keys = "ids", "segments", "lengths"
     with autocast(cfg.dtype, device):
@@ -1228,9 +1199,9 @@ def predict(model, task, split, cfg, device):
 
 
 def train_task(model, task, cfg, device, checkpoint=None):
-    """Fine-tune on one task and return its metrics on dev: in a search of the last weights; with a checkpoint, from
-    which it goes on, of the best at --eval_every (D20: the paper does not say what it reports; a look is at LOOK_ROWS
-    of GLUE's rows, as all of QQP's would take twelve times its training)."""
+    """Fine-tune on one task; its metrics on dev: in a search of the last weights; with a checkpoint, from which it goes
+    on, of the best at --eval_every (D20: the paper does not say what it reports; a look is at LOOK_ROWS of GLUE's rows,
+    as all of QQP's would take twelve times its training)."""
     optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
@@ -1266,7 +1237,7 @@ def train_task(model, task, cfg, device, checkpoint=None):
 
 
 def finetune_job(task, cfg, arch, source, folder, data):
-    """One job: training, and in its folder every split's predictions and the model."""
+    """Train one job; its folder gets every split's predictions and the model."""
     seed_everything(cfg.seed, "head", task.name)
     model, diverged = TaskModel(arch, cfg, task.outputs, task.kind == "span"), None
     note = start_from(model, source) if source else "from scratch"
@@ -1325,27 +1296,20 @@ def finetune(cfg, text):
         show(result, ranks)
 
 
-def keep_chosen(folder, result):
-    """Delete the models of the jobs that stand for no task."""
-    chosen = {entry["job"] for entry in result["tasks"].values()}
-    for path in [path for path in folder.glob("*/checkpoint.pt*") if path.parent.name not in chosen]:
-        path.unlink()
-
-
 def count(arch, cfg):
-    """Parameters by part, FLOPs, and "#Params of Att" (Tables 3, 5): projections that make inputs, without W_O."""
+    """Parameters, FLOPs, and "#Params of Att" (Tables 3, 5): projections that make inputs, without W_O."""
     with torch.device("meta"):
         return count_network(LanguageModel(arch, cfg), with_shapes(arch), cfg)
 
 
 def describe(cfg):
-    """Print the counts of --arch or --init as one JSON object."""
+    """Print count of --arch or --init as JSON."""
     if cfg.init:
         cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
     arch = settle_arch(cfg)
     print(json.dumps({"arch": cfg.arch, **count(arch, cfg)}, indent=2))
 
-# --- command line --------------------------------------------------------------------------------
+# --- command line ---------
 
 
 def check(cfg, action):
@@ -1369,7 +1333,7 @@ ACTIONS = {
 
 
 def main(argv=None):
-    """Run one action of the command line."""
+    """Run one action."""
     return start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 

@@ -1,11 +1,16 @@
-"""A network as Python source in plain torch that a person can read, as a drawing, and in numbers.
+"""A network as Python source in plain torch that a person can read, as a drawing, and in numbers; and what a search and
+a fine-tuning print and leave in their folders.
 
 write_code, mermaid and count_network are pure functions of what autobert_zero.py hands them. A layer is the kernel size
 of a convolution or an Attention.
 """
 import dataclasses
+import json
 import re
+import shutil
+from pathlib import Path
 
+from common.distributed import say
 from common.files import save_file, write_atomic
 
 INPUTS = ("Q", "K", "V", "P")
@@ -309,3 +314,32 @@ def mermaid(layers):
             lines += [f"    L{number}_{operand} --> L{number}_{index}" for operand in operands]
         lines.append("  end")
     return "\n".join(lines + [f"  L{number} --> L{number + 1}" for number in range(1, len(layers))]) + "\n"
+
+
+def record_round(run, number, history):
+    """Write history.jsonl as the checkpoint has it; the round's own files go."""
+    write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
+
+
+def read_best(path):
+    """The text form of the architecture in a best.json; ValueError where there is none."""
+    best = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
+        raise ValueError('the file holds no object with an "arch"')
+    return best["arch"]
+
+
+def show_best(best, ranks, first=""):
+    """Print what a finished search found, a layer a line."""
+    scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
+    layers = [f"\n  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
+    found = f"{best['id']}, with {100 * best['score']:.2f} ({scores})"
+    say(ranks, f"{first}best of {best['candidates']} candidates: {found}{''.join(layers)}")
+
+
+def keep_chosen(folder, result):
+    """Delete the models of the jobs that stand for no task."""
+    chosen = {entry["job"] for entry in result["tasks"].values()}
+    for path in [path for path in folder.glob("*/checkpoint.pt*") if path.parent.name not in chosen]:
+        path.unlink()
