@@ -40,7 +40,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 # B batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked positions, L layers, K beams
 
-# --- configuration -------------------------------------------------------------------------------
+# --- configuration --------
 
 
 @dataclasses.dataclass
@@ -135,7 +135,7 @@ def check_shape(cfg):
     if cfg.share == "none" and cfg.groups > 1:
         raise ValueError(f"groups {cfg.groups} with share none; leave one of them out")
 
-# --- model ---------------------------------------------------------------------------------------
+# --- model ----------------
 
 
 ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu": F.relu}
@@ -411,7 +411,7 @@ def flops(cfg):
     return (2 * T * cfg.embedding * H + cfg.layers * layer + 2 * H * H + 4 * H  # mapping, layers, pooler, order
             + 2 * M * (H * E + E * cfg.vocab_size))
 
-# --- objective -----------------------------------------------------------------------------------
+# --- objective ------------
 # A training example is a run of text in two segments. Here it gets its label (which segment came first?), its special
 # pieces and its mask. All chance comes from one generator: an example depends on its place in the stream alone.
 
@@ -506,7 +506,7 @@ def mean_loss(logits, labels):
     return (F.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")
             / (labels != -100).sum().clamp(min=1))
 
-# --- training ------------------------------------------------------------------------------------
+# --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone still imports, builds its model and steps
     from common import cli, squad
@@ -1014,7 +1014,7 @@ def describe(cfg):
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
                       "flops": flops(cfg), "flops_counting": counting}, indent=2))
 
-# --- command line --------------------------------------------------------------------------------
+# --- command line ---------
 
 
 ACTIONS = {

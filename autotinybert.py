@@ -41,7 +41,7 @@ from torch import nn
 # B batch, T tokens, H hidden (d^m), Q query/key/value width, N heads, D head width, V vocabulary, I masked positions,
 # W teacher's hidden width
 
-# --- configuration -------------------------------------------------------------------------------
+# --- configuration --------
 
 
 @dataclasses.dataclass
@@ -131,7 +131,7 @@ PRESETS = {
                 "train_rows": 32},
 }
 
-# --- search space --------------------------------------------------------------------------------
+# --- search space ---------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +216,7 @@ def flops(arch, tokens=128):
         count += tokens * (4 * arch.hidden * qkv + 2 * arch.hidden * ffn) + 2 * tokens * tokens * qkv
     return 2 * count
 
-# --- model ---------------------------------------------------------------------------------------
+# --- model ----------------
 # The same modules are the SuperPLM, its sub-models (see sub_model) and all others.
 
 
@@ -362,7 +362,7 @@ def parameters(arch, vocab_size, positions=512):
         counts[next((part for part in ("layers", "pooler") if name.startswith(part)), "embeddings")] += value.numel()
     return counts
 
-# --- supernet ------------------------------------------------------------------------------------
+# --- supernet -------------
 
 
 def sub_models(cfg, variant, step, shard):
@@ -453,7 +453,7 @@ def is_matrix(name):
     """Whether a parameter is neither a bias nor a LayerNorm's."""
     return "bias" not in name and "norm" not in name
 
-# --- search --------------------------------------------------------------------------------------
+# --- search ---------------
 
 
 class Predictor:
@@ -578,7 +578,7 @@ def propose(history, number, cfg, predict, limit):
             append(None, sample_within(space, rng, allowed))
     return proposals
 
-# --- objective -----------------------------------------------------------------------------------
+# --- objective ------------
 
 
 def mask_tokens(ids, tokenizer, generator):
@@ -619,7 +619,7 @@ def distillation_loss(student, teacher, lengths):
     return (torch.where(pairs, scores, 0).sum() / pairs.sum()
             + torch.where(real[..., None], states, 0).sum() / (real.sum() * states.shape[-1]))
 
-# --- training ------------------------------------------------------------------------------------
+# --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
     from common import corpus
@@ -1193,7 +1193,7 @@ def describe(cfg):
         "speedup": times[reference] / times[arch], "latency": latency_log.setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))}}, indent=2))
 
-# --- command line --------------------------------------------------------------------------------
+# --- command line ---------
 
 PHASES = ("search", "superplm", "latency", "evolve")  # share one run folder
 ACTIONS = {

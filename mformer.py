@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 # B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks
 
-# --- configuration -------------------------------------------------------------------------------
+# --- configuration --------
 
 
 @dataclasses.dataclass
@@ -145,7 +145,7 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
 PRESETS["cifar10"]["long"] = dict(PRESETS["cifar10"]["small"], patch=2, cost="flops")  # 257 tokens, linear can win
 DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2)
 
-# --- search space --------------------------------------------------------------------------------
+# --- search space ---------
 # A space is a table {feature: choices}: sampling, mutation, crossover, pruning and rankers read it.
 
 # D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, clipped at 8 (text) or 14 (images), in
@@ -295,7 +295,7 @@ def parse_arch(text, cfg):
         raise UserError(f"--arch {text}: {reason}")
     return arch
 
-# --- model ---------------------------------------------------------------------------------------
+# --- model ----------------
 # Every module is as wide as the widest architecture it serves and cuts what a call needs from the leading rows and
 # columns of its weights: a super-net is a model that is called with an architecture. D3: queries, keys and values have
 # a weight each; the released code takes thirds of the leading rows of one matrix, so that a row changes its meaning
@@ -608,7 +608,7 @@ def model_flops(arch, cfg):
         make_model(arch, cfg)(*(inputs if arch.decoder_layers else [torch.empty(1, 3, cfg.image, cfg.image)]))
     return counter.get_total_flops()
 
-# --- supernet ------------------------------------------------------------------------------------
+# --- supernet -------------
 
 
 @torch.no_grad()
@@ -624,7 +624,7 @@ def extract(weights, arch, cfg, space=None):
         value.copy_(weights[name][tuple(slice(size) for size in value.shape)])
     return network
 
-# --- search --------------------------------------------------------------------------------------
+# --- search ---------------
 
 WORST = 1e9  # loss of a sub-net that has diverged: infinity is no JSON
 
@@ -937,7 +937,7 @@ def show_search(result, ranks, cfg):
                f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
                f"{latency_text(result['scores']['latency'], cfg)}\n{result['arch']}")
 
-# --- objective -----------------------------------------------------------------------------------
+# --- objective ------------
 
 def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
     """Label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over the labels that are not -100, and how
@@ -960,7 +960,7 @@ def learning_rate(step, cfg):
     done = (step - warmup) / max(1, cfg.steps - warmup)
     return cfg.lr_start + (cfg.lr - cfg.lr_start) * 0.5 * (1 + math.cos(math.pi * done))
 
-# --- training ------------------------------------------------------------------------------------
+# --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its models and steps its searcher
     from common.cli import Diverged, Stop, UserError, run, start
@@ -1177,7 +1177,7 @@ def evaluate(cfg):
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
                    f"latency {latency_text(result['latency'], cfg)} ({timed_text(cfg, ranks.device)})")
 
-# --- command line --------------------------------------------------------------------------------
+# --- command line ---------
 
 
 def describe(cfg):

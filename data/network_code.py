@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from common.distributed import say
-from common.files import save_file, write_atomic
+from common.files import read_json, save_file, write_atomic
 
 INPUTS = ("Q", "K", "V", "P")
 SHORT = ("neg", "transpose", "scale", "logsigmoid", "softsign")
@@ -323,9 +323,9 @@ def record_round(run, number, history):
 
 
 def read_best(path):
-    """The text form of the architecture in a best.json; ValueError where there is none."""
-    best = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
+    """The text form of the architecture in a best.json; UserError or ValueError where there is none."""
+    best = read_json(path, dict)
+    if not isinstance(best.get("arch"), str):
         raise ValueError('the file holds no object with an "arch"')
     return best["arch"]
 
