@@ -105,7 +105,7 @@ def autocast(dtype, device):
 
 
 def on_main(ranks, function, *args, **kwargs):
-    """function(*args) on rank 0 alone. Every rank gets its (small) result or raises its UserError or Stop: no rank
+    """function(*args) on rank 0 alone. Every rank gets its result (pickled) or raises its UserError or Stop: no rank
     waits for a dead one."""
     result = error = None
     if ranks.main:
@@ -122,8 +122,11 @@ def on_main(ranks, function, *args, **kwargs):
 
 
 def broadcast(ranks, value):
-    """rank 0's value of a small Python object, on every rank."""
-    return gather(ranks, value)[0]
+    """rank 0's value of a Python object, on every rank."""
+    box = [value]
+    if ranks.size > 1:  # gathering would make room for as large an object of every rank
+        dist.broadcast_object_list(box)
+    return box[0]
 
 
 def gather(ranks, value):
