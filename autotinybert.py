@@ -622,13 +622,13 @@ def distillation_loss(student, teacher, lengths):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
-    from common import corpus
+    from common import corpus, glue
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
-    from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
+    from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
     from data import hf_bert, latency_log
@@ -975,7 +975,9 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
         data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, student.heads)
     elif text and data.tokenizer.mask_id is None:
         raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]")
-    data.tasks = {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, recipes()) for name in names}
+    kinds = {} if action == "finetune" else dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
+    data.tasks = {name: None if name == "MLM" else on_main(  # encoded once, for all processes
+        ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds) for name in names}
     return run, data
 
 

@@ -578,6 +578,14 @@ def test_two_processes_search_the_same_history(tiny_data, whole, tmp_path):
     assert max(abs(a["score"] - b["score"]) for a, b in zip(one, other)) <= 1e-4
 
 
+def test_a_search_reads_train_and_dev_alone(tiny_data, whole, tmp_path):
+    """Of MNLI neither the mismatched rows nor the tests, which --finetune has all."""
+    for action, splits in (("search", {"train", "dev"}), ("finetune", {"train", "dev", "dev_mismatched", "test", "test_mismatched"})):
+        cfg = dataclasses.replace(TINY, glue=str(tiny_data[0]), tokenizer=str(whole), out=str(tmp_path / action), finetune_length=32)
+        assert atb.open_data(cfg, action, ranks_here(), tasks="MNLI")[1].tasks["MNLI"].splits.keys() == splits
+        files.release_locks()
+
+
 @pytest.mark.slow
 def test_further_training_distillation_and_export(tiny_data, tmp_path, capsys):
     folder, flags = tiny_data
