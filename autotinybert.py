@@ -25,7 +25,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import random
 import re
 import statistics
@@ -624,7 +623,7 @@ def distillation_loss(student, teacher, lengths):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
     from common import corpus, glue
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory,
+    from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
@@ -655,9 +654,9 @@ def schedule(step, steps, warmup):
 
 
 def text_batches(text, data, cfg, phase, position, rows, count):
-    """`count` batches of `rows` examples, from `position` on in the phase's own endless stream from a Corpus, on the
-    device: ids, segments (B, T), lengths (B,) or None where no row is padded, and positions, labels (B, I) of what is
-    masked. D9: what a teacher reads is not masked.
+    """`count` batches of `rows` examples, from `position` on in the phase's own endless stream from a Corpus: ids,
+    segments (B, T), lengths (B,) or None where no row is padded, and positions, labels (B, I) of what is masked. D9:
+    what a teacher reads is not masked.
 
     D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
     meet a trained segment embedding in fine-tuning; a tenth are shorter, as in BERT. There is no next-sentence loss.
@@ -671,11 +670,14 @@ def text_batches(text, data, cfg, phase, position, rows, count):
             generator = torch.Generator().manual_seed(seed_of(cfg.seed, phase, "mask", position + first))
             batch[0], *masked = mask_tokens(batch[0], data.tokenizer, generator)
             batch += masked
-        yield [tensor if tensor is None else tensor.to(data.device, non_blocking=True) for tensor in batch]
+        yield batch
 
 
 def make_objective(data, cfg, batch):
     """loss(model) on a batch. The teacher is asked once for all sub-models."""
+    if data.device.type == "cuda":  # without waiting for what the device is still at
+        batch = [tensor if tensor is None else tensor.pin_memory().to(data.device, non_blocking=True)
+                 for tensor in batch]
     if data.teacher:
         with torch.no_grad(), autocast(cfg.dtype, data.device):
             target = data.teacher(*batch, with_scores=True)
@@ -708,13 +710,67 @@ def score_mlm(model, data, cfg):
     return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
 
-def flat_gradients(values, device):
-    """A flat tensor of zeros, of which the gradients of the parameters become views: one tensor to sum."""
-    flat, start = torch.zeros(sum(value.numel() for value in values), device=device), 0
+def lay_flat(values):
+    """(weights, gradients): flat tensors, of which the parameters and their gradients become views."""
+    weights = torch.cat([value.detach().flatten() for value in values])
+    gradients, start = torch.zeros_like(weights), 0
     for value in values:
-        value.grad = flat[start:start + value.numel()].view_as(value)
-        start += value.numel()
-    return flat
+        part = slice(start, start + value.numel())
+        value.data, value.grad = weights[part].view_as(value), gradients[part].view_as(value)
+        start = part.stop
+    return weights, gradients
+
+
+def products(model):
+    """The parameters that autocast casts wherever they are used: those of a LanguageModel's layers and linear maps."""
+    return [value for name, module in model.named_modules() if isinstance(module, (Layer, nn.Linear))
+            and "pooler" not in name for value in module._parameters.values()]
+
+
+class Flat:
+    """A model's weights and gradients as two flat tensors: one to sum over shards, and in bfloat16 one to cast. used:
+    what an update computes with, the model or its twin in bfloat16, cast once where autocast would cast in every
+    sub-model. Embeddings and LayerNorms, which autocast leaves alone, are the model's own there."""
+
+    def __init__(self, model, trained, half):
+        own = {id(value): value for value in model.parameters()}
+        cast = [own.pop(id(value)) for value in products(model)] if half else []
+        self.weights, self.gradients = lay_flat([*cast, *(value for value in trained if id(value) in own)])
+        self.used, self.half, self.half_gradients = model, self.weights[:0], self.gradients[:0]
+        if half:
+            self.used = copy.deepcopy(model, own)
+            for value in products(self.used):
+                value.data = value.data.bfloat16()
+            self.half, self.half_gradients = lay_flat(products(self.used))
+
+    def cast(self):
+        """Before an update: the twin's weights."""
+        self.half.copy_(self.weights[:len(self.half)])
+
+    def collect(self):
+        """After a backward pass: the twin's gradients go to the model's, in float32."""
+        self.gradients[:len(self.half)] += self.half_gradients
+        self.half_gradients.zero_()
+
+
+def train_on(batch, archs, share, flat, data, cfg, *key):
+    """Gradients of a sub-batch's sub-models, None: of the whole, in flat.gradients; [loss of each], over `share`."""
+    loss_of, losses = make_objective(data, cfg, batch), []
+    flat.gradients.zero_()  # Alg. 1, line 5
+    for sample, arch in enumerate(archs):  # Alg. 1, line 6
+        seed_everything(cfg.seed, *key, sample)
+        losses.append(loss_of(flat.used if arch is None else sub_model(flat.used, arch)) / share)
+        losses[-1].backward()  # Alg. 1, line 9
+        flat.collect()
+    return [loss.detach() for loss in losses]
+
+
+def keep_trained(model, curve, data, cfg, ranks, folder):
+    """Leave in `folder` what --init and the next call of pretrain read."""
+    model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
+    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
+    on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)
+    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
 
 
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
@@ -728,27 +784,26 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    grads, shards = flat_gradients(trained, data.device), shard_range(ranks, N)
+    with autocast(cfg.dtype, data.device):
+        flat, shards = Flat(model, trained, torch.is_autocast_enabled(data.device.type)), shard_range(ranks, N)
     # beside the folder, where the model that is kept is no checkpoint of this run
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
     if cfg.compile and probes == (None,):
-        model.encoder.compile()
+        torch.compiler.reset()  # after eight networks torch would give up
+        flat.used.encoder.compile()
     bar, began = progress(ranks, steps, folder.name, first), time.perf_counter()
-    for step in range(first, steps):
+    text = ahead(list(text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards)))
+                 for step in range(first, steps))
+    for step, batches in zip(range(first, steps), text):
         total, losses = ShardSum(ranks), []
-        batches = text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards))
+        flat.cast()
         for shard, batch in zip(shards, batches):  # Alg. 1, lines 3, 4 and 8
-            loss_of, archs = make_objective(data, cfg, batch), draw(step, shard)  # Alg. 1, line 7
-            grads.zero_()  # Alg. 1, line 5
-            for sample, arch in enumerate(archs):  # Alg. 1, line 6
-                seed_everything(cfg.seed, folder.name, step, shard, sample)
-                loss = loss_of(model if arch is None else sub_model(model, arch)) / (N * len(archs))
-                loss.backward()  # Alg. 1, line 9
-                losses.append(loss.detach())
-            total.add([grads])
-        grads.copy_(total.total())
+            archs = draw(step, shard)  # Alg. 1, line 7
+            losses += train_on(batch, archs, N * len(archs), flat, data, cfg, folder.name, step, shard)
+            total.add([flat.gradients])
+        flat.gradients.copy_(total.total())
         norm = nn.utils.clip_grad_norm_(trained, CLIP)
         for group in optimizer.param_groups:
             group["lr"] = lr = cfg.lr * schedule(step, steps, warmup)
@@ -771,10 +826,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         if stop:
             raise Stop
     bar.close()
-    model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
-    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-    on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)  # what --init reads
-    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
+    keep_trained(model, curve, data, cfg, ranks, folder)
     checkpoint.remove()
     return curve
 
@@ -786,7 +838,7 @@ def read_model(path, cfg, arch="", first="model"):
     """(folder, Arch, {our name: weight}) that hf_bert.read_model finds."""
     folder, text, weights = hf_bert.read_model(path, cfg, arch, first)
     whole = read_arch(text, folder / "config.json")
-    check_memory(whole, cfg.vocab_size, folder)
+    hf_bert.check_memory(dataclasses.astuple(whole), cfg.vocab_size, folder)
     return folder, whole, weights
 
 
@@ -1218,15 +1270,6 @@ def read_arch(text, place):
         raise UserError(f"{place}: no architecture is here ({error})") from None
 
 
-def check_memory(arch, vocab, place, tokens=0):
-    """UserError, which names the place, where weights and a pass of so many tokens need more memory than there is."""
-    layers, hidden, ffn, _, qkv = dataclasses.astuple(arch)
-    numbers = layers * hidden * (4 * qkv + 2 * ffn) + (vocab + hidden) * hidden + tokens * (hidden + ffn + 3 * qkv)
-    needs, has = 4e-9 * numbers, 1e-9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needs > has:
-        raise UserError(f"{place}: needs at least {needs:,.0f} GB of memory, and this machine has {has:,.0f} GB")
-
-
 def check_sizes(cfg):
     """Read the flags that are architectures; UserError for what this machine cannot hold."""
     number = re.fullmatch(r"\d+\.?\d*|\.\d+", cfg.speedup)
@@ -1236,13 +1279,14 @@ def check_sizes(cfg):
         text = getattr(cfg, name)
         if text:
             arch = read_arch(text, f"--{name} {text}")
-            check_memory(arch, 0, f"--{name} {text}")
+            hf_bert.check_memory(dataclasses.astuple(arch), 0, f"--{name} {text}")
             setattr(cfg, name, str(arch))
-    largest = parse_arch(cfg.largest)
-    check_memory(largest, cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
-    for name, times in (("batch", cfg.length / cfg.accumulate), ("latency_length", cfg.latency_batch), *dict.fromkeys(
-            ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs"), 1).items()):
-        check_memory(largest, 0, f"--{name} {getattr(cfg, name)}", getattr(cfg, name) * times)
+    for name, tokens in (("vocab_size", 0), ("batch", cfg.batch * cfg.length / cfg.accumulate), *(
+            (name, getattr(cfg, name)) for name in ("accumulate", "samples", "population", "latency_archs",
+                                                    "latency_rounds", "runs")),
+                         ("latency_length", cfg.latency_length * cfg.latency_batch)):
+        hf_bert.check_memory(dataclasses.astuple(parse_arch(cfg.largest)), cfg.vocab_size,
+                             f"--{name} {getattr(cfg, name)}", tokens)
 
 
 def check(cfg, action):

@@ -207,7 +207,7 @@ def test_gradients_of_a_sub_model_arrive_in_its_part_of_the_whole():
     for arch in (*map(atb.parse_arch, ("2-12-16-2-12", "2-12-16-4-12", "3-24-40-2-24")), atb.Arch(2, 12, (16, 24), (2, 4), (12, 24))):
         model = tiny_model()
         optimizer = atb.make_optimizer(model, 0.0)
-        flat = atb.flat_gradients([value for group in optimizer.param_groups for value in group["params"]], "cpu")
+        flat = atb.lay_flat([value for group in optimizer.param_groups for value in group["params"]])[1]
         alone = atb.extract(model, arch)
         for part in (atb.sub_model(model, arch), alone):
             atb.masked_loss(part, batch).backward()
@@ -220,6 +220,28 @@ def test_gradients_of_a_sub_model_arrive_in_its_part_of_the_whole():
                 torch.testing.assert_close(parts[name].grad, 2 * value.grad, rtol=1e-4, atol=1e-5)
                 share += value.grad.count_nonzero()
         assert flat.count_nonzero() == share > 0 and parts["encoder.pooler.weight"].grad is None
+
+
+def test_bfloat16_casts_weights_once_an_update_and_changes_no_bit():
+    """The gradients of an update are those of autocast alone, bit for bit, with fewer casts; the weights stay float32."""
+    ids, segments, lengths = tiny_batch()
+    batch = ids, segments, lengths, torch.tensor([[1, 2], [0, 3], [0, 1]]), torch.tensor([[5, 6], [7, 8], [9, -100]])
+    archs, data = [*map(atb.parse_arch, ("2-12-16-2-12", "3-16-40-4-24", "1-8-8-1-6")), None], atb.Data(torch.device("cpu"))
+    cfg, found = dataclasses.replace(TINY, dtype="bfloat16"), []
+    for half in (False, True):
+        model = tiny_model().train()
+        trained = [value for group in atb.make_optimizer(model, 0.0).param_groups for value in group["params"]]
+        flat = atb.Flat(model, trained, half)
+        with torch.no_grad():
+            flat.weights.mul_(1.01)  # an update
+        with torch.profiler.profile() as profile:
+            flat.cast()
+            losses = atb.train_on(batch, archs, len(archs), flat, data, cfg)
+        casts = sum(event.count for event in profile.key_averages() if event.key == "aten::_to_copy")
+        found.append((casts, losses, {name: value.grad for name, value in model.named_parameters() if "pooler" not in name}))
+        assert all(value.dtype == torch.float32 for value in model.parameters()) and (flat.used is model) == (not half)
+    (many, losses, gradients), (few, others, twins) = found
+    assert few < many / 2 and losses == others and all(torch.equal(value, twins[name]) for name, value in gradients.items())
 
 
 # --- objective -----------------------------------------------------------------------------------
