@@ -630,7 +630,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
-    from data import hf_bert, latency_log
+    from data import hf_bert, latency_log, sizes
     from data.inputs import open_run
 
     warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
@@ -838,7 +838,7 @@ def read_model(path, cfg, arch="", first="model"):
     """(folder, Arch, {our name: weight}) that hf_bert.read_model finds."""
     folder, text, weights = hf_bert.read_model(path, cfg, arch, first)
     whole = read_arch(text, folder / "config.json")
-    hf_bert.check_memory(dataclasses.astuple(whole), cfg.vocab_size, folder)
+    sizes.check_memory(dataclasses.astuple(whole), cfg.vocab_size, folder)
     return folder, whole, weights
 
 
@@ -1270,31 +1270,12 @@ def read_arch(text, place):
         raise UserError(f"{place}: no architecture is here ({error})") from None
 
 
-def check_sizes(cfg):
-    """Read the flags that are architectures; UserError for what this machine cannot hold."""
-    number = re.fullmatch(r"\d+\.?\d*|\.\d+", cfg.speedup)
-    if number and not 0 < float(cfg.speedup) < math.inf:
-        raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
-    for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):
-        text = getattr(cfg, name)
-        if text:
-            arch = read_arch(text, f"--{name} {text}")
-            hf_bert.check_memory(dataclasses.astuple(arch), 0, f"--{name} {text}")
-            setattr(cfg, name, str(arch))
-    for name, tokens in (("vocab_size", 0), ("batch", cfg.batch * cfg.length / cfg.accumulate), *(
-            (name, getattr(cfg, name)) for name in ("accumulate", "samples", "population", "latency_archs",
-                                                    "latency_rounds", "runs")),
-                         ("latency_length", cfg.latency_length * cfg.latency_batch)):
-        hf_bert.check_memory(dataclasses.astuple(parse_arch(cfg.largest)), cfg.vocab_size,
-                             f"--{name} {getattr(cfg, name)}", tokens)
-
-
 def check(cfg, action):
     """UserError where settings do not go together, before anything is done."""
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
     cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
-    check_sizes(cfg)
+    sizes.check(cfg, read_arch)
     try:
         search_space(cfg)
     except ValueError as error:

@@ -5,7 +5,6 @@ There query, key and value are three matrices (outputs, inputs), here one tensor
 projection (hidden, heads x width) is (hidden, heads, width) here. All else is taken as it is.
 """
 import dataclasses
-import os
 import re
 from pathlib import Path
 
@@ -82,16 +81,6 @@ def fill(model, weights, folder):
         if name.startswith("encoder.") and "pooler" not in name:
             raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
     return take_over(model, weights, folder)
-
-
-def check_memory(shape, vocab, place, tokens=0):
-    """UserError, which names the place, where weights and a pass of so many tokens need more memory than there is.
-    shape: the numbers of SIZES."""
-    layers, hidden, ffn, _, qkv = shape
-    numbers = layers * hidden * (4 * qkv + 2 * ffn) + (vocab + hidden) * hidden + tokens * (hidden + ffn + 3 * qkv)
-    needs, has = 4e-9 * numbers, 1e-9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needs > has:
-        raise UserError(f"{place}: needs at least {needs:,.0f} GB of memory, and this machine has {has:,.0f} GB")
 
 
 def sizes(folder, config):
