@@ -80,6 +80,11 @@ class Task:
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
 
+    def standard_error(self, score):
+        """Of a score over the dev rows: of a share; of a mean of shares such as F1, at most; of a correlation, about."""
+        spread = math.sqrt(score * (1 - score)) if self.recipe.main in ("accuracy", "f1") else 1 - score ** 2
+        return spread / math.sqrt(len(self.rows["dev"]))
+
     def batches(self, seed, start=0):
         """Training batches from update `start` on, without end: dicts of CPU tensors. Each epoch has its own order."""
         first, skipped = divmod(start, math.ceil(len(self.splits["train"]) / self.recipe.batch))
