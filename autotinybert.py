@@ -23,6 +23,7 @@ Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulet
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import random
@@ -57,7 +58,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
-    accumulate: int = 16  # N of Alg. 1: sub-batches, shared out over the processes >= 1
+    accumulate: int = 16  # N of Alg. 1: sub-batches; if not given, raised to a multiple of the processes >= 1
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run or Hugging Face folder to start from; in --search and --evolve, the SuperPLM
     # data
@@ -80,8 +81,8 @@ class Config:
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models on each sub-batch >= 1
     length: int = 128  # tokens a sequence, special ones included [8, 512]
-    steps: int = 640000  # updates of the SuperPLM: 5 epochs, Sec. 4.1 >= 1
-    further_steps: int = 640000  # updates of one architecture; the paper's BERT-S* had 10 epochs >= 1
+    steps: int = 0  # updates of the SuperPLM; 0: 5 passes over the corpus, Sec. 4.1
+    further_steps: int = 0  # updates of one architecture; 0: 5 passes, from scratch 10 as the paper's BERT-S*
     batch: int = 256  # sequences an update, Sec. 4.1 >= 1
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 > 0
     warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
@@ -96,6 +97,7 @@ class Config:
     finetune_warmup: float = 0.1  # share of the steps [0, 1]
     finetune_length: int | None = None  # tokens a row; else 128, SQuAD's windows 384 [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune >= 1
+    grid: bool = False  # GLUE's tasks at every learning rate and number of epochs of Sec. 4.1; the best stands
     # latency
     speedup: str = "7.2"  # over --reference, Table 1; or as fast as the architecture given
     reference: str = "12-768-3072-12-768"  # what speed-ups are counted from: BERT-base
@@ -631,6 +633,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
     from data import hf_bert, latency_log, sizes
+    from data.flat import Flat
     from data.inputs import open_run
 
     warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
@@ -691,66 +694,32 @@ def make_objective(data, cfg, batch):
 
 
 @torch.no_grad()
-def held_out_loss(model, data, cfg, rows=256):
-    """The objective on held-out text, the same for every model."""
+def held_out_losses(model, data, cfg, rows=256, most=256):
+    """[the objective on each batch, of `most` rows at most, of held-out text], the same for every model."""
     model.eval()
-    size = min(rows, cfg.batch)
+    size = min(most, cfg.batch)
     batches = text_batches(data.dev, data, cfg, "held out", 0, size, math.ceil(rows / size))
-    loss = statistics.fmean(make_objective(data, cfg, batch)(model).item() for batch in batches)
+    losses = [make_objective(data, cfg, batch)(model).item() for batch in batches]
     model.train()
-    return loss
+    return losses
 
 
 def score_mlm(model, data, cfg):
-    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss"}.
-    Raises Diverged. D12: minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
-    loss = held_out_loss(model.to(data.device), data, cfg, rows=1024)
+    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss",
+    "standard_error" of main over batches}. Raises Diverged. D12: minutes of pre-training are too little for the
+    paper's proxy tasks, but not for this one."""
+    losses, guessed = held_out_losses(model.to(data.device), data, cfg, 1024, 1024), math.log(data.tokenizer.vocab_size)
+    loss = statistics.fmean(losses)
     if not math.isfinite(loss):
         raise Diverged("MLM: the loss is no number")
-    return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
-
-
-def lay_flat(values):
-    """(weights, gradients): flat tensors, of which the parameters and their gradients become views."""
-    weights = torch.cat([value.detach().flatten() for value in values])
-    gradients, start = torch.zeros_like(weights), 0
-    for value in values:
-        part = slice(start, start + value.numel())
-        value.data, value.grad = weights[part].view_as(value), gradients[part].view_as(value)
-        start = part.stop
-    return weights, gradients
+    return {"main": 1 - loss / guessed, "loss": loss,
+            "standard_error": statistics.stdev(losses) / len(losses) ** 0.5 / guessed}
 
 
 def products(model):
     """The parameters that autocast casts wherever they are used: those of a LanguageModel's layers and linear maps."""
     return [value for name, module in model.named_modules() if isinstance(module, (Layer, nn.Linear))
             and "pooler" not in name for value in module._parameters.values()]
-
-
-class Flat:
-    """A model's weights and gradients as two flat tensors: one to sum over shards, and in bfloat16 one to cast. used:
-    what an update computes with, the model or its twin in bfloat16, cast once where autocast would cast in every
-    sub-model. Embeddings and LayerNorms, which autocast leaves alone, are the model's own there."""
-
-    def __init__(self, model, trained, half):
-        own = {id(value): value for value in model.parameters()}
-        cast = [own.pop(id(value)) for value in products(model)] if half else []
-        self.weights, self.gradients = lay_flat([*cast, *(value for value in trained if id(value) in own)])
-        self.used, self.half, self.half_gradients = model, self.weights[:0], self.gradients[:0]
-        if half:
-            self.used = copy.deepcopy(model, own)
-            for value in products(self.used):
-                value.data = value.data.bfloat16()
-            self.half, self.half_gradients = lay_flat(products(self.used))
-
-    def cast(self):
-        """Before an update: the twin's weights."""
-        self.half.copy_(self.weights[:len(self.half)])
-
-    def collect(self):
-        """After a backward pass: the twin's gradients go to the model's, in float32."""
-        self.gradients[:len(self.half)] += self.half_gradients
-        self.half_gradients.zero_()
 
 
 def train_on(batch, archs, share, flat, data, cfg, *key):
@@ -777,7 +746,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     """Alg. 1: train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of
     the sub-models `probes`)]. Raises Diverged, and Stop after SIGTERM (state saved). draw(step, shard): the sub-models
     of a sub-batch; [None] is the model as it is: an ordinary training."""
-    ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
+    ranks = run.ranks
     if (folder / "curve.json").exists():
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
         return read_json(folder / "curve.json", list)
@@ -785,11 +754,12 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
     with autocast(cfg.dtype, data.device):
-        flat, shards = Flat(model, trained, torch.is_autocast_enabled(data.device.type)), shard_range(ranks, N)
+        flat = Flat(model, trained, products if torch.is_autocast_enabled(data.device.type) else None)
     # beside the folder, where the model that is kept is no checkpoint of this run
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
+    N, shards, rows = cfg.accumulate, shard_range(ranks, cfg.accumulate), cfg.batch // cfg.accumulate
     if cfg.compile and probes == (None,):
         torch.compiler.reset()  # after eight networks torch would give up
         flat.used.encoder.compile()
@@ -814,7 +784,8 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         if look or log or save or done % 100 == 0:
             loss, = reduce_mean(ranks, ranks.size * sum(losses).item())
             speed = (done - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            found = [held_out_loss(sub_model(model, arch) if arch else model, data, cfg) for arch in probes if look]
+            found = [statistics.fmean(held_out_losses(sub_model(model, arch) if arch else model, data, cfg))
+                     for arch in probes if look]
             curve += [[done, *found]] if look else []
             if not math.isfinite(norm.item() + sum(found)):
                 raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
@@ -891,6 +862,8 @@ TABLE_D1 = {  # task: (batch, learning rate, epochs, metric of Table 1); WNLI, w
     "QQP": (32, 2e-5, 5, "accuracy"), "STS-B": (32, 3e-5, 10, "pearson+spearman"), "RTE": (32, 2e-5, 10, "accuracy"),
     "WNLI": (32, 2e-5, 10, "accuracy")}
 
+GRID = list(itertools.product((1e-5, 2e-5, 3e-5), (4, 5, 10)))  # Sec. 4.1: learning rates and epochs of GLUE's tasks
+
 
 def recipes():
     """{task: its Recipe}. D14: SQuAD's rows of 384 use positions that pre-training with
@@ -961,40 +934,59 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 
 def judge(model, data, cfg):
-    """A LanguageModel's worth: {score, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
-    the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness."""
-    began, score, scores, diverged = time.perf_counter(), -1.0, {}, False
+    """A LanguageModel's worth: {score, error, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
+    the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness. error: its standard error."""
+    began, score, scores, errors, diverged = time.perf_counter(), -1.0, {}, [], False
     try:
-        scores |= {name: score_task(model, name, data, cfg)["main"] for name in data.tasks}
+        for name, task in data.tasks.items():
+            found = score_task(model, name, data, cfg)
+            scores[name] = found["main"]
+            errors.append(task.standard_error(found["main"]) if task else found["standard_error"])
         score = statistics.fmean(scores.values())
     except Diverged:  # the worst score, and the search goes on
         diverged = True
-    return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
+    return {"score": score, "error": 0.0 if diverged else math.hypot(*errors) / len(errors), "scores": scores,
+            "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def ties(lines):
+    """Architectures whose scores cannot be told from the best: less than twice the standard error of the difference
+    below it, taken as that of independent scores (all share their rows, so that it is rather smaller)."""
+    best = max(lines, key=lambda line: line["score"])
+    return [line["arch"] for line in lines if line is not best
+            and best["score"] - line["score"] < 2 * math.hypot(best["error"], line["error"])]
 
 
 def finetune(cfg, text):
-    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds. The folder TASK keeps
-    the median run's model and predictions."""
+    """Fine-tune --init's model on tasks, with Table D.1's settings or --grid's, --runs times with other seeds. The
+    folder TASK keeps the median run's model and predictions."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if not data:
             return
         model = start_model(cfg.arch, cfg, data, ranks)
-        jobs = {f"{name}-{number}": name for name in data.tasks for number in range(cfg.runs)}
+        jobs = {"-".join(map(str, (name, number, *setting))): (name, number, setting)
+                for name in data.tasks for number in range(cfg.runs)
+                for setting in (GRID if cfg.grid and name in glue.TASKS else [()])}
 
         def work(job, mnli):
             """mnli: the folder of the best MNLI run, in whose encoder this task starts. D7: the paper does not say so;
             what MNLI teaches helps the small tasks."""
-            (name, number), start, diverged = job.rsplit("-", 1), copy.deepcopy(model), None
+            (name, number, setting), start, diverged, own = jobs[job], copy.deepcopy(model), None, data
+            if setting:
+                task = copy.copy(data.tasks[name])
+                task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
+                own = dataclasses.replace(data, tasks={name: task})
             if mnli:
                 hf_bert.fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
             try:
-                metrics = score_task(start, name, data, cfg, int(number), run.folder / "jobs" / job)
+                metrics = score_task(start, name, own, cfg, number, run.folder / "jobs" / job)
             except Diverged as error:
                 metrics, diverged = {"main": 0.0}, str(error)
-            return {"job": job, "task": name, "setting": cfg.finetune_lr, "metrics": metrics, "diverged": diverged}
+            return {"job": job, "task": name, "setting": setting, "metrics": metrics, "diverged": diverged}
 
-        result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, jobs, work))
+        names = {job: name for job, (name, *_) in jobs.items()}
+        result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, names, work))
         run.finish(result)
         show(result, ranks)
 
@@ -1021,6 +1013,11 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
         hf_bert.check_vocabulary(folder, data.tokenizer)
+    if text:
+        updates = data.train.slots(cfg.length - 3) / cfg.batch  # a pass over the corpus
+        cfg.steps = cfg.steps or math.ceil(5 * updates)
+        scratch = action == "further_train" and not cfg.init
+        cfg.further_steps = cfg.further_steps or math.ceil((10 if scratch else 5) * updates)
     if text and cfg.setting == "distill":
         further = action == "further_train" and not cfg.arch
         student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
@@ -1031,6 +1028,14 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     data.tasks = {name: None if name == "MLM" else on_main(  # encoded once, for all processes
         ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds) for name in names}
     return run, data
+
+
+def set_shards(cfg, ranks):
+    """Unless --accumulate was given, raise it to a number that the processes can share; a setting of the run."""
+    if "accumulate" not in cfg.given:
+        cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal parts")
 
 
 def train_superplm(cfg, data, run):
@@ -1099,11 +1104,16 @@ def learn_latency(cfg, run):
 
 def evolve(superplm, predict, limit, data, cfg, run):
     """Alg. 2, or another strategy: the history. The candidates of a generation are shared out over the processes."""
-    history = []
-    for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
+    history, folder, generations = [], run.folder / "candidates", 1 if cfg.strategy == "fast" else cfg.generations
+
+    def label():
+        best = max((read_json(path, dict)["score"] for path in folder.glob("*.json")), default=0)
+        return f"generation {number + 1} of {generations}, best {best:.4f}"
+
+    for number in range(generations):  # Alg. 2, line 3
         proposals = {str(len(history) + index): proposal
                      for index, proposal in enumerate(propose(history, number, cfg, predict, limit))}
-        results = share_out(run.ranks, list(proposals), run.folder / "candidates", f"generation {number + 1}",
+        results = share_out(run.ranks, list(proposals), folder, label,
                             lambda name: judge(extract(superplm, proposals[name][1]), data, cfg))  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals.values(), results):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
@@ -1119,17 +1129,14 @@ def evolve(superplm, predict, limit, data, cfg, run):
 
 
 def time_finalists(lines, cfg):
-    """Those lines of the history that measure within the limit, with medians and the range over rounds in which the
-    reference is measured too."""
+    """Those lines of the history that measure within the limit, beside the reference."""
     rounds, found = time_together([*yardsticks(cfg), *(parse_arch(line["arch"]) for line in lines)], cfg), []
     limits = [limit_of(cfg, dict(zip(rounds, times))) for times in zip(*rounds.values())]
     for line in lines:
         took = rounds[parse_arch(line["arch"])]
-        ratios = sorted(theirs / mine for theirs, mine in zip(rounds[parse_arch(cfg.reference)], took))
         if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
-            found.append({"arch": line["arch"], "one_shot": line["score"], "milliseconds": statistics.median(took),
-                          "speedup": statistics.median(ratios), "speedup_range": [ratios[0], ratios[-1]],
-                          "rounds": len(ratios), "run_by": f"Encoder of {cfg.program}.py", **latency_log.setting(cfg)})
+            found.append({"arch": line["arch"], "one_shot": line["score"], "run_by": f"Encoder of {cfg.program}.py",
+                          **latency_log.beside(rounds[parse_arch(cfg.reference)], took, cfg)})
     return found
 
 
@@ -1166,16 +1173,19 @@ def train_winners(superplm, finalists, data, cfg, run):
             models[arch] = extract(superplm, parse_arch(arch))
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg))
-    line, result = max(zip(finalists, results), key=lambda pair: pair[1]["score"])
+    lines = [{**line, **result} for line, result in zip(finalists, results)]
+    line = max(lines, key=lambda line: line["score"])
     best, cfg = models[line["arch"]], dataclasses.replace(cfg, arch=line["arch"])
     on_main(run.ranks, keep_model, run.folder / "model", "search", cfg, data.tokenizer, model=best)
-    return {**line, **result, "parameters": sum(value.numel() for value in best.encoder.parameters())}
+    return {**line, "ties": ties(lines), "parameters": sum(value.numel() for value in best.encoder.parameters())}
 
 
 def search(cfg, phase="search"):
     """SuperPLM, latency predictor, evolution, further training. phase: one of the first three alone."""
     with launch(cfg.device) as ranks:
         evolving = phase in ("search", "evolve")
+        if phase in ("search", "superplm"):
+            set_shards(cfg, ranks)
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
         if not data:
             return
@@ -1195,10 +1205,14 @@ def search(cfg, phase="search"):
             return say(ranks, f"{run.folder / 'superplm'}: trained")
         history = evolve(superplm, predict, limit, data, cfg, run)
         result = confirm(history, cfg, run)
-        result = result[0] if phase == "evolve" else train_winners(superplm, result, data, cfg, run)
+        result = ({**result[0], "ties": ties(history)} if phase == "evolve"
+                  else train_winners(superplm, result, data, cfg, run))
         result |= {"evaluated": len(history), "search_seconds": round(sum(line["seconds"] for line in history), 1)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         say(ranks, f"{run.folder / 'best.json'}: {json.dumps(result, indent=2)}")
+        if result["ties"]:
+            say(ranks, f"the best score cannot be told from those of {len(result['ties'])} others: they are less than "
+                       "twice the standard error of the difference below it")
         if phase == "search":
             run.finish(result)
 
@@ -1206,6 +1220,7 @@ def search(cfg, phase="search"):
 def further_train(cfg):
     """Train one architecture: --init's, or from scratch."""
     with launch(cfg.device) as ranks:
+        set_shards(cfg, ranks)
         run, data = open_data(cfg, "further_train", ranks, text=True)
         if not data:
             return
@@ -1219,16 +1234,13 @@ def further_train(cfg):
 def export(cfg, folder):
     """Write --init's model (with its head), or the part --arch of it, as a Hugging Face folder."""
     with launch(cfg.device) as ranks:
-        tokenizer, task = load_tokenizer(cfg.tokenizer or hf_bert.model_folder(cfg.init)), None
+        tokenizer = load_tokenizer(cfg.tokenizer or hf_bert.model_folder(cfg.init))
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg)
         state = {name: value for name, value in model.state_dict().items() if not name.startswith("fit.")}
-        if "head.weight" in weights and model.encoder.arch == whole:
-            task = read_json(place / "config.json", dict).get("settings", {}).get("tasks")
-            state = {name: value for name, value in state.items() if name.startswith("encoder.")} | {
-                name: value for name, value in weights.items() if name.startswith("head.")}
+        head = {name: value for name, value in weights.items() if name.startswith("head.")}
         say(ranks, on_main(ranks, hf_bert.write, folder, state, dataclasses.astuple(model.encoder.arch),
-                           model.encoder.dropout.p, task, tokenizer))
+                           model.encoder.dropout.p, tokenizer, place, head if model.encoder.arch == whole else {}))
 
 
 def describe(cfg):
@@ -1288,8 +1300,6 @@ def check(cfg, action):
              "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
             (action in ("finetune", "export") and not cfg.init,
              f"--{action} needs weights: give a folder with --init"),
-            (cfg.batch % cfg.accumulate,
-             f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal parts"),
             (cfg.teacher and not distills,
              f"--teacher {cfg.teacher}: use --setting distill, which keeps all heads to follow"),
             (distills and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"),
