@@ -708,7 +708,7 @@ def score_mlm(model, data, cfg):
     """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss",
     "standard_error" of main over batches}. Raises Diverged. D12: minutes of pre-training are too little for the
     paper's proxy tasks, but not for this one."""
-    losses, guessed = held_out_losses(model.to(data.device), data, cfg, 1024, 1024), math.log(data.tokenizer.vocab_size)
+    losses, guessed = held_out_losses(model.to(data.device), data, cfg, 1024, 64), math.log(data.tokenizer.vocab_size)
     loss = statistics.fmean(losses)
     if not math.isfinite(loss):
         raise Diverged("MLM: the loss is no number")
