@@ -759,7 +759,9 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
-    N, shards, rows = cfg.accumulate, shard_range(ranks, cfg.accumulate), cfg.batch // cfg.accumulate
+    # one micro-batch a process where nothing is sampled and --accumulate does not say otherwise; a checkpoint keeps N
+    N = saved.get("shards", ranks.size if probes == (None,) and "accumulate" not in cfg.given else cfg.accumulate)
+    shards, rows = shard_range(ranks, N), cfg.batch // N
     if cfg.compile and probes == (None,):
         torch.compiler.reset()  # after eight networks torch would give up
         flat.used.encoder.compile()
@@ -793,7 +795,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
                     tokens_per_second=speed, memory=peak_memory(data.device))
             bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=f"{speed:.0f}")
         if save and done < steps:
-            checkpoint.save(step=done, curve=curve)
+            checkpoint.save(step=done, curve=curve, shards=N)
         if stop:
             raise Stop
     bar.close()

@@ -725,8 +725,8 @@ def test_zero_steps_are_the_papers_passes_over_the_corpus(tiny_data, whole, tmp_
         assert (cfg.steps, cfg.further_steps) == (math.ceil(5 * a_pass), math.ceil(passes * a_pass)) and a_pass > 10
 
 
-def test_shards_grow_to_the_processes():
-    """Unless --accumulate was given."""
+def test_shards_grow_to_the_processes_and_further_training_takes_a_process_rows_at_once(tiny_data, tmp_path, monkeypatch):
+    """Unless --accumulate was given; a checkpoint keeps how many there were."""
     for given, size, shards in (((), 8, 8), ((), 1, 2), (("accumulate",), 8, 2)):
         cfg = dataclasses.replace(TINY, batch=32)
         cfg.given = frozenset(given)
@@ -734,6 +734,25 @@ def test_shards_grow_to_the_processes():
         assert cfg.accumulate == shards
     with pytest.raises(UserError, match="--batch 32 cannot be cut in --accumulate 6"):
         atb.set_shards(dataclasses.replace(TINY, batch=32), distributed.Ranks(0, 3, None))
+    sizes, text_batches = [], atb.text_batches
+
+    def spy(text, data, cfg, phase, position, rows, count):
+        sizes.append((phase, position, rows, count))
+        return text_batches(text, data, cfg, phase, position, rows, count)
+
+    def killed(*args):
+        raise Killed
+    monkeypatch.setattr(atb, "text_batches", spy)
+    monkeypatch.setattr(atb, "keep_trained", killed)
+    place = tiny_data[1].index("--accumulate")
+    flags = [*tiny_data[1][:place], *tiny_data[1][place + 2:], "--eval_every", "9", "--arch", "1-8-8-1-8"]
+    for name, more, rows in (("whole", [], 8), ("cut", ["--accumulate", "2"], 4)):
+        sizes.clear()
+        with pytest.raises(Killed):
+            run_here(["--further_train", *flags, *more, "--out", tmp_path / name])
+        files.release_locks()
+        assert [size for size in sizes if size[0] == "further"] == [("further", 8 * step, rows, 8 // rows) for step in range(3)]
+        assert load_file(tmp_path / name / "model.pt")["values"]["shards"] == 8 // rows
 
 
 def test_the_grid_is_that_of_the_paper_and_its_best_setting_stands(tiny_data, whole, tmp_path, monkeypatch):
