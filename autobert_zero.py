@@ -18,7 +18,7 @@ Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar no
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
          D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
          D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions ·
-         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims)
+         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims) · D27 no Figures 9 to 11
 """
 import ast
 import dataclasses
@@ -62,7 +62,7 @@ class Config:
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
     train_rows: int = 0  # training rows of each task; 0: all
     # model
-    arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json; with -att or -conv: as in Table 5
+    arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json; with /att-only, /conv-only: Table 5
     layers: int = 12  # L >= 1
     hidden: int = 768  # d >= 1
     heads: int = 12  # A >= 1
@@ -72,7 +72,7 @@ class Config:
     init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 > 0
     # pre-training, in --search of a candidate
     length: int = 128  # tokens a sequence, special ones included [8, 512]
-    steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, Table 6, --pretrain only
+    steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, App. D.2, --pretrain only
     batch: int = 160  # sequences an update, App. D.1 >= 1
     lr: float = 2e-4  # peak learning rate, App. D.1 > 0
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
@@ -97,7 +97,7 @@ class Config:
     population: int = 100  # initial random candidates, Sec. 4.1 >= 1
     rounds: int = 27  # after the population; 100 + 27 x 25 = 775 candidates
     parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
-    alpha: float = 0.01  # exploration in Eq. 3
+    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1
     ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) > 0
     no_weight_sharing: bool = False  # candidates start from random weights
     given = frozenset()  # no setting: the flags that were given
@@ -118,7 +118,7 @@ PRESETS = {
     "dry_run": dict(steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
                     population=2, rounds=1, parents=1),
 }
-EPOCHS = 40  # of --pretrain with --steps 0, Table 6
+EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm
 MASK_RATE = 0.15  # of the tokens, as in BERT
 EDITS = ("replace", "insert", "delete", "rewire")  # of an attention, D7
@@ -351,9 +351,10 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 
 
 def ablate(arch, kind):
-    """Table 5: "-att" replaces a convolution with the attention behind it (the last ones: before it), "-conv" an
-    attention with the convolution before it (D14: our choice; the paper does not say)."""
-    wanted, direction = (int, -1) if kind == "-conv" else (tuple, 1)
+    """Table 5: "att-only" replaces a convolution with the attention behind it (the last ones: before it), "conv-only" an
+    attention with the convolution before it (D14: our choice; the paper does not say). D27: AutoBERT-att, -conv and
+    w/o-desc of Tables 2 and 3 are other networks, which the search found and Figures 9 to 11 alone show."""
+    wanted, direction = (int, -1) if kind == "conv-only" else (tuple, 1)
     places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
     if not places:
         raise ValueError(f"the architecture has no layer to build {kind} from")
@@ -372,7 +373,7 @@ def stretch(arch, layers):
 
 def read_arch(name, layers):
     """The architecture of --arch and --layers; ValueError says what is wrong."""
-    text, kind = re.fullmatch("(.*?)(-att|-conv)?", name, re.DOTALL).groups()
+    text, kind = re.fullmatch("(.*?)(?:/(att-only|conv-only))?", name, re.DOTALL).groups()
     if text.endswith(".json"):
         text = read_best(text)
     arch = parse_arch({"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}.get(text, text))
@@ -956,7 +957,8 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
                                    write_network)
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
-GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
+GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))  # App. D.2: learning
+# rate, weight decay, steps between looks at dev
 LOOK_ROWS = 2000  # of dev, at --eval_every
 CHECK_EVERY = 20  # steps between looks at the norm, which make a GPU wait
 
@@ -1097,7 +1099,8 @@ def settle_arch(cfg):
     try:
         arch = read_arch(cfg.arch, cfg.layers)
     except ValueError as error:  # of JSON too
-        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
+        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert, "
+                        "/att-only or /conv-only behind them") from None
     cfg.arch = arch_text(arch)
     return arch
 
@@ -1254,7 +1257,7 @@ def finetune_job(task, cfg, arch, source, folder, data):
         metrics, diverged = dict.fromkeys(task.metrics, 0.0), str(error)
     keep_model(folder, "finetune", cfg, data.tokenizer, model=model)
     checkpoint.remove()
-    return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay],
+    return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every],
             "metrics": metrics, "start": note, "diverged": diverged}
 
 
@@ -1280,9 +1283,10 @@ def finetune(cfg, text):
             return task
 
         for name, number in itertools.product(names, range(cfg.runs)):
-            for lr, decay in GRID if cfg.grid else [(cfg.finetune_lr or paper[name].lr, cfg.weight_decay)]:
-                own = dict(finetune_lr=lr, weight_decay=decay, seed=cfg.seed + number)
-                jobs[f"{name}-{number}-{lr}-{decay}"] = name, dataclasses.replace(cfg, **own)
+            one = cfg.finetune_lr or paper[name].lr, cfg.weight_decay, cfg.eval_every
+            for lr, decay, every in GRID if cfg.grid else [one]:
+                own = dict(finetune_lr=lr, weight_decay=decay, eval_every=every, seed=cfg.seed + number)
+                jobs[f"{name}-{number}-{lr}-{decay}-{every}"] = name, dataclasses.replace(cfg, **own)
 
         def work(job, mnli):
             name, own = jobs[job]

@@ -183,14 +183,14 @@ def test_published_architecture():
     large = abz.read_arch("autobert-zero", 24)
     assert large[:4] == arch[:2] * 2 and large[-4:] == arch[-2:] * 2  # App. D.2: each pair right after itself
     # Sec. 4.2, ablation
-    assert abz.read_arch("autobert-zero-att", 12) == tuple(layer for layer in arch[1::2] for _ in range(2))
-    assert abz.read_arch("autobert-zero-conv", 12) == tuple(layer for layer in arch[0::2] for _ in range(2))
+    assert abz.read_arch("autobert-zero/att-only", 12) == tuple(layer for layer in arch[1::2] for _ in range(2))
+    assert abz.read_arch("autobert-zero/conv-only", 12) == tuple(layer for layer in arch[0::2] for _ in range(2))
     assert abz.read_arch("autobert-zero", 4) == arch[:2] + arch[-2:]
 
 
 @pytest.mark.parametrize("name, preset, change, expected", [
     ("bert", "base", {}, 109_705_010), ("autobert-zero", "base", {}, 103_800_218),
-    ("autobert-zero-att", "base", {}, 104_980_274), ("autobert-zero-conv", "base", {}, 102_620_162),
+    ("autobert-zero/att-only", "base", {}, 104_980_274), ("autobert-zero/conv-only", "base", {}, 102_620_162),
     ("autobert-zero", "large", {}, 314_702_066), ("bert", "large", {}, 335_691_058),
     ("autobert-zero", "small", {}, 16_794_282), ("autobert-zero", "small", {"embedding": 128}, 12_888_106)])
 def test_parameter_counts(name, preset, change, expected):

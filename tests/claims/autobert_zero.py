@@ -63,8 +63,8 @@ def named(options, one=False):
 PUBLISHED_COUNTS = (  # Tables 2 to 5: (flags, parameters, those of the attention's inputs, FLOPs of 128 tokens)
     ("--preset base --arch bert", "110M", "21.3M", 2.9e10),
     ("--preset base", "104M", "15.4M", 2.3e10),
-    ("--preset base --arch autobert-zero-att", "", "16.5M", ""),
-    ("--preset base --arch autobert-zero-conv", "", "15.4M", ""),
+    ("--preset base --arch autobert-zero/att-only", "", "16.5M", ""),
+    ("--preset base --arch autobert-zero/conv-only", "", "15.4M", ""),
     ("--preset large --arch bert", "340M", "", 8.7e10),
     ("--preset large", "318M", "", 6.8e10),
     ("--preset small", "13M", "", 2.9e9),
