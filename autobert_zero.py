@@ -59,6 +59,7 @@ class Config:
     squad: str = ""  # folder of train-v1.1.json, ...; default: demo questions
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: a trained SentencePiece (D13)
     vocab_size: int = 30000  # pieces, App. D.2 >= 1
+    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
     train_rows: int = 0  # training rows of each task; 0: all
     # model
