@@ -18,7 +18,8 @@ Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar no
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
          D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
          D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions ·
-         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims) · D27 no Figures 9 to 11
+         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims) · D27 no
+         Figures 9 to 11 · D28 segments begin anywhere
 """
 import ast
 import dataclasses
@@ -165,7 +166,8 @@ def infer_graph(graph):
 
 def canonical(graph, node=None):
     """The one form by which graphs are compared: post-order from the output, equal parts merged, unused ones left out,
-    the operands of add sorted. With an operand `node`: (that form, the position of node in it, -1: left out)."""
+    the operands of add sorted. With the operand number `node` of an operation: (that form, where the operation stands
+    in it, -1: left out)."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
@@ -178,9 +180,9 @@ def canonical(graph, node=None):
             op, *operands = graph[operand - len(INPUTS)]
             if op == "add":
                 operands = sorted(operands, key=keys.__getitem__)
-            node = (op, *[visit(each) for each in operands])
+            operation = (op, *map(visit, operands))
             place[keys[operand]] = len(INPUTS) + len(order)
-            order.append(node)
+            order.append(operation)
         return place[keys[operand]]
 
     visit(len(keys) - 1)
@@ -352,9 +354,9 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 
 
 def ablate(arch, kind):
-    """Table 5: "att-only" replaces a convolution with the attention behind it (the last ones: before it), "conv-only" an
-    attention with the convolution before it (D14: our choice; the paper does not say). D27: AutoBERT-att, -conv and
-    w/o-desc of Tables 2 and 3 are other networks, which the search found and Figures 9 to 11 alone show."""
+    """Table 5: "att-only" replaces a convolution with the attention behind it (the last ones: before it), "conv-only"
+    an attention with the convolution before it (D14: our choice; the paper does not say). D27: AutoBERT-att, -conv and
+    w/o-desc of Tables 2 and 3 are other searched networks, which only Figures 9 to 11 show."""
     wanted, direction = (int, -1) if kind == "conv-only" else (tuple, 1)
     places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
     if not places:
@@ -712,9 +714,9 @@ class OperationPriority:
                     counts[options.index(option)] += 1
 
     def probabilities(self, options, place, legal=None):
-        """Over OPS at a position, or KERNELS in a layer, from 0; 0 for what is not `legal`. D9: softmax (Sec. 3.2) of
-        Eq. 3 in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves it uniform. A tenth is uniform, or
-        what failed once would never be tried again."""
+        """Of OPS at position `place` of a path, or of KERNELS in layer `place`; 0 for what is not `legal`. D9: softmax
+        (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves it uniform. A tenth is
+        uniform, or what failed once would never be tried again."""
         allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
         scores = [self.cfg.ucb_unit * u for u in ucb(*cell, self.cfg.alpha)] if cell else [0.0] * len(options)
@@ -760,7 +762,7 @@ def edits(graph, kind, position):
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
     """A legal graph one edit away, or None. Kind and place are random; a new operation is drawn by the priorities of
-    the position where it will stand."""
+    the position where it will stand (D7: of k operations that may be the k + 1st, where Sec. 3.2 has the first k)."""
     for kind, position in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
         children = {}  # {the new operation's position or None: {operation: [child]}}
         for child, node in edits(graph, kind, position):
@@ -815,7 +817,7 @@ def propose(history, number, cfg):
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
     ranked = sorted((line for line in history if not line["diverged"]), key=lambda line: (-line["score"], line["id"]))
     parents = [] if number < initial or cfg.strategy == "random" else ranked[:cfg.parents]  # Alg. 1, line 4
-    priority = OperationPriority(history, cfg)
+    priority = OperationPriority(history, cfg)  # Alg. 1, line 12
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
         for _ in range(100):  # a parent of known neighbours gives way to a random one
@@ -893,8 +895,8 @@ def search(cfg):
                 return f"round {number + 1}/{len(sizes)}, best {max([best, *scores]):.4f}"
 
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 8, 9
-            history += lines
-            if not cfg.no_weight_sharing:  # Alg. 1, line 11; one at a time in memory
+            history += lines  # Alg. 1, line 11
+            if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round; one at a time in memory
                 trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
                 supernet.write_back((proposals[line["id"]][1], load_file(folder / f"{line['id']}.pt"))
                                     for line in trained)
@@ -980,7 +982,7 @@ def make_optimizer(model, weight_decay):
 
 def language_losses(model, data, corpus, cfg, position, rows):
     """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both, on `rows` examples from
-    `position` on of a corpus's endless stream, whose segments may begin in mid-sentence (D17)."""
+    `position` on of a corpus's endless stream. D28: its segments may begin in mid-sentence, where BERT's do not."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
@@ -1075,7 +1077,7 @@ def pretrain(cfg):
             mlm, nsp = (loss.item() for loss in losses)  # waits for the device
             speed = (step - clock[0]) * cfg.batch * cfg.length / (time.perf_counter() - clock[1]) if clock else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
-            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
+            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed:.0f}" if speed else "?")
             bar.update(step - bar.n)
             run.log(phase="pretrain", step=step, mlm=mlm, nsp=nsp, lr=rate, tokens_per_second=speed,
                     memory_mb=peak_memory(ranks.device), held_out=held_out)
@@ -1161,7 +1163,8 @@ def export(cfg, name):
 
 
 def recipes(cfg):
-    """How each task is fine-tuned, GLUE's rows as long as pre-training's."""
+    """How each task is fine-tuned (App. D.1, D.2), GLUE's rows as long as pre-training's. What they leave out, GLUE's
+    batch and SQuAD's length, is BERT's (Sec. 4.1)."""
     paper = dict(lr=2e-5, epochs=3, warmup=0.01)
     found = {name: Recipe(batch=32, length=cfg.length, main=task.metrics[0], **paper)
              for name, task in glue.TASKS.items()}
