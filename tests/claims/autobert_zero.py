@@ -5,6 +5,7 @@ Flags that are none of these belong to autobert_zero.py: --glue, --length, --ste
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -203,12 +204,13 @@ def train_alone(arch, tasks, data, cfg, ranks, path):
 
 
 def fidelity(options):
-    """Figure 8: --samples architectures of one search, spread by score, trained alone; Kendall's tau with the search.
+    """Figure 8: --samples architectures of one search, spread by score, trained in full; Kendall's tau of each task.
 
-    They are trained on the text and the tasks of the search for --steps updates; continues where it stopped, inside a
-    network's pre-training too.
+    In full is as --pretrain of the preset does it (App. D.2: --lr, --warmup, --batch; --steps updates, or --epochs
+    passes over the text of the search), then the tasks of the search with the flags of --finetune. Continues where it
+    stopped, inside a network's pre-training too.
     """
-    cfg, mine = read_flags(options, "search", samples=6)
+    cfg, mine = read_flags(options, "pretrain", samples=6, epochs=0)
     folder, = named(options, one=True)
     settings = read_settings(folder, "search")
     for name in (*abz.SHAPE, "tasks", "length", "init_std", "dropout"):  # as the candidates were
@@ -217,11 +219,12 @@ def fidelity(options):
         setattr(cfg, name, settings[name])
     cfg.corpus, cfg.glue = cfg.corpus or tuple(settings["corpus"]), cfg.glue or settings["glue"]
     cfg.tokenizer, cfg.out = cfg.tokenizer or str(folder), str(options.runs)
-    cfg.steps = cfg.steps if "steps" in cfg.given or cfg.preset != "demo" else 1000
     history = sorted((line for line in read_history(folder) if not line["diverged"]), key=lambda line: line["score"])
     rows, count = [], min(mine.samples, len(history))
     with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, "fidelity", ranks, "corpus", "glue")
+        run, data = open_run(cfg, "fidelity", ranks, "corpus", "glue", epochs=mine.epochs)
+        if mine.epochs or not cfg.steps:
+            cfg.steps = math.ceil((mine.epochs or abz.EPOCHS) * data.train.slots(cfg.length - 3) / cfg.batch)
         tasks, bar = abz.open_proxies(cfg, data), progress(ranks, count, "stand-alone training")
         for index in range(count):
             line = history[index * (len(history) - 1) // max(count - 1, 1)]
@@ -236,13 +239,16 @@ def fidelity(options):
             for place, name in enumerate(names)}
 
     def draw(axes):
-        axes.scatter([row[1] for row in rows], [row[2] for row in rows])
-        axes.set(xlabel="score in the search", ylabel="score trained alone", title=f"Kendall's tau {taus['mean']:.2f}")
+        for place, name in enumerate(names):
+            axes.scatter(*([100 * row[column + 2 * place] for row in rows] for column in (1, 2)),
+                         label=f"{name}, tau {taus[name]:.2f}")
+        axes.set(xlabel="score in the search, %", ylabel="score fully trained, %", title="Kendall's tau by task")
+        axes.legend(frameon=False, fontsize=8)
 
-    study.write(options, ["id"] + [f"{name} {where}" for name in names for where in ("in search", "alone")], rows,
-                claim="Scores with shared weights rank architectures as training alone does (Figure 8)",
+    study.write(options, ["id"] + [f"{name} {where}" for name in names for where in ("in search", "in full")], rows,
+                claim="Scores with shared weights rank architectures as full training does (Figure 8)",
                 verdict="Kendall's tau " + ", ".join(f"{name} {value:.3f}" for name, value in taus.items()),
-                numbers={"kendall": taus, "steps": cfg.steps}, draw=draw)
+                numbers={"kendall": taus, "steps": cfg.steps, "lr": cfg.lr, "batch": cfg.batch}, draw=draw)
 
 
 def search(options):
