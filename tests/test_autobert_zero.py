@@ -18,6 +18,7 @@ from common.distributed import Ranks
 from conftest import ROOT
 from data.inputs import open_text
 from data.network_code import rename
+from tests.claims import study
 
 TINY = abz.Config(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0)
 
@@ -177,7 +178,7 @@ def test_illegal_text_is_refused(text):
 
 def test_published_architecture():
     arch = abz.read_arch("autobert-zero", 12)
-    assert arch[0::2] == (65, 9, 3, 7, 7, 3)  # Figure 7
+    assert list(arch[0::2]) == study.published("autobert_zero", "Figure 7", "kernel sizes")
     assert [len(layer) for layer in arch[1::2]] == [9, 10, 7, 7, 11, 7]
     assert [len(abz.used_inputs(layer)) for layer in arch[1::2]] == [2, 2, 2, 2, 3, 3]
     large = abz.read_arch("autobert-zero", 24)
