@@ -18,7 +18,7 @@ Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulet
          sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments,
          some short · D9 no padding and no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth
          · D12 MLM is a task · D13 at most 1,000 documents are held out · D14 SQuAD trains positions above 128
-         · D15 a mean is the fitness
+         · D15 a mean is the fitness · D16 one winner in Figure 1's study (tests/claims)
 """
 import copy
 import dataclasses
