@@ -394,9 +394,9 @@ AXES = {  # what is cut of a weight: H hidden, F ffn, N heads, D head width, * n
 
 
 def leading(weight, axes, sizes):
-    """The leading part of every axis of a weight, as a view (Sec. 3.4). Of attention the first heads, of each the
-    leading part: Figure 3 (b) with heads of full width, (c) with all heads. With the full d^q|k|v every row is used, in
-    however many heads (no SME: HAT, Table 3)."""
+    """The leading part of every axis of a weight, as a view (Sec. 3.4, "bottom-left" there). Of attention the first
+    heads, of each the leading part: Figure 3 (b) with heads of full width, (c) with all heads. With the full d^q|k|v
+    every row is used, in however many heads (no SME: HAT, Table 3)."""
     if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
         weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
     return weight[tuple(slice(sizes.get(axis)) for axis in axes)]
