@@ -960,8 +960,8 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
                                    write_network)
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
-GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))  # App. D.2: learning
-# rate, weight decay, steps between looks at dev
+# App. D.2: learning rate, weight decay, steps between looks at dev
+GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))
 LOOK_ROWS = 2000  # of dev, at --eval_every
 CHECK_EVERY = 20  # steps between looks at the norm, which make a GPU wait
 
