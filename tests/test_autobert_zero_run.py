@@ -423,6 +423,21 @@ def test_settings_follow_the_weights(tmp_path):
         assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == folder
 
 
+def test_the_grid_has_a_job_for_every_setting(files, tmp_path, monkeypatch):
+    seen = []
+
+    def job(task, cfg, arch, source, folder, data):
+        seen.append((cfg.finetune_lr, cfg.weight_decay, cfg.eval_every))
+        return {"job": folder.name, "task": task.name, "setting": seen[-1], "start": "", "diverged": None,
+                "metrics": {"matthews": 0.1, "main": len(seen) / 100}}
+    monkeypatch.setattr(abz, "finetune_job", job)
+    arguments = command(files, ["--finetune", "CoLA"], tmp_path, "--arch", "conv3 | conv5", "--grid",
+                        "--runs", "1")[2:]
+    assert abz.main(arguments) == 0 and len(seen) == 24 and set(seen) == set(abz.GRID)
+    best = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
+    assert tuple(best["setting"]) == seen[-1] and len(list((tmp_path / "jobs").glob("*.json"))) == 24
+
+
 def test_a_full_device_is_one_line(tmp_path, capsys, monkeypatch):
     def search(cfg):
         raise torch.OutOfMemoryError("CUDA out of memory")
