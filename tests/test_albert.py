@@ -233,7 +233,8 @@ HARD = ["“Curly” quotes… — dashes, £5 (1,000, 2,500)", "In 2011, he sai
 @pytest.mark.parametrize("kind", ["spiece", "cased", "vocab"])
 def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
     transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
-    from common.tokenization import load_tokenizer, train_sentencepiece
+    from common.tokenization import load_tokenizer
+    from data.vocabulary import train_sentencepiece
     rng, words = np.random.default_rng(0), "the stone (river) 2011, was small. quiet £5 – Winter, house-paper 17, 1,000 Early".split()
     lines = [" ".join(rng.choice(words, 12)) for _ in range(300)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
@@ -625,8 +626,9 @@ def test_order_is_learnt_from_true_labels_and_not_from_shuffled_ones(objective, 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """A small prepared corpus with its tokenizer: 60 documents of numbered sentences, in which order can be told."""
-    from common.tokenization import load_tokenizer, train_sentencepiece
+    from common.tokenization import load_tokenizer
     from data.text import prepare_corpus
+    from data.vocabulary import train_sentencepiece
     folder, rng = tmp_path_factory.mktemp("albert"), np.random.default_rng(0)
     words = ["stone", "river", "lamp", "green", "small", "house", "winter", "paper", "garden", "quiet", "early", "bread", "north", "letter"]
     lines = []
