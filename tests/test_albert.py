@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 
 import albert
-from common import weights as weight_files
 from common.cli import UserError
 from conftest import ROOT
-from data import hf_albert
+from data import hf_albert, hf_weights as weight_files
 from data.hf_folder import write_tokenizer
 from tests.claims import albert as claims
 from tests.claims import study
