@@ -522,6 +522,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone sti
     from data import hf_albert
     from data.inputs import open_run
     from data.race import RaceTask
+    from data.sentences import sentence_runs
 
 
 class Lamb(torch.optim.Optimizer):
@@ -582,7 +583,7 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
     # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
     # label. The official code takes tokens off at random ends
-    segments = corpus.sentence_runs(position, rows, cfg.length - 3, cfg.seed)
+    segments = sentence_runs(corpus, position, rows, cfg.length - 3, cfg.seed)
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
     return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -692,7 +693,7 @@ def pretrain(cfg):
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = max(text.tokenizer.vocab_size, pieces if source else 0)  # released models may have more
-            labelled = text.train.sentence_runs(0, 1024, cfg.length - 3, cfg.seed).second_length > 0
+            labelled = sentence_runs(text.train, 0, 1024, cfg.length - 3, cfg.seed).second_length > 0
             if cfg.objective != "none" and not labelled.any():
                 raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; put "
                                 "one on a line, a blank line between documents, or use --objective none")
