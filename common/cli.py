@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import functools
 import inspect
-import math
 import re
 import sys
 import types
@@ -48,16 +47,6 @@ def field_comments(config_class):
     return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE))
 
 
-def fits(value, comment):
-    """Whether a number is finite and within the range at the end of its comment."""
-    found = RANGE.search(comment) or RANGE.search(">= 0")
-    opening, low, high, closing, sign, least = found.groups()
-    above = opening == "[" or sign == ">="
-    low, high = float(low or least), float(high or "inf")
-    return math.isfinite(value) and (low < value or above and value == low) and (
-        value < high or closing == "]" and value == high)
-
-
 def kind_of(field):
     """(type of one value, choices or None, whether several values are taken, whether None is a value) of a field."""
     kind, optional = field.type, isinstance(field.type, types.UnionType)
@@ -89,35 +78,25 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message[:400]} (--help lists the flags)\n")
 
 
-def check_number(name, number, comment):
-    """UserError where a number is outside the range at the end of its knob's comment, or larger than any machine."""
-    if number > MOST and isinstance(number, int) and name != "seed":
-        raise UserError(f"--{name} {number}: no machine has the memory or the time; choose a number up to {MOST:,}")
-    if not fits(number, comment):
-        words = (RANGE.search(comment) or RANGE.search(">= 0")).group()
-        raise UserError(f"--{name} {number}: choose a number {'in ' * (words[0] in '[(')}{words}")
-
-
-def check_numbers(config, comments):
-    """UserError where a number of the config is outside the range in its knob's line."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        for number in value if isinstance(value, tuple) else [value]:
-            if isinstance(number, (int, float)) and not isinstance(number, bool):
-                check_number(field.name, number, comments.get(field.name, ">= 0"))
-
-
 def check_setting(config_class, name, value):
-    """UserError where a value that comes from a file is not what the knob `name` takes: its type, choices, range."""
-    field = next(field for field in dataclasses.fields(config_class) if field.name == name)
-    kind, choices, several, optional = kind_of(field)
+    """UserError where a value is not what the knob `name` takes: its type, choices, and the range at the end of its
+    comment, or larger than any machine."""
+    kind, choices, several, optional = kind_of({field.name: field for field in dataclasses.fields(config_class)}[name])
     for one in value if several and isinstance(value, tuple) else [value]:
         if one is None and optional:
             continue
         if type(one) not in ((int, float) if kind is float else (kind,)) or choices and one not in choices:
             raise UserError(f"{name} {value!r}: must be {', '.join(choices or [f'of type {kind.__name__}'])}")
-        if kind in (int, float):
-            check_number(name, one, field_comments(config_class).get(name, ">= 0"))
+        if kind not in (int, float):
+            continue
+        if type(one) is int and one > MOST and name != "seed":
+            raise UserError(f"--{name} {one}: no machine has the memory or the time; choose a number up to {MOST:,}")
+        found = RANGE.search(field_comments(config_class).get(name, "")) or RANGE.search(">= 0")
+        opening, low, high, closing, sign, least = found.groups()
+        low, high = float(low or least), float(high or "inf")
+        if not (low < one < high or one == low and (opening == "[" or sign == ">=")
+                or one == high and closing == "]"):
+            raise UserError(f"--{name} {one}: choose a number {'in ' if opening else ''}{found.group()}")
 
 
 def settings_of(presets, preset, action, actions):
@@ -151,7 +130,8 @@ def parse(config_class, presets, actions, description, argv=None):
     if config.dry_run:
         for name, setting in settings_of(presets, "dry_run", action, actions).items():
             setattr(config, name, setting)
-    check_numbers(config, comments)
+    for field in dataclasses.fields(config):
+        check_setting(config_class, field.name, getattr(config, field.name))
     config.out = config.out or f"runs/{config.program}-{action}-{preset}"
     if config.dry_run:  # a folder of its own, made anew each time
         config.out, config.restart = config.out.rstrip("/") + "-dry", True

@@ -39,8 +39,6 @@ from tqdm import tqdm
 from common.cli import Stop, UserError
 from common.files import read_json, release_locks, write_atomic
 
-# --- processes -----------------------------------------------------------------------------------
-
 @dataclasses.dataclass
 class Ranks:
     """Who this process is. rank 0 writes files and talks."""
@@ -229,8 +227,6 @@ def share_out(ranks, names, folder, label, work):
     return [read_json(folder / f"{name}.json", dict, "delete the file") for name in names]
 
 
-# --- randomness and hardware ---------------------------------------------------------------------
-
 def seed_of(*key):
     """A 63-bit seed that depends on every part of key (numbers and strings)."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
@@ -267,8 +263,6 @@ def peak_memory(device):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e3)
 
-
-# --- stopping and telling -------------------------------------------------------------------------
 
 _stop_requested = False
 

@@ -70,8 +70,6 @@ MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
 
 
-# --- files
-
 @dataclass
 class Examples:
     """The rows of one file."""
@@ -156,8 +154,6 @@ def load(folder, task, split):
     kind = np.float32 if task.regression else np.int64
     return Examples(first, second if len(text) == 2 else None, np.array(labels, kind) if labelled else None, path)
 
-
-# --- token batches
 
 class Rows:
     """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes and no object."""
@@ -274,8 +270,6 @@ def batches(features, batch_size, seed=None, epoch=0):
         batch = features.batch(index, max(width, min(-(-width // 8) * 8, features.max_length)))
         yield {name: torch.from_numpy(value) for name, value in (batch | {"index": index}).items()}
 
-
-# --- scores
 
 def score(task, predictions, labels):
     """{metric: value} of the task's official metrics, and the main one again as "main"; shares, not percent.

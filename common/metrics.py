@@ -21,8 +21,6 @@ def two_arrays(predictions, labels):
     return predictions, labels
 
 
-# --- classes
-
 def accuracy(predictions, labels):
     """Share of equal entries."""
     predictions, labels = two_arrays(predictions, labels)
@@ -48,8 +46,6 @@ def matthews(predictions, labels):
     spread = (n * n - guessed @ guessed) * (n * n - real @ real)
     return float((right * n - guessed @ real) / math.sqrt(spread)) if spread else 0.0
 
-
-# --- scores and ranks
 
 def pearson(predictions, labels):
     """Pearson correlation; 0.0 for constant, infinite or NaN input and below two points."""
@@ -77,8 +73,6 @@ def spearman(predictions, labels):
         return 0.0
     return pearson(ranks(predictions), ranks(labels))
 
-
-# --- SQuAD
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -28,8 +28,6 @@ Question = namedtuple("Question", "id text context answers impossible")  # answe
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
 
-# --- files
-
 def field(mapping, key, kind, place):
     """mapping[key], which must be of this kind."""
     if not isinstance(mapping, dict) or type(mapping.get(key)) is not kind:  # True is no number
@@ -70,8 +68,6 @@ def load(path):
         raise UserError(f"{path}: no questions; take the official SQuAD file")
     return list(questions.values())
 
-
-# --- windows
 
 @lru_cache(maxsize=4096)
 def cut_windows(tokens, capacity, stride):
@@ -197,8 +193,6 @@ def join(first, second, specials, width):
     return ids, ((places > middle[:, None]) & (places <= last[:, None])).astype(np.int64)
 
 
-# --- answers
-
 def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer=30):
     """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
 
@@ -273,8 +267,6 @@ def distinct(context, spans, n_best):
     return [{"text": text, "score": value, "probability": float(weight)}
             for (text, value), weight in zip(texts.items(), weights / weights.sum())]
 
-
-# --- the official scores
 
 def question_scores(question, prediction, version):
     """(exact match, F1) of one prediction, the best over the answers; None scores 0."""

@@ -181,8 +181,6 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None):
     return kind(name, cfg, tokenizer, recipe)
 
 
-# --- jobs
-
 def run_jobs(ranks, folder, jobs, work):
     """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
 

@@ -106,10 +106,11 @@ def paper(request, monkeypatch):
 
 def test_every_preset_is_within_the_ranges(paper):
     config_class, presets, actions = paper
-    comments = cli.field_comments(config_class)
-    assert set(comments) == {field.name for field in dataclasses.fields(config_class)}
-    for preset, action in itertools.product(presets, [None, *actions]):
-        cli.check_numbers(config_class(**cli.settings_of(presets, preset, action, actions)), comments)
+    names = [field.name for field in dataclasses.fields(config_class)]
+    assert list(cli.field_comments(config_class)) == names
+    for preset, action, name in itertools.product(presets, [None, *actions], names):
+        config = config_class(**cli.settings_of(presets, preset, action, actions))
+        cli.check_setting(config_class, name, getattr(config, name))
 
 
 def test_no_file_has_more_knobs_than_a_reader_can_hold(paper):
