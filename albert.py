@@ -422,7 +422,7 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
     shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: a run without a sentence boundary
     is one segment and has none; the official code pairs it with another document and calls that "swapped".
-    segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
+    segments: data.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
     """
     first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
     pair, labels = b > 0, (torch.rand(len(a), generator=generator) < 0.5).long()
@@ -511,7 +511,6 @@ def mean_loss(logits, labels):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone still imports, builds its model and steps
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
-    from common.corpus import join
     from common.distributed import (Pace, Ranks, autocast, data_parallel, gather, launch, on_main, peak_memory,
                                     progress, say, seed_everything, seed_of, shard_range, travelling)
     from common.files import load_file, load_newest, read_json, save_file
@@ -520,6 +519,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone sti
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_albert
+    from data.corpus import join
     from data.inputs import open_run
     from data.race import RaceTask
     from data.sentences import sentence_runs

@@ -1,7 +1,7 @@
-"""Runs of whole sentences from a common.corpus.Corpus: what albert.py trains on."""
+"""Runs of whole sentences from a data.corpus.Corpus: what albert.py trains on."""
 import numpy as np
 
-from common.corpus import below, mix
+from data.corpus import below, mix
 
 EIGHT = np.arange(1, 9, dtype=np.uint64)
 

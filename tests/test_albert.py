@@ -742,9 +742,9 @@ def test_a_kill_at_an_evaluation_loses_none(corpus, tmp_path, monkeypatch):
 
 
 def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpus, monkeypatch):
-    from common.corpus import Corpus
     from common.distributed import Ranks
     from common.tokenization import load_tokenizer
+    from data.corpus import Corpus
     from data.inputs import Data
     tokenizer, ranks = load_tokenizer(corpus), Ranks(0, 1, torch.device("cpu"))
     text, cfg = Data(ranks.device, tokenizer, *Corpus(corpus, tokenizer).split(0.05)), tiny(layers=1, vocab_size=50, positions=64, length=64, dev_rows=16)

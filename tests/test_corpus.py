@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from common.cli import UserError
-from common.corpus import Corpus, join, permute
 from common.tokenization import load_tokenizer
 from conftest import ROOT
 from data import text as module
+from data.corpus import Corpus, join, permute
 from data.sentences import sentence_runs
 from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences
 
