@@ -95,8 +95,6 @@ def pick_device(name, local_rank=0):
 def autocast(dtype, device):
     """The autocast context of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100
     times slower in bfloat16)."""
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise UserError(f"--dtype {dtype}: choose auto, float32 or bfloat16")
     has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16" or dtype == "auto" and has_it)
 

@@ -38,10 +38,6 @@ class Task:
     columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
 
     @property
-    def main(self):
-        return self.metrics[0]
-
-    @property
     def classes(self):
         """Outputs that a model needs: the number of labels, 1 for regression."""
         return len(self.labels) or 1
