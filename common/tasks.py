@@ -190,7 +190,8 @@ def run_jobs(ranks, folder, jobs, work):
     folder, results, start = Path(folder) / "jobs", [], None
     late = [job for job, task in jobs.items() if task in FROM_MNLI and "MNLI" in jobs.values()]
     for stage in ([job for job in jobs if job not in late], late):
-        results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start)) if stage else []
+        results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start), len(results),
+                             len(jobs)) if stage else []
         for job, result in zip(stage, results[-len(stage):]):  # as read, perhaps after someone's editing
             metrics = result.get("metrics")
             if not {"job", "task", "setting", "diverged"} <= result.keys() or not isinstance(metrics, dict) or not (

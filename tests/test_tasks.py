@@ -1,9 +1,11 @@
 """common/tasks.py and common/weights.py: tasks behind one face, jobs, medians; what a run starts from."""
 import dataclasses
+import io
 import json
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from common.cli import UserError
 from common.distributed import Ranks
@@ -121,6 +123,22 @@ def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path, capsys):
     entry = found["tasks"]["RTE"]
     assert (entry["job"], entry["median"], entry["n"], entry["diverged"]) == ("b1", 0.6, 3, 0)
     assert entry["mean"] == pytest.approx(1.4 / 3) and entry["sd"] == pytest.approx(0.3215, abs=1e-4)
+def test_the_bar_counts_the_jobs_of_all_tasks_those_done_before_too(tmp_path, monkeypatch):
+    bars = []
+
+    def progress(ranks, total, label, start=0):
+        bars.append(tqdm(total=total, initial=start, disable=False, file=io.StringIO()))
+        return bars[-1]
+
+    monkeypatch.setattr("common.distributed.progress", progress)
+    jobs = {"d": "RTE", "a": "MNLI", "b": "MNLI", "c": "CoLA"}
+    work = lambda name, start: job(name, jobs[name], 0.5)  # noqa: E731
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "b.json").write_text(json.dumps(work("b", None)))
+    run_jobs(ALONE, tmp_path, jobs, work)
+    assert [(bar.initial, bar.n, bar.total) for bar in bars] == [(1, 3, 4), (3, 4, 4)]
+
+
     assert (tmp_path / "RTE" / "who").read_text() == "b1" and found["tasks"]["SQuAD1.1"]["sd"] is None
     show(found, ALONE)
     assert "60.00 (median of 3" in capsys.readouterr().out
