@@ -29,6 +29,10 @@ class UserError(Exception):
     """A mistake the user can mend: shown as one line that names the place and the mend, exit status 2."""
 
 
+class MissingFile(UserError):
+    """A file that the user names, or a setting, is not there."""
+
+
 class Stop(Exception):
     """Raised by a loop that has saved its state because SIGTERM asked it to stop."""
 
@@ -126,7 +130,8 @@ def parse(config_class, presets, actions, description, argv=None):
         parser.error(f"--preset {preset}: there is no such preset; choose from {', '.join(names)}")
     given = {name: tuple(setting) if isinstance(setting, list) else setting for name, setting in given.items()}
     config = config_class(**{**settings_of(presets, preset, action, actions), **given})
-    config.given, config.program = frozenset(given), Path(inspect.getsourcefile(config_class)).stem
+    config.given, config.action = frozenset(given), action
+    config.program = Path(inspect.getsourcefile(config_class)).stem
     if config.dry_run:
         for name, setting in settings_of(presets, "dry_run", action, actions).items():
             setattr(config, name, setting)
@@ -147,7 +152,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     {field: value, ...}}}, the inner ones for that action alone; presets["dry_run"] is laid over all else with
     --dry_run. actions: {name: (function, help)}, or (function, help, METAVAR) where the action takes a value, called
     as function(config) or function(config, value). The config's attribute `given` names the flags that were given,
-    `program` the file. check(config, action): what else the file refuses, before the action.
+    `action` the action, `program` the file. check(config, action): what else the file refuses, before the action.
     """
     action, value, config = parse(config_class, presets, actions, description, argv)
     if action is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from common.cli import UserError
+from common.cli import MissingFile, UserError
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def read_text(path, mend, newline=None):
             raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save the file as UTF-8 text")
         text = content.decode("utf-8-sig")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise UserError(f"{path}: no such file; {mend}") from None
+        raise MissingFile(f"{path}: no such file; {mend}") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None

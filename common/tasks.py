@@ -23,7 +23,7 @@ import torch
 from torch.nn.functional import pad
 
 from common import glue, squad
-from common.cli import UserError
+from common.cli import MissingFile, UserError
 from common.distributed import on_main, say, share_out
 from common.files import write_atomic
 from common.glue import file_of
@@ -178,7 +178,12 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None):
     own = {key: value for key, value in own.items() if value is not None}
     recipe = dataclasses.replace(recipes[name], **({"steps": 0} if "epochs" in own else {}), **own)
     kind = (kinds or {}).get(name, SquadTask if name.startswith("SQuAD") else GlueTask)
-    return kind(name, cfg, tokenizer, recipe)
+    try:
+        return kind(name, cfg, tokenizer, recipe)
+    except MissingFile as error:
+        if getattr(cfg, "action", "finetune") == "finetune" or "tasks" in cfg.given:
+            raise
+        raise UserError(f"{error}; the preset's --tasks names {name}") from None
 
 
 def run_jobs(ranks, folder, jobs, work):
