@@ -63,11 +63,23 @@ def kind_of(field):
     return kind, None, False, optional
 
 
-def add_field(parser, field, comment):
-    """One dataclass field as one flag. bool fields are switches and default to False; tuple[X, ...] takes several."""
-    kind, choices, several, optional = kind_of(field)
-    shown = "" if optional or field.default in ("", ()) or kind is bool else f" (default: {field.default})"
-    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": (comment + shown).replace("%", "%%")}
+def written(value):
+    """A setting as it is written on a command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(written, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def add_field(parser, field, comment, preset, actions):
+    """One dataclass field as one flag, with what a preset sets, for all actions and for single ones. bool fields are
+    switches and default to False; tuple[X, ...] takes several."""
+    kind, choices, several, _ = kind_of(field)
+    values = {"default:": preset.get(field.name, field.default), **{
+        f"--{action}": preset[action][field.name] for action in actions if field.name in preset.get(action, {})}}
+    shown = [f"{name} {written(value)}" for name, value in values.items() if value not in ("", ()) and
+             value is not None and value is not False]
+    words = comment + f" ({'; '.join(shown)})" * bool(shown)
+    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": words.replace("%", "%%")}
     if kind is bool:
         options["action"] = "store_true"
     else:
@@ -113,6 +125,9 @@ def parse(config_class, presets, actions, description, argv=None):
     """Parse a paper file's command line; start() is what a paper file calls. Returns (action, its value or True,
     config); (None, None, config) where no action was given, after printing the help. Errors exit with status 2 and one
     line."""
+    first = Parser(add_help=False, allow_abbrev=False)  # the help tells what the preset sets
+    first.add_argument("--preset", default=config_class().preset)
+    preset = first.parse_known_args(argv)[0].preset
     parser = Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one a call").add_mutually_exclusive_group()
     for name, (_, help_text, *metavar) in actions.items():
@@ -120,11 +135,10 @@ def parse(config_class, presets, actions, description, argv=None):
         group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS, help=help_text, **kind)
     settings, comments = parser.add_argument_group("settings"), field_comments(config_class)
     for field in dataclasses.fields(config_class):
-        add_field(settings, field, comments.get(field.name, ""))
+        add_field(settings, field, comments.get(field.name, ""), presets.get(preset, {}), actions)
     given = vars(parser.parse_args(argv))
     chosen = [(key.removeprefix("action_"), given.pop(key)) for key in list(given) if key.startswith("action_")]
     action, value = chosen[0] if chosen else (None, None)
-    preset = given.get("preset", config_class().preset)
     names = [name for name in presets if name != "dry_run"]
     if preset not in names:
         parser.error(f"--preset {preset}: there is no such preset; choose from {', '.join(names)}")
