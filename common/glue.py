@@ -222,8 +222,8 @@ class Features:
 
 
 def encode(examples, tokenizer, max_length, block=10_000):
-    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens, cut from the longer sentence's end (in
-    a tie: B's); one warning counts the rows that were. UserError where max_length leaves no room."""
+    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens, cut from the longer sentence's end
+    (in a tie: B's); one warning counts the rows that were. UserError where max_length leaves no room."""
     texts = [side for side in (examples.first, examples.second) if side]
     sides, room, cut = [Rows() for _ in texts], max_length - 1 - len(texts), 0
     if room < 2:

@@ -220,7 +220,8 @@ class LastWeights:
     def mean(self):
         """{name: tensor}"""
         first, *others = [load_file(path) for path in self.files()[-self.count:]]
-        return {name: sum((other[name] for other in others), value) / (1 + len(others)) for name, value in first.items()}
+        return {name: sum((other[name] for other in others), value) / (len(others) + 1)
+                for name, value in first.items()}
 
     def remove(self):
         for path in self.files():

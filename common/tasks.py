@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from common import glue, squad
 from common.cli import MissingFile, UserError
-from common.distributed import on_main, say, share_out
+from common.distributed import say, share_out
 from common.files import write_atomic
 from common.glue import file_of
 
