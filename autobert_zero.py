@@ -947,7 +947,6 @@ def mask_tokens(ids, tokenizer, rate, generator):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, settings_of, start
-    from common.corpus import join
     from common.distributed import (Pace, Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
                                     travelling)
@@ -955,6 +954,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
+    from data.corpus import join
     from data.inputs import open_run
     from data.network_code import (Attention, count_network, keep_chosen, read_best, record_round, show_best,
                                    write_network)

@@ -623,7 +623,6 @@ def distillation_loss(student, teacher, lengths):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
-    from common import corpus
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
@@ -632,7 +631,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
-    from data import hf_bert, latency_log
+    from data import corpus, hf_bert, latency_log
     from data.inputs import open_run
 
     warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
@@ -640,7 +639,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads; train and dev are a common.corpus.Corpus and its held-out part."""
+    """What a run reads; train and dev are a data.corpus.Corpus and its held-out part."""
     device: torch.device
     tokenizer: object = None
     train: object = None
