@@ -65,6 +65,7 @@ class Config:
     race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: that of --init, else one trained on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1 >= 1
+    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
     train_rows: int = 0  # training rows of each task; 0: all
     # model; --init's where it is given, but --layers (depth warm start, Table 11), --init_std, --dropout may differ
     layers: int = 12  # L, Table 1 >= 1

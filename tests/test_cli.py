@@ -125,14 +125,15 @@ def test_every_preset_is_within_the_ranges(paper):
 
 def test_no_file_has_more_knobs_than_a_reader_can_hold(paper):
     config_class = paper[0]
-    assert 40 < len(dataclasses.fields(config_class)) <= 58
+    most = {"autobert_zero": 52, "albert": 52, "autotinybert": 58, "mformer": 58}[config_class.__module__]
+    assert 40 < len(dataclasses.fields(config_class)) <= most
 
 
-@pytest.mark.parametrize("file, lines, size", [("autobert_zero", 1350, 72_000), ("autotinybert", 1350, 72_000),
-                                               ("albert", 1100, 60_000), ("mformer", 1350, 72_000)])
-def test_a_file_can_be_read_in_an_evening(file, lines, size):
+@pytest.mark.parametrize("file, lines, kilobytes", [("autobert_zero", 1350, 72), ("autotinybert", 1350, 72),
+                                                    ("albert", 1100, 60), ("mformer", 1350, 72)])
+def test_a_file_can_be_read_in_an_evening(file, lines, kilobytes):
     text = Path(importlib.import_module(file).__file__).read_text()
-    assert text.count("\n") <= lines and len(text.encode()) <= size
+    assert text.count("\n") <= lines and len(text.encode()) <= 1024 * kilobytes
     assert max(map(len, text.split("\n"))) <= 120
 
 

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from common.cli import UserError
+from common.distributed import Ranks
 from common.tokenization import load_tokenizer
 from conftest import ROOT
+from data import inputs
 from data import text as module
 from data.corpus import Corpus, join, permute
 from data.sentences import sentence_runs
@@ -569,6 +571,19 @@ def test_split_by_documents(small):
     assert train.slots(30) + dev.slots(30) == small.slots(30)
     copy = pickle.loads(pickle.dumps(dev))
     assert same(copy.segments(0, 16, 30, 0), dev.segments(0, 16, 30, 0))
+
+
+def test_what_is_held_out_is_a_share_with_a_cap_or_a_number(small, tokenizer, monkeypatch):
+    """--held_out: 5% as it was without the flag; of a large corpus at most 1,000; from 1 on that many."""
+    def parts(held_out):
+        cfg = SimpleNamespace(corpus=(str(small.folder),), tokenizer=str(tokenizer.path), held_out=held_out)
+        return inputs.open_text(cfg, Ranks(0, 1, torch.device("cpu")), None)[1:]
+    assert all(np.array_equal(ours.ids, before.ids) for ours, before in zip(parts(0.05), small.split()))
+    assert [len(parts(held_out)[1].ids) for held_out in (0.001, 0.5, 1.0, 7.0, 39.0)] == [1, 20, 1, 7, 39]
+    monkeypatch.setattr(inputs, "MOST_HELD_OUT", 3)
+    assert len(parts(0.5)[1].ids) == 3 and len(parts(7.0)[1].ids) == 7
+    with pytest.raises(UserError, match="--held_out 40: .* has 40 documents"):
+        parts(40.0)
 
 
 def test_a_view_stays_in_its_documents(counted):

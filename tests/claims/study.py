@@ -9,6 +9,7 @@ goes on), reads the run folders, and writes results/PAPER/NAME.json with every r
 is installed. PAPER.md is made from the JSON files by `python -m tests.claims.PAPER page`.
 """
 import argparse
+import functools
 import json
 import math
 import os
@@ -29,6 +30,23 @@ from common.runs import environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@functools.cache
+def published_numbers():
+    """{(paper, table, row): entry} of published.json: what the papers print and this repository quotes.
+
+    paper: name of the file that implements it; table: a table, a figure or a section; row: the row and what of it;
+    value: a number, a list of numbers or an architecture, as printed, in `unit`; used: where it stands here
+    (tests/test_published.py looks there).
+    """
+    entries = read_json(Path(__file__).resolve().parent / "published.json", list)
+    return {(entry["paper"], entry["table"], entry["row"]): entry for entry in entries}
+
+
+def published(paper, table, row):
+    """The value of an entry; KeyError where there is none."""
+    return published_numbers()[paper, table, row]["value"]
 
 
 def table(columns, rows):
