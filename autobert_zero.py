@@ -947,7 +947,6 @@ def mask_tokens(ids, tokenizer, rate, generator):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, settings_of, start
-    from common.corpus import join
     from common.distributed import (Pace, Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
                                     travelling)
@@ -955,13 +954,14 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
+    from data.corpus import join
     from data.inputs import open_run
     from data.network_code import (Attention, count_network, keep_chosen, read_best, record_round, show_best,
                                    write_network)
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
-GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))  # App. D.2: learning
-# rate, weight decay, steps between looks at dev
+# App. D.2: learning rate, weight decay, steps between looks at dev
+GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))
 LOOK_ROWS = 2000  # of dev, at --eval_every
 CHECK_EVERY = 20  # steps between looks at the norm, which make a GPU wait
 

@@ -624,7 +624,7 @@ def distillation_loss(student, teacher, lengths):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
-    from common import corpus, glue
+    from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
@@ -633,7 +633,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
-    from data import hf_bert, latency_log, sizes
+    from data import corpus, hf_bert, latency_log, sizes
     from data.flat import Flat
     from data.inputs import open_run
 
@@ -642,7 +642,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads; train and dev are a common.corpus.Corpus and its held-out part."""
+    """What a run reads; train and dev are a data.corpus.Corpus and its held-out part."""
     device: torch.device
     tokenizer: object = None
     train: object = None

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError
-from common.corpus import Corpus, read_meta
 from common.distributed import on_main, say
 from common.files import lock, release_locks
 from common.runs import RunFolder
 from common.tokenization import load_tokenizer
+from data.corpus import Corpus, read_meta
 from data.prepare import make_demo
 from data.text import make_corpus
 

@@ -1,4 +1,4 @@
-"""Text -> token files on disk, for common/corpus.py.
+"""Text -> token files on disk, for data/corpus.py.
 
     corpus = prepare_corpus(["books/", "wiki.txt"], tokenizer, "cache/", workers=8)
 
@@ -33,9 +33,10 @@ import numpy as np
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.corpus import NAMES, Corpus, read_meta
 from common.files import fingerprint, fingerprints, read_json, write_atomic
-from common.tokenization import load_tokenizer, text_files, train_sentencepiece
+from common.tokenization import load_tokenizer
+from data.corpus import NAMES, Corpus, read_meta
+from data.vocabulary import text_files, train_sentencepiece
 
 # bytes: what decides the layout, a worker's share, where its end is looked for
 SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import autobert_zero as abz
-from common.corpus import join
 from common.distributed import Ranks
 from conftest import ROOT
+from data.corpus import join
 from data.inputs import open_text
 from data.network_code import rename
 from tests.claims import study

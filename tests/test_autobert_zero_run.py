@@ -189,6 +189,28 @@ def test_a_diverged_pretraining_ends_before_it_logs_or_saves_what_is_no_number(f
         assert all(value.isfinite().all() for value in weights.values())
 
 
+def test_a_log_has_its_speed_from_the_second_line_on(files, tmp_path):
+    assert abz.main(command(files, ["--pretrain"], tmp_path, "--arch", "conv3 | conv5")[2:]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    speeds = [line["tokens_per_second"] for line in lines if line["phase"] == "pretrain"]
+    assert len(speeds) == 3 and speeds[0] is None and min(speeds[1:]) > 0  # --save_every 2 of 6 updates
+
+
+def test_the_best_so_far_moves_within_a_round(files, tmp_path, monkeypatch):
+    """The bar is told a better score after the candidate that has it, not after the round."""
+    shown, share_out = [], abz.share_out
+
+    def spied(ranks, names, folder, label, work):
+        return share_out(ranks, names, folder, lambda: shown.append(label()) or shown[-1], work)
+    scores = iter((0.1, 0.3, 0.2, 0.4, 0.1, 0.1, 0.1))
+    monkeypatch.setattr(abz, "share_out", spied)
+    monkeypatch.setattr(abz, "evaluate_candidate", lambda arch, number, supernet, tasks, data, cfg, path: (
+        torch.save({}, path.with_suffix(".pt")) or {"score": next(scores), "scores": {}, "diverged": False}))
+    assert abz.main(command(files, ["--search"], tmp_path, *BUDGET)[2:]) == 0
+    assert [text.split("best ")[1] for text in shown] == [
+        "0.0000", "0.1000", "0.3000", "0.3000", "0.3000", "0.4000", "0.4000", "0.4000", "0.4000"]
+
+
 def test_heads_do_not_depend_on_what_was_drawn_before(monkeypatch, tmp_path):
     """A candidate killed while it is fine-tuned must resume with the heads that it would have had."""
     heads, cfg = [], abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8)
@@ -401,6 +423,21 @@ def test_settings_follow_the_weights(tmp_path):
         assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == folder
 
 
+def test_the_grid_has_a_job_for_every_setting(files, tmp_path, monkeypatch):
+    seen = []
+
+    def job(task, cfg, arch, source, folder, data):
+        seen.append((cfg.finetune_lr, cfg.weight_decay, cfg.eval_every))
+        return {"job": folder.name, "task": task.name, "setting": seen[-1], "start": "", "diverged": None,
+                "metrics": {"matthews": 0.1, "main": len(seen) / 100}}
+    monkeypatch.setattr(abz, "finetune_job", job)
+    arguments = command(files, ["--finetune", "CoLA"], tmp_path, "--arch", "conv3 | conv5", "--grid",
+                        "--runs", "1")[2:]
+    assert abz.main(arguments) == 0 and len(seen) == 24 and set(seen) == set(abz.GRID)
+    best = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
+    assert tuple(best["setting"]) == seen[-1] and len(list((tmp_path / "jobs").glob("*.json"))) == 24
+
+
 def test_a_full_device_is_one_line(tmp_path, capsys, monkeypatch):
     def search(cfg):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -466,19 +503,24 @@ def test_held_out_examples_do_not_depend_on_the_number_of_processes(monkeypatch)
 
 
 @pytest.mark.parametrize("more, total, attention, flops, published", [
-    ((), 103_800_218, 15_355_392, 2.055e10, ("104M", "15.4M")),
-    (("--arch", "bert"), 109_705_010, 21_261_312, 2.235e10, ("110M", "21.3M")),
-    (("--arch", "autobert-zero/att-only"), 104_980_274, 16_536_576, None, (None, "16.5M")),
+    ((), 103_800_218, 15_355_392, 2.055e10, (("Table 2", "AutoBERT-Zero, parameters"),
+                                             ("Table 3", "AutoBERT-Zero, parameters of attention"))),
+    (("--arch", "bert"), 109_705_010, 21_261_312, 2.235e10, (("Table 2", "BERT-base, parameters"),
+                                                             ("Table 3", "BERT-base, parameters of attention"))),
+    (("--arch", "autobert-zero/att-only"), 104_980_274, 16_536_576, None, (
+        None, ("Table 5", "Att-only, parameters of attention"))),
     (("--arch", "autobert-zero/conv-only"), 102_620_162, 14_174_208, None, (None, None)),  # the paper: 15.4M
     (("--arch", "bert", "--preset", "large"), 335_691_058, None, None, (None, None)),
-    (("--preset", "small", "--embedding", "128"), 12_888_106, None, None, ("13M", None))])
+    (("--preset", "small", "--embedding", "128"), 12_888_106, None, None, (
+        ("Table 4", "AutoBERT-Zero-small, parameters"), None))])
 def test_describe_is_one_json_object(capsys, more, total, attention, flops, published):
     """The counts of Tables 2 to 5, ours to the unit and rounded as the paper prints them."""
     assert abz.main(["--describe", "--preset", "base", *more]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["parameters"] == sum(report["parts"].values()) == total
     assert attention in (None, report["attention_parameters"])
-    assert published[0] in (None, f"{total / 1e6:.0f}M") and published[1] in (None, f"{(attention or 0) / 1e6:.1f}M")
+    for ours, digits, place in zip((total, attention), (0, 1), published):
+        assert place is None or round(ours / 1e6, digits) == study.published("autobert_zero", *place)
     if flops:
         assert report["flops"] == pytest.approx(flops, rel=1e-3)
         assert report["flops_with_vocabulary_head"] == pytest.approx(flops + 6e9, rel=0.01)

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import runpy
+import sys
 
 import pytest
 
@@ -67,6 +68,7 @@ def test_the_claims_quote_what_is_listed_for_them(paper, monkeypatch):
     quoted = []
     monkeypatch.setattr(study, "published",
                         lambda *place: quoted.append(place) or study.published_numbers()[place]["value"])
+    monkeypatch.delitem(sys.modules, f"tests.claims.{paper}", raising=False)  # run_module warns of what is there
     runpy.run_module(f"tests.claims.{paper}", run_name="quoted")
     listed = [names(entry) for entry in ENTRIES if f"tests/claims/{paper}.py" in entry["used"]]
     assert set(quoted) == set(listed)

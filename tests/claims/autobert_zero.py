@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import autobert_zero as abz
-from common import cli, glue, metrics
+from common import cli, glue
 from common.cli import Diverged, UserError
 from common.distributed import autocast, launch, pick_device, progress, seed_everything
 from common.files import read_json, read_jsonl, write_atomic
@@ -249,7 +249,7 @@ def fidelity(options):
             bar.update(1)
         bar.close()
     names = ["mean", *tasks]
-    taus = {name: metrics.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows])
+    taus = {name: study.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows])
             for place, name in enumerate(names)}
 
     def draw(axes):

@@ -17,7 +17,7 @@ import autotinybert as atb
 from common import cli
 from common.cli import UserError
 from common.files import load_file, read_json, read_jsonl, write_atomic
-from common.metrics import kendall, pairwise_accuracy, spearman
+from common.metrics import spearman
 from data import latency_log
 from tests.claims import study
 
@@ -107,8 +107,8 @@ def latency(options):
                           "difference % from that"], rows, claim="Tables 1, 4, F.1: the speed-ups over BERT-base",
                 paper="the column published, and what another table prints",
                 verdict=f"{verdict}: of S1 to S3 {worst[1]} differs most, by {100 * worst[0]:.0f}%",
-                numbers={"spearman": spearman(*pair), "kendall": kendall(*pair), "distillation rows ordered": ordered,
-                         "rounds": {str(arch): took for arch, took in rounds.items()},
+                numbers={"spearman": spearman(*pair), "kendall": study.kendall(*pair),
+                         "distillation rows ordered": ordered, "rounds": {str(arch): took for arch, took in rounds.items()},
                          "setting": latency_log.setting(cfg)})
 
 
@@ -169,11 +169,11 @@ def predictor(options):
     for kind, guessed in guesses.items():
         errors[kind] = [abs(guess / took - 1) for guess, took in zip(guessed, real)]
         rows.append([kind, len(seen), len(unseen), 100 * statistics.mean(errors[kind]), 100 * max(errors[kind]),
-                     kendall(guessed, real)])
+                     study.kendall(guessed, real)])
     twice = [times[:2] for times in (measured[arch] for arch in archs) if len(times) > 1]
     noise = [200 * abs(a - b) / (a + b) for a, b in twice] or [0.0]
     rows.append(["one measurement against another", "", len(twice), statistics.mean(noise), max(noise),
-                 kendall(*zip(*twice)) if twice else 0.0])
+                 study.kendall(*zip(*twice)) if twice else 0.0])
     better = min(errors, key=lambda kind: statistics.mean(errors[kind]))
     study.write(options, ["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"], rows,
                 claim="Sec. 3.5: latency is predicted from measurements of other architectures",
@@ -234,10 +234,10 @@ def ranking(options):
     for label in ("stand-alone", *(label for label, _, _ in variants)):
         columns = [([scores[seed, label, arch] for arch in archs], [scores[seed, "stand-alone", arch] for arch in archs])
                    for seed in range(options.seeds)]
-        pairwise[label] = [100 * pairwise_accuracy(*pair) for pair in columns]
+        pairwise[label] = [100 * study.pairwise_accuracy(*pair) for pair in columns]
         mean, deviation = study.mean_sd(pairwise[label])
         rows.append([label, options.seeds, 100 * statistics.mean(sum((column for column, _ in columns), [])), mean,
-                     "" if deviation is None else deviation, statistics.mean(kendall(*pair) for pair in columns)])
+                     "" if deviation is None else deviation, statistics.mean(study.kendall(*pair) for pair in columns)])
 
     def draw(axes):
         for label, _, _ in variants:
