@@ -17,6 +17,7 @@
 Randomness is a function of (seed, phase, step, shard), never of what was drawn before: that is why a checkpoint holds
 no generator state, why a resumed run repeats an uninterrupted one, and why the number of processes does not matter.
 """
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -227,6 +228,19 @@ def share_out(ranks, names, folder, label, work):
     if stopping(ranks):
         raise Stop
     return [read_json(folder / f"{name}.json", dict, "delete the file") for name in names]
+
+
+def ahead(items):
+    """The items of an iterator, each made by a thread while the caller still works on the one before: same items, same
+    order. What making one raises is raised in its place; a caller that leaves early waits for the item under way.
+    Making one must not draw from the generators that seed_everything() seeds: the caller draws from them meanwhile."""
+    items, end = iter(items), object()
+    device = (torch.cuda.current_device(),) if torch.cuda.is_initialized() else ()  # a new thread would take device 0
+    with concurrent.futures.ThreadPoolExecutor(1, "ahead", torch.cuda.set_device if device else None, device) as thread:
+        coming = thread.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, items, end)
+            yield item
 
 
 # --- randomness and hardware ---------------------------------------------------------------------
