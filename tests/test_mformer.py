@@ -648,6 +648,21 @@ RUN_IMAGES = dataclasses.replace(IMAGES, **SEARCH)
 RUN_TEXT = dataclasses.replace(TEXT, **SEARCH, vocab_size=45, batch=400, steps=6, save_every=2, held_out=20, warmup=0.5, keep=4)
 
 
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_a_batch_is_a_function_of_its_number(kind, tmp_path, pictures, sentences):
+    """Whatever was drawn before, and in which order: a thread makes it while the network draws its dropout."""
+    cfg = RUN_IMAGES if kind == "images" else dataclasses.replace(RUN_TEXT, train_text=str(sentences / "train"))
+    data = (cifar10.Pictures if kind == "images" else Translations)(dataclasses.replace(cfg, cifar10=str(pictures)), CPU, tmp_path)
+    numbers = [0, 1, 70, 3]  # of several epochs
+    found = {number: data.batch(number) for number in numbers}
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    for number in reversed(numbers):
+        assert all(torch.equal(one, two) for one, two in zip(data.batch(number), found[number]))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(found[0][0], found[1][0])
+
+
 def test_the_winner_keeps_the_latency_limit(tmp_path, pictures, monkeypatch):
     monkeypatch.setattr(mf, "DROPPED_ARCHITECTURES", 0.0)
     cfg = dataclasses.replace(RUN_IMAGES, steps=1, warmup=0.9)
