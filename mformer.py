@@ -964,8 +964,8 @@ def learning_rate(step, cfg):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its models and steps its searcher
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, milliseconds, on_main, peak_memory,
-                                    progress, say, seed_everything, shard_range, stopping)
+    from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, gather, launch, milliseconds, on_main,
+                                    peak_memory, progress, say, seed_everything, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
@@ -1036,13 +1036,13 @@ def make_optimizer(model, cfg):
                               {"params": groups[True], "weight_decay": 0.0}], lr=cfg.lr, betas=(0.9, 0.998), fused=True)
 
 
-def accumulate_gradients(network, model, data, cfg, ranks, step, arch):
-    """Gradients of an update's mean loss, summed over its shards in order: the same on any number of processes.
-    -> loss, number of labels"""
+def accumulate_gradients(network, model, batches, cfg, ranks, step, arch):
+    """Gradients of an update's mean loss, summed over its shards, the next of `batches`, in order: the same on any
+    number of processes. -> loss, number of labels"""
     total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
-        batch = data.batch(step * cfg.accumulate + shard)
+        batch = next(batches)
         with autocast(cfg.dtype, ranks.device):
             loss, count = smoothed_loss(network, batch, arch)
         loss.backward()
@@ -1068,13 +1068,15 @@ def train_network(model, data, cfg, ranks, run, space=None):
     begin, name = checkpoint.restore().get("step", 0), "super-net" if space else "train"
     network, bar = torch.compile(model) if cfg.compile and not space else model, progress(ranks, cfg.steps, name, begin)
     pace, seen, clipped, logged, began = Pace(ranks, cfg.save_minutes), 0, 0, begin, time.perf_counter()
+    batches = ahead(data.batch(step * cfg.accumulate + shard) for step in range(begin, cfg.steps)
+                    for shard in shard_range(ranks, cfg.accumulate))
     for step in range(begin, cfg.steps):
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, cfg)
         # a sub-net is a function of the step: every rank and every shard trains the same one
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
-        loss, count = accumulate_gradients(network, model, data, cfg, ranks, step, arch)
+        loss, count = accumulate_gradients(network, model, batches, cfg, ranks, step, arch)
         seen, clipped = seen + count, clipped + (nn.utils.clip_grad_norm_(model.parameters(), CLIP) > CLIP)  # D14
         optimizer.step()
         optimizer.zero_grad()
