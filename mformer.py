@@ -124,18 +124,18 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
     "cifar10": {
         "demo": dict(TINY_IMAGE, layers=(2, 3), hidden=(48, 64), ffn=(64, 96, 128), heads=(2, 3, 4), accumulate=2,
                      augment=(0.7, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 8, steps=400, save_every=20,
-                     search=dict(save_every=100, held_out=500, samples=80)),
+                     search=dict(save_every=100, held_out=250, samples=160)),
         "small": dict(TINY_IMAGE, layers=(2, 3, 4), hidden=(48, 64, 80), ffn=(96, 128, 192, 224, 256), heads=(3, 4, 5),
                       augment=(0.5, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 12, steps=600, save_every=20,
-                      search=dict(save_every=100, held_out=500, samples=120)),
+                      search=dict(save_every=100, held_out=500, samples=160)),
         "base": dict(search=dict(held_out=5000))},
     "wmt14": {
         "demo": dict(TINY_TEXT, layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4), decoder_layers=(1, 2),
                      connect=(1, 2), batch=2000, accumulate=2, warmup=1 / 9, steps=900, save_every=50,
-                     search=dict(warmup=1 / 5, steps=500, save_every=100, held_out=200, samples=80)),
+                     search=dict(warmup=1 / 5, steps=500, save_every=100, held_out=100, samples=160)),
         "small": dict(TINY_TEXT, layers=(3,), hidden=(48, 64), ffn=(64, 128, 192, 256), heads=(2, 4, 8),
                       decoder_layers=(1, 2, 3), batch=1024, warmup=1 / 6, steps=1200, save_every=40,
-                      search=dict(save_every=100, held_out=300, samples=120)),
+                      search=dict(save_every=100, held_out=300, samples=160)),
         # Sec. 6.1; its 4,400 tokens a batch are read as those of one of 8 GPUs (D10)
         "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                      relative=8, dropout=0.1, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
@@ -709,13 +709,19 @@ class Ranker:
         return {name: lost[name] / shuffles for name in sorted(lost, key=lost.get, reverse=True)}
 
 
+def free_features(cfg, samples):
+    """--keep, or 0: no pruning, which so few samples cannot support."""
+    # D7: 20% of them, 32 of PRUNES_FROM, tell what matters
+    return cfg.keep if samples >= PRUNES_FROM else 0
+
+
 def prune(space, importances, archs, losses, keep):
     """Sec. 3.1.2, search space pruning: a smaller space, in which only `keep` features are free; 0: all. archs, losses:
     of the samples that are allowed."""
     # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, and the
     # attention types, which the mixed space is about; the others freeze at their commonest value in the better tenth of
     # the samples. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as the
-    # two top fives of Sec. 7.1 hold. Of fewer than PRUNES_FROM samples under 32 would tell what matters
+    # two top fives of Sec. 7.1 hold
     if not keep:
         return space
     free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + ["types"]
@@ -882,7 +888,7 @@ def rank_and_evolve(space, history, cfg):
     rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
     importance = {name: ranker.importance() for name, ranker in rankers.items()}
     pruned = prune(space, importance.values(), [archs[index] for index in allowed],
-                   [values["loss"][index] for index in allowed], cfg.keep if len(archs) >= PRUNES_FROM else 0)
+                   [values["loss"][index] for index in allowed], free_features(cfg, len(history)))
     latency = rankers["latency"].score
     low, high = latency_window(latency(archs), values["latency"], limit)
     seen = evolve(pruned, rankers["loss"].score, lambda arch: low <= latency([arch])[0] <= high, cfg)
@@ -914,6 +920,9 @@ def search(cfg):
         whole = widest(space), cfg, space
         supernet = extract(weights, *whole) if weights else make_model(*whole)
         set_limit(space, cfg, ranks, run)
+        keep = free_features(cfg, cfg.samples)
+        say(ranks, f"{cfg.samples} sub-nets are measured; pruning: "
+                   + (f"{keep} features stay free" if keep else f"none (it takes {PRUNES_FROM}, and --keep)"))
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)

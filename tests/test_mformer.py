@@ -573,6 +573,14 @@ def test_eight_processes_share_the_shards_of_every_preset(task, preset, action):
     mf.space_of(cfg)
 
 
+@pytest.mark.parametrize("task, preset", [(task, preset) for task in mf.PRESETS for preset in mf.PRESETS[task]])
+def test_every_preset_samples_enough_to_prune(task, preset):
+    cfg = parse(mf.Config, mf.presets_of(["--task", task]), mf.ACTIONS, "", ["--search", "--task", task, "--preset", preset])[2]
+    space = mf.space_of(cfg)
+    assert 0 < mf.free_features(cfg, cfg.samples) < len(space) and mf.space_size(space) > 20 * cfg.samples
+    assert mf.free_features(cfg, mf.PRUNES_FROM - 1) == 0
+
+
 def test_preset_long_is_where_linear_attention_costs_less():
     cfg = parse(mf.Config, mf.presets_of([]), mf.ACTIONS, "", ["--search", "--preset", "long"])[2]
     arch = mf.widest(mf.space_of(cfg))
