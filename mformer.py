@@ -70,6 +70,7 @@ class Config:
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
+    search_decoder: bool = False  # types of the decoder's attentions too, as Table 1 has them; Sec. 4.1.2: not searched
     layers: tuple[int, ...] = (12, 13, 14)  # Enc Layer Num, Table 2 >= 1
     hidden: tuple[int, ...] = (320, 384, 448)  # Enc and Dec Emb Dim >= 1
     ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # Enc and Dec FFN Dim, each layer its own >= 1
@@ -176,12 +177,12 @@ Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), 
 
 
 def space_of(cfg):
-    """{feature: choices}. Only the encoder's types are searched (Sec. 4.1.2); cosFormer*, the space "linear", is linear
-    in the decoder too (Sec. 3.2.2)."""
+    """{feature: choices}. Only the encoder's types are searched (Sec. 4.1.2) unless --search_decoder says so;
+    cosFormer*, the space "linear", is linear in the decoder too (Sec. 3.2.2)."""
     types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
     space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
     if cfg.task == "wmt14":
-        kinds = ("linear",) if cfg.space == "linear" else ("softmax",)
+        kinds = types if cfg.space == "linear" or cfg.search_decoder else ("softmax",)
         space |= dict(decoder_layers=cfg.decoder_layers, decoder_hidden=cfg.hidden, decoder_ffn=cfg.ffn,
                       decoder_heads=cfg.heads, decoder_types=kinds, cross_heads=cfg.heads, connect=cfg.connect,
                       cross_types=kinds)
@@ -276,7 +277,9 @@ def read_arch(text):
     genes = {}
     for name, value in (word.split("=") for word in text.split()):
         values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
-        genes[name] = values if FEATURES[name].depth else values[0]
+        if not FEATURES[name].depth:
+            (values,) = values
+        genes[name] = values
     return Arch(**genes)
 
 
@@ -724,7 +727,7 @@ def prune(space, importances, archs, losses, keep):
     # two top fives of Sec. 7.1 hold
     if not keep:
         return space
-    free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + ["types"]
+    free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + [*PARTS]
     better = [archs[index] for index in sorted(range(len(archs)), key=losses.__getitem__)[:max(5, len(archs) // 10)]]
     pruned = {}
     for name, choices in space.items():
@@ -867,6 +870,8 @@ def collect_samples(supernet, data, space, cfg, ranks, run):
     while len(history) < len(archs):
         chosen = archs[len(history):len(history) + block]
         measure_archs(chosen, history, "sample", supernet, data, cfg, ranks, run)
+        best = winner(history, cfg)
+        bar.set_postfix(best_loss=best and f"{-best['score']:.4f}", refresh=False)
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
@@ -900,10 +905,10 @@ def rank_and_evolve(space, history, cfg):
 
 
 def winner(history, cfg):
-    """The history line with the best loss within the limit."""
+    """The history line with the best loss within the limit, None where none keeps it."""
     # D9: what was measured decides, of samples and finalists alike, not the ranker's order
     allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
-    return max(allowed, key=lambda line: line["score"])
+    return max(allowed, key=lambda line: line["score"], default=None)
 
 
 def search(cfg):
@@ -1030,7 +1035,8 @@ def score(model, data, cfg):
         return {"accuracy": (found == labels).double().mean().item(), "examples": len(found)}, found.tolist()
     sources, references = data.test_lines()
     found = data.translate(model, sources, LENGTH_PENALTY)
-    scores = {"bleu": bleu.corpus_bleu(found, references), "examples": len(found)}  # D14: of plain text (13a)
+    scores = {"bleu": bleu.corpus_bleu(found, references), "examples": len(found),  # D14: of plain text (13a)
+              "repeated_words": bleu.repeated_words(found)}  # Sec. 8: what a decoder of linear attention says
     if cfg.languages[1] == "de":  # as before sacrebleu
         scores["tokenised_bleu"] = bleu.tokenised_bleu(found, references)
     return scores, found
@@ -1076,7 +1082,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     begin, name = checkpoint.restore().get("step", 0), "super-net" if space else "train"
     network, bar = torch.compile(model) if cfg.compile and not space else model, progress(ranks, cfg.steps, name, begin)
-    pace, seen, clipped, logged, began = Pace(ranks, cfg.save_minutes), 0, 0, begin, time.perf_counter()
+    pace, seen, clipped, logged, began = Pace(ranks, cfg.save_minutes), 0, 0, begin, None
     batches = ahead(data.batch(step * cfg.accumulate + shard) for step in range(begin, cfg.steps)
                     for shard in shard_range(ranks, cfg.accumulate))
     for step in range(begin, cfg.steps):
@@ -1096,10 +1102,11 @@ def train_network(model, data, cfg, ranks, run, space=None):
             value, rate = loss.item(), learning_rate(step, cfg)
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
-            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}")
+            speed = began and round(float(seen) / (time.perf_counter() - began))  # from the second line on
+            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed})
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
                     clipped=round(float(clipped) / (step + 1 - logged), 3),  # share of the updates since the last line
-                    **{f"{data.unit}_per_second": round(float(seen) / (time.perf_counter() - began), 1)})
+                    **{f"{data.unit}_per_second": speed})
             seen, clipped, logged, began = 0, 0, step + 1, time.perf_counter()
         if saves and not space and ranks.main:
             if data.set_aside:
@@ -1184,7 +1191,8 @@ def evaluate(cfg):
         run.finish(result)  # never taken from a folder: the model may have changed
         if cfg.translate:
             return say(ranks, text[:-1])
-        say(ranks, f"{data.score_name} {result[data.score_name]:.4f} on {result['examples']} test examples "
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if name != "examples")
+        say(ranks, f"{shown.replace('_', ' ')} on {result['examples']} test examples "
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
                    f"latency {latency_text(result['latency'], cfg)} ({timed_text(cfg, ranks.device)})")
 
@@ -1221,7 +1229,7 @@ ACTIONS = {
 }
 UNREAD = {  # flags that a task has no use for
     "cifar10": {"train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size", "decoder_layers",
-                "connect", "length", "beam", "translate"},
+                "connect", "length", "beam", "translate", "search_decoder"},
     "wmt14": {"cifar10", "image", "patch", "augment"},
 }
 

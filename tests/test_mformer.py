@@ -225,6 +225,22 @@ def test_spaces_are_tables_1_and_2():
     assert mf.space_size(space) == 4 * (4 * 3 * 2) ** 6 * sum((4 * 3 * 3 * 3) ** layers for layers in range(1, 7))
     linear = mf.space_of(dataclasses.replace(TEXT, space="linear"))
     assert linear["types"] == linear["decoder_types"] == linear["cross_types"] == ("linear",)  # Sec. 3.2.2
+    assert space["decoder_types"] == space["cross_types"] == ("softmax",)  # Sec. 4.1.2
+    whole = mf.space_of(dataclasses.replace(paper("wmt14"), search_decoder=True))  # Table 1
+    assert whole["types"] == whole["decoder_types"] == whole["cross_types"] == ("softmax", "linear")
+    assert mf.space_size(whole) == 4 * (4 * 3 * 2) ** 6 * sum((4 * 3 * 3 * 3 * 4) ** layers for layers in range(1, 7))
+
+
+def test_a_supernet_of_all_types_runs_its_subnets_and_pruning_keeps_them_free():
+    cfg = dataclasses.replace(TEXT, search_decoder=True)
+    space, supernet = mf.space_of(cfg), supernet_of(cfg).eval()
+    archs = [mf.sample_arch(space, random.Random(seed)) for seed in range(6)]
+    assert {kind for arch in archs for kind in arch.decoder_types} == {kind for arch in archs for kind in arch.cross_types} == {"softmax", "linear"}
+    for arch in archs:
+        torch.testing.assert_close(mf.extract(supernet.state_dict(), arch, cfg).eval()(*text_batch()), supernet(*text_batch(), arch))
+        assert mf.parse_arch(mf.arch_text(arch), cfg) == arch
+    pruned = mf.prune(space, [dict.fromkeys(space, 0.0)], archs, list(range(6)), keep=1)
+    assert {name for name, choices in pruned.items() if len(choices) > 1} == {*mf.PARTS}  # "layers", which is free, has one choice
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -787,7 +803,9 @@ def test_training_resumes_and_ends_with_the_average_of_the_last_checkpoints(tmp_
     monkeypatch.setattr(LastWeights, "mean", spy)
     mf.main([*command, "--out", str(tmp_path / "whole")])
     log = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
-    assert all(0 <= line["clipped"] <= 1 for line in log if line.get("phase") == "train") and len(log) >= 8
+    lines = [line for line in log if line.get("phase") == "train"]
+    assert all(0 <= line["clipped"] <= 1 for line in lines) and len(log) >= 8
+    assert lines[0]["images_per_second"] is None and all(line["images_per_second"] > 0 for line in lines[1:])
     assert kept["steps"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list((tmp_path / "whole").glob("weights-*"))
     monkeypatch.setattr(mf, "ahead", iter)  # what no thread has made is the same
     for home, place, after in ((mf, "accumulate_gradients", 5), (LastWeights, "mean", 0)):
@@ -834,7 +852,7 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, capsy
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     cfg.vocab_size = len(load_file(tmp_path / "run" / "checkpoint.pt")["owned"]["model"]["words"])
     assert len((tmp_path / "scored" / "translations.de").read_text().splitlines()) == done["examples"] == 20
-    assert done["bleu"] >= 0 and done["latency"] == mf.model_flops(arch, cfg) / 1e9
+    assert done["bleu"] >= 0 and 0 <= done["repeated_words"] <= 1 and done["latency"] == mf.model_flops(arch, cfg) / 1e9
     with pytest.raises(UserError, match="leave these flags out"):
         mf.main([*common, "--vocab_size", "7", "--out", str(tmp_path / "other")])
 
@@ -981,6 +999,7 @@ def test_describe_is_one_json_object(capsys):
     (["--train", "--arch", "layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear"], "ffn has 1 values for 2 layers"),
     (["--train", "--arch", "layers=1 hidden=32 ffn=32 heads=2 types=quadratic"], "there are the types softmax"),
     (["--train", "--arch", "layers=x hidden=32 ffn=32 heads=2 types=linear"], "must be whole numbers from 1"),
+    (["--train", "--arch", "layers=1,2 hidden=32 ffn=32 heads=2 types=linear"], "is no architecture"),
     (["--train", "--arch", "nowhere.json"], "no such file"), (["--train", "--arch", "layers=1 depth=3"], "is no architecture"),
     (["--train", "--arch", str(ROOT)], "is no architecture"), (["--describe", "--image", "30"], "it is no multiple of --patch 8"),
     (["--search", "--arch", "mformer"], "--search with --task cifar10 has no use for it"),
