@@ -91,6 +91,7 @@ class Config:
     lr_start: float = 1e-6  # at the start of the warm-up, and the cosine's end, Sec. 6.2
     warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # AdamW, Sec. 6.2
+    clip: float = 0.0  # largest gradient norm; 0: any, as in the settings of RankNAS and those released (Sec. 6) >= 0
     save_every: int = 1000  # updates between checkpoints >= 1
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
@@ -110,8 +111,8 @@ class Config:
     translate: str = ""  # with --evaluate: a file of sentences to translate
 
 
-CLIP, SMOOTHING = 1.0, 0.1  # largest gradient norm (D14); label smoothing, Sec. 6
-AVERAGED, LENGTH_PENALTY = 10, 0.6  # Sec. 4.1.4: last saves (D14); beam search (D14: it may end at once)
+SMOOTHING, AVERAGED = 0.1, 10  # label smoothing, Sec. 6; last saves, Sec. 4.1.4 (D14)
+LENGTH_PENALTY = 0.6  # Sec. 4.1.4: beam search (D14: it may end at once)
 MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, what it says and what the released
 # code does, which drops 10% of one architecture's timings at either end; both hold here
@@ -1095,7 +1096,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
         # a sub-net is a function of the step: every rank and every shard trains the same one
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
         loss, count = accumulate_gradients(network, model, batches, cfg, ranks, step, arch)
-        seen, clipped = seen + count, clipped + (nn.utils.clip_grad_norm_(model.parameters(), CLIP) > CLIP)  # D14
+        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip or math.inf)
+        seen, clipped = seen + count, clipped + (norm > (cfg.clip or math.inf))
         optimizer.step()
         optimizer.zero_grad()
         bar.update()
@@ -1108,8 +1110,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
             speed = began and round(float(seen) / (time.perf_counter() - began))  # from the second line on
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed})
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
-                    clipped=round(float(clipped) / (step + 1 - logged), 3),  # share of the updates since the last line
-                    **{f"{data.unit}_per_second": speed})
+                    norm=float(norm), **{f"{data.unit}_per_second": speed},
+                    clipped=round(float(clipped) / (step + 1 - logged), 3))  # share of updates since the last line
             seen, clipped, logged, began = 0, 0, step + 1, time.perf_counter()
         if saves and not space and ranks.main:
             if data.set_aside:

@@ -827,7 +827,7 @@ def test_training_resumes_and_ends_with_the_average_of_the_last_checkpoints(tmp_
     mf.main([*command, "--out", str(tmp_path / "whole")])
     log = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
     lines = [line for line in log if line.get("phase") == "train"]
-    assert all(0 <= line["clipped"] <= 1 for line in lines) and len(log) >= 8
+    assert all(line["clipped"] == 0 < line["norm"] for line in lines) and len(log) >= 8
     assert lines[0]["images_per_second"] is None and all(line["images_per_second"] > 0 for line in lines[1:])
     assert kept["steps"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list((tmp_path / "whole").glob("weights-*"))
     monkeypatch.setattr(mf, "ahead", iter)  # what no thread has made is the same
@@ -878,6 +878,17 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, capsy
     assert done["bleu"] >= 0 and 0 <= done["repeated_words"] <= 1 and done["latency"] == mf.model_flops(arch, cfg) / 1e9
     with pytest.raises(UserError, match="leave these flags out"):
         mf.main([*common, "--vocab_size", "7", "--out", str(tmp_path / "other")])
+
+
+def test_gradients_are_clipped_only_where_it_is_asked_for(tmp_path, pictures):
+    command = ["--train", "--arch", mf.arch_text(ARCH), *flags(dataclasses.replace(RUN_IMAGES, steps=2, warmup=0.5), pictures), "--clip"]
+    found = {}
+    for clip in ("0", "1e9", "1e-3"):
+        mf.main([*command, clip, "--out", str(tmp_path / clip)])
+        lines = [json.loads(line) for line in (tmp_path / clip / "log.jsonl").read_text().splitlines()]
+        found[clip] = [line["clipped"] for line in lines if line.get("phase") == "train"]
+    assert found == {"0": [0], "1e9": [0], "1e-3": [1]} and same_weights(tmp_path / "0", tmp_path / "1e9")
+    assert not same_weights(tmp_path / "0", tmp_path / "1e-3")
 
 
 def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp_path, sentences):
