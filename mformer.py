@@ -82,7 +82,7 @@ class Config:
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 >= 1
     image: int = 224  # width of the images, in pixels >= 1
     patch: int = 16  # width of a patch >= 1
-    length: int = 256  # longest sentence in pieces with its end mark; the cosine's length (D1) >= 2
+    length: int = 256  # pieces of a sentence with its end mark, longer pairs are dropped (D14); of the cosine (D1) >= 2
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
     steps: int = 140000  # updates, Sec. 6.2 >= 1
@@ -130,7 +130,8 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_IMAGE, layers=(2, 3, 4), hidden=(48, 64, 80), ffn=(96, 128, 192, 224, 256), heads=(3, 4, 5),
                       augment=(0.5, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 12, steps=600, save_every=20,
                       search=dict(save_every=100, held_out=500, samples=160)),
-        # Sec. 6.2's 64 images are read as those of one of 4 GPUs, as released: 976 updates are 5 epochs of 256 (D10)
+        # Sec. 6.2's 64 images are read as those of one of 4 GPUs, as released: 976 updates are 5 epochs of 256. The
+        # dropout of 0.1 behind ReLU that is set there is left out (D10)
         "base": dict(batch=256, accumulate=4, search=dict(held_out=5000))},
     "wmt14": {
         "demo": dict(TINY_TEXT, layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4), decoder_layers=(1, 2),
