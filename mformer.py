@@ -1139,7 +1139,7 @@ def read_run(cfg):
     record = read_json(Path(cfg.init) / "config.json")
     cfg.vocab_size = len(weights.get("words", ()))
     own = Config(**{name: tuple(value) if isinstance(value, list) else value
-                    for name, value in record["settings"].items()})
+                    for name, value in record["settings"].items() if hasattr(Config, name)})  # not an older version's
     if record["action"] == "search":
         return weights, None, space_of(own)
     return weights, parse_arch(str(own.arch), own), None

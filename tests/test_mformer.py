@@ -489,6 +489,7 @@ def test_few_samples_prune_nothing_and_frozen_values_come_from_allowed_ones(monk
     history, _, latency = made_up_history(space, IMAGES, 0, 60)
     cfg = dataclasses.replace(IMAGES, population=10, generations=1, keep=1, latency_limit=sorted(line["scores"]["latency"] for line in history)[20])
     assert mf.rank_and_evolve(space, history, cfg)[1]["pruned"] == space
+    assert mf.winner(history, dataclasses.replace(cfg, latency_limit=1e-9)) is None  # the best so far, while nothing keeps the limit
     seen = []
     monkeypatch.setattr(mf, "PRUNES_FROM", 60)
     monkeypatch.setattr(mf, "prune", lambda space, importances, archs, losses, keep: seen.extend(archs) or space)
@@ -710,13 +711,14 @@ def test_a_batch_is_a_function_of_its_number(kind, tmp_path, pictures, sentences
     assert not torch.equal(found[0][0], found[1][0])
 
 
-def test_the_winner_keeps_the_latency_limit(tmp_path, pictures, monkeypatch):
+def test_the_winner_keeps_the_latency_limit(tmp_path, pictures, monkeypatch, capsys):
     monkeypatch.setattr(mf, "DROPPED_ARCHITECTURES", 0.0)
     cfg = dataclasses.replace(RUN_IMAGES, steps=1, warmup=0.9)
     archs = list(dict.fromkeys(mf.sample_arch(mf.space_of(cfg), random.Random(f"0 sample {number}")) for number in range(40)))[:20]
     limit = sorted(mf.model_flops(arch, cfg) / 1e9 for arch in archs)[1]  # two of the twenty samples meet it
     mf.main(["--search", *flags(cfg, pictures), "--latency_limit", str(limit), "--out", str(tmp_path / "run")])
     best = json.loads((tmp_path / "run" / "best.json").read_text())
+    assert "20 sub-nets are measured; pruning: none (it takes 160, and --keep)" in capsys.readouterr().out
     assert best["scores"]["latency"] <= limit and mf.arch_text(mf.parse_arch(best["arch"], cfg)) == best["arch"]
     owned = load_file(tmp_path / "run" / "checkpoint.pt")["owned"]
     assert set(owned) == {"model"}  # a super-net to start from, no optimizer
@@ -757,7 +759,7 @@ def test_a_damaged_run_is_named(name, content, tmp_path):
 
 def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pictures, capsys):
     network = tmp_path / "network"
-    model = make_run(network)
+    model = make_run(network, of_an_older_version=3)
     rest = ["--cifar10", str(pictures), "--device", "cpu", "--cost", "flops", "--out", str(tmp_path / "run")]
     with pytest.raises(UserError, match="--patch 4: .* has 8"):
         mf.main(["--evaluate", "--init", str(network), "--patch", "4", *rest])
