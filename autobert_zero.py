@@ -109,7 +109,7 @@ PRESETS = {
     "demo": dict(
         vocab_size=1000, tasks="MLM,CoLA", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07, length=32,
         batch=64, lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
-        search=dict(steps=160, train_rows=800, population=12, rounds=3, parents=2),
+        search=dict(steps=140, train_rows=800, population=12, rounds=3, parents=2),
         pretrain=dict(length=64, batch=32, steps=3000, save_every=500), finetune=dict(length=64, runs=3)),
     "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
                   finetune=dict(runs=3)),
