@@ -1004,6 +1004,8 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     D13: of the documents 5%, 1,000 at most, are held out.
     """
     names = parse_tasks(tasks, recipes()) if tasks else []
+    if "MLM" in names and cfg.setting == "distill":
+        raise UserError("MLM: --setting distill trains no head for this task; name others")
     text = text or "MLM" in names
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM"}}
@@ -1305,8 +1307,6 @@ def check(cfg, action):
              f"--{action} needs weights: give a folder with --init"),
             (cfg.teacher and not distills,
              f"--teacher {cfg.teacher}: use --setting distill, which keeps all heads to follow"),
-            (distills and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"),
-             "--tasks MLM: --setting distill trains no head for it"),
             (distills and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"),
              "--setting distill needs --teacher DIR, a BERT, ELECTRA or run folder")):
         if mistake:
