@@ -1036,7 +1036,8 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
 
 
 def set_shards(cfg, ranks):
-    """Unless --accumulate was given, raise it to a number that the processes can share; a setting of the run."""
+    """Unless --accumulate was given, raise it to a number that the processes can share; a setting of the run,
+    and so of each of its phases."""
     if "accumulate" not in cfg.given:
         cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
     if cfg.batch % cfg.accumulate:
@@ -1189,8 +1190,7 @@ def search(cfg, phase="search"):
     """SuperPLM, latency predictor, evolution, further training. phase: one of the first three alone."""
     with launch(cfg.device) as ranks:
         evolving = phase in ("search", "evolve")
-        if phase in ("search", "superplm"):
-            set_shards(cfg, ranks)
+        set_shards(cfg, ranks)
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
         if not data:
             return

@@ -889,8 +889,9 @@ def test_absurd_sizes_are_refused_at_once(tiny_data, tmp_path):
                   "--latency --latency_length 99999999999", "--superplm --batch 99999999998", "--superplm --samples 9999999999999"):
         with pytest.raises(UserError, match=r"GB of memory, and this machine has|no machine has the memory"):
             run_here([*tiny_data[1], *words.split(), "--out", tmp_path / "run"])
-    for words in ("0", "nan", "-1", "1.2.3", "inf", "fast", "2-8-8-3-8"):
-        with pytest.raises(UserError, match="--speedup"):
+    for words, message in (("0", "> 0"), ("nan", "> 0"), ("-1", "> 0"), ("inf", "> 0"), ("1.2.3", "--speedup"), ("fast", "--speedup"),
+                           ("2-8-8-3-8", "--speedup")):
+        with pytest.raises(UserError, match=message):
             run_here([*tiny_data[1], "--latency", f"--speedup={words}", "--out", tmp_path / "run"])
     assert not (tmp_path / "run").exists()
 
@@ -910,7 +911,7 @@ def test_mistakes_end_in_one_line_before_any_training(tiny_data, tmp_path, capsy
                 ("--superplm --setting distill --teacher x --smallest 1-8-8-1-7", "a multiple of the 4 heads"),
                 ("--search --tasks MLM --setting distill --teacher x", "no head for this task"),
                 ("--finetune MLM --setting distill --init x", "no head for this task"), ("--latency --latency_device cuda", "no CUDA device"),
-                ("--superplm --batch 7", "cannot be cut"), ("--finetune SST-2", "needs weights"), ("--search --tasks x", "choose from"),
+                ("--superplm --batch 7", "cannot be cut"), ("--evolve --dry_run --batch 1", "cannot be cut"), ("--finetune SST-2", "needs weights"), ("--search --tasks x", "choose from"),
                 (f"--finetune SST-2 --init {folder}", "no model is here"), ("--search --arch 2-8-8-2-8", "takes none"),
                 ("--further_train --arch 2-8-8/8-2-8", "no architecture is here"), ("--superplm --warmup 2", r"in \[0, 1\]"),
                 ("--superplm --setting distill", "needs --teacher"), ("--superplm --teacher x", "setting distill"),
