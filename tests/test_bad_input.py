@@ -661,7 +661,7 @@ KNOBS = [
     *(knob(program, "--lr nan", "--lr nan") for program in ALL),
     *(knob(program, "--lr -1", "--lr -1.0") for program in ALL),
     *(knob(program, "--dropout 1", "--dropout 1.0") for program in ALL),
-    *(knob(program, "--steps 0", "--steps 0") for program in ("albert", "tinybert", "mformer")),
+    *(knob(program, "--steps 0", "--steps 0") for program in ("albert", "mformer")),
     *(knob(program, "--preset huge", "there is no such preset") for program in ALL),
     *(knob(program, "--bat 3", "unrecognized arguments") for program in ALL),
     *(knob(program, "--batch 9 --accumulate 2", "--accumulate") for program in ("zero", "tinybert", "mformer")),
