@@ -28,7 +28,6 @@ import hashlib
 import json
 import math
 import statistics
-import sys
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -516,7 +515,6 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone sti
     from common.distributed import (Pace, Ranks, autocast, data_parallel, gather, launch, on_main, peak_memory,
                                     progress, say, seed_everything, seed_of, shard_range, travelling)
     from common.files import load_file, load_newest, read_json, save_file
-    from common.rehearsal import forecast
     from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
@@ -1021,11 +1019,11 @@ def finetune(cfg, text):
 def describe(cfg):
     """The model as JSON, and what training it takes."""
     read_source(cfg)
-    found, plan = parts(cfg), functools.partial(rehearsals.albert, sys.modules[__name__])
+    found, needs = parts(cfg), rehearsals.forecast(__name__, cfg, cfg.steps)
     counting = (f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "
                 f"({predictions(cfg)} predictions), 2 a multiply-add")
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
-                      "flops": flops(cfg), "flops_counting": counting, **forecast(cfg, plan, cfg.steps)}, indent=2))
+                      "flops": flops(cfg), "flops_counting": counting, **needs}, indent=2))
 
 # --- command line ---------
 

@@ -951,6 +951,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
+    from data import rehearsals
     from data.inputs import open_run
     from data.network_code import (Attention, count_network, keep_chosen, read_best, record_round, show_best,
                                    write_network)
@@ -975,20 +976,23 @@ def make_optimizer(model, weight_decay):
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
-def language_losses(model, data, corpus, cfg, position, rows):
-    """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both, on `rows` examples from
-    `position` on of a corpus's endless stream, whose segments may begin in mid-sentence (D17)."""
+def language_batch(data, corpus, cfg, position, rows):
+    """`rows` examples from `position` on of an endless stream, whose segments may begin in mid-sentence (D17)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, kinds, lengths = join(segments.first, segments.first_length, second, second_length, data.tokenizer,
                                empty_second=True)  # [CLS] A [SEP] B [SEP], (R, T)
     ids, positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
-    *batch, labels, next_labels = (
-        (tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
-        for tensor in (ids, kinds, lengths, positions, labels, next_labels))
-    with autocast(cfg.dtype, data.device):
-        logits, next_logits = model(*batch)  # (M, V), (R, 2)
+    return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
+            for tensor in (ids, kinds, lengths, positions, labels, next_labels)]
+
+
+def language_losses(model, batch, cfg, device):
+    """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both."""
+    *inputs, labels, next_labels = batch
+    with autocast(cfg.dtype, device):
+        logits, next_logits = model(*inputs)  # (M, V), (R, 2)
     answers = [(logits.float(), labels), (next_logits.float(), next_labels)]
     return [mean_loss(*answer) for answer in answers], answers
 
@@ -1015,9 +1019,9 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
             group["lr"] = rate
         for shard in mine:
             seed_everything(cfg.seed, "language model", first, step, shard)
-            position = first + step * cfg.batch + shard * rows
+            batch = language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
             with travelling(network, ranks, last=shard == mine[-1]):
-                losses, _ = language_losses(network, data, data.train, cfg, position, rows)
+                losses, _ = language_losses(network, batch, cfg, ranks.device)
                 (sum(losses) / len(mine)).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -1041,7 +1045,8 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
     model.eval()
     sums, rows = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch)
     for index in range(ranks.rank, batches, ranks.size):
-        losses, answers = language_losses(model, data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
+        batch = language_batch(data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
+        losses, answers = language_losses(model, batch, cfg, data.device)
         counts = [(labels >= 0).sum() for _, labels in answers]
         right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
         sums += torch.tensor([*(loss * count for loss, count in zip(losses, counts)), *right, *counts])
@@ -1303,11 +1308,12 @@ def count(arch, cfg):
 
 
 def describe(cfg):
-    """Print count of --arch or --init as JSON."""
+    """Print count of --arch or --init, and what pre-training it takes, as JSON."""
     if cfg.init:
         cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
     arch = settle_arch(cfg)
-    print(json.dumps({"arch": cfg.arch, **count(arch, cfg)}, indent=2))
+    found = {"arch": cfg.arch, **count(arch, cfg), **rehearsals.forecast(__name__, cfg, cfg.steps, arch)}
+    print(json.dumps(found, indent=2))
 
 # --- command line ---------
 
@@ -1329,7 +1335,7 @@ ACTIONS = {
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
     "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
     "export": (export, "write the network of --init as a module of plain torch, and its weights", "FILE.py"),
-    "describe": (describe, "parameters and FLOPs of --arch as JSON")}
+    "describe": (describe, "parameters, FLOPs, memory, cards and days of --arch as JSON")}
 
 
 def main(argv=None):

@@ -8,6 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import albert
+import autobert_zero
 from common import rehearsal
 from data import rehearsals
 
@@ -21,6 +22,9 @@ def albert_at(preset="base", **settings):
 
 PLANS = {
     "albert": (lambda **own: albert_at(**TINY, length=64, embedding=64, **own), ALBERT),
+    "autobert_zero": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
+                      functools.partial(rehearsals.autobert_zero, autobert_zero,
+                                        autobert_zero.read_arch("autobert-zero", 3))),
 }
 
 
