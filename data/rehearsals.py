@@ -19,7 +19,8 @@ def ids(*shape):
 
 def forecast(name, cfg, updates, *more, least=1):
     """common.rehearsal.forecast of the paper file whose module has this name; more: what its function below takes."""
-    build = functools.partial({"albert": albert, "autobert_zero": autobert_zero}[cfg.program], sys.modules[name], *more)
+    build = functools.partial({"albert": albert, "autobert_zero": autobert_zero, "autotinybert": autotinybert,
+                               "mformer": mformer}[cfg.program], sys.modules[name], *more)
     return rehearsal.forecast(cfg, build, updates, least)
 
 
@@ -64,5 +65,74 @@ def autobert_zero(file, arch, cfg):
     def look():
         _, answers = file.language_losses(model.eval(), batch(min(32, cfg.batch)), cfg, CPU)
         return [logits.argmax(-1) for logits, _ in answers]
+
+    return optimizer, step, look
+
+
+def autotinybert(file, arch, samples, cfg, teacher=None):
+    """An update of Alg. 1 with so many sub-models, the largest among them, on a sub-batch (0: an ordinary training of
+    the whole), and a look at held-out text. teacher: its architecture, in distillation."""
+    fit = teacher.hidden if teacher else 0
+    model, data = file.LanguageModel(arch, cfg.vocab_size, cfg.dropout, fit), file.Data(CPU)
+    if teacher:
+        data.teacher = file.Encoder(teacher, cfg.vocab_size).eval().requires_grad_(False)
+    optimizer = file.make_optimizer(model.train(), cfg.weight_decay)
+    trained = [value for group in optimizer.param_groups for value in group["params"]]
+    grads = file.flat_gradients(trained, CPU)
+    archs = [arch, *[file.smallest_arch(file.search_space(cfg))] * (samples - 1)] if samples else [None]
+
+    def batch(rows):
+        I = max(1, round(file.MASK_RATE * cfg.length))
+        return [ids(rows, cfg.length), ids(rows, cfg.length), None, *([] if teacher else [ids(rows, I), ids(rows, I)])]
+
+    def step(rows, shards):
+        total = file.ShardSum(file.Ranks(0, 1, CPU))
+        for _ in range(shards):
+            loss_of = file.make_objective(data, cfg, batch(rows))
+            grads.zero_()
+            for part in archs:
+                loss_of(model if part is None else file.sub_model(model, part)).backward()
+            total.add([grads])
+        grads.copy_(total.total())
+        nn.utils.clip_grad_norm_(trained, file.CLIP)
+        optimizer.step()
+
+    return optimizer, step, lambda: file.make_objective(data, cfg, batch(min(256, cfg.batch)))(model)
+
+
+def mformer(file, arch, cfg, space=None):
+    """An update of a network (with a space: of a super-net, whose whole it is), and the largest evaluation: held-out
+    pictures, or sentences of --length pieces. rows: pictures, or tokens of the longer side."""
+    for cache in (file.fixed_turns, file.sinusoids):  # what they keep is content of this rehearsal, or of a real run
+        cache.cache_clear()
+    model, text = file.make_model(arch, cfg, space), cfg.task == "wmt14"
+    optimizer, ranks = file.make_optimizer(model, cfg), file.Ranks(0, 1, CPU)
+
+    def batch(rows, length=min(64, cfg.length)):
+        if not text:
+            return torch.zeros(rows, 3, cfg.image, cfg.image), ids(rows)
+        lines = ids(max(1, rows // length), length)
+        return lines, ids(len(lines)), lines.clone(), lines.clone()
+
+    class Rows:
+        """A stream of one batch."""
+        device = CPU
+
+        def __init__(self, rows):
+            self.rows = rows
+
+        def batch(self, number):
+            return batch(self.rows)
+
+    def step(rows, shards):
+        own = dataclasses.replace(cfg, accumulate=shards)
+        file.accumulate_gradients(model.train(), model, Rows(rows), own, ranks, 0, arch if space else None)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def look():
+        with file.autocast(cfg.dtype, CPU):
+            file.smoothed_loss(model.eval(), batch(64 * cfg.length, cfg.length) if text else batch(500), None, 0.0)
 
     return optimizer, step, look
