@@ -1197,9 +1197,10 @@ def describe(cfg):
                         "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
                                    "flops": honest}}
                  for name, (parameters, flops, honest) in MFORMER[cfg.task].items()}
+    needs = rehearsals.forecast(__name__, cfg, cfg.steps, arch, least=cfg.length if cfg.task == "wmt14" else 1)
     print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
                       "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
-                      "published": published, **rehearsals.forecast(__name__, cfg, cfg.steps, arch, least=cfg.length)}))
+                      "published": published, **needs}))
 
 
 ACTIONS = {

@@ -21,7 +21,16 @@ def forecast(name, cfg, updates, *more, least=1):
     """common.rehearsal.forecast of the paper file whose module has this name; more: what its function below takes."""
     build = functools.partial({"albert": albert, "autobert_zero": autobert_zero, "autotinybert": autotinybert,
                                "mformer": mformer}[cfg.program], sys.modules[name], *more)
-    return rehearsal.forecast(cfg, build, updates, least)
+    try:
+        return rehearsal.forecast(cfg, build, updates, least)
+    finally:
+        forget(sys.modules[name])
+
+
+def forget(file):
+    """Empty mformer.py's caches, which otherwise hand tensors without content to a real run, or the other way round."""
+    for name in ("fixed_turns", "sinusoids"):
+        getattr(getattr(file, name, None), "cache_clear", bool)()
 
 
 def albert(file, cfg):
@@ -103,8 +112,7 @@ def autotinybert(file, arch, samples, cfg, teacher=None):
 def mformer(file, arch, cfg, space=None):
     """An update of a network (with a space: of a super-net, whose whole it is), and the largest evaluation: held-out
     pictures, or sentences of --length pieces. rows: pictures, or tokens of the longer side."""
-    for cache in (file.fixed_turns, file.sinusoids):  # what they keep is content of this rehearsal, or of a real run
-        cache.cache_clear()
+    forget(file)
     model, text = file.make_model(arch, cfg, space), cfg.task == "wmt14"
     optimizer, ranks = file.make_optimizer(model, cfg), file.Ranks(0, 1, CPU)
 

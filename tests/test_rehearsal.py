@@ -160,8 +160,8 @@ def network(name, **settings):
 def phases():
     """{(file, preset, phase): its Memory at the paper's full size}, as functions."""
     found = {}
-    for preset, rows, recompute in (("base", 64, False), ("large", 64, False), ("xlarge", 32, False), ("xxlarge", 32, False),
-                                    ("xxlarge", 8, False), ("xxlarge", 8, True)):
+    for preset, rows, recompute in (("base", 64, False), ("large", 64, False), ("xlarge", 32, False),
+                                    ("xxlarge", 32, False), ("xxlarge", 8, False), ("xxlarge", 8, True)):
         cfg = albert_at(preset, dtype="bfloat16", recompute=recompute)
         phase = f"pre-training, {rows} rows of 512" + " --recompute" * recompute
         found["albert", preset, phase] = lambda cfg=cfg, rows=rows: rehearsal.rehearse(cfg, ALBERT, (rows, 2))[0]
@@ -212,8 +212,8 @@ def rehearse_all(path, wanted=""):
 HEAD = """# What fits
 
 Bytes in GB (10^9) of one process in bfloat16 with the rules of CUDA's autocast, from `python tests/test_rehearsal.py`:
-real steps on tensors without content (common/rehearsal.py), on a CPU; no GPU has confirmed them. Peak: the larger of the
-second shard's update and the largest evaluation. Largest: the largest tensor that is no weight, gradient or state.
+real steps on tensors without content (common/rehearsal.py), on a CPU; no GPU has confirmed them. Peak: the larger of
+the second shard's update and the largest evaluation. Largest: the largest tensor that is no weight, gradient or state.
 
 | file | preset | phase | peak | evaluation | largest | smallest card |
 |---|---|---|---|---|---|---|
