@@ -1044,11 +1044,10 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
     """Loss and accuracy of both objectives on held-out text, by all processes."""
+    sums, rows, own = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch), dataclasses.replace(cfg, seed=0)
     model.eval()
-    sums, rows = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch)
-    for index in range(ranks.rank, batches, ranks.size):
-        batch = language_batch(data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
-        losses, answers = language_losses(model, batch, cfg, data.device)
+    for position in range(ranks.rank * rows, batches * rows, ranks.size * rows):
+        losses, answers = language_losses(model, language_batch(data, data.dev, own, position, rows), cfg, data.device)
         counts = [(labels >= 0).sum() for _, labels in answers]
         right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
         sums += torch.tensor([*(loss * count for loss, count in zip(losses, counts)), *right, *counts])
