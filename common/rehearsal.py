@@ -105,7 +105,8 @@ def rehearse(cfg, build, *sizes, card=True):
     update and of the evaluation; the largest activation and FLOPs of both. card=False: on a CPU."""
     found = []
     with FakeTensorMode(), on_card() if card else contextlib.nullcontext(), Ledger() as ledger:
-        with mock.patch("torch.nn.init.trunc_normal_", lambda tensor, **others: tensor):  # it reads what it has drawn
+        with (mock.patch("torch.nn.init.trunc_normal_", lambda tensor, **others: tensor),  # it reads what it has drawn
+              mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True)):  # stays the one
             optimizer, step, look = build(cfg)
         for line in ledger.open.values():
             line[3] = "weights"

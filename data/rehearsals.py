@@ -113,7 +113,8 @@ def autotinybert(file, arch, samples, cfg, teacher=None):
         data.teacher = file.Encoder(teacher, cfg.vocab_size).eval().requires_grad_(False)
     optimizer = file.make_optimizer(model.train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    grads = file.flat_gradients(trained, CPU)
+    with file.autocast(cfg.dtype, CPU):
+        flat = file.Flat(model, trained, file.products if torch.is_autocast_enabled("cpu") else None)
     archs = [arch, *[file.smallest_arch(file.search_space(cfg))] * (samples - 1)] if samples else [None]
 
     def batch(rows):
@@ -122,13 +123,11 @@ def autotinybert(file, arch, samples, cfg, teacher=None):
 
     def step(rows, shards):
         total = file.ShardSum(file.Ranks(0, 1, CPU))
-        for _ in range(shards):
-            loss_of = file.make_objective(data, cfg, batch(rows))
-            grads.zero_()
-            for part in archs:
-                loss_of(model if part is None else file.sub_model(model, part)).backward()
-            total.add([grads])
-        grads.copy_(total.total())
+        flat.cast()
+        for shard in range(shards):
+            file.train_on(batch(rows), archs, shards * len(archs), flat, data, cfg, "rehearsal", shard)
+            total.add([flat.gradients])
+        flat.gradients.copy_(total.total())
         nn.utils.clip_grad_norm_(trained, file.CLIP)
         optimizer.step()
 
@@ -148,20 +147,11 @@ def mformer(file, arch, cfg, space=None):
         lines = ids(max(1, rows // length), length)
         return lines, ids(len(lines)), lines.clone(), lines.clone()
 
-    class Rows:
-        """A stream of one batch."""
-        device = CPU
-
-        def __init__(self, rows):
-            self.rows = rows
-
-        def batch(self, number):
-            return batch(self.rows)
-
     def step(rows, shards):
         own = dataclasses.replace(cfg, accumulate=shards)
-        file.accumulate_gradients(model.train(), model, Rows(rows), own, ranks, 0, arch if space else None)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        batches = map(batch, [rows] * shards)
+        file.accumulate_gradients(model.train(), model, batches, own, ranks, 0, arch if space else None)
+        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip or float("inf"))
         optimizer.step()
         optimizer.zero_grad()
 
