@@ -519,7 +519,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone sti
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
-    from data import hf_albert
+    from data import hf_albert, rehearsals
     from data.corpus import join
     from data.inputs import open_run
     from data.race import RaceTask
@@ -591,6 +591,25 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
             for tensor in (ids, kinds, lengths, positions, labels, order)]
 
 
+def update(network, model, optimizer, batches, sums, cfg, ranks):
+    """One update from the batches of this process's shards. Adds what is logged to sums (3,), on the device: both
+    losses and the norm of the gradient."""
+    share = cfg.accumulate // ranks.size
+    for number, (*inputs, labels, order) in enumerate(batches, 1):
+        with travelling(network, ranks, number == share):  # processes meet once an update
+            with autocast(cfg.dtype, ranks.device):
+                logits, order_logits = network(*inputs)
+            # D1: rows without an order count in the mean, as 0; few labels would drown the words in their noise
+            losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
+                                  mean_loss(order_logits, order) * (order != -100).float().mean()]) / share
+            losses.sum().backward()
+        sums[:2] += losses.detach()
+    # D6: clipped once, averaged over the batch; the official code clips each replica's gradient and adds them up
+    sums[2] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """Pre-training from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM (state saved).
 
@@ -603,28 +622,20 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
     began, logged, pace = time.perf_counter(), start, Pace(ranks, cfg.save_minutes)
+
+    def batches(step):
+        for shard in shards:
+            seed_everything(cfg.seed, "pretrain", step, shard)
+            yield language_batch(text.train, text.tokenizer, cfg, cfg.objective, step * cfg.batch + shard * rows, rows,
+                                 ranks.device)
+
     for step in range(start, cfg.steps):
         model.train()
         if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
             drop_dropout(model)
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
-        for shard in shards:
-            seed_everything(cfg.seed, "pretrain", step, shard)
-            *inputs, labels, order = language_batch(text.train, text.tokenizer, cfg, cfg.objective,
-                                                    step * cfg.batch + shard * rows, rows, ranks.device)
-            with travelling(network, ranks, shard == shards[-1]):  # processes meet once an update
-                with autocast(cfg.dtype, ranks.device):
-                    logits, order_logits = network(*inputs)
-                # D1: rows without an order count in the mean, as 0; few labels would drown the words in their noise
-                losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
-                                      mean_loss(order_logits, order) * (order != -100).float().mean()]) / len(shards)
-                losses.sum().backward()
-            sums[:2] += losses.detach()
-        # D6: clipped once, averaged over the batch; the official code clips each replica's gradient and adds them up
-        sums[2] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(network, model, optimizer, batches(step), sums, cfg, ranks)
         bar.update()
         done, (stop, save, log) = step + 1, pace()
         saved = done % cfg.save_every == 0 or done == cfg.steps or stop or save
@@ -1020,13 +1031,13 @@ def finetune(cfg, text):
 
 
 def describe(cfg):
-    """The model as JSON."""
+    """The model as JSON, and what training it takes."""
     read_source(cfg)
-    found = parts(cfg)
+    found, needs = parts(cfg), rehearsals.forecast(__name__, cfg, cfg.steps)
     counting = (f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "
                 f"({predictions(cfg)} predictions), 2 a multiply-add")
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
-                      "flops": flops(cfg), "flops_counting": counting}, indent=2))
+                      "flops": flops(cfg), "flops_counting": counting, **needs}, indent=2))
 
 # --- command line ---------
 
@@ -1035,7 +1046,7 @@ ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
     "finetune": (finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)", "TASKS"),
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
-    "describe": (describe, "print the model's parameters and FLOPs as JSON"),
+    "describe": (describe, "print the model's parameters, FLOPs, memory, the cards that it fits and days, as JSON"),
 }
 
 

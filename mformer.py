@@ -991,7 +991,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
-    from data import bleu
+    from data import bleu, rehearsals
     from data.cifar10 import Pictures
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
@@ -1225,16 +1225,17 @@ def describe(cfg):
                         "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
                                    "flops": honest}}
                  for name, (parameters, flops, honest) in MFORMER[cfg.task].items()}
+    needs = rehearsals.forecast(__name__, cfg, cfg.steps, arch, least=cfg.length if cfg.task == "wmt14" else 1)
     print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
                       "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
-                      "published": published}))
+                      "published": published, **needs}))
 
 
 ACTIONS = {
     "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
     "train": (train, "train an architecture from scratch"),
     "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
-    "describe": (describe, "parameters and FLOPs as JSON"),
+    "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
 UNREAD = {  # flags that a task has no use for
     "cifar10": {"train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size", "decoder_layers",
