@@ -17,9 +17,8 @@ Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar no
          D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: worst ·
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
          D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
-         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions ·
-         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims) · D27 no
-         Figures 9 to 11 · D28 segments begin anywhere
+         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on
+         token-by-token softmax · D26 latency on random ids · D27 no Figures 9 to 11 · D28 segments begin anywhere
 """
 import ast
 import dataclasses

@@ -312,8 +312,7 @@ def parse_arch(text, cfg):
 # a weight each; the released code takes thirds of the leading rows of one matrix, so that a row changes its meaning
 # with the sampled width.
 
-# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|.
-# Demo pictures, all linear, clipped at 1: accuracy 0.599 and, another seed, 0.631 (1e-3: 0.585); not clipped 0.613
+# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|
 FLOOR = 1e-6
 
 
