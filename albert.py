@@ -19,7 +19,8 @@ Differs: D1 segments without an order have no label · D2 n-grams stay inside a 
          their order · D6 one clip of the averaged gradient · D7 fine-tuning shuffles whole epochs · D8 evenly spaced
          looks at dev · D9 no mapping where E is H · D10 WNLI and QNLI like the others · D11 segments are whole
          sentences, two that do not fit have no label · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
-         head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states
+         head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states ·
+         D16 an ensemble is the n members best on dev
          (each with its reason where it happens: grep D4)
 """
 import dataclasses
@@ -47,7 +48,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 class Config:
     """Every knob. The comment is the help text and the range at its end is enforced; a preset overrides the default, a
     flag the preset."""
-    preset: str = "demo"  # demo (minutes, 2 cores) | base | large | xlarge | xxlarge | bert-base | bert-large (Table 1)
+    preset: str = "demo"  # demo (minutes, 2 cores) | base | large | xlarge | xxlarge(-1m, -1.5m) | bert-base | bert-large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # begin anew in a run folder that is there
     seed: int = 0  # of everything drawn
@@ -60,6 +61,7 @@ class Config:
     init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face ALBERT folder
     # data; what is left out is the demo data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
+    dev_corpus: tuple[str, ...] = ()  # text to evaluate on, Sec. 4.2.1; default: documents held out of the corpus (D4)
     glue: str = ""  # folder with the GLUE tasks in their official layout
     squad: str = ""  # folder with train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
@@ -77,7 +79,7 @@ class Config:
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
     positions: int = 512  # longest input >= 1
     init_std: float = 0.02  # of new weights (0, 1)
-    dropout: float = 0.1  # hidden and attention dropout of --pretrain: 0.1, xxlarge 0 (v1); 0 everywhere (v2) [0, 1)
+    dropout: float = 0.1  # hidden and attention dropout of --pretrain; 0 in long runs (Sec. 4.8) and all of v2 [0, 1)
     dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
     # pre-training
     objective: Literal["sop", "nsp", "none", "shuffled"] = "sop"  # Table 5; shuffled (control): SOP with random labels
@@ -111,7 +113,9 @@ PRESETS = {
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
-    "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384, dropout=0.0),
+    "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384),
+    "xxlarge-1m": dict(layers=12, hidden=4096, heads=64, ffn=16384, dropout=0.0, steps=1_000_000),  # Sec. 4.8, 4.9
+    "xxlarge-1.5m": dict(layers=12, hidden=4096, heads=64, ffn=16384, dropout=0.0, steps=1_500_000),  # Tables 9, 10
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=0, share="none"),
     "dry_run": dict(steps=2, dev_rows=32, train_rows=64, runs=1, finetune_epochs=None),
@@ -630,10 +634,11 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
-            rate = (done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began)
+            rate = round((done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began))
+            speed = {"tokens_per_second": rate} if logged > start else {}  # the first line has the start in it
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
-                    tokens_per_second=round(rate), memory_mb=round(peak_memory(ranks.device)))
-            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate:.0f}")
+                    **speed, memory_mb=round(peak_memory(ranks.device)))
+            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", **speed)
             if done % cfg.save_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats it
                 run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
             sums.zero_()
@@ -658,8 +663,9 @@ def evaluate_language_model(model, text, cfg, ranks):
     """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP. The one two-way head answers both: 0 is "in
     order" in either.
 
-    D4: held-out documents of the corpus; the paper reads SQuAD's and RACE's dev text. D5: words are scored on pairs in
-    their order, the same tokens for every objective; with none pooler and order head stay as they began: chance.
+    D4: held-out documents of the corpus, or --dev_corpus; the paper reads SQuAD's and RACE's dev text. D5: words are
+    scored on pairs in their order, the same tokens for every objective; with none pooler and order head stay as they
+    began: chance.
     """
     model.eval()
     rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # the same examples for every seed
@@ -914,18 +920,29 @@ def fingerprint(task):
 
 
 def ensemble_job(name, cfg, folder):
-    """Average what the run folders of --ensemble predict for a task (Sec. 4.9)."""
+    """Average what the best run folders of --ensemble predict for a task (Sec. 4.9)."""
     tokenizer, kinds = load_tokenizer(Path(cfg.ensemble[0]) / name), {"RACE": RaceTask}
     task = open_task(name, dataclasses.replace(cfg, train_rows=1), tokenizer, recipes(cfg), kinds)
-    members = [load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble]
-    for path, member in zip(cfg.ensemble, members):
+    members = {path: load_file(Path(path) / name / "predictions.pt") for path in cfg.ensemble}
+    for path, member in members.items():
         if member["data"] != fingerprint(task):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
     folder.mkdir(parents=True, exist_ok=True)
-    found = {split: average_predictions([member["found"][split] for member in members]) for split in task.splits
+    chosen = choose_members({path: member["found"]["dev"] for path, member in members.items()}, task)
+    found = {split: average_predictions([members[path]["found"][split] for path in chosen]) for split in task.splits
              if split != "train"}
-    return {"job": folder.name, "task": name, "setting": [], "members": len(members), "diverged": None,
+    return {"job": folder.name, "task": name, "setting": [], "members": chosen, "diverged": None,
             "metrics": write_predictions(task, found, folder)}
+
+
+def choose_members(found, task):
+    """Of {member: its predictions on dev} the best, as many as score best together. D16: the paper chooses by dev's
+    score too (Sec. 4.9), but does not say how."""
+    def score(names):
+        return task.score("dev", average_predictions([found[name] for name in names]))["main"]
+
+    ranked = sorted(found, key=lambda name: -score([name]))
+    return max((ranked[:size] for size in range(len(ranked), 0, -1)), key=score)
 
 
 def average_predictions(several):
