@@ -400,10 +400,20 @@ def test_layers_and_speed_at_the_smallest_size(tmp_path, corpus):
     found = run_claim("layers", tmp_path, *small)
     assert found["columns"] == ["layer", "random L2", "random degrees"] and len(found["rows"]) == 2
     found = run_claim("speed", tmp_path, *small, "--vocab_size", "50")
-    assert [row[0] for row in found["rows"]] == ["ALBERT", "BERT"] and len(found["seconds_each"]["BERT"]) == 9
+    assert [row[0] for row in found["rows"]] == ["ALBERT", "BERT of its shape"] and len(found["seconds_each"]["ALBERT"]) == 9
+    assert found["rows"][1][3:] == [1.0, 1.0, 1.0, 1.0] and found["rows"][0][6] == pytest.approx(1, rel=0.1)
     for name in ("layers", "speed"):
         with pytest.raises(UserError, match="--length 600"):
             run_claim(name, tmp_path, "--length", "600")
+
+
+def test_speed_is_against_bert_large_too(tmp_path, corpus, monkeypatch):
+    """Table 2's rows are. By FLOPs ALBERT base is 1.03 of BERT base (heads on masked pieces alone), the paper 1.19."""
+    monkeypatch.setattr(claims, "training_seconds", lambda models, cfg, device, turns: {name: [1.0] * 9 for name in models})
+    monkeypatch.setattr(albert, "LanguageModel", lambda shape: torch.nn.Linear(1, 1))
+    found = run_claim("speed", tmp_path, "--preset", "base", "--corpus", corpus, "--length", "128", "--batch", "2")
+    assert [row[0] for row in found["rows"]] == ["ALBERT", "BERT of its shape", "BERT large"] and found["columns"][-4] == "to BERT large"
+    assert found["rows"][0][6] == pytest.approx(1.032, abs=0.001) and found["rows"][0][10] == pytest.approx(3.558, abs=0.001)
 
 
 def test_page_is_made_from_the_results():
