@@ -643,7 +643,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             speed = {"tokens_per_second": rate} if logged > start else {}  # the first line has the start in it
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
                     **speed, memory_mb=round(peak_memory(ranks.device)))
-            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", **speed)
+            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate}" if speed else "-")
             if done % cfg.save_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats it
                 run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
             sums.zero_()
