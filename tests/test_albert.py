@@ -422,6 +422,13 @@ def test_layers_and_speed_at_the_smallest_size(tmp_path, corpus):
             run_claim(name, tmp_path, "--length", "600")
 
 
+def test_flops_of_table_2(tmp_path):
+    """By FLOPs ALBERT large is as fast as BERT large; the paper says 1.7 times. xxlarge: H is 4 times larger, and L halved."""
+    rows = {row[0]: row for row in run_claim("flops", tmp_path)["rows"]}
+    assert rows["large"][2] == pytest.approx(1.012, abs=0.001) and rows["xxlarge"][2] == pytest.approx(0.1345, abs=1e-4)
+    assert rows["bert-large"][2:] == [1.0, 1.0, 1.0]
+
+
 def test_speed_is_against_bert_large_too(tmp_path, corpus, monkeypatch):
     """Table 2's rows are. By FLOPs ALBERT base is 1.03 of BERT base (heads on masked pieces alone), the paper 1.19."""
     monkeypatch.setattr(claims, "training_seconds", lambda models, cfg, device, turns: {name: [1.0] * 9 for name in models})
