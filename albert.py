@@ -66,6 +66,7 @@ class Config:
     race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt to use; default: that of --init, else one trained on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1 >= 1
+    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
     train_rows: int = 0  # training rows of each task; 0: all
     # model; --init's where it is given, but --layers (depth warm start, Table 11), --init_std, --dropout may differ
     layers: int = 12  # L, Table 1 >= 1
@@ -430,7 +431,7 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
     shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: a run without a sentence boundary
     is one segment and has none; the official code pairs it with another document and calls that "swapped".
-    segments: common.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
+    segments: data.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
     """
     first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
     pair, labels = b > 0, (torch.rand(len(a), generator=generator) < 0.5).long()
@@ -519,7 +520,6 @@ def mean_loss(logits, labels):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone still imports, builds its model and steps
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
-    from common.corpus import join
     from common.distributed import (Pace, Ranks, autocast, data_parallel, gather, launch, on_main, peak_memory,
                                     progress, say, seed_everything, seed_of, shard_range, travelling)
     from common.files import load_file, load_newest, read_json, save_file
@@ -528,8 +528,10 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone sti
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_albert
+    from data.corpus import join
     from data.inputs import open_run
     from data.race import RaceTask
+    from data.sentences import sentence_runs
 
 
 class Lamb(torch.optim.Optimizer):
@@ -590,7 +592,7 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
     # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
     # label. The official code takes tokens off at random ends
-    segments = corpus.sentence_runs(position, rows, cfg.length - 3, cfg.seed)
+    segments = sentence_runs(corpus, position, rows, cfg.length - 3, cfg.seed)
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
     return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -702,7 +704,7 @@ def pretrain(cfg):
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = max(text.tokenizer.vocab_size, pieces if source else 0)  # released models may have more
-            labelled = text.train.sentence_runs(0, 1024, cfg.length - 3, cfg.seed).second_length > 0
+            labelled = sentence_runs(text.train, 0, 1024, cfg.length - 3, cfg.seed).second_length > 0
             if cfg.objective != "none" and not labelled.any():
                 raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; put "
                                 "one on a line, a blank line between documents, or use --objective none")

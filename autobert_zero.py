@@ -18,7 +18,8 @@ Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar no
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
          D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
          D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions ·
-         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims)
+         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims) · D27 no
+         Figures 9 to 11 · D28 segments begin anywhere
 """
 import ast
 import dataclasses
@@ -59,10 +60,11 @@ class Config:
     squad: str = ""  # folder of train-v1.1.json, ...; default: demo questions
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: a trained SentencePiece (D13)
     vocab_size: int = 30000  # pieces, App. D.2 >= 1
+    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
     train_rows: int = 0  # training rows of each task; 0: all
     # model
-    arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json; with -att or -conv: as in Table 5
+    arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json; with /att-only, /conv-only: Table 5
     layers: int = 12  # L >= 1
     hidden: int = 768  # d >= 1
     heads: int = 12  # A >= 1
@@ -72,7 +74,7 @@ class Config:
     init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 > 0
     # pre-training, in --search of a candidate
     length: int = 128  # tokens a sequence, special ones included [8, 512]
-    steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, Table 6, --pretrain only
+    steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, App. D.2, --pretrain only
     batch: int = 160  # sequences an update, App. D.1 >= 1
     lr: float = 2e-4  # peak learning rate, App. D.1 > 0
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
@@ -97,7 +99,7 @@ class Config:
     population: int = 100  # initial random candidates, Sec. 4.1 >= 1
     rounds: int = 27  # after the population; 100 + 27 x 25 = 775 candidates
     parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
-    alpha: float = 0.01  # exploration in Eq. 3
+    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1
     ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) > 0
     no_weight_sharing: bool = False  # candidates start from random weights
     given = frozenset()  # no setting: the flags that were given
@@ -109,7 +111,7 @@ PRESETS = {
     "demo": dict(
         vocab_size=1000, tasks="MLM,CoLA", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07, length=32,
         batch=64, lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
-        search=dict(steps=160, train_rows=800, population=12, rounds=3, parents=2),
+        search=dict(steps=140, train_rows=800, population=12, rounds=3, parents=2),
         pretrain=dict(length=64, batch=32, steps=3000, save_every=500), finetune=dict(length=64, runs=3)),
     "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
                   finetune=dict(runs=3)),
@@ -118,7 +120,7 @@ PRESETS = {
     "dry_run": dict(steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
                     population=2, rounds=1, parents=1),
 }
-EPOCHS = 40  # of --pretrain with --steps 0, Table 6
+EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm
 MASK_RATE = 0.15  # of the tokens, as in BERT
 EDITS = ("replace", "insert", "delete", "rewire")  # of an attention, D7
@@ -164,7 +166,8 @@ def infer_graph(graph):
 
 def canonical(graph, node=None):
     """The one form by which graphs are compared: post-order from the output, equal parts merged, unused ones left out,
-    the operands of add sorted. With an operand `node`: (that form, the position of node in it, -1: left out)."""
+    the operands of add sorted. With the operand number `node` of an operation: (that form, where the operation stands
+    in it, -1: left out)."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
@@ -177,9 +180,9 @@ def canonical(graph, node=None):
             op, *operands = graph[operand - len(INPUTS)]
             if op == "add":
                 operands = sorted(operands, key=keys.__getitem__)
-            node = (op, *[visit(each) for each in operands])
+            operation = (op, *map(visit, operands))
             place[keys[operand]] = len(INPUTS) + len(order)
-            order.append(node)
+            order.append(operation)
         return place[keys[operand]]
 
     visit(len(keys) - 1)
@@ -351,9 +354,10 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 
 
 def ablate(arch, kind):
-    """Table 5: "-att" replaces a convolution with the attention behind it (the last ones: before it), "-conv" an
-    attention with the convolution before it (D14: our choice; the paper does not say)."""
-    wanted, direction = (int, -1) if kind == "-conv" else (tuple, 1)
+    """Table 5: "att-only" replaces a convolution with the attention behind it (the last ones: before it), "conv-only"
+    an attention with the convolution before it (D14: our choice; the paper does not say). D27: AutoBERT-att, -conv and
+    w/o-desc of Tables 2 and 3 are other searched networks, which only Figures 9 to 11 show."""
+    wanted, direction = (int, -1) if kind == "conv-only" else (tuple, 1)
     places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
     if not places:
         raise ValueError(f"the architecture has no layer to build {kind} from")
@@ -372,7 +376,7 @@ def stretch(arch, layers):
 
 def read_arch(name, layers):
     """The architecture of --arch and --layers; ValueError says what is wrong."""
-    text, kind = re.fullmatch("(.*?)(-att|-conv)?", name, re.DOTALL).groups()
+    text, kind = re.fullmatch("(.*?)(?:/(att-only|conv-only))?", name, re.DOTALL).groups()
     if text.endswith(".json"):
         text = read_best(text)
     arch = parse_arch({"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}.get(text, text))
@@ -710,9 +714,9 @@ class OperationPriority:
                     counts[options.index(option)] += 1
 
     def probabilities(self, options, place, legal=None):
-        """Over OPS at a position, or KERNELS in a layer, from 0; 0 for what is not `legal`. D9: softmax (Sec. 3.2) of
-        Eq. 3 in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves it uniform. A tenth is uniform, or
-        what failed once would never be tried again."""
+        """Of OPS at position `place` of a path, or of KERNELS in layer `place`; 0 for what is not `legal`. D9: softmax
+        (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves it uniform. A tenth is
+        uniform, or what failed once would never be tried again."""
         allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
         scores = [self.cfg.ucb_unit * u for u in ucb(*cell, self.cfg.alpha)] if cell else [0.0] * len(options)
@@ -758,7 +762,7 @@ def edits(graph, kind, position):
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
     """A legal graph one edit away, or None. Kind and place are random; a new operation is drawn by the priorities of
-    the position where it will stand."""
+    the position where it will stand (D7: of k operations that may be the k + 1st, where Sec. 3.2 has the first k)."""
     for kind, position in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
         children = {}  # {the new operation's position or None: {operation: [child]}}
         for child, node in edits(graph, kind, position):
@@ -813,7 +817,7 @@ def propose(history, number, cfg):
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
     ranked = sorted((line for line in history if not line["diverged"]), key=lambda line: (-line["score"], line["id"]))
     parents = [] if number < initial or cfg.strategy == "random" else ranked[:cfg.parents]  # Alg. 1, line 4
-    priority = OperationPriority(history, cfg)
+    priority = OperationPriority(history, cfg)  # Alg. 1, line 12
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
         for _ in range(100):  # a parent of known neighbours gives way to a random one
@@ -891,8 +895,8 @@ def search(cfg):
                 return f"round {number + 1}/{len(sizes)}, best {max([best, *scores]):.4f}"
 
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 8, 9
-            history += lines
-            if not cfg.no_weight_sharing:  # Alg. 1, line 11; one at a time in memory
+            history += lines  # Alg. 1, line 11
+            if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round; one at a time in memory
                 trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
                 supernet.write_back((proposals[line["id"]][1], load_file(folder / f"{line['id']}.pt"))
                                     for line in trained)
@@ -943,7 +947,6 @@ def mask_tokens(ids, tokenizer, rate, generator):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, settings_of, start
-    from common.corpus import join
     from common.distributed import (Pace, Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
                                     travelling)
@@ -951,12 +954,14 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
+    from data.corpus import join
     from data.inputs import open_run
     from data.network_code import (Attention, count_network, keep_chosen, read_best, record_round, show_best,
                                    write_network)
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
-GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))  # lr, weight decay; App. D.2
+# App. D.2: learning rate, weight decay, steps between looks at dev
+GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))
 LOOK_ROWS = 2000  # of dev, at --eval_every
 CHECK_EVERY = 20  # steps between looks at the norm, which make a GPU wait
 
@@ -977,7 +982,7 @@ def make_optimizer(model, weight_decay):
 
 def language_losses(model, data, corpus, cfg, position, rows):
     """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both, on `rows` examples from
-    `position` on of a corpus's endless stream, whose segments may begin in mid-sentence (D17)."""
+    `position` on of a corpus's endless stream. D28: its segments may begin in mid-sentence, where BERT's do not."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
@@ -1072,7 +1077,7 @@ def pretrain(cfg):
             mlm, nsp = (loss.item() for loss in losses)  # waits for the device
             speed = (step - clock[0]) * cfg.batch * cfg.length / (time.perf_counter() - clock[1]) if clock else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
-            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed or 0:.0f}")
+            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed:.0f}" if speed else "?")
             bar.update(step - bar.n)
             run.log(phase="pretrain", step=step, mlm=mlm, nsp=nsp, lr=rate, tokens_per_second=speed,
                     memory_mb=peak_memory(ranks.device), held_out=held_out)
@@ -1097,7 +1102,8 @@ def settle_arch(cfg):
     try:
         arch = read_arch(cfg.arch, cfg.layers)
     except ValueError as error:  # of JSON too
-        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
+        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert, "
+                        "/att-only or /conv-only behind them") from None
     cfg.arch = arch_text(arch)
     return arch
 
@@ -1157,7 +1163,8 @@ def export(cfg, name):
 
 
 def recipes(cfg):
-    """How each task is fine-tuned, GLUE's rows as long as pre-training's."""
+    """How each task is fine-tuned (App. D.1, D.2), GLUE's rows as long as pre-training's. What they leave out, GLUE's
+    batch and SQuAD's length, is BERT's (Sec. 4.1)."""
     paper = dict(lr=2e-5, epochs=3, warmup=0.01)
     found = {name: Recipe(batch=32, length=cfg.length, main=task.metrics[0], **paper)
              for name, task in glue.TASKS.items()}
@@ -1254,7 +1261,7 @@ def finetune_job(task, cfg, arch, source, folder, data):
         metrics, diverged = dict.fromkeys(task.metrics, 0.0), str(error)
     keep_model(folder, "finetune", cfg, data.tokenizer, model=model)
     checkpoint.remove()
-    return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay],
+    return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every],
             "metrics": metrics, "start": note, "diverged": diverged}
 
 
@@ -1280,9 +1287,10 @@ def finetune(cfg, text):
             return task
 
         for name, number in itertools.product(names, range(cfg.runs)):
-            for lr, decay in GRID if cfg.grid else [(cfg.finetune_lr or paper[name].lr, cfg.weight_decay)]:
-                own = dict(finetune_lr=lr, weight_decay=decay, seed=cfg.seed + number)
-                jobs[f"{name}-{number}-{lr}-{decay}"] = name, dataclasses.replace(cfg, **own)
+            one = cfg.finetune_lr or paper[name].lr, cfg.weight_decay, cfg.eval_every
+            for lr, decay, every in GRID if cfg.grid else [one]:
+                own = dict(finetune_lr=lr, weight_decay=decay, eval_every=every, seed=cfg.seed + number)
+                jobs[f"{name}-{number}-{lr}-{decay}-{every}"] = name, dataclasses.replace(cfg, **own)
 
         def work(job, mnli):
             name, own = jobs[job]

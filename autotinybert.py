@@ -67,6 +67,7 @@ class Config:
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's or the teacher's, else a new one
     vocab_size: int = 30522  # pieces of the vocabulary >= 1
+    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: the loss on held-out text (D12)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # SuperPLM
@@ -622,7 +623,6 @@ def distillation_loss(student, teacher, lengths):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
-    from common import corpus
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
@@ -631,7 +631,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
-    from data import hf_bert, latency_log
+    from data import corpus, hf_bert, latency_log
     from data.inputs import open_run
 
     warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
@@ -639,7 +639,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads; train and dev are a common.corpus.Corpus and its held-out part."""
+    """What a run reads; train and dev are a data.corpus.Corpus and its held-out part."""
     device: torch.device
     tokenizer: object = None
     train: object = None

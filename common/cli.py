@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import functools
 import inspect
-import math
 import re
 import sys
 import types
@@ -28,6 +27,10 @@ MOST = 10 ** 9  # the largest whole number of a knob
 
 class UserError(Exception):
     """A mistake the user can mend: shown as one line that names the place and the mend, exit status 2."""
+
+
+class MissingFile(UserError):
+    """A file that the user names, or a setting, is not there."""
 
 
 class Stop(Exception):
@@ -48,16 +51,6 @@ def field_comments(config_class):
     return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE))
 
 
-def fits(value, comment):
-    """Whether a number is finite and within the range at the end of its comment."""
-    found = RANGE.search(comment) or RANGE.search(">= 0")
-    opening, low, high, closing, sign, least = found.groups()
-    above = opening == "[" or sign == ">="
-    low, high = float(low or least), float(high or "inf")
-    return math.isfinite(value) and (low < value or above and value == low) and (
-        value < high or closing == "]" and value == high)
-
-
 def kind_of(field):
     """(type of one value, choices or None, whether several values are taken, whether None is a value) of a field."""
     kind, optional = field.type, isinstance(field.type, types.UnionType)
@@ -70,11 +63,23 @@ def kind_of(field):
     return kind, None, False, optional
 
 
-def add_field(parser, field, comment):
-    """One dataclass field as one flag. bool fields are switches and default to False; tuple[X, ...] takes several."""
-    kind, choices, several, optional = kind_of(field)
-    shown = "" if optional or field.default in ("", ()) or kind is bool else f" (default: {field.default})"
-    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": (comment + shown).replace("%", "%%")}
+def written(value):
+    """A setting as it is written on a command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(written, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def add_field(parser, field, comment, preset, actions):
+    """One dataclass field as one flag, with what a preset sets, for all actions and for single ones. bool fields are
+    switches and default to False; tuple[X, ...] takes several."""
+    kind, choices, several, _ = kind_of(field)
+    values = {"default:": preset.get(field.name, field.default), **{
+        f"--{action}": preset[action][field.name] for action in actions if field.name in preset.get(action, {})}}
+    shown = [f"{name} {written(value)}" for name, value in values.items() if value not in ("", ()) and
+             value is not None and value is not False]
+    words = comment + f" ({'; '.join(shown)})" * bool(shown)
+    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": words.replace("%", "%%")}
     if kind is bool:
         options["action"] = "store_true"
     else:
@@ -89,35 +94,25 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message[:400]} (--help lists the flags)\n")
 
 
-def check_number(name, number, comment):
-    """UserError where a number is outside the range at the end of its knob's comment, or larger than any machine."""
-    if number > MOST and isinstance(number, int) and name != "seed":
-        raise UserError(f"--{name} {number}: no machine has the memory or the time; choose a number up to {MOST:,}")
-    if not fits(number, comment):
-        words = (RANGE.search(comment) or RANGE.search(">= 0")).group()
-        raise UserError(f"--{name} {number}: choose a number {'in ' * (words[0] in '[(')}{words}")
-
-
-def check_numbers(config, comments):
-    """UserError where a number of the config is outside the range in its knob's line."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        for number in value if isinstance(value, tuple) else [value]:
-            if isinstance(number, (int, float)) and not isinstance(number, bool):
-                check_number(field.name, number, comments.get(field.name, ">= 0"))
-
-
 def check_setting(config_class, name, value):
-    """UserError where a value that comes from a file is not what the knob `name` takes: its type, choices, range."""
-    field = next(field for field in dataclasses.fields(config_class) if field.name == name)
-    kind, choices, several, optional = kind_of(field)
+    """UserError where a value is not what the knob `name` takes: its type, choices, and the range at the end of its
+    comment, or larger than any machine."""
+    kind, choices, several, optional = kind_of({field.name: field for field in dataclasses.fields(config_class)}[name])
     for one in value if several and isinstance(value, tuple) else [value]:
         if one is None and optional:
             continue
         if type(one) not in ((int, float) if kind is float else (kind,)) or choices and one not in choices:
             raise UserError(f"{name} {value!r}: must be {', '.join(choices or [f'of type {kind.__name__}'])}")
-        if kind in (int, float):
-            check_number(name, one, field_comments(config_class).get(name, ">= 0"))
+        if kind not in (int, float):
+            continue
+        if type(one) is int and one > MOST and name != "seed":
+            raise UserError(f"--{name} {one}: no machine has the memory or the time; choose a number up to {MOST:,}")
+        found = RANGE.search(field_comments(config_class).get(name, "")) or RANGE.search(">= 0")
+        opening, low, high, closing, sign, least = found.groups()
+        low, high = float(low or least), float(high or "inf")
+        if not (low < one < high or one == low and (opening == "[" or sign == ">=")
+                or one == high and closing == "]"):
+            raise UserError(f"--{name} {one}: choose a number {'in ' if opening else ''}{found.group()}")
 
 
 def settings_of(presets, preset, action, actions):
@@ -130,6 +125,9 @@ def parse(config_class, presets, actions, description, argv=None):
     """Parse a paper file's command line; start() is what a paper file calls. Returns (action, its value or True,
     config); (None, None, config) where no action was given, after printing the help. Errors exit with status 2 and one
     line."""
+    first = Parser(add_help=False, allow_abbrev=False)  # the help tells what the preset sets
+    first.add_argument("--preset", default=config_class().preset)
+    preset = first.parse_known_args(argv)[0].preset
     parser = Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one a call").add_mutually_exclusive_group()
     for name, (_, help_text, *metavar) in actions.items():
@@ -137,21 +135,22 @@ def parse(config_class, presets, actions, description, argv=None):
         group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS, help=help_text, **kind)
     settings, comments = parser.add_argument_group("settings"), field_comments(config_class)
     for field in dataclasses.fields(config_class):
-        add_field(settings, field, comments.get(field.name, ""))
+        add_field(settings, field, comments.get(field.name, ""), presets.get(preset, {}), actions)
     given = vars(parser.parse_args(argv))
     chosen = [(key.removeprefix("action_"), given.pop(key)) for key in list(given) if key.startswith("action_")]
     action, value = chosen[0] if chosen else (None, None)
-    preset = given.get("preset", config_class().preset)
     names = [name for name in presets if name != "dry_run"]
     if preset not in names:
         parser.error(f"--preset {preset}: there is no such preset; choose from {', '.join(names)}")
     given = {name: tuple(setting) if isinstance(setting, list) else setting for name, setting in given.items()}
     config = config_class(**{**settings_of(presets, preset, action, actions), **given})
-    config.given, config.program = frozenset(given), Path(inspect.getsourcefile(config_class)).stem
+    config.given, config.action = frozenset(given), action
+    config.program = Path(inspect.getsourcefile(config_class)).stem
     if config.dry_run:
         for name, setting in settings_of(presets, "dry_run", action, actions).items():
             setattr(config, name, setting)
-    check_numbers(config, comments)
+    for field in dataclasses.fields(config):
+        check_setting(config_class, field.name, getattr(config, field.name))
     config.out = config.out or f"runs/{config.program}-{action}-{preset}"
     if config.dry_run:  # a folder of its own, made anew each time
         config.out, config.restart = config.out.rstrip("/") + "-dry", True
@@ -167,7 +166,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     {field: value, ...}}}, the inner ones for that action alone; presets["dry_run"] is laid over all else with
     --dry_run. actions: {name: (function, help)}, or (function, help, METAVAR) where the action takes a value, called
     as function(config) or function(config, value). The config's attribute `given` names the flags that were given,
-    `program` the file. check(config, action): what else the file refuses, before the action.
+    `action` the action, `program` the file. check(config, action): what else the file refuses, before the action.
     """
     action, value, config = parse(config_class, presets, actions, description, argv)
     if action is None:

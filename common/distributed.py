@@ -39,8 +39,6 @@ from tqdm import tqdm
 from common.cli import Stop, UserError
 from common.files import read_json, release_locks, write_atomic
 
-# --- processes -----------------------------------------------------------------------------------
-
 @dataclasses.dataclass
 class Ranks:
     """Who this process is. rank 0 writes files and talks."""
@@ -97,8 +95,6 @@ def pick_device(name, local_rank=0):
 def autocast(dtype, device):
     """The autocast context of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100
     times slower in bfloat16)."""
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise UserError(f"--dtype {dtype}: choose auto, float32 or bfloat16")
     has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16" or dtype == "auto" and has_it)
 
@@ -209,27 +205,30 @@ def travelling(network, ranks, last):
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
 
 
-def share_out(ranks, names, folder, label, work):
+def share_out(ranks, names, folder, label, work, before=0, total=0):
     """[work(name) for each name], JSON objects, shared out over the processes. Each is kept as folder/NAME.json, and
-    what is there is not done again. label: of the bar, or a function that gives it anew after each. Raises Stop on
-    every rank after SIGTERM on any."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    what is there is not done again. label: of the bar, or a function that gives it anew after each; before, total: what
+    the bar counts beside these names, where they are a part of more. Raises Stop on every rank after SIGTERM on any."""
+    paths = {name: Path(folder) / f"{name}.json" for name in names}
+    text = label if callable(label) else lambda: label
+
+    def done():
+        return before + sum(path.exists() for path in paths.values())  # by all processes
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
     # a rank that is told to stop meets the others below, where they wait for it
-    with progress(ranks, len(names), label() if callable(label) else label) as bar, contextlib.suppress(Stop):
+    with progress(ranks, total or len(names), text(), done()) as bar, contextlib.suppress(Stop):
         for name in names[ranks.rank::ranks.size]:
             if stop_requested():
                 break
-            if not (folder / f"{name}.json").exists():
-                write_atomic(folder / f"{name}.json", json.dumps(work(name), indent=1))
-            bar.set_description(label() if callable(label) else label, refresh=False)
-            bar.update(min(ranks.size, len(names) - bar.n))
+            if not paths[name].exists():
+                write_atomic(paths[name], json.dumps(work(name), indent=1))
+            bar.set_description(text(), refresh=False)
+            bar.update(done() - bar.n)
     if stopping(ranks):
         raise Stop
-    return [read_json(folder / f"{name}.json", dict, "delete the file") for name in names]
+    return [read_json(paths[name], dict, "delete the file") for name in names]
 
-
-# --- randomness and hardware ---------------------------------------------------------------------
 
 def seed_of(*key):
     """A 63-bit seed that depends on every part of key (numbers and strings)."""
@@ -267,8 +266,6 @@ def peak_memory(device):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e3)
 
-
-# --- stopping and telling -------------------------------------------------------------------------
 
 _stop_requested = False
 

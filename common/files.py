@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from common.cli import UserError
+from common.cli import MissingFile, UserError
 
 
 @contextlib.contextmanager
@@ -43,16 +43,14 @@ def read_text(path, mend, newline=None):
     there is no file, with the mend, or where it is no UTF-8, with the line."""
     try:
         content = Path(path).read_bytes()
+        if b"\0" in content:
+            raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save the file as UTF-8 text")
         text = content.decode("utf-8-sig")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise UserError(f"{path}: no such file; {mend}") from None
+        raise MissingFile(f"{path}: no such file; {mend}") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        if b"\0" not in content:
-            raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-        text = "\0"
-    if "\0" in text:
-        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save the file as UTF-8 text")
+        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
     return text.replace("\r\n", "\n") if newline is None else text
 
 
@@ -132,8 +130,6 @@ def load_newest(path, device="cpu"):
         return load_file(previous(path), device)
 
 
-# --- who may write where -------------------------------------------------------------------------
-
 _locks = {}  # {path: open file}, of this process
 
 
@@ -175,8 +171,6 @@ def release_locks(*paths):
         if path in _locks:
             _locks.pop(path).close()
 
-
-# --- what was read -------------------------------------------------------------------------------
 
 def fingerprint(path, part=1 << 16):
     """A hash of a file's size and of `part` bytes at its beginning, middle and end: the same for a copy."""

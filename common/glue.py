@@ -38,10 +38,6 @@ class Task:
     columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
 
     @property
-    def main(self):
-        return self.metrics[0]
-
-    @property
     def classes(self):
         """Outputs that a model needs: the number of labels, 1 for regression."""
         return len(self.labels) or 1
@@ -69,8 +65,6 @@ MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
               "test_diagnostic": "../diagnostic/diagnostic"}  # AX: what else the leaderboard asks an MNLI model
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")  # AutoBERT-Zero, Appendix C
 
-
-# --- files
 
 @dataclass
 class Examples:
@@ -157,13 +151,11 @@ def load(folder, task, split):
     return Examples(first, second if len(text) == 2 else None, np.array(labels, kind) if labelled else None, path)
 
 
-# --- token batches
-
 class Rows:
     """Many short rows of integers in one flat buffer: rows[i] is a list, but a token takes 4 bytes and no object."""
 
-    def __init__(self, rows=(), kind="i"):
-        self.flat, self.starts = array(kind), array("q", [0])
+    def __init__(self, rows=()):
+        self.flat, self.starts = array("i"), array("q", [0])
         for row in rows:
             self.append(row)
 
@@ -178,9 +170,9 @@ class Rows:
         i = range(len(self))[i]
         return self.flat[self.starts[i]:self.starts[i + 1]].tolist()
 
-    @property
+    @cached_property
     def lengths(self):
-        """(n,) int64."""
+        """(n,) int64; asked for when all rows are there."""
         return np.diff(np.asarray(self.starts))
 
     def put(self, out, index, column, start, length):
@@ -192,60 +184,62 @@ class Rows:
         out[inside] = np.asarray(self.flat)[source[inside]]
 
 
+def join(parts, specials, width):
+    """[CLS] A [SEP] B [SEP] of a batch, or [CLS] A [SEP]. parts: of A and B (Rows, index (B,), start, length (B,)).
+    specials: ids of [CLS], [SEP], padding. Returns int64 arrays ids (B, width), segments (B, width): 1 in B and the
+    [SEP] behind it, 0 elsewhere."""
+    ids, ends, column = np.full((len(parts[0][1]), width), specials[2], dtype=np.int64), [], 1
+    for rows, index, start, length in parts:
+        rows.put(ids, index, column, start, length)
+        column = column + length + 1
+        ids[np.arange(len(ids)), column - 1] = specials[1]
+        ends.append(column[:, None])
+    ids[:, 0], places = specials[0], np.arange(width)
+    return ids, ((places >= ends[0]) & (places < ends[-1])).astype(np.int64)
+
+
 @dataclass
 class Features:
-    """Token ids and segments (0 or 1) with [CLS] and [SEP], one row an example; labels as in Examples."""
-    ids: Rows
-    segments: Rows
+    """Token ids of the sentences, cut to what fits; labels as in Examples."""
+    sides: list  # Rows of the first sentences and, in tasks of two, of the second ones
     labels: np.ndarray | None
-    pad_id: int
+    specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
 
     def __len__(self):
-        return len(self.ids)
+        return len(self.sides[0])
 
     @cached_property
     def lengths(self):
-        """(n,) int64."""
-        return self.ids.lengths
+        """(n,) int64 tokens of the input, special ones included."""
+        return 1 + sum(rows.lengths + 1 for rows in self.sides)
 
     def batch(self, index, width):
         """ids, segments (B, width) int64, lengths (B,) int64, and labels (B,) int64 or float32 where there are any."""
-        lengths, shape = self.lengths[index], (len(index), width)
-        ids, segments = np.full(shape, self.pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        self.ids.put(ids, index, 0, 0, lengths)
-        self.segments.put(segments, index, 0, 0, lengths)
+        ids, segments = join([(rows, index, 0, rows.lengths[index]) for rows in self.sides], self.specials, width)
         labels = {} if self.labels is None else {"labels": self.labels[index]}
-        return {"ids": ids, "segments": segments, "lengths": lengths, **labels}
-
-
-def pair(first_ids, second_ids, max_length, tokenizer):
-    """(ids, segments) of [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where second_ids is not None: at most max_length ids.
-    The longer part is cut first, from its end (in a tie: B). UserError where max_length leaves no room."""
-    room = max_length - (2 if second_ids is None else 3)
-    if room < 2:
-        raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
-    keep = min(len(first_ids), room if second_ids is None else max(room - len(second_ids), (room + 1) // 2))
-    first = [tokenizer.cls_id, *first_ids[:keep], tokenizer.sep_id]
-    second = [] if second_ids is None else [*second_ids[:room - keep], tokenizer.sep_id]
-    return first + second, [0] * len(first) + [1] * len(second)
+        return {"ids": ids, "segments": segments, "lengths": self.lengths[index], **labels}
 
 
 def encode(examples, tokenizer, max_length, block=10_000):
-    """Examples -> Features: [CLS] A [SEP] (B [SEP]), cut to max_length tokens from the longer sentence's end; one
-    warning counts the rows that were."""
-    ids, segments, name, whole = Rows(), Rows(kind="b"), examples.path.parent.name, []
+    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens, cut from the longer sentence's end
+    (in a tie: B's); one warning counts the rows that were. UserError where max_length leaves no room."""
+    texts = [side for side in (examples.first, examples.second) if side]
+    sides, room, cut = [Rows() for _ in texts], max_length - 1 - len(texts), 0
+    if room < 2:
+        raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
+    name = examples.path.parent.name
     for start in tqdm(range(0, len(examples), block), desc=f"encode {name}", disable=None, leave=False):
-        sides = [side[start:start + block] for side in (examples.first, examples.second) if side]
-        for first, *second in zip(*map(tokenizer.encode_batch, sides)):
-            row, kinds = pair(first, second[0] if second else None, max_length, tokenizer)
-            ids.append(row)
-            segments.append(kinds)
-            whole.append(len(row) >= 2 + len(first) + sum(len(side) + 1 for side in second))
-    if not all(whole):
-        warnings.warn(f"{examples.path}: {whole.count(False)} of {len(whole)} rows are longer than {max_length} tokens "
-                      "and are cut", stacklevel=2)
-    return Features(ids, segments, examples.labels, tokenizer.pad_id, max_length)
+        for row in zip(*(tokenizer.encode_batch(side[start:start + block]) for side in texts)):
+            first, second = len(row[0]), len(row[-1]) * (len(row) - 1)
+            keep = min(first, max(room - second, (room + 1) // 2))
+            for rows, ids, most in zip(sides, row, (keep, room - keep)):
+                rows.append(ids[:most])
+            cut += first + second > room
+    if cut:
+        warnings.warn(f"{examples.path}: {cut} of {len(examples)} rows are longer than {max_length} tokens and are cut",
+                      stacklevel=2)
+    return Features(sides, examples.labels, (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id), max_length)
 
 
 def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
@@ -274,8 +268,6 @@ def batches(features, batch_size, seed=None, epoch=0):
         batch = features.batch(index, max(width, min(-(-width // 8) * 8, features.max_length)))
         yield {name: torch.from_numpy(value) for name, value in (batch | {"index": index}).items()}
 
-
-# --- scores
 
 def score(task, predictions, labels):
     """{metric: value} of the task's official metrics, and the main one again as "main"; shares, not percent.

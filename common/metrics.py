@@ -1,9 +1,9 @@
-"""The official metrics of GLUE and SQuAD, and the rank statistics that judge a search, in numpy alone.
+"""The official metrics of GLUE and SQuAD, in numpy alone.
 
 Definitions follow scikit-learn, SciPy and the official SQuAD scripts, whose numbers the tests hold as constants. Where
 those give NaN or stop (no data, a constant input), the value here is 0.0: a broken model must look useless, never good.
-For the same reason NaN among the inputs makes every correlation and pairwise_accuracy 0.0, and a NaN prediction simply
-wrong for accuracy and F1. Everything is a share (0..1) or a correlation (-1..1). BLEU is in data/bleu.py.
+For the same reason NaN among the inputs makes every correlation 0.0, and a NaN prediction simply wrong for accuracy and
+F1. Everything is a share (0..1) or a correlation (-1..1). BLEU is in data/bleu.py.
 """
 import math
 import re
@@ -20,8 +20,6 @@ def two_arrays(predictions, labels):
         raise ValueError(f"{len(predictions)} predictions for {len(labels)} labels")
     return predictions, labels
 
-
-# --- classes
 
 def accuracy(predictions, labels):
     """Share of equal entries."""
@@ -49,8 +47,6 @@ def matthews(predictions, labels):
     return float((right * n - guessed @ real) / math.sqrt(spread)) if spread else 0.0
 
 
-# --- scores and ranks
-
 def pearson(predictions, labels):
     """Pearson correlation; 0.0 for constant, infinite or NaN input and below two points."""
     predictions, labels = two_arrays(predictions, labels)
@@ -77,36 +73,6 @@ def spearman(predictions, labels):
         return 0.0
     return pearson(ranks(predictions), ranks(labels))
 
-
-def pair_signs(values):
-    """(n, n) int8: 1 where the row's value is larger than the column's, -1 where it is smaller, 0 where they tie."""
-    values = values[:, None]
-    return (values > values.T).astype(np.int8) - (values < values.T)
-
-
-def kendall(predictions, labels):
-    """Kendall's tau-b; 0.0 where a side is constant. Time and memory grow with n^2."""
-    predictions, labels = two_arrays(predictions, labels)
-    if np.isnan([predictions, labels]).any():
-        return 0.0
-    one, two = pair_signs(predictions), pair_signs(labels)
-    untied = math.sqrt(np.count_nonzero(one)) * math.sqrt(np.count_nonzero(two))
-    return float(np.sum(one * two, dtype=np.int64) / untied) if untied else 0.0
-
-
-def pairwise_accuracy(predictions, labels):
-    """Share of the unordered pairs that both sides order alike. Tied in both counts 1 (they agree), tied in one only
-    counts 1/2 (a coin would decide), so that a constant prediction of distinct labels scores 0.5, which is chance."""
-    predictions, labels = two_arrays(predictions, labels)
-    n = len(labels)
-    if np.isnan([predictions, labels]).any() or n < 2:
-        return 0.0
-    one, two = pair_signs(predictions), pair_signs(labels)
-    both_tied = np.sum((one == 0) & (two == 0)) - n  # an item with itself is no pair
-    return float(0.5 + 0.5 * (np.sum(one * two, dtype=np.int64) + both_tied) / (n * (n - 1)))
-
-
-# --- SQuAD
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

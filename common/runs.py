@@ -58,8 +58,8 @@ class RunFolder:
 
     def content(self):
         """Names in the folder that say that a run has begun; not what a killed write left."""
-        names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
-        return {name for name in names - {"config.json", "log.jsonl", "lock"} if ".tmp" not in name}
+        names = {path.name for path in self.folder.glob("*") if ".tmp" not in path.name}
+        return names - {"config.json", "log.jsonl", "lock"}
 
     def _open(self, record, cfg, reads):
         config = self.folder / "config.json"
@@ -76,11 +76,10 @@ class RunFolder:
                 self._clear(getattr(cfg, "writes", ()))
         for left in self.folder.glob("*.tmp*"):
             left.unlink()
-        here = environment(self.ranks.device)
-        if begun and not cfg.restart:
+        here, self.new = environment(self.ranks.device), not begun or cfg.restart
+        if not self.new:
             self._write("log.jsonl", {"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
         else:
-            self.new = not begun or cfg.restart
             write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
 
     def _compare(self, old, record, whole):
@@ -141,10 +140,8 @@ class RunFolder:
     def finished(self):
         """The result of finish(), or None while the run is not finished. UserError where it was changed since."""
         def read(path):
-            if not path.exists():
-                return None
-            result = read_json(path, dict, "delete it, the same command makes it anew")
-            if result.pop("digest", digest(result)) != digest(result):
+            result = read_json(path, dict, "delete it, the same command makes it anew") if path.exists() else None
+            if result and result.pop("digest", digest(result)) != digest(result):
                 raise UserError(f"{path}: damaged, or changed by hand; delete it, the same command makes it anew")
             return result
         return on_main(self.ranks, read, self.folder / "done.json")
@@ -197,7 +194,6 @@ class Checkpoint:
                 print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
         if candidates:
             raise UserError(f"{self.path}: neither it nor the one before can be read; --restart begins anew")
-        return None
 
     def remove(self):
         """Delete the files (a finished candidate needs none)."""
@@ -223,11 +219,9 @@ class LastWeights:
 
     def mean(self):
         """{name: tensor}"""
-        states = [load_file(path) for path in self.files()[-self.count:]]
-        total = states[0]
-        for state in states[1:]:
-            total = {name: total[name] + value for name, value in state.items()}
-        return {name: value / len(states) for name, value in total.items()}
+        first, *others = [load_file(path) for path in self.files()[-self.count:]]
+        return {name: sum((other[name] for other in others), value) / (len(others) + 1)
+                for name, value in first.items()}
 
     def remove(self):
         for path in self.files():

@@ -22,13 +22,11 @@ from tqdm import tqdm
 from common import metrics
 from common.cli import UserError
 from common.files import read_json
-from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
+from common.glue import Rows, batches, join  # noqa: F401  (batches(features, ...) is the same for all tasks)
 
 Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, start in context)
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
-
-# --- files
 
 def field(mapping, key, kind, place):
     """mapping[key], which must be of this kind."""
@@ -70,8 +68,6 @@ def load(path):
         raise UserError(f"{path}: no questions; take the official SQuAD file")
     return list(questions.values())
 
-
-# --- windows
 
 @lru_cache(maxsize=4096)
 def cut_windows(tokens, capacity, stride):
@@ -123,7 +119,7 @@ class Features:
         also start, end (B,) int64 and impossible (B,) float32."""
         question, place, start, length = self.windows[index, :4].T.astype(np.int64)
         query = self.queries, question, 0, self.offsets[index] - 2
-        ids, segments = join(query, (self.contexts, place, start, length), self.specials, width)
+        ids, segments = join([query, (self.contexts, place, start, length)], self.specials, width)
         places = np.arange(width) - self.offsets[index, None]
         p_mask = (places < 0) | (places >= length[:, None])
         p_mask[:, 0] = False
@@ -183,21 +179,6 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
     return Features(questions, queries, contexts, char_start, char_end, np.concatenate(windows),
                     np.concatenate(targets) if training else None, specials, max_length)
 
-
-def join(first, second, specials, width):
-    """[CLS] first [SEP] second [SEP] for a batch. first, second: (Rows, index (B,), start, length (B,)).
-    Returns int64 arrays ids (B, width), segments (B, width)."""
-    ids = np.full((len(first[1]), width), specials[2], dtype=np.int64)
-    middle, last = first[3] + 1, first[3] + second[3] + 2
-    for rows, index, start, length, column in ((*first, 1), (*second, middle + 1)):
-        rows.put(ids, index, column, start, length)
-    each = np.arange(len(ids))
-    ids[:, 0], ids[each, middle], ids[each, last] = specials[0], specials[1], specials[1]
-    places = np.arange(width)
-    return ids, ((places > middle[:, None]) & (places <= last[:, None])).astype(np.int64)
-
-
-# --- answers
 
 def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer=30):
     """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
@@ -273,8 +254,6 @@ def distinct(context, spans, n_best):
     return [{"text": text, "score": value, "probability": float(weight)}
             for (text, value), weight in zip(texts.items(), weights / weights.sum())]
 
-
-# --- the official scores
 
 def question_scores(question, prediction, version):
     """(exact match, F1) of one prediction, the best over the answers; None scores 0."""

@@ -23,8 +23,8 @@ import torch
 from torch.nn.functional import pad
 
 from common import glue, squad
-from common.cli import UserError
-from common.distributed import on_main, say, share_out
+from common.cli import MissingFile, UserError
+from common.distributed import say, share_out
 from common.files import write_atomic
 from common.glue import file_of
 
@@ -178,10 +178,13 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None):
     own = {key: value for key, value in own.items() if value is not None}
     recipe = dataclasses.replace(recipes[name], **({"steps": 0} if "epochs" in own else {}), **own)
     kind = (kinds or {}).get(name, SquadTask if name.startswith("SQuAD") else GlueTask)
-    return kind(name, cfg, tokenizer, recipe)
+    try:
+        return kind(name, cfg, tokenizer, recipe)
+    except MissingFile as error:
+        if getattr(cfg, "action", "finetune") == "finetune" or "tasks" in cfg.given:
+            raise
+        raise UserError(f"{error}; the preset's --tasks names {name}") from None
 
-
-# --- jobs
 
 def run_jobs(ranks, folder, jobs, work):
     """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
@@ -192,7 +195,8 @@ def run_jobs(ranks, folder, jobs, work):
     folder, results, start = Path(folder) / "jobs", [], None
     late = [job for job, task in jobs.items() if task in FROM_MNLI and "MNLI" in jobs.values()]
     for stage in ([job for job in jobs if job not in late], late):
-        results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start)) if stage else []
+        results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start), len(results),
+                             len(jobs)) if stage else []
         for job, result in zip(stage, results[-len(stage):]):  # as read, perhaps after someone's editing
             metrics = result.get("metrics")
             if not {"job", "task", "setting", "diverged"} <= result.keys() or not isinstance(metrics, dict) or not (

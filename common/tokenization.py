@@ -1,7 +1,6 @@
 """Text to token ids and back: ALBERT's SentencePiece and BERT's WordPiece behind one small interface.
 
-    path = train_sentencepiece(["books/"], "spiece.model", vocab_size=8000)
-    tokenizer = load_tokenizer(path)        # a spiece.model, a BERT vocab.txt, or a folder that holds one of them
+    tokenizer = load_tokenizer("books/spiece.model")    # or a BERT vocab.txt, or a folder that holds one of them
     rows = tokenizer.encode_batch(["A man.", "He sat."])
     ids, spans = tokenizer.encode_with_offsets("A man.")     # spans: (start, end) of each piece in the raw text
 
@@ -12,9 +11,7 @@ accents and quotes kept, no comma rule. WordPiece follows BERT's own code. Unlik
 reads "[MASK]" or "<unk>" written out in a text as a special piece.
 """
 import hashlib
-import io
 import json
-import os
 import re
 import unicodedata
 from pathlib import Path
@@ -25,7 +22,6 @@ import sentencepiece
 from common.cli import UserError
 from common.files import read_json, read_text, write_atomic
 
-ALBERT_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # pieces of their own in ALBERT's vocabulary
 SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"),
             "mask": ("[MASK]", "<mask>")}
 SETTINGS = "tokenizer_config.json"  # beside a vocabulary: whether case is kept
@@ -36,21 +32,6 @@ RAW_UNIT = re.compile(r"\s+|``|''|.", re.DOTALL)
 WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # between BERT's white space
 CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
                  "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]")
-
-
-def text_files(paths):
-    """The files that `paths` stand for: a file as it is, a folder's *.txt at any depth, sorted. UserError if none."""
-    found = []
-    for path in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
-        if not path.exists():
-            raise UserError(f"{path}: there is no such file or folder; check the path")
-        inside = sorted(p for p in path.rglob("*.txt") if p.is_file()) if path.is_dir() else [path]
-        if not inside:
-            raise UserError(f"{path}: the folder holds no *.txt file; name the files, or rename them to end in .txt")
-        found += inside
-    if not found:
-        raise UserError("corpus: no text file was given; name at least one file or folder")
-    return found
 
 
 def without_marks(text):
@@ -290,52 +271,3 @@ def load_tokenizer(path, lower=None):
             raise UserError(f"{beside}: do_lower_case is {lower!r}; it must be true or false")
     kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
     return kind(path, lower is not False)
-
-
-def sample_lines(files, lower, sample_bytes):
-    """The files' lines, evenly thinned out to about sample_bytes; an overlong one comes in parts, to bound memory."""
-    rate, count, lines = min(1.0, sample_bytes / max(1, sum(os.path.getsize(path) for path in files))), 0, []
-    for path in files:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:
-            for line in iter(lambda: file.readline(1 << 16), ""):
-                count += 1
-                if int(count * rate) > int((count - 1) * rate):
-                    lines.append(preprocess(line) if lower else line.strip())
-    return [line for line in lines if line]
-
-
-def training_mistake(message, file, vocab_size):
-    """SentencePiece's complaint as one line that says what to do."""
-    if most := re.search(r"value <= (\d+)", message):
-        return f"{file}: the text gives at most {most[1]} pieces, not {vocab_size}; use {most[1]}, or more text"
-    if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return f"{file}: the characters alone need {least[1]} pieces; use a vocab_size well above, not {vocab_size}"
-    return f"{file}: SentencePiece cannot train vocab_size {vocab_size} ({message.splitlines()[0]}); change vocab_size"
-
-
-def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1, extra_symbols=(),
-                        sample_bytes=200_000_000):
-    """Train a unigram model with ALBERT's settings on text files or folders; returns out_path (a file to be written).
-
-    Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK], then extra_symbols and, with lower, ALBERT_SYMBOLS, each always
-    a piece of its own. Memory: 24 bytes a byte of text, so of more than sample_bytes only every n-th line is taken
-    (ALBERT took 10 million lines). The same text, settings, threads and sentencepiece version: the same file.
-    UserError where the text cannot fill vocab_size: it names the largest that works.
-    """
-    files, out_path, model = text_files(files), Path(out_path), io.BytesIO()
-    lines = sample_lines(files, lower, sample_bytes)
-    if not lines:
-        raise UserError(f"{files[0]}: there is no text to train on; give files with text")
-    sentencepiece.set_random_generator_seed(0)
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=vocab_size,
-            character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
-            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-            user_defined_symbols=[*extra_symbols, *(ALBERT_SYMBOLS if lower else ())], num_threads=threads,
-            input_sentence_size=10_000_000, max_sentence_length=1 << 20, minloglevel=2)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(training_mistake(str(error), files[0], vocab_size)) from None
-    out_path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out_path, model.getvalue())
-    return out_path

@@ -17,9 +17,9 @@ from collections import Counter
 import numpy as np
 from tqdm import tqdm
 
-from common.tokenization import text_files
 from data.outputs import TextFiles
 from data.text import body_of, in_order, layout_of, split_sentences, text_blocks
+from data.vocabulary import text_files
 
 SHARE = 1 << 22  # bytes of books that a worker takes at once
 SHORTEST = 5_000  # characters of prose: less is an index, a notice, a picture's caption

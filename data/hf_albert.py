@@ -8,8 +8,8 @@ import re
 import torch
 
 from common import glue
-from common.weights import read_weights
 from data.hf_folder import write_folder
+from data.hf_weights import read_weights
 
 GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
 NAMES = (  # (our module, theirs); {} is the number of a block here, of a group there

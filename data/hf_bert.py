@@ -13,8 +13,9 @@ import torch
 from common.cli import UserError
 from common.files import read_json, write_atomic
 from common.tokenization import load_tokenizer
-from common.weights import read_init, read_weights, take_over
+from common.weights import read_init, take_over
 from data.hf_folder import write_folder
+from data.hf_weights import read_weights
 
 NAMES = {  # our module: theirs
     "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",

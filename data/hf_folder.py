@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.cli import UserError
 from common.files import write_atomic
-from common.weights import write_weights
+from data.hf_weights import write_weights
 
 NEVER = -1e4  # the score of a piece that is not to be used
 ROLES = ("pad", "unk", "cls", "sep", "mask")

@@ -8,15 +8,16 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError
-from common.corpus import Corpus, read_meta
 from common.distributed import on_main, say
 from common.files import lock, release_locks
 from common.runs import RunFolder
 from common.tokenization import load_tokenizer
+from data.corpus import Corpus, read_meta
 from data.prepare import make_demo
 from data.text import make_corpus
 
 ROOT = Path(__file__).resolve().parent.parent
+MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by, and of Wikipedia 5% are 300,000
 OTHERS = ("init", "tokenizer", "teacher", "arch", "ensemble", "dev_corpus")  # further flags that name files
 
 
@@ -102,9 +103,9 @@ def open_text(cfg, ranks, folder):
 
     A corpus that `data/prepare.py corpus` made (one folder with meta.json) is used as it is, with the tokenizer beside
     it. Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made under
-    folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. Held out are 5% of the documents, or what the knobs
-    held_out (a share) and held_out_most (documents, 0 for any number) say in a Config that has them; or, with
-    cfg.dev_corpus, that text and nothing of the corpus.
+    folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the share of the documents that
+    is held out, at most MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and
+    nothing of the corpus.
     """
     prepared = len(cfg.corpus) == 1 and (Path(cfg.corpus[0]) / "meta.json").exists()
     target = Path(cfg.corpus[0]) if prepared else Path(folder) / "corpus"
@@ -118,8 +119,11 @@ def open_text(cfg, ranks, folder):
         apart = Path(folder) / "corpus" / "dev"
         on_main(ranks, make_text, cfg.dev_corpus, apart, cfg, str(tokenizer.path), ranks)
         return tokenizer, Corpus(target, tokenizer), Corpus(apart, tokenizer)
-    share, most = getattr(cfg, "held_out", 0.05), getattr(cfg, "held_out_most", 1000)
-    return tokenizer, *Corpus(target, tokenizer).split(share, most)
+    corpus, held = Corpus(target, tokenizer), cfg.held_out
+    if held >= max(1, len(corpus.ids)):
+        raise UserError(f"--held_out {held:.0f}: {target} has {len(corpus.ids)} documents, and some must be left to train "
+                        "on; hold out fewer")
+    return tokenizer, *corpus.split(min(held, 1.0), MOST_HELD_OUT if held < 1 else int(held))
 
 
 def make_text(paths, target, cfg, tokenizer, ranks):

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from common.cli import UserError
 from common.distributed import gather, on_main, progress, say, seed_of
 from common.files import read_json, read_text, write_atomic
-from common.tokenization import load_tokenizer, train_sentencepiece
+from common.tokenization import load_tokenizer
+from data.vocabulary import train_sentencepiece
 
 BLOCK = 100_000  # lines encoded at once
 

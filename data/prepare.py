@@ -26,7 +26,7 @@ if __name__ == "__main__":  # run as a program, Python looks for modules in data
 from common import squad  # noqa: E402
 from common.cli import Parser, UserError, run  # noqa: E402
 from common.files import read_json, write_atomic  # noqa: E402
-from common.tokenization import load_tokenizer, text_files  # noqa: E402
+from common.tokenization import load_tokenizer  # noqa: E402
 from data import books, race, wikipedia  # noqa: E402
 from data.demo import make_demo  # noqa: E402  (offered to the paper files: `from data.prepare import make_demo`)
 from data.download import FINISH, download  # noqa: E402
@@ -34,6 +34,7 @@ from data.pairs import filter_pairs  # noqa: E402
 from data.released import HUB, MODELS, WIKIMEDIA, download_dump, download_model  # noqa: E402
 from data.submission import make_submission  # noqa: E402
 from data.text import make_corpus, split_sentences  # noqa: E402
+from data.vocabulary import text_files  # noqa: E402
 
 
 def demo(args):

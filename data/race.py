@@ -20,8 +20,7 @@ from tqdm import tqdm
 from common import metrics
 from common.cli import UserError
 from common.files import parse_json, read_text, write_atomic
-from common.glue import Rows, batches  # noqa: F401  (batches(features, ...) is the same for all tasks)
-from common.squad import join
+from common.glue import Rows, batches, join  # noqa: F401  (batches(features, ...) is the same for all tasks)
 from common.tasks import Task, limit
 
 LEVELS = ("middle", "high")
@@ -99,7 +98,7 @@ class Features:
         rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
         place, used = self.inputs[rows].T.astype(np.int64)
         second = self.options, rows, 0, self.options.lengths[rows]
-        ids, segments = join((self.passages, place, 0, used), second, self.specials, width)
+        ids, segments = join([(self.passages, place, 0, used), second], self.specials, width)
         shape = len(index), OPTIONS, width
         return {"ids": ids.reshape(shape), "segments": segments.reshape(shape), "lengths": self.lengths[index],
                 "labels": np.array([self.questions[row].answer for row in index], dtype=np.int64)}

@@ -1,4 +1,4 @@
-"""Text -> token files on disk, for common/corpus.py.
+"""Text -> token files on disk, for data/corpus.py.
 
     corpus = prepare_corpus(["books/", "wiki.txt"], tokenizer, "cache/", workers=8)
 
@@ -14,6 +14,7 @@ How text is read. A file's first 128 KiB decide its layout:
 A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
 is near. The licence that Project Gutenberg puts before and behind its books is left out.
 """
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -32,9 +33,10 @@ import numpy as np
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.corpus import NAMES, Corpus, read_meta
 from common.files import fingerprint, fingerprints, read_json, write_atomic
-from common.tokenization import load_tokenizer, text_files, train_sentencepiece
+from common.tokenization import load_tokenizer
+from data.corpus import NAMES, Corpus, read_meta
+from data.vocabulary import text_files, train_sentencepiece
 
 # bytes: what decides the layout, a worker's share, where its end is looked for
 SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
@@ -48,7 +50,7 @@ OPENING = " \"'“‘«([_*¿¡-–—"
 ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres
     esq jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb
     mar apr jun jul aug sep sept oct nov dec""".split())
-
+LONGEST_ABBREVIATION = max(map(len, ABBREVIATIONS))
 
 # How Project Gutenberg's files begin and end. Where a wrapped line goes on, the marker ends with "***" on the next one.
 LICENCE_WINDOW = 1 << 16  # bytes; its footer is 20 kB long, its header 1 kB, before 2004 up to 15 kB
@@ -65,17 +67,24 @@ class Layout(NamedTuple):
     blank_ends: bool
 
 
-def ends_sentence(text, match):
-    """Whether a SENTENCE_END match is one: no lower-case word follows, no abbreviation or initial before it."""
-    following = text[match.end():match.end() + 8].lstrip(OPENING)
-    if following[:1].islower() or match.group().rstrip() != ".":
-        return not following[:1].islower()
-    near = max(0, match.start() - 20)
-    word = text[max(near, text.rfind(" ", near, match.start()) + 1):match.start()].lstrip(OPENING)
-    if word.lower() in ("no", "nos"):  # an abbreviation only before a number
-        return not following[:1].isdigit()
+def ends_sentence(text, start, end):
+    """Whether a SENTENCE_END match text[start:end] is one: no lower-case word follows, no abbreviation or initial
+    before it."""
+    following = text[end]
+    if following in OPENING:
+        following = text[end:end + 8].lstrip(OPENING)[:1]
+    if following.islower():
+        return False
+    if text[start] != "." or end - start > 2 and not text[start + 1:end].isspace():
+        return True
+    near = max(0, start - 20)
+    word = text[max(near, text.rfind(" ", near, start) + 1):start].lstrip(OPENING)
+    if len(word) > LONGEST_ABBREVIATION:
+        return "." not in word
+    if (lower := word.lower()) in ("no", "nos"):  # an abbreviation only before a number
+        return not following.isdigit()
     initial = len(word) == 1 and word.isupper() and word != "I" or "." in word
-    return not initial and word.lower() not in ABBREVIATIONS
+    return not initial and lower not in ABBREVIATIONS
 
 
 def split_sentences(text):
@@ -83,7 +92,7 @@ def split_sentences(text):
     found, start = [], 0
     for match in SENTENCE_END.finditer(text):
         end = match.end()
-        if end < len(text) and ends_sentence(text, match):
+        if end < len(text) and ends_sentence(text, match.start(), end):
             if text.startswith('" ', end) and text.count('"', start, end) % 2:
                 end += 2  # a closing quote that a tokeniser set apart
             found.append(text[start:end].strip())
@@ -93,9 +102,15 @@ def split_sentences(text):
 
 def text_blocks(text):
     """Blocks of non-blank lines, each a list of stripped lines."""
-    blocks = re.split(r"\n[^\S\n]*\n", text.replace("\r\n", "\n").replace("\r", "\n"))
-    blocks = ([line.strip() for line in block.split("\n") if line.strip()] for block in blocks)
-    return [block for block in blocks if block]
+    blocks, after_blank = [], True
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        line = line.strip()
+        if line and after_blank:
+            blocks.append([line])
+        elif line:
+            blocks[-1].append(line)
+        after_blank = not line
+    return blocks
 
 
 def body_of(path):
@@ -188,6 +203,7 @@ def encode_chunk(tokenizer, job):
 def start_worker(work, shared):
     """Keep what every job needs in this worker process, and end when the parent does, however it ends."""
     run_in_worker.work, run_in_worker.shared = work, shared
+    gc.disable()  # what a job makes holds no cycles, and looking for them in lists of ids takes a twentieth of the time
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 

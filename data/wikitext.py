@@ -5,7 +5,8 @@
 What is kept is what BERT kept of Wikipedia: only the text passages, no lists, tables and headers (arXiv 1810.04805v2,
 Sec. 3.1). Left out: templates, tables, references, formulas, comments, files, categories, links to other languages,
 headings, and every line that is an item of a list, so also the lists of links at the end of an article. Templates are
-not expanded, so a sentence may lack what a template would have written into it.
+not expanded, so a sentence may lack what a template would have written into it; those that stand for a sign (SIGNS) or
+only forbid a line break are read.
 """
 import html
 import re
@@ -21,13 +22,17 @@ NOWIKI = re.compile(r"<nowiki\s*>(.*?)</nowiki\s*>", re.DOTALL | re.IGNORECASE)
 EMPTY_ELEMENT = re.compile(rf"<(?:{'|'.join(DROPPED)})\b[^<>]*/>", re.IGNORECASE)
 ELEMENT = re.compile(rf"<({'|'.join(DROPPED)})\b[^<>]*>[^<]*(?:<(?!/?\1\b)[^<]*)*</\1\s*>", re.IGNORECASE)
 UNCLOSED_ELEMENT = re.compile(rf"<({'|'.join(DROPPED)})\b[^<>]*>.*|</({'|'.join(DROPPED)})\s*>", re.IGNORECASE)
+SIGNS = {"'": "'", "`": "'", "'s": "'s", "ndash": "–", "en dash": "–", "mdash": "—", "em dash": "—", "snd": " – ",
+         "spnd": " – ", "spaced ndash": " – ", "nbsp": " ", "thinsp": " ", "=": "=", "&": "&"}  # what templates write
+READ = re.compile(r"\{\{ *(?:(" + "|".join(map(re.escape, SIGNS)) + r")|(?:nowrap|nobr) *\|([^{}|=]*)) *\}\}", re.I)
 PARAMETER = re.compile(r"\{\{\{[^{}]*\}\}\}")
 BRACKET = re.compile(r"\{[{|]|\}\}|\|\}(?!\}(?!\}))")  # "|}}" ends a template, "|}}}" a table and a template
 PARTNER = {"}}": "{{", "|}": "{|"}
 EXTERNAL = re.compile(r"\[(?:(?:https?|ftps?|news|mailto|irc):|//)[^\s\[\]<>\"]+([^\[\]\n]*)\]", re.IGNORECASE)
 LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
-LANGUAGE = re.compile(r"(?:[a-z]{2,3}|simple)(?:-[a-z]+)*")
-EMPHASIS = re.compile(r"'{2,5}")
+LANGUAGE = re.compile(r"(?:[a-z]{2,3}|simple)(?:-[a-z]+)*:\S.*")  # "de:Fluss", not "CSI: Miami"
+MEDIUM = re.compile(r"\w+:.*\.(?:jpe?g|png|svg|gif|tiff?|webp|webm|og[agv]|pdf|djvu)\s*", re.IGNORECASE)
+EMPHASIS = re.compile(r"'{2,}")
 SWITCH = re.compile(r"__[A-Z]{3,}__")
 BREAK = re.compile(r"</?(?:br|p|div|blockquote|center|hr)\b[^<>]*>", re.IGNORECASE)
 TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
@@ -108,13 +113,13 @@ def without_templates(text):
 
 
 def linked(match, names):
-    """What a link without links inside shows."""
+    """What a link without links inside shows. A file may have a prefix that no dump lists ("Bild:" of the German
+    Wikipedia); its ending gives it away."""
     target, bar, label = match.group(1).partition("|")
     prefix, colon, _ = target.partition(":")
-    prefix = prefix.strip().lower()
-    if colon and prefix in names.files | names.categories:
+    if colon and (prefix.strip().lower() in names.files | names.categories or MEDIUM.fullmatch(target)):
         return ""
-    if colon and not bar and LANGUAGE.fullmatch(prefix):
+    if colon and not bar and LANGUAGE.fullmatch(target.strip()):
         return ""
     return label if bar else target.strip().removeprefix(":")
 
@@ -132,12 +137,38 @@ def without_links(text, names):
     return text, faults
 
 
+def odd_apostrophe(line, runs):
+    """Where bold and italic are both unpaired in a line one bold is an apostrophe and an italic: the index of its run,
+    else None. It is the first behind a word of one letter (l'''eau''), else behind a word (''Time'''s), else any."""
+    marks = [5 if len(run) > 4 else 3 if len(run) > 2 else 2 for run in map(re.Match.group, runs)]
+    unpaired = [(marks.count(mark) + marks.count(5)) % 2 for mark in (2, 3)]
+    places = {}  # {0: behind a letter, 1: a word, 2: a blank}: the first run of three
+    for index, (run, mark) in enumerate(zip(runs, marks)):
+        before = line[max(0, run.start() - 2):run.start()]
+        if mark == 3:
+            places.setdefault(2 if not before or before[-1] == " " else 0 if before[0] == " " else 1, index)
+    return places[min(places)] if all(unpaired) and places else None
+
+
+def without_emphasis(line):
+    """A line without the apostrophes of bold and italic, as MediaWiki's doQuotes reads them; those of words stay."""
+    runs = list(EMPHASIS.finditer(line))
+    odd, kept, end = odd_apostrophe(line, runs), [], 0
+    for index, run in enumerate(runs):
+        length = len(run.group())
+        letters = (index == odd) + (1 if length == 4 else max(0, length - 5))  # bold and italic take 2, 3 or 5
+        kept += [line[end:run.start()], "'" * letters]
+        end = run.end()
+    return "".join([*kept, line[end:]])
+
+
 def paragraphs(text):
     """The lines that are running text, tidied up."""
     for line in text.split("\n"):
         line = line.strip()
         if not line or line[0] in "*#:;|!" or HEADING.fullmatch(line) or line.startswith("----"):
             continue
+        line = without_emphasis(line) if "''" in line else line
         line = html.unescape(line) if "&" in line else line
         line = EMPTY.sub("", HOLLOW.sub("(", line)) if "(" in line or "[" in line else line
         line = BEFORE_MARK.sub("", " ".join(line.split()))
@@ -151,10 +182,12 @@ def plain(markup, names=Names()):
     if hidden:
         markup = NOWIKI.sub(lambda match: match.group(1).translate(HIDDEN), markup)
     text, faults = without_elements(markup.replace("\r\n", "\n"))
+    if "{{" in text:
+        text = READ.sub(lambda match: SIGNS[match.group(1).lower()] if match.group(1) else match.group(2), text)
     text, more = without_templates(text)
     faults += more
     text, more = without_links(text, names)
-    text = SWITCH.sub("", EMPHASIS.sub("", text))
+    text = SWITCH.sub("", text)
     text = TAG.sub("", BREAK.sub("\n", text)) if "<" in text else text
     found = list(paragraphs(text))
     return [line.translate(SHOWN) for line in found] if hidden else found, faults + more

@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402  (the path comes first)
 
 import autobert_zero as abz  # noqa: E402
-from common.corpus import join  # noqa: E402
 from common.distributed import Ranks  # noqa: E402
+from data.corpus import join  # noqa: E402
 from data.inputs import Data, fill_in, open_text  # noqa: E402
 
 

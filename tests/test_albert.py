@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 
 import albert
-from common import weights as weight_files
 from common.cli import UserError
 from conftest import ROOT
-from data import hf_albert
+from data import hf_albert, hf_weights as weight_files
 from data.hf_folder import write_tokenizer
 from tests.claims import albert as claims
 from tests.claims import study
@@ -249,7 +248,8 @@ HARD = ["“Curly” quotes… — dashes, £5 (1,000, 2,500)", "In 2011, he sai
 @pytest.mark.parametrize("kind", ["spiece", "cased", "vocab"])
 def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
     transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
-    from common.tokenization import load_tokenizer, train_sentencepiece
+    from common.tokenization import load_tokenizer
+    from data.vocabulary import train_sentencepiece
     rng, words = np.random.default_rng(0), "the stone (river) 2011, was small. quiet £5 – Winter, house-paper 17, 1,000 Early".split()
     lines = [" ".join(rng.choice(words, 12)) for _ in range(300)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
@@ -658,8 +658,9 @@ def test_order_is_learnt_from_true_labels_and_not_from_shuffled_ones(objective, 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """A small prepared corpus with its tokenizer: 60 documents of numbered sentences, in which order can be told."""
-    from common.tokenization import load_tokenizer, train_sentencepiece
+    from common.tokenization import load_tokenizer
     from data.text import prepare_corpus
+    from data.vocabulary import train_sentencepiece
     folder, rng = tmp_path_factory.mktemp("albert"), np.random.default_rng(0)
     words = ["stone", "river", "lamp", "green", "small", "house", "winter", "paper", "garden", "quiet", "early", "bread", "north", "letter"]
     lines = []
@@ -774,9 +775,9 @@ def test_a_kill_at_an_evaluation_loses_none(corpus, tmp_path, monkeypatch):
 
 
 def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpus, monkeypatch):
-    from common.corpus import Corpus
     from common.distributed import Ranks
     from common.tokenization import load_tokenizer
+    from data.corpus import Corpus
     from data.inputs import Data
     tokenizer, ranks = load_tokenizer(corpus), Ranks(0, 1, torch.device("cpu"))
     text, cfg = Data(ranks.device, tokenizer, *Corpus(corpus, tokenizer).split(0.05)), tiny(layers=1, vocab_size=50, positions=64, length=64, dev_rows=16)

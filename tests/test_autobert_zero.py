@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import autobert_zero as abz
-from common.corpus import join
 from common.distributed import Ranks
 from conftest import ROOT
+from data.corpus import join
 from data.inputs import open_text
 from data.network_code import rename
+from tests.claims import study
 
 TINY = abz.Config(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0)
 
@@ -177,20 +178,20 @@ def test_illegal_text_is_refused(text):
 
 def test_published_architecture():
     arch = abz.read_arch("autobert-zero", 12)
-    assert arch[0::2] == (65, 9, 3, 7, 7, 3)  # Figure 7
+    assert list(arch[0::2]) == study.published("autobert_zero", "Figure 7", "kernel sizes")
     assert [len(layer) for layer in arch[1::2]] == [9, 10, 7, 7, 11, 7]
     assert [len(abz.used_inputs(layer)) for layer in arch[1::2]] == [2, 2, 2, 2, 3, 3]
     large = abz.read_arch("autobert-zero", 24)
     assert large[:4] == arch[:2] * 2 and large[-4:] == arch[-2:] * 2  # App. D.2: each pair right after itself
     # Sec. 4.2, ablation
-    assert abz.read_arch("autobert-zero-att", 12) == tuple(layer for layer in arch[1::2] for _ in range(2))
-    assert abz.read_arch("autobert-zero-conv", 12) == tuple(layer for layer in arch[0::2] for _ in range(2))
+    assert abz.read_arch("autobert-zero/att-only", 12) == tuple(layer for layer in arch[1::2] for _ in range(2))
+    assert abz.read_arch("autobert-zero/conv-only", 12) == tuple(layer for layer in arch[0::2] for _ in range(2))
     assert abz.read_arch("autobert-zero", 4) == arch[:2] + arch[-2:]
 
 
 @pytest.mark.parametrize("name, preset, change, expected", [
     ("bert", "base", {}, 109_705_010), ("autobert-zero", "base", {}, 103_800_218),
-    ("autobert-zero-att", "base", {}, 104_980_274), ("autobert-zero-conv", "base", {}, 102_620_162),
+    ("autobert-zero/att-only", "base", {}, 104_980_274), ("autobert-zero/conv-only", "base", {}, 102_620_162),
     ("autobert-zero", "large", {}, 314_702_066), ("bert", "large", {}, 335_691_058),
     ("autobert-zero", "small", {}, 16_794_282), ("autobert-zero", "small", {"embedding": 128}, 12_888_106)])
 def test_parameter_counts(name, preset, change, expected):

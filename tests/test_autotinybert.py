@@ -24,10 +24,11 @@ import autotinybert as atb
 from common import distributed, files, runs, weights as common_weights
 from common.cli import Diverged, Stop, UserError
 from common.files import load_file, read_jsonl
-from common.tokenization import WordPieceTokenizer, load_tokenizer, train_sentencepiece
-from common.weights import read_weights, write_weights
+from common.tokenization import WordPieceTokenizer, load_tokenizer
 from conftest import ROOT
 from data import hf_bert, latency_log
+from data.hf_weights import read_weights, write_weights
+from data.vocabulary import train_sentencepiece
 from tests.claims import autotinybert as claims, study
 
 BASE = atb.Config(preset="base")

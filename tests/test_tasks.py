@@ -1,9 +1,11 @@
 """common/tasks.py and common/weights.py: tasks behind one face, jobs, medians; what a run starts from."""
 import dataclasses
+import io
 import json
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from common.cli import UserError
 from common.distributed import Ranks
@@ -33,7 +35,8 @@ class Config:
 
 @pytest.fixture(scope="module")
 def tokenizer(demo, tmp_path_factory):
-    from common.tokenization import load_tokenizer, train_sentencepiece
+    from common.tokenization import load_tokenizer
+    from data.vocabulary import train_sentencepiece
     path = train_sentencepiece([demo["corpus"]], tmp_path_factory.mktemp("vocabulary") / "spiece.model", 600)
     return load_tokenizer(path)
 
@@ -58,6 +61,16 @@ def test_flags_rule_over_the_recipe(demo, tokenizer):
     config = Config(glue=str(demo["glue"]), finetune_lr=0.5, finetune_epochs=0.5)
     recipe = open_task("CoLA", config, tokenizer, {"CoLA": Recipe(1e-5, 16, steps=900)}).recipe
     assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
+
+
+@pytest.mark.parametrize("action, given, asked", [
+    ("search", (), True), ("search", ("tasks",), False), ("finetune", (), False)])
+def test_a_missing_file_says_that_the_presets_tasks_asked_for_it(action, given, asked, tmp_path, tokenizer):
+    cfg = Config(glue=str(tmp_path))
+    cfg.action, cfg.given = action, frozenset(given)
+    with pytest.raises(UserError, match="RTE/train.tsv: no such file; point --glue at") as error:
+        open_task("RTE", cfg, tokenizer, {"RTE": Recipe(1e-3, 8)})
+    assert str(error.value).endswith("; the preset's --tasks names RTE") == asked
 
 
 def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
@@ -108,6 +121,22 @@ def test_mnli_comes_first_and_the_tasks_of_few_rows_start_from_its_best_job(tmp_
     assert starts == {"a": None, "b": None, "c": None, "d": tmp_path / "jobs" / "b"}
     run_jobs(ALONE, tmp_path / "alone", {"d": "RTE"}, work)
     assert starts["d"] is None
+
+
+def test_the_bar_counts_the_jobs_of_all_tasks_those_done_before_too(tmp_path, monkeypatch):
+    bars = []
+
+    def progress(ranks, total, label, start=0):
+        bars.append(tqdm(total=total, initial=start, disable=False, file=io.StringIO()))
+        return bars[-1]
+
+    monkeypatch.setattr("common.distributed.progress", progress)
+    jobs = {"d": "RTE", "a": "MNLI", "b": "MNLI", "c": "CoLA"}
+    work = lambda name, start: job(name, jobs[name], 0.5)  # noqa: E731
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "b.json").write_text(json.dumps(work("b", None)))
+    run_jobs(ALONE, tmp_path, jobs, work)
+    assert [(bar.initial, bar.n, bar.total) for bar in bars] == [(1, 3, 4), (3, 4, 4)]
 
 
 def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path, capsys):

@@ -6,7 +6,8 @@ import pytest
 import sentencepiece
 
 from common.cli import UserError
-from common.tokenization import load_tokenizer, preprocess, preprocess_aligned, train_sentencepiece
+from common.tokenization import load_tokenizer, preprocess, preprocess_aligned
+from data.vocabulary import train_sentencepiece
 
 WORDPIECES = """[PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan ##bul σας a
     ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
@@ -66,10 +67,11 @@ def test_training_is_deterministic_and_atomic(text, spiece, tmp_path):
     assert [path.name for path in again.parent.iterdir()] == ["other.model"]
 
 
-def test_training_samples_evenly(tmp_path):
+def test_training_samples_evenly(tmp_path, monkeypatch):
     """With a small budget only some lines are used, from all over the text."""
     lines = [f"common words {'alpha' if i < 5000 else 'omega'} here" for i in range(10000)]
-    path = train_sentencepiece([write(tmp_path / "t.txt", lines)], tmp_path / "m", vocab_size=30, sample_bytes=20000)
+    monkeypatch.setattr("data.vocabulary.SAMPLE_BYTES", 20_000)
+    path = train_sentencepiece([write(tmp_path / "t.txt", lines)], tmp_path / "m", vocab_size=30)
     tokenizer = load_tokenizer(path)
     assert tokenizer.unk_id not in tokenizer.encode("alpha omega")
 
@@ -210,9 +212,9 @@ def test_uncased_off_keeps_the_text(spiece):
 
 def test_translation_model_keeps_case_and_umlauts(tmp_path):
     source = write(tmp_path / "de.txt", ["Ein Mann hört Musik.", "Große Hunde, U-Bahn."] * 50)
-    path = train_sentencepiece([source], tmp_path / "m", 30, lower=False, extra_symbols=("<de>",))
+    path = train_sentencepiece([source], tmp_path / "m", 30, lower=False)
     tokenizer = load_tokenizer(path, lower=False)
-    assert tokenizer.names[5] == "<de>" and "(" not in tokenizer.names[5:7]
+    assert "(" not in tokenizer.names
     assert tokenizer.decode(tokenizer.encode("Große Hunde hört Musik.")) == "Große Hunde hört Musik."
 
 

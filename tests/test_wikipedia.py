@@ -55,6 +55,15 @@ def text_of(markup, names=Names()):
     ("Berlin ({{lang|de|x}}; {{ipa|y}}, born 1237) is ({{z}}) old {{w}}.", "Berlin (born 1237) is old."),
     ("{{#if: x | [[File:b.png|{{c}}]] }}Text.", "Text."),
     ("\n".join(["<gallery>", "a.jpg|One", "b.jpg|Two", "</gallery>", "Text."]), "Text."),
+    ("[[CSI: Miami]] and [[NYPD Blue]] [[fr:Fleuve]][[zh-min-nan:X]].", "CSI: Miami and NYPD Blue."),
+    ("[[Bild:x y.JPG|mini|Of [[a]].]]Text, [[Bild: a word]].", "Text, Bild: a word."),
+    ("Near '''x''' l'''eau'' de '''y''' et ''z''.", "Near x l'eau de y et z."),
+    ("''Time'''s cover and '''''Ahab'''''.", "Time's cover and Ahab."),
+    ("The ''''70s''', then '''a''' ''b''.\n''Open\nand '''bold", "The '70s, then a b.\nOpen\nand bold"),
+    ("''Titanic''{{'}}s bow, {{Nowrap|12 May}}{{snd}}{{convert|5|km}}.", "Titanic's bow, 12 May –."),
+    ("A<ref name=\"a>b\">x</ref> <code>i</code><nowiki/>s {{#tag:ref|x{{y}}}}<s>old</s> [//a.b c].", "A is old c."),
+    ("{|\n|-\n! a {{!}} b\n{{!}} c || {| d |}\n|}\n<table><tr><td>x<table></table></td></tr></table>Text.", "Text."),
+    ("<blockquote>Quoted.</blockquote><!-- {{ [[ <ref> -->After<ref>a <!-- </ref> --> b</ref>.", "Quoted.\nAfter."),
 ])
 def test_markup(markup, expected):
     found, faults = plain(markup)

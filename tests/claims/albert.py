@@ -10,6 +10,7 @@ MRPC, and a task's folder holds its median run, not its best. Segments are whole
 (they were moved, and text fell out between), which changes what all those runs have read.
 """
 import dataclasses
+import functools
 import statistics
 import time
 
@@ -22,22 +23,25 @@ from common.distributed import autocast, launch, pick_device, seed_everything
 from data.inputs import open_run
 from tests.claims import study
 
-PUBLISHED = (  # (table, configuration, settings, parameters that the paper gives in millions)
-    ("Table 1", "BERT base", albert.PRESETS["bert-base"], 108),
-    ("Table 1", "BERT large", albert.PRESETS["bert-large"], 334),
-    *(("Table 1", f"ALBERT {name}", albert.PRESETS[name], size)
-      for name, size in (("base", 12), ("large", 18), ("xlarge", 60), ("xxlarge", 235))),
-    *(("Table 3", f"not-shared E={E}", dict(embedding=E % 768, share="none"), size)  # E = H is 0: no mapping (D9)
-      for E, size in ((64, 87), (128, 89), (256, 93), (768, 108))),
-    *(("Table 3", f"all-shared E={E}", dict(embedding=E % 768), size)
-      for E, size in ((64, 10), (128, 12), (256, 16), (768, 31))),
-    *(("Table 4", f"{name} E={E}", dict(embedding=E % 768, share=share), size)
-      for E, sizes in ((768, (31, 83, 57, 108)), (128, (12, 64, 38, 89)))
-      for name, share, size in zip(("all-shared", "shared-attention", "shared-FFN", "not-shared"),
-                                   ("all", "attention", "ffn", "none"), sizes)),
-    ("Table 12", "H=4096, 3 layers", dict(albert.PRESETS["xxlarge"], layers=3), 225),
-    ("Table 12", "H=6144, 3 layers", dict(layers=3, hidden=6144, heads=96, ffn=24576), 499),
-)
+paper = functools.partial(study.published, "albert")
+SHARES = {"all-shared": "all", "shared-attention": "attention", "shared-FFN": "ffn", "not-shared": "none"}
+CONFIGURATIONS = (  # (table, configuration, settings)
+    ("Table 1", "BERT base", albert.PRESETS["bert-base"]),
+    ("Table 1", "BERT large", albert.PRESETS["bert-large"]),
+    *(("Table 1", f"ALBERT {name}", albert.PRESETS[name]) for name in ("base", "large", "xlarge", "xxlarge")),
+    *(("Table 3", f"{name} E={E}", dict(embedding=E % 768, share=SHARES[name]))  # E = H is 0: no mapping (D9)
+      for name in ("not-shared", "all-shared") for E in (64, 128, 256, 768)),
+    *(("Table 4", f"{name} E={E}", dict(embedding=E % 768, share=share))
+      for E in (768, 128) for name, share in SHARES.items()),
+    ("Table 12", "H=4096, 3 layers", dict(albert.PRESETS["xxlarge"], layers=3)),
+    ("Table 12", "H=6144, 3 layers", dict(layers=3, hidden=6144, heads=96, ffn=24576)))
+PUBLISHED = tuple((*row, paper(row[0], f"{row[1]}, parameters")) for row in CONFIGURATIONS)  # and millions
+XXLARGE = [paper(table, "ALBERT xxlarge, parameters") for table in ("Table 1", "Sec. 3.2")] + [
+    paper("Table 12", "H=4096, 3 layers, parameters")]  # three numbers for one
+TABLE2 = {name: paper("Table 2", f"{title}, speed-up") for name, title in (  # of training, over BERT large
+    ("bert-base", "BERT base"), ("bert-large", "BERT large"), ("base", "ALBERT base"), ("large", "ALBERT large"),
+    ("xlarge", "ALBERT xlarge"), ("xxlarge", "ALBERT xxlarge"))}
+LAYERS = paper("Figure 1", "layers of BERT-large and ALBERT-large")
 
 
 def read_flags(options):
@@ -63,7 +67,7 @@ def parameters(options):
     agreeing = sum(not row[-1].startswith("none") for row in rows)
     study.write(options, columns, rows, claim="Parameters of the configurations of Tables 1, 3, 4 and 12",
                 verdict=f"holds in part: {agreeing} of {len(rows)} rows agree with one of four ways to count",
-                paper="xxlarge has 235M (Tables 1, 2), 233M (Sec. 3.2) or 225M (Table 12)")
+                paper="xxlarge has {}M (Tables 1, 2), {}M (Sec. 3.2) or {}M (Table 12)".format(*XXLARGE))
 
 
 @torch.no_grad()
@@ -126,11 +130,9 @@ def layers(options):
              for lines in zip(*curves.values())]
     study.write(options, ["layer", *(f"{name} {key}" for name in curves for key in ("L2", "degrees"))], table,
                 claim="Figure 1: layers change their input smoothly, and never stop changing it",
-                paper="distances and angles oscillate and do not converge to 0 after 24 layers (a picture, no numbers)",
+                paper="distances and angles oscillate and do not converge to zero after "
+                f"{LAYERS} layers (a picture, no numbers)",
                 draw=lambda axes: draw_layers(axes, curves))
-
-
-TABLE2 = {"bert-base": 4.7, "bert-large": 1.0, "base": 5.6, "large": 1.7, "xlarge": 0.6, "xxlarge": 0.3}  # Speedup
 
 
 def flops(options):
@@ -183,8 +185,8 @@ def speed(options, turns=8):
         row = [name, f"{albert.count(models[name]):,}", round(rows * cfg.length / statistics.median(times[1:]))]
         for other, others in list(seconds.items())[1:]:
             ratios = sorted(theirs / own for own, theirs in zip(times[1:], others[1:]))
-            flops = albert.flops(shapes[other]) / albert.flops(shapes[name])
-            row += [statistics.median(ratios), ratios[1], ratios[-2], flops]
+            by_flops = albert.flops(shapes[other]) / albert.flops(shapes[name])
+            row += [statistics.median(ratios), ratios[1], ratios[-2], by_flops]
         table.append(row)
     columns = [column for other in list(shapes)[1:] for column in (f"to {other}", "from", "to", "by FLOPs")]
     study.write(options, ["model", "parameters", "tokens/s", *columns], table,

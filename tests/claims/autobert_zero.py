@@ -4,7 +4,9 @@ Flags that are none of these belong to autobert_zero.py: --glue, --length, --ste
 """
 import argparse
 import dataclasses
+import functools
 import json
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import autobert_zero as abz
-from common import cli, glue, metrics
+from common import cli, glue
 from common.cli import Diverged, UserError
 from common.distributed import autocast, launch, pick_device, progress, seed_everything
 from common.files import read_json, read_jsonl, write_atomic
@@ -60,16 +62,26 @@ def named(options, one=False):
     return options.folders
 
 
-PUBLISHED_COUNTS = (  # Tables 2 to 5: (flags, parameters, those of the attention's inputs, FLOPs of 128 tokens)
-    ("--preset base --arch bert", "110M", "21.3M", 2.9e10),
-    ("--preset base", "104M", "15.4M", 2.3e10),
-    ("--preset base --arch autobert-zero-att", "", "16.5M", ""),
-    ("--preset base --arch autobert-zero-conv", "", "15.4M", ""),
-    ("--preset large --arch bert", "340M", "", 8.7e10),
-    ("--preset large", "318M", "", 6.8e10),
-    ("--preset small", "13M", "", 2.9e9),
-    ("--preset small --embedding 128", "13M", "", 2.9e9),
-)
+paper = functools.partial(study.published, "autobert_zero")
+COUNTS = {  # flags: (parameters, those of the attention's inputs, FLOPs of 128 tokens), where the paper has them
+    "--preset base --arch bert": (paper("Table 2", "BERT-base, parameters"),
+                                  paper("Table 3", "BERT-base, parameters of attention"),
+                                  paper("Table 2", "BERT-base, FLOPs")),
+    "--preset base": (paper("Table 2", "AutoBERT-Zero, parameters"),
+                      paper("Table 3", "AutoBERT-Zero, parameters of attention"),
+                      paper("Table 2", "AutoBERT-Zero, FLOPs")),
+    "--preset base --arch autobert-zero/att-only": (None, paper("Table 5", "Att-only, parameters of attention"), None),
+    "--preset base --arch autobert-zero/conv-only": (None, paper("Table 5", "Conv-only, parameters of attention"),
+                                                     None),
+    "--preset large --arch bert": (paper("Table 4", "BERT-large, parameters"), None,
+                                   paper("Table 4", "BERT-large, FLOPs")),
+    "--preset large": (paper("Table 4", "AutoBERT-Zero-large, parameters"), None,
+                       paper("Table 4", "AutoBERT-Zero-large, FLOPs")),
+    "--preset small": (paper("Table 4", "AutoBERT-Zero-small, parameters"), None,
+                       paper("Table 4", "AutoBERT-Zero-small, FLOPs")),
+}
+COUNTS["--preset small --embedding 128"] = COUNTS["--preset small"]
+LATENCY = paper("Table 7", "AutoBERT-Zero, latency"), paper("Table 7", "BERT-base, latency")  # seconds
 
 
 def counts(options):
@@ -77,15 +89,18 @@ def counts(options):
     columns = ["network", "parameters", "paper", "of the attention's inputs", "paper", "FLOPs at 128 tokens",
                "with vocabulary head", "paper"]
     rows = []
-    for flags, total, attention, flops in PUBLISHED_COUNTS:
+    for flags, printed in COUNTS.items():
         cfg = read_flags(argparse.Namespace(flags=flags.split()), "describe")[0]
         ours = abz.count(abz.settle_arch(cfg), cfg)
+        total, attention = (f"{number}M" if number else "" for number in printed[:2])
         rows.append([flags, f"{ours['parameters']:,}", total, f"{ours['attention_parameters']:,}", attention,
-                     float(ours["flops"]), float(ours["flops_with_vocabulary_head"]), flops])
+                     float(ours["flops"]), float(ours["flops_with_vocabulary_head"]), printed[2] or ""])
+    less = [float(rows[0][column]) / rows[1][column] for column in (5, 7)]  # FLOPs of BERT, in ours: here and there
     study.write(options, columns, rows, claim="Parameters and FLOPs (Tables 2 to 5)", verdict="holds in part: the base "
                 "networks' parameters and their attention's are the paper's; the large network's, conv-only's and the "
-                "FLOPs of AutoBERT-Zero are not: by our count it needs 1.09 times fewer than BERT, not 1.26 times, and "
-                "the paper's own latency (29.3 s against 27.2 s) agrees with 1.09; small's 13M needs --embedding 128")
+                f"FLOPs of AutoBERT-Zero are not: by our count it needs {less[0]:.2f} times fewer than BERT, not "
+                f"{less[1]:.2f} times, and the paper's own latency ({LATENCY[1]} s against {LATENCY[0]} s) agrees with "
+                f"{less[0]:.2f}; small's {COUNTS['--preset small'][0]}M needs --embedding 128")
 
 
 @torch.no_grad()
@@ -115,7 +130,7 @@ def latency(options, rounds=5):
     ratio = rows[1][1] / rows[0][1]
     study.write(options, ["network", f"seconds of {mine.sequences} x {cfg.length} tokens", "peak memory, MB"], rows,
                 claim="AutoBERT-Zero is faster than BERT of its size (Table 7)",
-                paper="27.2 s against 29.3 s: 1.08 times",
+                paper=f"{LATENCY[0]} s against {LATENCY[1]} s: {LATENCY[1] / LATENCY[0]:.2f} times",
                 verdict=f"BERT takes {ratio:.2f} times as long", numbers={"arch": cfg.arch, "seconds_each": seconds})
 
 
@@ -203,12 +218,13 @@ def train_alone(arch, tasks, data, cfg, ranks, path):
 
 
 def fidelity(options):
-    """Figure 8: --samples architectures of one search, spread by score, trained alone; Kendall's tau with the search.
+    """Figure 8: --samples architectures of one search, spread by score, trained in full; Kendall's tau of each task.
 
-    They are trained on the text and the tasks of the search for --steps updates; continues where it stopped, inside a
-    network's pre-training too.
+    In full is as --pretrain of the preset does it (App. D.2: --lr, --warmup, --batch; --steps updates, or --epochs
+    passes over the text of the search), then the tasks of the search with the flags of --finetune. Continues where it
+    stopped, inside a network's pre-training too.
     """
-    cfg, mine = read_flags(options, "search", samples=6)
+    cfg, mine = read_flags(options, "pretrain", samples=6, epochs=0)
     folder, = named(options, one=True)
     settings = read_settings(folder, "search")
     for name in (*abz.SHAPE, "tasks", "length", "init_std", "dropout"):  # as the candidates were
@@ -217,11 +233,12 @@ def fidelity(options):
         setattr(cfg, name, settings[name])
     cfg.corpus, cfg.glue = cfg.corpus or tuple(settings["corpus"]), cfg.glue or settings["glue"]
     cfg.tokenizer, cfg.out = cfg.tokenizer or str(folder), str(options.runs)
-    cfg.steps = cfg.steps if "steps" in cfg.given or cfg.preset != "demo" else 1000
     history = sorted((line for line in read_history(folder) if not line["diverged"]), key=lambda line: line["score"])
     rows, count = [], min(mine.samples, len(history))
     with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, "fidelity", ranks, "corpus", "glue")
+        run, data = open_run(cfg, "fidelity", ranks, "corpus", "glue", epochs=mine.epochs)
+        if mine.epochs or not cfg.steps:
+            cfg.steps = math.ceil((mine.epochs or abz.EPOCHS) * data.train.slots(cfg.length - 3) / cfg.batch)
         tasks, bar = abz.open_proxies(cfg, data), progress(ranks, count, "stand-alone training")
         for index in range(count):
             line = history[index * (len(history) - 1) // max(count - 1, 1)]
@@ -232,17 +249,20 @@ def fidelity(options):
             bar.update(1)
         bar.close()
     names = ["mean", *tasks]
-    taus = {name: metrics.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows])
+    taus = {name: study.kendall([row[1 + 2 * place] for row in rows], [row[2 + 2 * place] for row in rows])
             for place, name in enumerate(names)}
 
     def draw(axes):
-        axes.scatter([row[1] for row in rows], [row[2] for row in rows])
-        axes.set(xlabel="score in the search", ylabel="score trained alone", title=f"Kendall's tau {taus['mean']:.2f}")
+        for place, name in enumerate(names):
+            axes.scatter(*([100 * row[column + 2 * place] for row in rows] for column in (1, 2)),
+                         label=f"{name}, tau {taus[name]:.2f}")
+        axes.set(xlabel="score in the search, %", ylabel="score fully trained, %", title="Kendall's tau by task")
+        axes.legend(frameon=False, fontsize=8)
 
-    study.write(options, ["id"] + [f"{name} {where}" for name in names for where in ("in search", "alone")], rows,
-                claim="Scores with shared weights rank architectures as training alone does (Figure 8)",
+    study.write(options, ["id"] + [f"{name} {where}" for name in names for where in ("in search", "in full")], rows,
+                claim="Scores with shared weights rank architectures as full training does (Figure 8)",
                 verdict="Kendall's tau " + ", ".join(f"{name} {value:.3f}" for name, value in taus.items()),
-                numbers={"kendall": taus, "steps": cfg.steps}, draw=draw)
+                numbers={"kendall": taus, "steps": cfg.steps, "lr": cfg.lr, "batch": cfg.batch}, draw=draw)
 
 
 def search(options):

@@ -9,6 +9,7 @@ goes on), reads the run folders, and writes results/PAPER/NAME.json with every r
 is installed. PAPER.md is made from the JSON files by `python -m tests.claims.PAPER page`.
 """
 import argparse
+import functools
 import json
 import math
 import os
@@ -19,14 +20,33 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from common import metrics
 from common.cli import UserError, run
 from common.files import read_json, write_atomic
 from common.runs import environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@functools.cache
+def published_numbers():
+    """{(paper, table, row): entry} of published.json: what the papers print and this repository quotes.
+
+    paper: name of the file that implements it; table: a table, a figure or a section; row: the row and what of it;
+    value: a number, a list of numbers or an architecture, as printed, in `unit`; used: where it stands here
+    (tests/test_published.py looks there).
+    """
+    entries = read_json(Path(__file__).resolve().parent / "published.json", list)
+    return {(entry["paper"], entry["table"], entry["row"]): entry for entry in entries}
+
+
+def published(paper, table, row):
+    """The value of an entry; KeyError where there is none."""
+    return published_numbers()[paper, table, row]["value"]
 
 
 def table(columns, rows):
@@ -51,6 +71,34 @@ def interval(differences, draws=10_000):
         return mean, None, None
     half = quantile.get(len(differences) - 1, 1.96) * sd / math.sqrt(len(differences))
     return mean, mean - half, mean + half
+
+
+def pair_signs(values):
+    """(n, n) int8: 1 where the row's value is larger than the column's, -1 where it is smaller, 0 where they tie."""
+    values = values[:, None]
+    return (values > values.T).astype(np.int8) - (values < values.T)
+
+
+def kendall(predictions, labels):
+    """Kendall's tau-b; 0.0 where a side is constant. Time and memory grow with n^2."""
+    predictions, labels = metrics.two_arrays(predictions, labels)
+    if np.isnan([predictions, labels]).any():
+        return 0.0
+    one, two = pair_signs(predictions), pair_signs(labels)
+    untied = math.sqrt(np.count_nonzero(one)) * math.sqrt(np.count_nonzero(two))
+    return float(np.sum(one * two, dtype=np.int64) / untied) if untied else 0.0
+
+
+def pairwise_accuracy(predictions, labels):
+    """Share of the unordered pairs that both sides order alike. Tied in both counts 1 (they agree), tied in one only
+    counts 1/2 (a coin would decide), so that a constant prediction of distinct labels scores 0.5, which is chance."""
+    predictions, labels = metrics.two_arrays(predictions, labels)
+    n = len(labels)
+    if np.isnan([predictions, labels]).any() or n < 2:
+        return 0.0
+    one, two = pair_signs(predictions), pair_signs(labels)
+    both_tied = np.sum((one == 0) & (two == 0)) - n  # an item with itself is no pair
+    return float(0.5 + 0.5 * (np.sum(one * two, dtype=np.int64) + both_tied) / (n * (n - 1)))
 
 
 def run_all(options, commands, done="done.json"):

@@ -19,7 +19,6 @@ from common.cli import UserError
 from common.files import fingerprint, read_json
 
 NAMES = ("tokens", "sentences", "documents")
-EIGHT = np.arange(1, 9, dtype=np.uint64)
 
 
 def read_meta(folder):
@@ -151,7 +150,16 @@ class Corpus:
         offset = (slot - table[document]) * length - below(spare + 1, hashed(seed, 2, epoch, document))
         offset += below(length - target + 1, draws[2])
         start = begin + np.clip(offset, 0, end - begin - size)
-        return self.cut(document, start, size, target, length, draws[3:])
+        first, last = (self.documents[self.ids[document] + part] for part in (0, 1))  # its sentences
+        boundary = self.first_after(start, first, last)
+        inside = self.first_after(start + size - 1, boundary, last) - boundary
+        chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[3])]
+        middle = np.where(inside > 0, chosen, start + size)
+        first, second = middle - start, start + size - middle
+        # as long as second, or a classifier could tell the two apart by their lengths
+        want = np.where(inside > 0, second, target - first)
+        return self.collect(length, (start, first), (middle, second),
+                            self.elsewhere(document, start, size, want, draws[4:]), inside + 1)
 
     def drawn(self, position, rows, length, seed, short_prob):
         """What each example of the stream begins with: (slot_table, its epoch, slot and document, the size it is to
@@ -177,88 +185,13 @@ class Corpus:
             low, high = np.where(after, low, middle + 1), np.where(after, middle, high)
         return low
 
-    def cut(self, document, start, size, target, length, draws):
-        """Segments of the runs [start, start + size), each parted at a random sentence boundary inside."""
-        ids = self.ids[document]
-        boundary = self.first_after(start, self.documents[ids], self.documents[ids + 1])
-        inside = self.first_after(start + size - 1, boundary, self.documents[ids + 1]) - boundary
-        chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[0])]
-        middle = np.where(inside > 0, chosen, start + size)
-        first, second = middle - start, start + size - middle
-        # as long as second, or a classifier could tell the two apart by their lengths
-        place, other = self.elsewhere(document, start, size, np.where(inside > 0, second, target - first), draws)
-        return self.collect(length, (start, first), (middle, second), (place, other), inside + 1)
-
     def collect(self, length, first, second, other, sentences):
         """Segments of the parts' (first tokens, sizes), each (R,)."""
-        tensors = [tensor for begin, size in (first, second, other)
-                   for tensor in (self.gather(begin, size, length), torch.from_numpy(size))]
+        column, tensors = np.arange(length), []
+        for begin, size in (first, second, other):
+            block = self.tokens.take(begin[:, None] + column, mode="clip").astype(np.int64)
+            tensors += [torch.from_numpy(block * (column < size[:, None])), torch.from_numpy(size)]
         return Segments(*tensors, torch.from_numpy(sentences))
-
-    def sentence_runs(self, position, rows, length, seed, short_prob=0.1):
-        """A stream like that of `segments`, of runs of whole sentences, parted at one of the boundaries inside by its
-        index. No text is missing between the parts, and neither their sizes nor their ends tell which came first: a run
-        begins at a sentence that is drawn by its index in the document, and has as many more as fit (at its document's
-        end, before it too). Drawn by its tokens, or cut, it would give the order away.
-
-        A run has two sentences where `length` has room for them, also if its drawn size has not. Where it has none
-        (and in a document of one sentence) the example is a single part, a stretch of the two that is cut at both ends:
-        second_length is 0. `other` is as whole, from the end of a run elsewhere; other_length is 0 where it does not
-        fit beside `first`.
-        """
-        table, _, slot, document, target, draws = self.drawn(position, rows, length, seed, short_prob)
-        low, high = (self.documents[self.ids[document] + part] for part in (0, 1))
-        # the document's slots share out its sentences but the last evenly, by number
-        slots = table[document + 1] - table[document]
-        share = (slot - table[document] + (draws[2] >> np.uint64(11)) * 2.0**-53) / slots
-        place = share * np.maximum(high - low - 1, 1)
-        start = low + place.astype(np.int64)
-        token, after = self.sentences[start], self.sentences[np.minimum(start + 2, high)]
-        stop = self.whole(start, high, target)
-        pair = (after - token <= length) & (high - low > 1)
-        stop = np.where(pair, np.maximum(stop, start + 2), stop)
-        before = self.first_after(self.sentences[high] - target - 1, low, start)
-        start = np.where(pair & (stop == high), before, start)
-        middle = start + 1 + below(np.maximum(stop - start - 1, 1), draws[3])
-        begin, cut, end = (self.sentences[number] for number in (start, middle * pair, stop))
-        lone = np.minimum(target, after - token)
-        begin = np.where(pair, begin, token + ((place % 1) * (after - token - lone + 1)).astype(np.int64))
-        first, second = np.where(pair, cut - begin, lone), np.where(pair, end - cut, 0)
-        columns = (array[:, None] for array in (document, start, stop, second, target - first, length - first))
-        place, other = self.run_elsewhere(table, *columns, [mix(draw[:, None] + EIGHT) for draw in draws[4:]])
-        return self.collect(length, (begin, first), (cut, second), (place, other), np.where(pair, stop - start, 1))
-
-    def whole(self, start, high, room):
-        """Where the longest run of sentences ends that begins with `start`, ends before sentence `high` and has no more
-        than `room` tokens; `start` where no sentence fits. All of one shape."""
-        limit = self.sentences[start] + room
-        stop = self.first_after(np.minimum(limit, self.sentences[high] - 1), start, high)
-        return stop - (self.sentences[stop] > limit)
-
-    def run_elsewhere(self, table, document, start, stop, want, room, most, draws):
-        """(first token, tokens), (R,) each, of runs of whole sentences in the place of a second part: not from another
-        document's beginning, of up to `room` tokens, or one sentence of up to `most`. Of eight that are drawn the one
-        whose size is nearest to `want`, the second part's; 0 tokens where none fits or none is wanted.
-
-        In a corpus of one document: from before or after its run, sentences start .. stop - 1. (R, 1), draws: (R, 8).
-        """
-        if len(self.ids) == 1:
-            low, high = self.documents[self.ids[document]], self.documents[self.ids[document] + 1]
-            left = high - low - (stop - start)
-            begin = low + below(np.maximum(left, 1), draws[0])
-            high = np.where(begin < start, start, high)
-            begin = np.minimum(begin + (begin >= start) * (stop - start), high - 1)
-        else:
-            foreign = table[document + 1] + below(table[-1] - table[document + 1] + table[document], draws[0])
-            there = self.ids[np.searchsorted(table, foreign % table[-1], side="right") - 1]
-            low, high = self.documents[there], self.documents[there + 1]
-            left = high - low - 1
-            begin = np.minimum(low + 1 + below(np.maximum(left, 1), draws[1]), high - 1)
-        end = np.maximum(self.whole(begin, high, room), begin + 1)
-        size = self.sentences[end] - self.sentences[begin]
-        size = np.where((left > 0) & (size <= most) & (want > 0), size, 0)
-        best = np.where(size > 0, abs(size - want), 2**40).argmin(1)[:, None]
-        return [np.take_along_axis(array, best, 1)[:, 0] for array in (self.sentences[begin], size)]
 
     def elsewhere(self, document, start, size, want, draws):
         """(start, length) of runs of up to `want` tokens from a sentence's start in another document. In a corpus of
@@ -266,21 +199,15 @@ class Corpus:
         starts, ends = self.bounds
         if len(starts) == 1:
             before, after = np.maximum(0, start - starts - want + 1), np.maximum(0, ends - start - size - want + 1)
-            place = below(np.maximum(before + after, 1), draws[1])
+            place = below(np.maximum(before + after, 1), draws[0])
             place += np.where(place < before, starts, start + size - before)
             return place, np.where(before + after > 0, want, 0)
-        chosen = below(len(starts) - 1, draws[1])
+        chosen = below(len(starts) - 1, draws[0])
         chosen += chosen >= document
         first, stop = self.documents[self.ids[chosen]], self.documents[self.ids[chosen] + 1]
         fitting = self.first_after(ends[chosen] - np.maximum(want, 1), first, stop) - first  # starts that leave room
-        found = self.sentences[first + below(np.maximum(fitting, 1), draws[2])]
+        found = self.sentences[first + below(np.maximum(fitting, 1), draws[1])]
         return found, np.minimum(want, ends[chosen] - found)
-
-    def gather(self, start, size, length):
-        """(R, length) int64: tokens start .. start + size - 1, then zeros."""
-        column = np.arange(length)
-        block = self.tokens.take(start[:, None] + column, mode="clip").astype(np.int64)
-        return torch.from_numpy(block * (column < size[:, None]))
 
 
 def join(first, first_length, second, second_length, tokenizer, empty_second=False):
