@@ -18,14 +18,14 @@ Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulet
          sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments,
          some short · D9 no padding and no masks in distillation · D10 SentencePiece · D11 one fast candidate a depth
          · D12 MLM is a task · D13 at most 1,000 documents are held out · D14 SQuAD trains positions above 128
-         · D15 a mean is the fitness
+         · D15 a mean is the fitness · D16 one winner in Figure 1's study (tests/claims)
 """
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import math
-import os
 import random
 import re
 import statistics
@@ -58,7 +58,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
-    accumulate: int = 16  # N of Alg. 1: sub-batches, shared out over the processes >= 1
+    accumulate: int = 16  # N of Alg. 1: sub-batches; if not given, raised to a multiple of the processes >= 1
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run or Hugging Face folder to start from; in --search and --evolve, the SuperPLM
     # data
@@ -82,8 +82,8 @@ class Config:
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models on each sub-batch >= 1
     length: int = 128  # tokens a sequence, special ones included [8, 512]
-    steps: int = 640000  # updates of the SuperPLM: 5 epochs, Sec. 4.1 >= 1
-    further_steps: int = 640000  # updates of one architecture; the paper's BERT-S* had 10 epochs >= 1
+    steps: int = 0  # updates of the SuperPLM; 0: 5 passes over the corpus, Sec. 4.1
+    further_steps: int = 0  # updates of one architecture; 0: 5 passes, from scratch 10 as the paper's BERT-S*
     batch: int = 256  # sequences an update, Sec. 4.1 >= 1
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 > 0
     warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
@@ -98,6 +98,7 @@ class Config:
     finetune_warmup: float = 0.1  # share of the steps [0, 1]
     finetune_length: int | None = None  # tokens a row; else 128, SQuAD's windows 384 [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune >= 1
+    grid: bool = False  # GLUE's tasks at every learning rate and number of epochs of Sec. 4.1; the best stands
     # latency
     speedup: str = "7.2"  # over --reference, Table 1; or as fast as the architecture given
     reference: str = "12-768-3072-12-768"  # what speed-ups are counted from: BERT-base
@@ -393,9 +394,9 @@ AXES = {  # what is cut of a weight: H hidden, F ffn, N heads, D head width, * n
 
 
 def leading(weight, axes, sizes):
-    """The leading part of every axis of a weight, as a view (Sec. 3.4). Of attention the first heads, of each the
-    leading part: Figure 3 (b) with heads of full width, (c) with all heads. With the full d^q|k|v every row is used, in
-    however many heads (no SME: HAT, Table 3)."""
+    """The leading part of every axis of a weight, as a view (Sec. 3.4, "bottom-left" there). Of attention the first
+    heads, of each the leading part: Figure 3 (b) with heads of full width, (c) with all heads. With the full d^q|k|v
+    every row is used, in however many heads (no SME: HAT, Table 3)."""
     if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
         weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
     return weight[tuple(slice(sizes.get(axis)) for axis in axes)]
@@ -623,15 +624,17 @@ def distillation_loss(student, teacher, lengths):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
+    from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory,
+    from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
-    from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
+    from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
-    from data import corpus, hf_bert, latency_log
+    from data import corpus, hf_bert, latency_log, sizes
+    from data.flat import Flat
     from data.inputs import open_run
 
     warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
@@ -655,9 +658,9 @@ def schedule(step, steps, warmup):
 
 
 def text_batches(text, data, cfg, phase, position, rows, count):
-    """`count` batches of `rows` examples, from `position` on in the phase's own endless stream from a Corpus, on the
-    device: ids, segments (B, T), lengths (B,) or None where no row is padded, and positions, labels (B, I) of what is
-    masked. D9: what a teacher reads is not masked.
+    """`count` batches of `rows` examples, from `position` on in the phase's own endless stream from a Corpus: ids,
+    segments (B, T), lengths (B,) or None where no row is padded, and positions, labels (B, I) of what is masked. D9:
+    what a teacher reads is not masked.
 
     D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
     meet a trained segment embedding in fine-tuning; a tenth are shorter, as in BERT. There is no next-sentence loss.
@@ -671,11 +674,14 @@ def text_batches(text, data, cfg, phase, position, rows, count):
             generator = torch.Generator().manual_seed(seed_of(cfg.seed, phase, "mask", position + first))
             batch[0], *masked = mask_tokens(batch[0], data.tokenizer, generator)
             batch += masked
-        yield [tensor if tensor is None else tensor.to(data.device, non_blocking=True) for tensor in batch]
+        yield batch
 
 
 def make_objective(data, cfg, batch):
     """loss(model) on a batch. The teacher is asked once for all sub-models."""
+    if data.device.type == "cuda":  # without waiting for what the device is still at
+        batch = [tensor if tensor is None else tensor.pin_memory().to(data.device, non_blocking=True)
+                 for tensor in batch]
     if data.teacher:
         with torch.no_grad(), autocast(cfg.dtype, data.device):
             target = data.teacher(*batch, with_scores=True)
@@ -689,66 +695,88 @@ def make_objective(data, cfg, batch):
 
 
 @torch.no_grad()
-def held_out_loss(model, data, cfg, rows=256):
-    """The objective on held-out text, the same for every model."""
+def held_out_losses(model, data, cfg, rows=256, most=256):
+    """[the objective on each batch, of `most` rows at most, of held-out text], the same for every model."""
     model.eval()
-    size = min(rows, cfg.batch)
+    size = min(most, cfg.batch)
     batches = text_batches(data.dev, data, cfg, "held out", 0, size, math.ceil(rows / size))
-    loss = statistics.fmean(make_objective(data, cfg, batch)(model).item() for batch in batches)
+    losses = [make_objective(data, cfg, batch)(model).item() for batch in batches]
     model.train()
-    return loss
+    return losses
 
 
 def score_mlm(model, data, cfg):
-    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss"}.
-    Raises Diverged. D12: minutes of pre-training are too little for the paper's proxy tasks, but not for this one."""
-    loss = held_out_loss(model.to(data.device), data, cfg, rows=1024)
+    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss",
+    "standard_error" of main over batches}. Raises Diverged. D12: minutes of pre-training are too little for the
+    paper's proxy tasks, but not for this one."""
+    losses, guessed = held_out_losses(model.to(data.device), data, cfg, 1024, 64), math.log(data.tokenizer.vocab_size)
+    loss = statistics.fmean(losses)
     if not math.isfinite(loss):
         raise Diverged("MLM: the loss is no number")
-    return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
+    return {"main": 1 - loss / guessed, "loss": loss,
+            "standard_error": statistics.stdev(losses) / len(losses) ** 0.5 / guessed}
 
 
-def flat_gradients(values, device):
-    """A flat tensor of zeros, of which the gradients of the parameters become views: one tensor to sum."""
-    flat, start = torch.zeros(sum(value.numel() for value in values), device=device), 0
-    for value in values:
-        value.grad = flat[start:start + value.numel()].view_as(value)
-        start += value.numel()
-    return flat
+def products(model):
+    """The parameters that autocast casts wherever they are used: those of a LanguageModel's layers and linear maps."""
+    return [value for name, module in model.named_modules() if isinstance(module, (Layer, nn.Linear))
+            and "pooler" not in name for value in module._parameters.values()]
+
+
+def train_on(batch, archs, share, flat, data, cfg, *key):
+    """Gradients of a sub-batch's sub-models, None: of the whole, in flat.gradients; [loss of each], over `share`."""
+    loss_of, losses = make_objective(data, cfg, batch), []
+    flat.gradients.zero_()  # Alg. 1, line 5
+    for sample, arch in enumerate(archs):  # Alg. 1, line 6
+        seed_everything(cfg.seed, *key, sample)
+        losses.append(loss_of(flat.used if arch is None else sub_model(flat.used, arch)) / share)
+        losses[-1].backward()  # Alg. 1, line 9
+        flat.collect()
+    return [loss.detach() for loss in losses]
+
+
+def keep_trained(model, curve, data, cfg, ranks, folder):
+    """Leave in `folder` what --init and the next call of pretrain read."""
+    model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
+    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
+    on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)
+    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
 
 
 def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
     """Alg. 1: train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of
     the sub-models `probes`)]. Raises Diverged, and Stop after SIGTERM (state saved). draw(step, shard): the sub-models
     of a sub-batch; [None] is the model as it is: an ordinary training."""
-    ranks, N, rows = run.ranks, cfg.accumulate, cfg.batch // cfg.accumulate
+    ranks = run.ranks
     if (folder / "curve.json").exists():
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
         return read_json(folder / "curve.json", list)
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    grads, shards = flat_gradients(trained, data.device), shard_range(ranks, N)
+    with autocast(cfg.dtype, data.device):
+        flat = Flat(model, trained, products if torch.is_autocast_enabled(data.device.type) else None)
     # beside the folder, where the model that is kept is no checkpoint of this run
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
+    # one micro-batch a process where nothing is sampled and --accumulate does not say otherwise; a checkpoint keeps N
+    N = saved.get("shards", ranks.size if probes == (None,) and "accumulate" not in cfg.given else cfg.accumulate)
+    shards, rows = shard_range(ranks, N), cfg.batch // N
     if cfg.compile and probes == (None,):
-        model.encoder.compile()
+        torch.compiler.reset()  # after eight networks torch would give up
+        flat.used.encoder.compile()
     bar, began = progress(ranks, steps, folder.name, first), time.perf_counter()
-    for step in range(first, steps):
+    text = ahead(list(text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards)))
+                 for step in range(first, steps))
+    for step, batches in zip(range(first, steps), text):
         total, losses = ShardSum(ranks), []
-        batches = text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards))
+        flat.cast()
         for shard, batch in zip(shards, batches):  # Alg. 1, lines 3, 4 and 8
-            loss_of, archs = make_objective(data, cfg, batch), draw(step, shard)  # Alg. 1, line 7
-            grads.zero_()  # Alg. 1, line 5
-            for sample, arch in enumerate(archs):  # Alg. 1, line 6
-                seed_everything(cfg.seed, folder.name, step, shard, sample)
-                loss = loss_of(model if arch is None else sub_model(model, arch)) / (N * len(archs))
-                loss.backward()  # Alg. 1, line 9
-                losses.append(loss.detach())
-            total.add([grads])
-        grads.copy_(total.total())
+            archs = draw(step, shard)  # Alg. 1, line 7
+            losses += train_on(batch, archs, N * len(archs), flat, data, cfg, folder.name, step, shard)
+            total.add([flat.gradients])
+        flat.gradients.copy_(total.total())
         norm = nn.utils.clip_grad_norm_(trained, CLIP)
         for group in optimizer.param_groups:
             group["lr"] = lr = cfg.lr * schedule(step, steps, warmup)
@@ -759,7 +787,8 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         if look or log or save or done % 100 == 0:
             loss, = reduce_mean(ranks, ranks.size * sum(losses).item())
             speed = (done - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            found = [held_out_loss(sub_model(model, arch) if arch else model, data, cfg) for arch in probes if look]
+            found = [statistics.fmean(held_out_losses(sub_model(model, arch) if arch else model, data, cfg))
+                     for arch in probes if look]
             curve += [[done, *found]] if look else []
             if not math.isfinite(norm.item() + sum(found)):
                 raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
@@ -767,14 +796,11 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
                     tokens_per_second=speed, memory=peak_memory(data.device))
             bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=f"{speed:.0f}")
         if save and done < steps:
-            checkpoint.save(step=done, curve=curve)
+            checkpoint.save(step=done, curve=curve, shards=N)
         if stop:
             raise Stop
     bar.close()
-    model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
-    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-    on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)  # what --init reads
-    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
+    keep_trained(model, curve, data, cfg, ranks, folder)
     checkpoint.remove()
     return curve
 
@@ -786,7 +812,7 @@ def read_model(path, cfg, arch="", first="model"):
     """(folder, Arch, {our name: weight}) that hf_bert.read_model finds."""
     folder, text, weights = hf_bert.read_model(path, cfg, arch, first)
     whole = read_arch(text, folder / "config.json")
-    check_memory(whole, cfg.vocab_size, folder)
+    sizes.check_memory(dataclasses.astuple(whole), cfg.vocab_size, folder)
     return folder, whole, weights
 
 
@@ -838,6 +864,8 @@ TABLE_D1 = {  # task: (batch, learning rate, epochs, metric of Table 1); WNLI, w
     "MRPC": (32, 2e-5, 10, "accuracy"), "CoLA": (32, 1e-5, 10, "matthews"), "QNLI": (32, 2e-5, 10, "accuracy"),
     "QQP": (32, 2e-5, 5, "accuracy"), "STS-B": (32, 3e-5, 10, "pearson+spearman"), "RTE": (32, 2e-5, 10, "accuracy"),
     "WNLI": (32, 2e-5, 10, "accuracy")}
+
+GRID = list(itertools.product((1e-5, 2e-5, 3e-5), (4, 5, 10)))  # Sec. 4.1: learning rates and epochs of GLUE's tasks
 
 
 def recipes():
@@ -909,40 +937,59 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 
 def judge(model, data, cfg):
-    """A LanguageModel's worth: {score, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
-    the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness."""
-    began, score, scores, diverged = time.perf_counter(), -1.0, {}, False
+    """A LanguageModel's worth: {score, error, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
+    the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness. error: its standard error."""
+    began, score, scores, errors, diverged = time.perf_counter(), -1.0, {}, [], False
     try:
-        scores |= {name: score_task(model, name, data, cfg)["main"] for name in data.tasks}
+        for name, task in data.tasks.items():
+            found = score_task(model, name, data, cfg)
+            scores[name] = found["main"]
+            errors.append(task.standard_error(found["main"]) if task else found["standard_error"])
         score = statistics.fmean(scores.values())
     except Diverged:  # the worst score, and the search goes on
         diverged = True
-    return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
+    return {"score": score, "error": 0.0 if diverged else math.hypot(*errors) / len(errors), "scores": scores,
+            "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def ties(lines):
+    """Architectures whose scores cannot be told from the best: less than twice the standard error of the difference
+    below it, taken as that of independent scores (all share their rows, so that it is rather smaller)."""
+    best = max(lines, key=lambda line: line["score"])
+    return [line["arch"] for line in lines if line is not best
+            and best["score"] - line["score"] < 2 * math.hypot(best["error"], line["error"])]
 
 
 def finetune(cfg, text):
-    """Fine-tune --init's model on tasks with Table D.1's settings, --runs times with other seeds. The folder TASK keeps
-    the median run's model and predictions."""
+    """Fine-tune --init's model on tasks, with Table D.1's settings or --grid's, --runs times with other seeds. The
+    folder TASK keeps the median run's model and predictions."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if not data:
             return
         model = start_model(cfg.arch, cfg, data, ranks)
-        jobs = {f"{name}-{number}": name for name in data.tasks for number in range(cfg.runs)}
+        jobs = {"-".join(map(str, (name, number, *setting))): (name, number, setting)
+                for name in data.tasks for number in range(cfg.runs)
+                for setting in (GRID if cfg.grid and name in glue.TASKS else [()])}
 
         def work(job, mnli):
             """mnli: the folder of the best MNLI run, in whose encoder this task starts. D7: the paper does not say so;
             what MNLI teaches helps the small tasks."""
-            (name, number), start, diverged = job.rsplit("-", 1), copy.deepcopy(model), None
+            (name, number, setting), start, diverged, own = jobs[job], copy.deepcopy(model), None, data
+            if setting:
+                task = copy.copy(data.tasks[name])
+                task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
+                own = dataclasses.replace(data, tasks={name: task})
             if mnli:
                 hf_bert.fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
             try:
-                metrics = score_task(start, name, data, cfg, int(number), run.folder / "jobs" / job)
+                metrics = score_task(start, name, own, cfg, number, run.folder / "jobs" / job)
             except Diverged as error:
                 metrics, diverged = {"main": 0.0}, str(error)
-            return {"job": job, "task": name, "setting": cfg.finetune_lr, "metrics": metrics, "diverged": diverged}
+            return {"job": job, "task": name, "setting": setting, "metrics": metrics, "diverged": diverged}
 
-        result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, jobs, work))
+        names = {job: name for job, (name, *_) in jobs.items()}
+        result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, names, work))
         run.finish(result)
         show(result, ranks)
 
@@ -969,14 +1016,29 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
         hf_bert.check_vocabulary(folder, data.tokenizer)
+    if text:
+        updates = data.train.slots(cfg.length - 3) / cfg.batch  # a pass over the corpus
+        cfg.steps = cfg.steps or math.ceil(5 * updates)
+        scratch = action == "further_train" and not cfg.init
+        cfg.further_steps = cfg.further_steps or math.ceil((10 if scratch else 5) * updates)
     if text and cfg.setting == "distill":
         further = action == "further_train" and not cfg.arch
         student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
         data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, student.heads)
     elif text and data.tokenizer.mask_id is None:
         raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]")
-    data.tasks = {name: None if name == "MLM" else open_task(name, cfg, data.tokenizer, recipes()) for name in names}
+    kinds = {} if action == "finetune" else dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
+    data.tasks = {name: None if name == "MLM" else on_main(  # encoded once, for all processes
+        ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds) for name in names}
     return run, data
+
+
+def set_shards(cfg, ranks):
+    """Unless --accumulate was given, raise it to a number that the processes can share; a setting of the run."""
+    if "accumulate" not in cfg.given:
+        cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal parts")
 
 
 def train_superplm(cfg, data, run):
@@ -1045,11 +1107,16 @@ def learn_latency(cfg, run):
 
 def evolve(superplm, predict, limit, data, cfg, run):
     """Alg. 2, or another strategy: the history. The candidates of a generation are shared out over the processes."""
-    history = []
-    for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
+    history, folder, generations = [], run.folder / "candidates", 1 if cfg.strategy == "fast" else cfg.generations
+
+    def label():
+        best = max((read_json(path, dict)["score"] for path in folder.glob("*.json")), default=0)
+        return f"generation {number + 1} of {generations}, best {best:.4f}"
+
+    for number in range(generations):  # Alg. 2, line 3
         proposals = {str(len(history) + index): proposal
                      for index, proposal in enumerate(propose(history, number, cfg, predict, limit))}
-        results = share_out(run.ranks, list(proposals), run.folder / "candidates", f"generation {number + 1}",
+        results = share_out(run.ranks, list(proposals), folder, label,
                             lambda name: judge(extract(superplm, proposals[name][1]), data, cfg))  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals.values(), results):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
@@ -1065,17 +1132,14 @@ def evolve(superplm, predict, limit, data, cfg, run):
 
 
 def time_finalists(lines, cfg):
-    """Those lines of the history that measure within the limit, with medians and the range over rounds in which the
-    reference is measured too."""
+    """Those lines of the history that measure within the limit, beside the reference."""
     rounds, found = time_together([*yardsticks(cfg), *(parse_arch(line["arch"]) for line in lines)], cfg), []
     limits = [limit_of(cfg, dict(zip(rounds, times))) for times in zip(*rounds.values())]
     for line in lines:
         took = rounds[parse_arch(line["arch"])]
-        ratios = sorted(theirs / mine for theirs, mine in zip(rounds[parse_arch(cfg.reference)], took))
         if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
-            found.append({"arch": line["arch"], "one_shot": line["score"], "milliseconds": statistics.median(took),
-                          "speedup": statistics.median(ratios), "speedup_range": [ratios[0], ratios[-1]],
-                          "rounds": len(ratios), "run_by": f"Encoder of {cfg.program}.py", **latency_log.setting(cfg)})
+            found.append({"arch": line["arch"], "one_shot": line["score"], "run_by": f"Encoder of {cfg.program}.py",
+                          **latency_log.beside(rounds[parse_arch(cfg.reference)], took, cfg)})
     return found
 
 
@@ -1112,16 +1176,19 @@ def train_winners(superplm, finalists, data, cfg, run):
             models[arch] = extract(superplm, parse_arch(arch))
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg))
-    line, result = max(zip(finalists, results), key=lambda pair: pair[1]["score"])
+    lines = [{**line, **result} for line, result in zip(finalists, results)]
+    line = max(lines, key=lambda line: line["score"])
     best, cfg = models[line["arch"]], dataclasses.replace(cfg, arch=line["arch"])
     on_main(run.ranks, keep_model, run.folder / "model", "search", cfg, data.tokenizer, model=best)
-    return {**line, **result, "parameters": sum(value.numel() for value in best.encoder.parameters())}
+    return {**line, "ties": ties(lines), "parameters": sum(value.numel() for value in best.encoder.parameters())}
 
 
 def search(cfg, phase="search"):
     """SuperPLM, latency predictor, evolution, further training. phase: one of the first three alone."""
     with launch(cfg.device) as ranks:
         evolving = phase in ("search", "evolve")
+        if phase in ("search", "superplm"):
+            set_shards(cfg, ranks)
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
         if not data:
             return
@@ -1141,10 +1208,14 @@ def search(cfg, phase="search"):
             return say(ranks, f"{run.folder / 'superplm'}: trained")
         history = evolve(superplm, predict, limit, data, cfg, run)
         result = confirm(history, cfg, run)
-        result = result[0] if phase == "evolve" else train_winners(superplm, result, data, cfg, run)
+        result = ({**result[0], "ties": ties(history)} if phase == "evolve"
+                  else train_winners(superplm, result, data, cfg, run))
         result |= {"evaluated": len(history), "search_seconds": round(sum(line["seconds"] for line in history), 1)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         say(ranks, f"{run.folder / 'best.json'}: {json.dumps(result, indent=2)}")
+        if result["ties"]:
+            say(ranks, f"the best score cannot be told from those of {len(result['ties'])} others: they are less than "
+                       "twice the standard error of the difference below it")
         if phase == "search":
             run.finish(result)
 
@@ -1152,6 +1223,7 @@ def search(cfg, phase="search"):
 def further_train(cfg):
     """Train one architecture: --init's, or from scratch."""
     with launch(cfg.device) as ranks:
+        set_shards(cfg, ranks)
         run, data = open_data(cfg, "further_train", ranks, text=True)
         if not data:
             return
@@ -1165,16 +1237,13 @@ def further_train(cfg):
 def export(cfg, folder):
     """Write --init's model (with its head), or the part --arch of it, as a Hugging Face folder."""
     with launch(cfg.device) as ranks:
-        tokenizer, task = load_tokenizer(cfg.tokenizer or hf_bert.model_folder(cfg.init)), None
+        tokenizer = load_tokenizer(cfg.tokenizer or hf_bert.model_folder(cfg.init))
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg)
         state = {name: value for name, value in model.state_dict().items() if not name.startswith("fit.")}
-        if "head.weight" in weights and model.encoder.arch == whole:
-            task = read_json(place / "config.json", dict).get("settings", {}).get("tasks")
-            state = {name: value for name, value in state.items() if name.startswith("encoder.")} | {
-                name: value for name, value in weights.items() if name.startswith("head.")}
+        head = {name: value for name, value in weights.items() if name.startswith("head.")}
         say(ranks, on_main(ranks, hf_bert.write, folder, state, dataclasses.astuple(model.encoder.arch),
-                           model.encoder.dropout.p, task, tokenizer))
+                           model.encoder.dropout.p, tokenizer, place, head if model.encoder.arch == whole else {}))
 
 
 def describe(cfg):
@@ -1216,39 +1285,12 @@ def read_arch(text, place):
         raise UserError(f"{place}: no architecture is here ({error})") from None
 
 
-def check_memory(arch, vocab, place, tokens=0):
-    """UserError, which names the place, where weights and a pass of so many tokens need more memory than there is."""
-    layers, hidden, ffn, _, qkv = dataclasses.astuple(arch)
-    numbers = layers * hidden * (4 * qkv + 2 * ffn) + (vocab + hidden) * hidden + tokens * (hidden + ffn + 3 * qkv)
-    needs, has = 4e-9 * numbers, 1e-9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needs > has:
-        raise UserError(f"{place}: needs at least {needs:,.0f} GB of memory, and this machine has {has:,.0f} GB")
-
-
-def check_sizes(cfg):
-    """Read the flags that are architectures; UserError for what this machine cannot hold."""
-    number = re.fullmatch(r"\d+\.?\d*|\.\d+", cfg.speedup)
-    if number and not 0 < float(cfg.speedup) < math.inf:
-        raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
-    for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):
-        text = getattr(cfg, name)
-        if text:
-            arch = read_arch(text, f"--{name} {text}")
-            check_memory(arch, 0, f"--{name} {text}")
-            setattr(cfg, name, str(arch))
-    largest = parse_arch(cfg.largest)
-    check_memory(largest, cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
-    for name, times in (("batch", cfg.length / cfg.accumulate), ("latency_length", cfg.latency_batch), *dict.fromkeys(
-            ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs"), 1).items()):
-        check_memory(largest, 0, f"--{name} {getattr(cfg, name)}", getattr(cfg, name) * times)
-
-
 def check(cfg, action):
     """UserError where settings do not go together, before anything is done."""
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
     cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
-    check_sizes(cfg)
+    sizes.check(cfg, read_arch)
     try:
         search_space(cfg)
     except ValueError as error:
@@ -1261,8 +1303,6 @@ def check(cfg, action):
              "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
             (action in ("finetune", "export") and not cfg.init,
              f"--{action} needs weights: give a folder with --init"),
-            (cfg.batch % cfg.accumulate,
-             f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal parts"),
             (cfg.teacher and not distills,
              f"--teacher {cfg.teacher}: use --setting distill, which keeps all heads to follow"),
             (distills and "mlm" in cfg.tasks.lower() and action in ("search", "evolve"),

@@ -17,6 +17,7 @@
 Randomness is a function of (seed, phase, step, shard), never of what was drawn before: that is why a checkpoint holds
 no generator state, why a resumed run repeats an uninterrupted one, and why the number of processes does not matter.
 """
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -100,7 +101,7 @@ def autocast(dtype, device):
 
 
 def on_main(ranks, function, *args, **kwargs):
-    """function(*args) on rank 0 alone. Every rank gets its (small) result or raises its UserError or Stop: no rank
+    """function(*args) on rank 0 alone. Every rank gets its result (pickled) or raises its UserError or Stop: no rank
     waits for a dead one."""
     result = error = None
     if ranks.main:
@@ -117,8 +118,11 @@ def on_main(ranks, function, *args, **kwargs):
 
 
 def broadcast(ranks, value):
-    """rank 0's value of a small Python object, on every rank."""
-    return gather(ranks, value)[0]
+    """rank 0's value of a Python object, on every rank."""
+    box = [value]
+    if ranks.size > 1:  # gathering would make room for as large an object of every rank
+        dist.broadcast_object_list(box)
+    return box[0]
 
 
 def gather(ranks, value):
@@ -228,6 +232,19 @@ def share_out(ranks, names, folder, label, work, before=0, total=0):
     if stopping(ranks):
         raise Stop
     return [read_json(paths[name], dict, "delete the file") for name in names]
+
+
+def ahead(items):
+    """The items of an iterator, each made by a thread while the caller still works on the one before: same items, same
+    order. What making one raises is raised in its place; a caller that leaves early waits for the item under way.
+    Making one must not draw from the generators that seed_everything() seeds: the caller draws from them meanwhile."""
+    items, end = iter(items), object()
+    device = (torch.cuda.current_device(),) if torch.cuda.is_initialized() else ()  # a new thread would take device 0
+    with concurrent.futures.ThreadPoolExecutor(1, "ahead", torch.cuda.set_device if device else None, device) as thread:
+        coming = thread.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, items, end)
+            yield item
 
 
 def seed_of(*key):

@@ -16,6 +16,7 @@ import json
 import math
 import shutil
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -67,11 +68,22 @@ class Task:
         self.name, self.kind, self.outputs, self.metrics, self.recipe, self.module, self.splits = (
             name, kind, outputs, metrics, recipe, module, splits)
 
+    def __getstate__(self):  # a task can travel to other processes, a module cannot
+        return {**self.__dict__, "module": self.module.__name__}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state, module=sys.modules[state["module"]])
+
     @property
     def steps(self):
         """Updates of a fine-tuning."""
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
+
+    def standard_error(self, score):
+        """Of a score over the dev rows: of a share; of a mean of shares such as F1, at most; of a correlation, about."""
+        spread = math.sqrt(score * (1 - score)) if self.recipe.main in ("accuracy", "f1") else 1 - score ** 2
+        return spread / math.sqrt(len(self.rows["dev"]))
 
     def batches(self, seed, start=0):
         """Training batches from update `start` on, without end: dicts of CPU tensors. Each epoch has its own order."""

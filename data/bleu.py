@@ -134,3 +134,12 @@ def tokenised_bleu(hypotheses, references, compounds=True):
     if compounds:
         sides = [[split_compounds(tokens) for tokens in side] for side in sides]
     return multi_bleu(*sides)
+
+
+# --- what has not converged
+
+def repeated_words(lines):
+    """Share of the words of these sentences, their first ones aside, that repeat the word before them; 0.0 where there
+    are none."""
+    repeats = [one == two for line in lines for one, two in zip(line.split(), line.split()[1:])]
+    return sum(repeats) / max(1, len(repeats))

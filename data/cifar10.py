@@ -77,7 +77,8 @@ class Pictures:
             generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "order", epoch))
             self.order, self.epoch = torch.randperm(len(self.labels), generator=generator).to(self.device), epoch
         rows = self.order[place * self.size:(place + 1) * self.size]
-        return augment(self.images[rows], self.cfg), self.labels[rows]
+        generator = torch.Generator(self.device).manual_seed(seed_of(self.cfg.seed, "augment", number))
+        return augment(self.images[rows], self.cfg, generator), self.labels[rows]
 
     def plain_batches(self, images, labels):
         for part, wanted in zip(images.split(500), labels.split(500)):
@@ -118,16 +119,16 @@ def plain_images(images, cfg):
     return normal_pixels(resample(images, theta, cfg.image))
 
 
-def augment(images, cfg):
+def augment(images, cfg, generator=None):
     """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased box.
-    (B, 3, 32, 32) uint8 -> (B, 3, I, I)
+    (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything; default: torch's own
 
     The strength is that of mFormer's released code, whose RandAugment has more operations; the paper mentions none.
     """
     (least, magnitude, jitter, erasing), B, device = cfg.augment, len(images), images.device
 
     def draw(low, high):
-        return torch.empty(B, device=device).uniform_(low, high)
+        return torch.empty(B, device=device).uniform_(low, high, generator=generator)
 
     area, ratio, strength = draw(least, 1), draw(math.log(3 / 4), math.log(4 / 3)).exp(), magnitude / 10
     width, height = (((area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)) if least < 1
@@ -142,17 +143,19 @@ def augment(images, cfg):
     x = x * brightness
     x = (x - x.mean((1, 2, 3), keepdim=True)) * contrast + x.mean((1, 2, 3), keepdim=True)
     grey = x.mean(1, keepdim=True)
-    return erase(normal_pixels(((x - grey) * colour + grey).clamp(0, 1)), erasing)
+    return erase(normal_pixels(((x - grey) * colour + grey).clamp(0, 1)), erasing, generator)
 
 
-def erase(x, chance):
+def erase(x, chance, generator=None):
     """With this chance an image has a box of 2% to 33% of it filled with noise. x (B, 3, I, I)"""
     B, size, device = len(x), x.shape[-1], x.device
-    area, ratio = (torch.empty(B, device=device).uniform_(0.02, 1 / 3),
-                   torch.empty(B, device=device).uniform_(math.log(0.3), math.log(3.3)).exp())
+    area, ratio = (torch.empty(B, device=device).uniform_(*ends, generator=generator)
+                   for ends in ((0.02, 1 / 3), (math.log(0.3), math.log(3.3))))
+    ratio = ratio.exp()
     extent = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()]).clamp(max=1.0)  # (2, B) shares of the width
-    corner = torch.rand(2, B, device=device) * (1 - extent)
+    corner = torch.rand(2, B, device=device, generator=generator) * (1 - extent)
     place = torch.arange(size, device=device) / size
     inside = (place >= corner[..., None]) & (place < (corner + extent)[..., None])  # (2, B, I)
-    box = inside[0][:, :, None] & inside[1][:, None] & (torch.rand(B, device=device) < chance)[:, None, None]
-    return torch.where(box[:, None], torch.randn_like(x), x)
+    hit = torch.rand(B, device=device, generator=generator) < chance
+    box = inside[0][:, :, None] & inside[1][:, None] & hit[:, None, None]
+    return torch.where(box[:, None], torch.randn(x.shape, device=device, generator=generator), x)

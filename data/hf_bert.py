@@ -157,9 +157,13 @@ def rename(weights, spans=False):
     return result
 
 
-def write(folder, weights, shape, dropout, task, tokenizer):
-    """Write {our name: weight} as a folder with a README. shape: the numbers of SIZES; task: the name of the task
-    that a head was made for. UserError where the folder is not empty."""
+def write(folder, weights, shape, dropout, tokenizer, source="", head=()):
+    """Write {our name: weight} as a folder with a README. shape: the numbers of SIZES; head: the weights of the task's
+    head, if there is one, in place of the pre-training heads; source: the folder whose config.json names the task.
+    UserError where the folder is not empty."""
+    task = read_json(Path(source) / "config.json", dict).get("settings", {}).get("tasks") if head else None
+    weights = {name: value for name, value in weights.items() if name.startswith("encoder." if head else "")}
+    weights |= dict(head)
     folder = Path(folder)
     kind, more = "ForMaskedLM" if "transform.weight" in weights else "Model", {}
     if "head.weight" in weights:

@@ -2,6 +2,7 @@
 another run takes over with --init what was measured on its machine with its settings."""
 import json
 import math
+import statistics
 import time
 from pathlib import Path
 
@@ -67,3 +68,11 @@ def measure(cfg, folder, found, rounds, time_model):
             file.write(json.dumps({"arch": str(arch), "milliseconds": found[arch][-1], **here}) + "\n")
     # one order, so that what is learnt does not depend on the file's
     return {arch: min(found[arch]) for arch in sorted(rounds, key=str)}
+
+
+def beside(reference, took, cfg):
+    """What is said of a model: medians, and the range of its speed-up, over rounds in each of which the reference and
+    it were measured one after the other. reference, took: [milliseconds of each round]."""
+    ratios = sorted(theirs / mine for theirs, mine in zip(reference, took))
+    return {"milliseconds": statistics.median(took), "speedup": statistics.median(ratios),
+            "speedup_range": [ratios[0], ratios[-1]], "rounds": len(ratios), **setting(cfg)}

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from common.cli import Stop, UserError
-from common.distributed import (Pace, Ranks, ShardSum, milliseconds, seed_everything, seed_of, share_out,
+from common.distributed import (Pace, Ranks, ShardSum, ahead, milliseconds, seed_everything, seed_of, share_out,
                                 shard_range)
 from common.files import (fingerprints, load_file, load_newest, read_json, read_jsonl, release_locks, save_file,
                           write_atomic)
@@ -299,3 +300,37 @@ def test_a_loop_asks_by_the_clock(monkeypatch):
         if stop:
             break
     assert 600 < now[0] < 605 and saves in (4, 5) and logs in (9, 10)
+
+
+def test_items_made_ahead_are_the_same_and_one_ahead():
+    made = []
+
+    def items():
+        for number in range(5):
+            made.append((number, threading.current_thread().name))
+            yield number
+    seen = []
+    for item in ahead(items()):
+        deadline = time.monotonic() + 10
+        while len(made) < min(item + 2, 5) and time.monotonic() < deadline:  # the next one comes without being asked for
+            time.sleep(0.001)
+        assert len(made) == min(item + 2, 5)  # and only the next one
+        seen.append(item)
+    assert seen == [number for number, _ in made] == list(range(5)) and {name for _, name in made} == {"ahead_0"}
+    assert list(ahead([])) == [] and list(ahead(iter([None, 0]))) == [None, 0]
+
+
+def test_what_goes_wrong_ahead_is_raised_in_its_place_and_no_thread_is_left():
+    def items():
+        yield 1
+        yield 2
+        raise UserError("line 3: broken")
+    seen = []
+    with pytest.raises(UserError, match="line 3"):
+        for item in ahead(items()):
+            seen.append(item)
+    assert seen == [1, 2]
+    for item in ahead(range(10 ** 9)):
+        if item == 3:
+            break
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]

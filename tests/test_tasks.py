@@ -2,6 +2,7 @@
 import dataclasses
 import io
 import json
+import pickle
 
 import pytest
 import torch
@@ -55,6 +56,14 @@ def test_names_are_read_in_any_case_and_unknown_ones_are_refused():
     for text in ("CoLE", "", " , "):
         with pytest.raises(UserError, match="choose from MNLI"):
             parse_tasks(text, RECIPES)
+
+
+def test_a_task_travels_to_another_process_as_it_is(tasks):
+    for name in ("STS-B", "SQuAD1.1"):
+        there = pickle.loads(pickle.dumps(tasks[name]))
+        assert there.module is tasks[name].module and there.recipe == tasks[name].recipe
+        for one, other in zip(there.batches(3), [next(tasks[name].batches(3))]):
+            assert one.keys() == other.keys() and all(torch.equal(value, one[key]) for key, value in other.items())
 
 
 def test_flags_rule_over_the_recipe(demo, tokenizer):

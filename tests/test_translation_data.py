@@ -2,7 +2,7 @@
 import pytest
 
 from common.cli import UserError
-from data.bleu import corpus_bleu, multi_bleu, split_compounds, tokenised_bleu, tokenize_german
+from data.bleu import corpus_bleu, multi_bleu, repeated_words, split_compounds, tokenised_bleu, tokenize_german
 from data.pairs import filter_pairs
 
 
@@ -32,6 +32,10 @@ def test_multi_bleu_by_hand():
     assert multi_bleu([ours], [theirs]) == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 4) ** 0.25)
     assert multi_bleu([ours[:5]], [ours]) == pytest.approx(100 * 2.718281828459045 ** (1 - 7 / 5))
     assert multi_bleu([["a", "b"]], [["a", "b"]]) == 0.0 == multi_bleu([[]], [["a"]])  # no smoothing
+
+
+def test_repeated_words_are_counted():
+    assert repeated_words(["the the the cat", "a b a", "", "word"]) == 2 / 5 and repeated_words(["", "word"]) == 0
 
 
 def test_the_two_bleus_differ_where_they_should():

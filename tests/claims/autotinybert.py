@@ -5,6 +5,8 @@ Flags that are none of a study's belong to autotinybert.py: --preset, --corpus, 
 import argparse
 import dataclasses
 import functools
+import json
+import math
 import random
 import statistics
 
@@ -14,7 +16,7 @@ from torch import nn
 import autotinybert as atb
 from common import cli
 from common.cli import UserError
-from common.files import load_file, read_json, read_jsonl
+from common.files import load_file, read_json, read_jsonl, write_atomic
 from common.metrics import spearman
 from data import latency_log
 from tests.claims import study
@@ -40,6 +42,8 @@ PF = {name: (text, paper("Table 1", f"{name}, speed-up")) for name, text in {  #
 PAIRWISE = {name: paper("Table 3", f"{name}, pairwise accuracy") for name in ("HAT", "ILS", "ILS + SME",
                                                                               "ILS + SME + EBL")}
 SAVED = paper("Figure 5", "training time saved")  # percent
+SPACES = {setting: paper("App. B", f"search space, {name}") for setting, name in (
+    ("mlm", "pre-training"), ("distill", "distillation"))}  # millions
 
 
 def read_flags(options, action="search", **own):
@@ -58,6 +62,19 @@ def times_of(archs, cfg, rounds=5):
     return {arch: statistics.median(times) for arch, times in atb.time_together(archs, cfg, rounds).items()}
 
 
+def measured_rounds(archs, cfg, rounds, path):
+    """{architecture: [milliseconds of each round]}, one beside the other. Each round is kept as a line of `path`, so
+    that a killed study goes on behind the last one; lines of other settings do not count."""
+    here, names = latency_log.setting(cfg), [str(arch) for arch in archs]
+    lines = [line for line in read_jsonl(path) if line["setting"] == here and list(line["milliseconds"]) == names]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while len(lines) < rounds:
+        times = {str(arch): took for arch, (took,) in atb.time_together(archs, cfg, 1).items()}
+        lines.append({"setting": here, "milliseconds": times})
+        write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
+    return {arch: [line["milliseconds"][str(arch)] for line in lines[:rounds]] for arch in archs}
+
+
 def score_of(folder):
     """(mean score, {task: score}) of the median runs of a --finetune."""
     scores = {name: entry["median"] for name, entry in read_json(folder / "done.json")["tasks"].items()}
@@ -65,29 +82,48 @@ def score_of(folder):
 
 
 def latency(options):
-    """Tables 1, 4, F.1: speed-ups over BERT-base, measured in the same rounds, beside the published ones."""
+    """Tables 1, 4, F.1: speed-ups over BERT-base, measured in the same rounds, beside the published ones. Where two
+    tables disagree about a model, both stand."""
     cfg, _, _ = read_flags(options, "describe")
     published = {**TABLE_4, **TABLE_F1, **PF}
     archs = {name: atb.parse_arch(text) for name, (text, _) in published.items()}
     reference = atb.parse_arch("12-768-3072-12-768")
-    times = times_of([reference, *dict.fromkeys(archs.values())], cfg, rounds=max(3, cfg.latency_rounds))
+    rounds = measured_rounds([reference, *dict.fromkeys(archs.values())], cfg, max(3, cfg.latency_rounds),
+                             options.runs / "rounds.jsonl")
+    times = {arch: statistics.median(took) for arch, took in rounds.items()}
     speedups = {name: times[reference] / times[arch] for name, arch in archs.items()}
-    rows = [["BERT-base", str(reference), times[reference], 1.0, 1.0, 0.0]]
+    rows = [["BERT-base", str(reference), times[reference], 1.0, 1.0, 0.0, "", ""]]
     for name, (text, number) in published.items():
-        rows.append([name, text, times[archs[name]], speedups[name], number, 100 * (speedups[name] / number - 1)])
+        also = OTHERWISE.get(name, "")
+        rows.append([name, text, times[archs[name]], speedups[name], number, 100 * (speedups[name] / number - 1),
+                     also, also and 100 * (speedups[name] / also - 1)])
     plain = [name for name in TABLE_4 if "KD" not in name]
     pair = [speedups[name] for name in plain], [published[name][1] for name in plain]
     worst = max((abs(speedups[name] / published[name][1] - 1), name) for name in plain if "S4" not in name)
     ordered = all(speedups[f"{family}-S{size}"] < speedups[f"{family}-S{size + 1}"]
                   for family in ("BERT-KD", "AutoTinyBERT-KD") for size in (1, 2, 3))
     verdict = "holds" if worst[0] < 0.2 and spearman(*pair) > 0.95 else "holds in part"
-    study.write(options, ["model", "architecture", "ms", "speed-up", "published", "difference %"], rows,
-                claim="Tables 1, 4, F.1: the speed-ups over BERT-base",
-                paper="the column published; elsewhere " + ", ".join(
-                    f"{name} {number}" for name, number in OTHERWISE.items()),
+    study.write(options, ["model", "architecture", "ms", "speed-up", "published", "difference %", "in another table",
+                          "difference % from that"], rows, claim="Tables 1, 4, F.1: the speed-ups over BERT-base",
+                paper="the column published, and what another table prints",
                 verdict=f"{verdict}: of S1 to S3 {worst[1]} differs most, by {100 * worst[0]:.0f}%",
-                numbers={"spearman": spearman(*pair), "kendall": study.kendall(*pair), "distillation rows ordered": ordered,
+                numbers={"spearman": spearman(*pair), "kendall": study.kendall(*pair),
+                         "distillation rows ordered": ordered, "rounds": {str(arch): took for arch, took in rounds.items()},
                          "setting": latency_log.setting(cfg)})
+
+
+def space(options):
+    """App. B: how many architectures Table B.1 has in pre-training and in distillation."""
+    rows = []
+    for setting, printed in SPACES.items():
+        cfg = dataclasses.replace(read_flags(options)[0], setting=setting)
+        count = math.prod(map(len, atb.search_space(cfg).values()))
+        rows.append([setting, count, count / 1e6, printed])
+    (*_, first, printed), (*_, second, other) = rows
+    swapped = abs(first - other) < abs(first - printed) and abs(second - printed) < abs(second - other)
+    study.write(options, ["setting", "architectures", "millions", "printed, millions"], rows,
+                claim="App. B: the sizes of the search spaces", paper="the column printed",
+                verdict="does not hold: the two are evidently swapped" if swapped else "holds")
 
 
 def fit_network(archs, milliseconds, top, steps=600):
@@ -170,6 +206,8 @@ def ranking(options):
         raise UserError("ranking: Table 3 is about --setting mlm; distillation has no other number of heads")
     variants = [(label, *label.partition("*")[::2]) for label in mine.variants.split(",")]
     for label, name, times in variants:
+        if times and not cfg.steps:
+            raise UserError(f"--variants {label}: so many times its steps, give them with --steps")
         if name not in atb.VARIANTS or "*" in label and not times.isdigit():
             raise UserError(f"--variants {label}: write hat, ils, sme or ebl, and a whole number of times its steps, "
                             "such as sme*3")
@@ -266,8 +304,8 @@ def choose(options, cfg, flags, superplm, limit, seed):
 
 def pareto(options):
     """Figure 1: score against measured speed-up of searched, BERT-rule and random shapes, all trained further alike.
-    Of a search one winner is trained further, where the paper trains three and shows the best: the other kinds have no
-    such choice either.
+    D16: of a search one winner is trained further, where the paper trains three and shows the best: the other kinds
+    have no such choice either.
 
     --folders: a run with a SuperPLM (left out, one is trained); --limits 7.2,15.7,20.2.
     """
@@ -320,7 +358,7 @@ def convergence(options):
         taken, scratch = curves[f"{seed}-taken"], curves[f"{seed}-scratch"]
         reached = next((step for step, loss in taken if loss <= scratch[-1][1]), None)
         rows.append([seed, scratch[-1][1], taken[-1][1], reached or "not reached",
-                     100 * (1 - reached / cfg.further_steps) if reached else 0.0])
+                     100 * (1 - reached / scratch[-1][0]) if reached else 0.0])
 
     def draw(axes):
         for name, curve in curves.items():
@@ -335,7 +373,8 @@ def convergence(options):
                 numbers={"curves": curves}, draw=draw)
 
 
-CLAIMS = {"latency": latency, "predictor": predictor, "ranking": ranking, "pareto": pareto, "convergence": convergence}
+CLAIMS = {"space": space, "latency": latency, "predictor": predictor, "ranking": ranking, "pareto": pareto,
+          "convergence": convergence}
 
 if __name__ == "__main__":
     study.as_program("autotinybert", CLAIMS)
