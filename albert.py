@@ -703,7 +703,7 @@ def pretrain(cfg):
             raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions (--positions)")
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
-            cfg.vocab_size = max(text.tokenizer.vocab_size, pieces if source else 0)  # released models may have more
+            cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
             labelled = sentence_runs(text.train, 0, 1024, cfg.length - 3, cfg.seed).second_length > 0
             if cfg.objective != "none" and not labelled.any():
                 raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; put "
@@ -752,7 +752,19 @@ def read_source(cfg):
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
+    (attentions, ffns), E, H = blocks(cfg), cfg.embedding or cfg.hidden, cfg.hidden
+    cli.check_memory(", ".join(f"{name} {getattr(cfg, name)}" for name in ("layers", "vocab_size", *SHAPE)), cfg.layers,
+                     H * (4 * H * attentions + 2 * cfg.ffn * ffns) + E * (cfg.vocab_size + cfg.positions))
     return Source(path, weights, task) if cfg.init else None
+
+
+def table_size(tokenizer, pieces):
+    """The pieces of --init's word embeddings: a released model may have up to 127 more than its tokenizer. UserError
+    where the tokenizer cannot be the model's."""
+    if not pieces - 128 < tokenizer.vocab_size <= pieces:
+        raise UserError(f"{tokenizer.path}: {tokenizer.vocab_size} pieces, and the model of --init has {pieces}; give "
+                        "the model's own vocabulary with --tokenizer")
+    return pieces
 
 
 def start_from(model, source, task=""):
@@ -1006,7 +1018,7 @@ def finetune(cfg, text):
         recipe = choose_recipe(cfg, flags) if source else f"an ensemble of {len(cfg.ensemble)}"
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
         say(ranks, recipe)
-        cfg.vocab_size = max(cfg.vocab_size, pieces)  # released models may have more
+        cfg.vocab_size = table_size(data.tokenizer, pieces) if data.tokenizer else pieces
         jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
         task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
             lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask}))

@@ -946,7 +946,7 @@ def mask_tokens(ids, tokenizer, rate, generator):
 
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
-    from common.cli import Diverged, Stop, UserError, run, settings_of, start
+    from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
     from common.distributed import (Pace, Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
                                     travelling)
@@ -1109,8 +1109,7 @@ def settle_arch(cfg):
 
 
 def read_run(cfg, action="describe"):
-    """(weights, architecture, "--init") of the run folder --init; of a search a super-net's and None. cfg takes over
-    its shape, tokenizer, FOLLOWED, the rest of its preset and, unless --arch names one, the architecture."""
+    """(weights, architecture or None of a super-net, "--init") of --init, whose shape, tokenizer, preset cfg takes."""
     before = cfg.preset
     owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}, FOLLOWED)
     if cfg.preset != before:
@@ -1119,6 +1118,7 @@ def read_run(cfg, action="describe"):
         kept.update(PRESETS["dry_run"] if cfg.dry_run else ())
         for name in preset.keys() - kept:
             setattr(cfg, name, preset[name])
+    check(cfg, action)
     if "model" in owned:
         return owned["model"], settle_arch(cfg), "--init"
     if "arch" not in cfg.given:
@@ -1321,7 +1321,8 @@ def describe(cfg):
 
 
 def check(cfg, action):
-    """Refuse settings that do not go together."""
+    """Refuse settings that do not go together, and models larger than the memory."""
+    check_memory(f"hidden {cfg.hidden}, ffn {cfg.ffn}", cfg.layers, cfg.layers * cfg.hidden * (cfg.hidden + cfg.ffn))
     if cfg.hidden % cfg.heads:
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:

@@ -184,6 +184,8 @@ Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), 
 def space_of(cfg):
     """{feature: choices}. Only the encoder's types are searched (Sec. 4.1.2) unless --search_decoder says so;
     cosFormer*, the space "linear", is linear in the decoder too (Sec. 3.2.2)."""
+    layers, hidden = max(cfg.layers) + max(cfg.decoder_layers) * (cfg.task == "wmt14"), max(cfg.hidden)
+    check_memory(f"hidden {hidden}, ffn {max(cfg.ffn)}", layers, 2 * layers * hidden * (max(cfg.ffn) + 2 * cfg.qkv))
     types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
     space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
     if cfg.task == "wmt14":
@@ -301,6 +303,7 @@ def parse_arch(text, cfg):
                         "a best.json, or a text like --describe's") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
+    check_memory(f"--arch {text[:60]}", arch.layers + arch.decoder_layers, 2 * arch.hidden * sum(arch.ffn))
     return arch
 
 # --- model ----------------
@@ -982,7 +985,7 @@ def learning_rate(step, cfg):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its models and steps its searcher
-    from common.cli import Diverged, Stop, UserError, run, start
+    from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, gather, launch, milliseconds, on_main,
                                     peak_memory, progress, say, seed_everything, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
@@ -995,7 +998,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from data.published import MFORMER, MFORMER_ARCHS
     PUBLISHED = {task: {name: read_arch(text) for name, text in rows.items()} for task, rows in MFORMER_ARCHS.items()}
 else:
-    UserError, PUBLISHED = ValueError, {"cifar10": {}, "wmt14": {}}
+    UserError, PUBLISHED, check_memory = ValueError, {"cifar10": {}, "wmt14": {}}, lambda *sizes: None
 
 
 def set_shards(cfg, ranks):

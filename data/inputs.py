@@ -55,8 +55,14 @@ def open_run(cfg, action, ranks, *needs, **further):
         if "vocab_size" in cfg.given and cfg.vocab_size != settings["vocab_size"]:
             raise UserError(f"--vocab_size {settings['vocab_size']}: {data.tokenizer.path} has {cfg.vocab_size} pieces; "
                             "leave it out")
-        on_main(ranks, lambda: str(data.tokenizer.save(run.folder)))
+        on_main(ranks, keep_vocabulary, run, data.tokenizer)
     return run, data
+
+
+def keep_vocabulary(run, tokenizer):
+    """Copy the tokenizer's file into the run folder, and note in config.json which one it is."""
+    run.note(vocabulary={"file": tokenizer.save(run.folder).name, "pieces": tokenizer.vocab_size,
+                         "fingerprint": tokenizer.fingerprint})
 
 
 def what_is_read(value):
