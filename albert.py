@@ -106,6 +106,7 @@ class Config:
     given, program = frozenset(), "albert"  # the flags that were given
 
 
+XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
     "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=48, positions=128, init_std=0.1,
                  sinusoids=0.1, dropout=0.0, length=64, steps=4000, batch=32, warmup=0.1, save_every=500, dev_rows=1024,
@@ -114,9 +115,9 @@ PRESETS = {
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
-    "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384),
-    "xxlarge-1m": dict(layers=12, hidden=4096, heads=64, ffn=16384, dropout=0.0, steps=1_000_000),  # Sec. 4.8, 4.9
-    "xxlarge-1.5m": dict(layers=12, hidden=4096, heads=64, ffn=16384, dropout=0.0, steps=1_500_000),  # Tables 9, 10
+    "xxlarge": XXLARGE,
+    "xxlarge-1m": dict(XXLARGE, dropout=0.0, steps=1_000_000),  # Sec. 4.8, 4.9
+    "xxlarge-1.5m": dict(XXLARGE, dropout=0.0, steps=1_500_000),  # Tables 9, 10
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=0, share="none"),
     "dry_run": dict(steps=2, dev_rows=32, train_rows=64, runs=1, finetune_epochs=None),
@@ -202,8 +203,7 @@ class Encoder(nn.Module):
     or None -> (B, T, H).
 
     What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
-    Sharing saves memory for weights, gradients and optimizer, and their exchange between processes; it saves no
-    computation: every layer still runs.
+    Sharing saves memory and exchange between processes, no computation: every layer still runs.
     """
 
     def __init__(self, cfg):
@@ -281,8 +281,7 @@ class LanguageModel(nn.Module):
         return self.mlm(masked, self.encoder.words.weight), self.order(torch.tanh(self.pooler(x[:, 0])))
 
 
-# Models of tasks. Each takes a batch as common.tasks makes it, a dict with ids, segments (B, T), lengths (B,) and more,
-# but no lengths where every row is full, and has a loss of its own.
+# Models of tasks, with losses of their own. A batch has ids, segments (B, T), lengths (B,) unless all are full, and more.
 
 
 class Classifier(nn.Module):
@@ -404,7 +403,7 @@ def parts(cfg):
 def countings(cfg):
     """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12: A without pooler and heads, B
     with the pooler, C with the heads too, D like B, but with position and segment tables and their LayerNorm H wide, as
-    an older layout had them (arithmetic; no model of ours)."""
+    an older layout had them."""
     found = parts(cfg)
     A = found["embeddings"] + found["mapping"] + found["attention"] + found["ffn"]
     B = A + found["pooler"]
@@ -421,8 +420,7 @@ def flops(cfg):
             + 2 * M * (H * E + E * cfg.vocab_size))
 
 # --- objective ------------
-# A training example is a run of text in two segments. Here it gets its label (which segment came first?), its special
-# pieces and its mask. All chance comes from one generator: an example depends on its place in the stream alone.
+# All chance comes from one generator: a training example depends on its place in the stream alone.
 
 
 def sentence_pairs(segments, tokenizer, objective, generator):
@@ -542,9 +540,8 @@ class Lamb(torch.optim.Optimizer):
 
     so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's
     gradient is the sum over all the layers that use it. There is no bias correction of m and v and no bound on the
-    trust ratio |w| / |u|, which is 1 where a norm is 0. Without correction u is up to 6.6 times too long in the first
-    updates: the ratio cancels that for matrices, the warm-up hides it for the rest. Biases and LayerNorms, the tensors
-    of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out everywhere: BERT's
+    trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms, the
+    tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out everywhere: BERT's
     AdamW, ALBERT's optimizer of fine-tuning.
     """
 
@@ -582,7 +579,7 @@ class Lamb(torch.optim.Optimizer):
 
 def schedule(step, steps, warmup):
     """Share of the peak learning rate at an update, from 0 (official code): step / warmup, then the line from 1 at
-    update 0 to 0 at the last. The two do not meet: with 3,125 of 125,000 the rate falls by 2.5% in between."""
+    update 0 to 0 at the last."""
     return step / warmup if step < warmup else 1 - step / steps
 
 
@@ -603,7 +600,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """Pre-training from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM (state saved).
 
     A batch is cut into --accumulate shards, each with its own text, masks and dropout: the same for any number of
-    processes. Nothing in an update waits for the device; losses are read where they are logged.
+    processes. Nothing in an update waits for the device.
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)  # those of this process
     rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
@@ -641,7 +638,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
             rate = round((done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began))
-            speed = {"tokens_per_second": rate} if logged > start else {}  # the first line has the start in it
+            speed = {"tokens_per_second": rate} if logged > start else {}  # not of the start
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
                     **speed, memory_mb=round(peak_memory(ranks.device)))
             bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate}" if speed else "-")
