@@ -7,7 +7,7 @@ swapped? The model can then be made wide.
 
 Run:     python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16
                                                                    a minute of a core: masked words 27% (commonest: 14%)
-         python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 29%, sentence order 65%
+         python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 28%, order 60 to 65%
          python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 48, 85, 68% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
@@ -281,7 +281,7 @@ class LanguageModel(nn.Module):
         return self.mlm(masked, self.encoder.words.weight), self.order(torch.tanh(self.pooler(x[:, 0])))
 
 
-# Models of tasks, with losses of their own. A batch has ids, segments (B, T), lengths (B,) unless all are full, and more.
+# Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless all are full, and more.
 
 
 class Classifier(nn.Module):
@@ -541,7 +541,7 @@ class Lamb(torch.optim.Optimizer):
     so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's
     gradient is the sum over all the layers that use it. There is no bias correction of m and v and no bound on the
     trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms, the
-    tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out everywhere: BERT's
+    tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves it out everywhere: BERT's
     AdamW, ALBERT's optimizer of fine-tuning.
     """
 
