@@ -184,6 +184,8 @@ Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), 
 def space_of(cfg):
     """{feature: choices}. Only the encoder's types are searched (Sec. 4.1.2) unless --search_decoder says so;
     cosFormer*, the space "linear", is linear in the decoder too (Sec. 3.2.2)."""
+    layers, hidden = max(cfg.layers) + max(cfg.decoder_layers) * (cfg.task == "wmt14"), max(cfg.hidden)
+    check_memory(f"hidden {hidden}, ffn {max(cfg.ffn)}", layers, 2 * layers * hidden * (max(cfg.ffn) + 2 * cfg.qkv))
     types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
     space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
     if cfg.task == "wmt14":
@@ -301,6 +303,7 @@ def parse_arch(text, cfg):
                         "a best.json, or a text like --describe's") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
+    check_memory(f"--arch {text[:60]}", arch.layers + arch.decoder_layers, 2 * arch.hidden * sum(arch.ffn))
     return arch
 
 # --- model ----------------
@@ -309,8 +312,7 @@ def parse_arch(text, cfg):
 # a weight each; the released code takes thirds of the leading rows of one matrix, so that a row changes its meaning
 # with the sampled width.
 
-# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|.
-# Demo pictures, all linear, clipped at 1: accuracy 0.599 and, another seed, 0.631 (1e-3: 0.585); not clipped 0.613
+# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|
 FLOOR = 1e-6
 
 
@@ -982,20 +984,20 @@ def learning_rate(step, cfg):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its models and steps its searcher
-    from common.cli import Diverged, Stop, UserError, run, start
+    from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, gather, launch, milliseconds, on_main,
                                     peak_memory, progress, say, seed_everything, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
-    from data import bleu
+    from data import bleu, rehearsals
     from data.cifar10 import Pictures
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
     from data.published import MFORMER, MFORMER_ARCHS
     PUBLISHED = {task: {name: read_arch(text) for name, text in rows.items()} for task, rows in MFORMER_ARCHS.items()}
 else:
-    UserError, PUBLISHED = ValueError, {"cifar10": {}, "wmt14": {}}
+    UserError, PUBLISHED, check_memory = ValueError, {"cifar10": {}, "wmt14": {}}, lambda *sizes: None
 
 
 def set_shards(cfg, ranks):
@@ -1222,16 +1224,17 @@ def describe(cfg):
                         "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
                                    "flops": honest}}
                  for name, (parameters, flops, honest) in MFORMER[cfg.task].items()}
+    needs = rehearsals.forecast(__name__, cfg, cfg.steps, arch, least=cfg.length if cfg.task == "wmt14" else 1)
     print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
                       "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
-                      "published": published}))
+                      "published": published, **needs}))
 
 
 ACTIONS = {
     "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
     "train": (train, "train an architecture from scratch"),
     "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
-    "describe": (describe, "parameters and FLOPs as JSON"),
+    "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
 UNREAD = {  # flags that a task has no use for
     "cifar10": {"train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size", "decoder_layers",
