@@ -19,7 +19,6 @@ Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulet
          some short, no next-sentence loss · D9 no padding and no masks in distillation · D10 SentencePiece
          · D11 one fast candidate a depth · D12 MLM is a task · D13 at most 1,000 documents are held out
          · D14 SQuAD trains positions above 128 · D15 a mean is the fitness · D16 one winner in Figure 1's study
-         (tests/claims)
 """
 import copy
 import dataclasses
@@ -49,7 +48,7 @@ from torch import nn
 class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
     given, program = frozenset(), "autotinybert"  # set by common.cli: the flags that were given, the file's name
-    # what --restart deletes in a run folder beside common.runs.WRITES
+    # beside common.runs.WRITES what --restart deletes
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.jsonl", "predictor.pt*",
               "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
               "WNLI")
@@ -123,7 +122,7 @@ MASK_RATE = 0.15  # share of the tokens predicted, BERT's
 CLIP = 1.0  # largest gradient norm, the released code's
 
 PRESETS = {
-    # The paper's proxy tasks stay at chance after minutes of pre-training; MLM and SST-2 do not (D12).
+    # after minutes of pre-training the paper's proxy tasks stay at chance (D12)
     "demo": {"vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
              "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
              "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM,SST-2",
@@ -358,7 +357,7 @@ class TaskModel(nn.Module):
 
 
 def parameters(arch, vocab_size, positions=512):
-    """{part: parameters} of a stand-alone encoder, built on the meta device."""
+    """{part: parameters} of an encoder."""
     with torch.device("meta"):
         encoder = Encoder(arch, vocab_size, positions=positions)
     counts = {"embeddings": 0, "layers": 0, "pooler": 0}
@@ -405,8 +404,7 @@ def leading(weight, axes, sizes):
 
 
 def part_of(module, name, arch, layer=0):
-    """A copy of a module called `name`, in layer number `layer`, whose weights and gradients are the parts that `arch`
-    uses."""
+    """A copy of a module, `name` in layer `layer`; weights and gradients are views of the parts that `arch` uses."""
     ffn, heads, qkv = arch.shape(layer)
     sizes, part = {"H": arch.hidden, "F": ffn, "N": heads, "D": qkv // heads}, copy.copy(module)
     part._parameters, part._modules = {}, {}
@@ -442,8 +440,7 @@ def extract(model, arch):
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW; as in BERT, no weight decay on biases and LayerNorms. The pooler, which no LanguageModel reads, is left
-    alone.
+    """AdamW; as in BERT, biases and LayerNorms do not decay. The pooler, which no LanguageModel reads, is left alone.
 
     D6: entries that no sub-model of an update used decay, and move on by what is left in their moments, as in the
     released code; the paper does not say.
@@ -713,8 +710,7 @@ def held_out_losses(model, data, cfg, rows=256, most=256):
 
 def score_mlm(model, data, cfg):
     """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss",
-    "standard_error" of main over batches}. Raises Diverged. D12: minutes of pre-training are too little for the
-    paper's proxy tasks, but not for this one."""
+    "standard_error" of main over batches}. Raises Diverged. D12: minutes of pre-training show in it, not in SQuAD."""
     losses, guessed = held_out_losses(model.to(data.device), data, cfg, 1024, 64), math.log(data.tokenizer.vocab_size)
     loss = statistics.fmean(losses)
     if not math.isfinite(loss):
@@ -875,8 +871,7 @@ GRID = list(itertools.product((1e-5, 2e-5, 3e-5), (4, 5, 10)))  # Sec. 4.1: lear
 
 
 def recipes():
-    """{task: its Recipe}. D14: SQuAD's rows of 384 use positions that pre-training with
-    128, the paper's lengths, left as they were drawn."""
+    """{task: its Recipe}. D14: SQuAD's 384 tokens, the released code's, use positions that 128 left untrained."""
     return {"MLM": Recipe(0.0, 1), **{
         name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=metric)
         for name, (batch, lr, epochs, metric) in TABLE_D1.items()}}
@@ -960,7 +955,7 @@ def judge(model, data, cfg):
 
 def ties(lines):
     """Architectures whose scores cannot be told from the best: less than twice the standard error of the difference
-    below it, taken as that of independent scores (all share their rows, so that it is rather smaller)."""
+    below it, taken as of independent scores (all share their rows: it is rather smaller)."""
     best = max(lines, key=lambda line: line["score"])
     return [line["arch"] for line in lines if line is not best
             and best["score"] - line["score"] < 2 * math.hypot(best["error"], line["error"])]
@@ -1042,8 +1037,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
 
 
 def set_shards(cfg, ranks):
-    """Unless --accumulate was given, raise it to a number that the processes can share; a setting of the run,
-    and so of each of its phases."""
+    """Unless --accumulate was given, raise it to what the processes can share, in all phases of a run alike."""
     if "accumulate" not in cfg.given:
         cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
     if cfg.batch % cfg.accumulate:
@@ -1054,7 +1048,7 @@ def train_superplm(cfg, data, run):
     """One-shot training (Alg. 1), or what it left in the run folder: the SuperPLM."""
     space, model = search_space(cfg, cfg.variant), start_model(cfg.largest, cfg, data, run.ranks)
     attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
-    # looked at: the whole and the smallest part (without SME with all heads, fewer make nothing smaller)
+    # looked at: the whole and the smallest part (without SME in all heads: fewer are no smaller)
     probes = model.encoder.arch, make_arch({**smallest_arch(space).genes, "attention": attention})
     pretrain(model, lambda step, shard: sub_models(cfg, cfg.variant, step, shard), data, cfg, run,
              run.folder / "superplm", cfg.steps, cfg.warmup, probes)
@@ -1223,8 +1217,7 @@ def search(cfg, phase="search"):
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         say(ranks, f"{run.folder / 'best.json'}: {json.dumps(result, indent=2)}")
         if result["ties"]:
-            say(ranks, f"the best score cannot be told from those of {len(result['ties'])} others: they are less than "
-                       "twice the standard error of the difference below it")
+            say(ranks, f"{len(result['ties'])} others are as good, within twice the standard error of the difference")
         if phase == "search":
             run.finish(result)
 
@@ -1310,8 +1303,7 @@ def check(cfg, action):
         raise UserError(str(error)) from None
     distills = cfg.setting == "distill"
     for mistake, message in (
-            (cfg.arch and action in PHASES,
-             f"--arch {cfg.arch}: --{action} takes none"),
+            (cfg.arch and action in PHASES, f"--arch {cfg.arch}: --{action} takes none"),
             (action == "further_train" and not (cfg.arch or cfg.init),
              "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
             (action in ("finetune", "export") and not cfg.init,
