@@ -770,11 +770,11 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         flat.used.encoder.compile()
     bar, began = progress(ranks, steps, folder.name, first), time.perf_counter()
     text = ahead(list(text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards)))
-                 for step in range(first, steps))
+                 for step in range(first, steps))  # a thread makes the next step's
     for step, batches in zip(range(first, steps), text):
         total, losses = ShardSum(ranks), []
         flat.cast()
-        for shard, batch in zip(shards, batches):  # Alg. 1, lines 3, 4 and 8
+        for shard, batch in zip(shards, batches):  # Alg. 1, lines 3, 4 and 8: this process's
             archs = draw(step, shard)  # Alg. 1, line 7
             losses += train_on(batch, archs, N * len(archs), flat, data, cfg, folder.name, step, shard)
             total.add([flat.gradients])
@@ -1309,9 +1309,9 @@ def check(cfg, action):
             (action in ("finetune", "export") and not cfg.init,
              f"--{action} needs weights: give a folder with --init"),
             (cfg.teacher and not distills,
-             f"--teacher {cfg.teacher}: use --setting distill, which keeps all heads to follow"),
+             f"--teacher {cfg.teacher}: use it with --setting distill"),
             (distills and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"),
-             "--setting distill needs --teacher DIR, a BERT, ELECTRA or run folder")):
+             "--setting distill needs --teacher DIR")):
         if mistake:
             raise UserError(message)
 
