@@ -928,12 +928,13 @@ def test_mistakes_end_in_one_line_before_any_training(tiny_data, tmp_path, capsy
         assert "choose from" in capsys.readouterr().err
 
 
-def test_describe(tiny_data, tmp_path, capsys, clock):
+def test_describe(tiny_data, tmp_path, capsys, clock, recwarn):
     folder, flags = tiny_data
     described = json.loads(run_here(["--describe", *flags, "--arch", "2-12-16-2-12", "--out", tmp_path / "none"], capsys))
     assert described["parameters"] == sum(described["parts"].values()) == sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 46).values())
     assert described["speedup"] > 0 and described["flops_counting"]
     assert described["space"]["architectures"] == 2 * 5 * 9 * 4
+    assert not [warning for warning in recwarn if "FakeTensor" in str(warning.message)]
     assert described["memory"]["weights"] == 4 * sum(value.numel() for value in atb.LanguageModel(
         atb.parse_arch("2-12-16-2-12"), 46).parameters()) and described["fits"]["16 GB"]["fits"] and "H100" in described["days"]
     model = atb.LanguageModel(atb.parse_arch("2-12-16-2-12"), 50, positions=64)
