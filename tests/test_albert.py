@@ -132,21 +132,6 @@ def test_padding_changes_nothing_and_recomputing_changes_no_gradient():
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_positions_start_from_sinusoids_where_a_preset_says_so():
-    """D17: sin and cos of place / 10000 ** (2 i / E); nothing else that is drawn changes, and the paper's presets do without."""
-    models = []
-    for amplitude in (0.0, 0.5):
-        torch.manual_seed(0)
-        models.append(albert.Encoder(tiny(embedding=7, sinusoids=amplitude)).state_dict())
-    plain, waves = models
-    assert [name for name in plain if not torch.equal(plain[name], waves[name])] == ["positions.weight"]
-    for place, column in ((0, 0), (0, 1), (3, 4), (39, 5), (39, 6)):
-        angle = place / 10000 ** (column // 2 * 2 / 7)
-        expected = 0.5 * (math.cos(angle) if column % 2 else math.sin(angle))
-        assert waves["positions.weight"][place, column].item() == pytest.approx(expected, abs=1e-5)
-    assert [name for name, preset in albert.PRESETS.items() if preset.get("sinusoids")] == ["demo"] and not albert.Config.sinusoids
-
-
 def test_dropout_of_the_ffn_output_is_applied():
     torch.manual_seed(0)
     block = albert.FeedForward(tiny(dropout=0.5)).train()
@@ -1139,7 +1124,7 @@ def test_departures_are_numbered_in_both_places():
     """Every D-number of the docstring stands where it happens, and the other way round."""
     source = (ROOT / "albert.py").read_text()
     listed, code = re.findall(r"\bD(\d+) ", albert.__doc__.split("Differs:")[1].split("(the reason")[0]), source.split('"""', 2)[2]
-    assert listed == [str(number) for number in range(1, 18)]
+    assert listed == [str(number) for number in range(1, 17)]
     assert {number for number in re.findall(r"\bD(\d+)\b", code)} == set(listed)
 
 
