@@ -36,7 +36,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks
+# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks, I image, P patch,
+# M length in the cosine (Eq. 3's N), R --relative, A architectures; UserError and the like come under training
 
 # --- configuration --------
 
@@ -91,7 +92,7 @@ class Config:
     lr_start: float = 1e-6  # at the start of the warm-up, and the cosine's end, Sec. 6.2
     warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # AdamW, Sec. 6.2
-    clip: float = 0.0  # largest gradient norm; 0: any, as in the settings of RankNAS and those released (Sec. 6) >= 0
+    clip: float = 0.0  # largest gradient norm; 0: any, as released (Sec. 6)
     save_every: int = 1000  # updates between checkpoints >= 1
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
@@ -114,8 +115,8 @@ class Config:
 SMOOTHING, AVERAGED = 0.1, 10  # label smoothing, Sec. 6; last saves, Sec. 4.1.4 (D14)
 LENGTH_PENALTY = 0.6  # Sec. 4.1.4: beam search (D14: it may end at once)
 MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
-# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, what it says and what the released
-# code does, which drops 10% of one architecture's timings at either end; both hold here
+# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, as it stands and as in the released
+# code, which drops 10% of an architecture's timings at either end; both hold here
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples (D7)
 
@@ -217,10 +218,8 @@ def build_arch(space, gene):
 
 
 def widest(space):
-    """The architecture that holds all others. Softmax, which has a table, is the wider type."""
-    def largest(name, choices, slot=0):
-        return ("softmax" if "softmax" in choices else choices[0]) if name.endswith("types") else max(choices)
-    return build_arch(space, largest)
+    """The architecture that holds all others. Softmax, which has a table, is the wider type; its name is the last."""
+    return build_arch(space, lambda name, choices, slot=0: max(choices))
 
 
 def sample_arch(space, rng):
@@ -293,12 +292,13 @@ def parse_arch(text, cfg):
     name, _, twin = text.partition("-")
     if name in PUBLISHED[cfg.task] and twin in ("", "linear", "softmax"):
         # D13: "all linear" is read as the encoder's layers, "all softmax" as every layer; Sec. 4.5.2 does not say
-        return retype(PUBLISHED[cfg.task][name], twin, {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ()))
-    try:
-        arch = read_arch(text)
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
-                        "a best.json, or a text like --describe's") from None
+        arch = retype(PUBLISHED[cfg.task][name], twin, {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ()))
+    else:
+        try:
+            arch = read_arch(text)
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
+                            "a best.json, or a text like --describe's") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
     return arch
@@ -310,7 +310,6 @@ def parse_arch(text, cfg):
 # with the sampled width.
 
 # D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|.
-# Demo pictures, all linear, clipped at 1: accuracy 0.599 and, another seed, 0.631 (1e-3: 0.585); not clipped 0.613
 FLOOR = 1e-6
 
 
@@ -354,8 +353,8 @@ def linear_read(q, state, total):
 
 
 def linear_attention(q, k, v, turns, mask=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), mask (B, T) of
-    what is no padding, or None. -> the same"""
+    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D), mask (B, T):
+    no padding, or None. -> the same"""
     # D1: padding stays out of both sums and the cosine takes the true length; with the padded one, as in the released
     # code, a sentence's output depends on its batch. Causal and cross attention take a fixed one (--length): with the
     # true one a prefix's output would depend on what follows
@@ -363,7 +362,7 @@ def linear_attention(q, k, v, turns, mask=None):
 
 
 def causal_linear_attention(q, k, v, turns, chunk=0):
-    """cosFormer attention to what is not later, in O(N): a running sum over chunks, in float32, and the quadratic
+    """cosFormer attention to what is not later, in O(T): a running sum over chunks, in float32, and the quadratic
     product inside each, which pays up to 2D tokens. (B, N, T, D) -> the same"""
     B, N, T, D = q.shape
     chunk, later = min(chunk or max(64, 2 * D), T), (0, 0, 0, 0, 1, 0)  # later: nothing stands before the first chunk
@@ -621,8 +620,7 @@ def model_flops(arch, cfg):
 
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
-    """The network of an architecture (with a space, its super-net) with the weights that it has in a larger model.
-    UserError where that does not hold it."""
+    """A network (with a space, a super-net) with the weights that it has in a larger model, UserError without them."""
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
         there = tuple(weights[name].shape) if name in weights else ()
@@ -660,7 +658,7 @@ def agreement(found, wanted):
 
 
 class Ranker:
-    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
+    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a behind b) = sigmoid(g(a) - g(b)), g a small
     network; low values come first. Fitted to 80% of the rows; 10% choose when to stop, 10% are fresh and give Kendall's
     tau and the share of pairs ordered alike."""
     # D6: the released code regresses with boosted trees, importance is a single feature's |tau|
@@ -718,8 +716,8 @@ class Ranker:
 
 
 def free_features(cfg, samples):
-    """--keep, or 0: no pruning, which so few samples cannot support."""
-    # D7: 20% of them, 32 of PRUNES_FROM, tell what matters
+    """--keep, or 0: no pruning."""
+    # D7: 20% of the samples tell what matters, 32 at least
     return cfg.keep if samples >= PRUNES_FROM else 0
 
 
@@ -758,18 +756,15 @@ def latency_window(scores, latencies, limit):
 def evolve(space, fitness, allowed, cfg):
     """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. It ends where a
     generation brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
-    rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, set()
+    rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, {}
 
     def collect(make, count):
         """Look at up to `count` new architectures that are allowed; True where there was one."""
         found = {}
         for _ in range(50 * count):
             arch = make()
-            if arch not in seen and arch not in found and arch not in refused:
-                if allowed(arch):
-                    found[arch] = None
-                else:
-                    refused.add(arch)
+            if not any(arch in known for known in (seen, found, refused)):
+                (found if allowed(arch) else refused)[arch] = None
             if len(found) == count:
                 break
         seen.update(zip(found, fitness([*found]) if found else ()))
@@ -827,7 +822,7 @@ def measure_latency(arch, cfg, device):
 
 def set_limit(space, cfg, ranks, run):
     """--latency_limit, where it was not given, as --limit_share of the median of 25 random architectures; the folder
-    keeps the median, so that a resumed run has the same limit."""
+    keeps the median for a resumed run. One that nothing keeps ends the run before it trains."""
     # D15: the paper gives none; the released search for images has 15.06 ms
     path = run.folder / "limit.json"
 
@@ -837,8 +832,18 @@ def set_limit(space, cfg, ranks, run):
             middle = statistics.median(measure_latency(arch, cfg, ranks.device) for arch in archs)
             write_atomic(path, json.dumps(middle))
         return read_json(path, float)
+
+    def least():  # of the smallest; with a fixed --qkv linear attention is cheaper in many heads
+        if (run.folder / "checkpoint.pt").exists():
+            return 0
+        return min(measure_latency(build_arch(space, lambda name, choices, slot=0: kind if kind in choices else
+                                              (end if name.endswith("heads") else min)(choices)), cfg, ranks.device)
+                   for kind in space["types"] for end in (min, max))
     if not cfg.latency_limit:
         cfg.latency_limit = cfg.limit_share * on_main(ranks, median)
+    if cfg.latency_limit and (fastest := on_main(ranks, least)) > cfg.latency_limit:
+        raise UserError(f"--latency_limit {cfg.latency_limit:.4g}: the smallest architecture takes "
+                        f"{latency_text(fastest, cfg)}; raise it")
     say(ranks, f"latency: {timed_text(cfg, ranks.device)}; "
                f"limit: {latency_text(cfg.latency_limit, cfg) if cfg.latency_limit else 'none'}")
 
@@ -1103,13 +1108,13 @@ def train_network(model, data, cfg, ranks, run, space=None):
         optimizer.zero_grad()
         bar.update()
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
-        stop, due, log = pace()
+        stop, due, log = pace()  # a signal; --save_minutes; a silent minute
         if saves or stop or due or log or (step + 1) % 50 == 0:
             value, rate = loss.item(), learning_rate(step, cfg)
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
             speed = began and round(float(seen) / (time.perf_counter() - began))  # from the second line on
-            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed})
+            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
                     norm=float(norm), **{f"{data.unit}_per_second": speed},
                     clipped=round(float(clipped) / (step + 1 - logged), 3))  # share of updates since the last line
@@ -1167,11 +1172,11 @@ def train(cfg):
         run, data = open_data(cfg, "train", ranks)
         if not run.finished:
             seed_everything(cfg.seed, "weights")
-            say(ranks, f"{cfg.arch}\n{sum(count_parameters(arch, cfg).values()):,} parameters, "
-                       f"{model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
+            size = sum(count_parameters(arch, cfg).values())
+            say(ranks, f"{cfg.arch}\n{size:,} parameters, {model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
-            run.finish({"arch": cfg.arch, "parameters": sum(count_parameters(arch, cfg).values())})
+            run.finish({"arch": cfg.arch, "parameters": size})
         say(ranks, f"{run.folder}: finished (--restart begins anew); score it: --evaluate --init {run.folder}")
 
 
@@ -1191,8 +1196,8 @@ def evaluate(cfg):
             scores, found = score(model, data, cfg)
             result = {"parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
                       "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores, "arch": cfg.arch}
-        text, name = "".join(f"{line}\n" for line in found), f"translations.{cfg.languages[1]}"
-        name = "classes.txt" if cfg.task == "cifar10" else name  # a number from 0 a line
+        text = "".join(f"{line}\n" for line in found)  # of classes numbers from 0
+        name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"
         on_main(ranks, write_atomic, run.folder / name, text)
         run.finish(result)  # never taken from a folder: the model may have changed
         if cfg.translate:
@@ -1207,11 +1212,10 @@ def evaluate(cfg):
 
 def describe(cfg):
     """Parameters and FLOPs as JSON: of --arch, --init, the paper's mFormer (preset base) or else the widest of the
-    preset; and of the published ones. Of those `paper` counts as its tables do, `honest` adds the products of linear
-    attention that it left out."""
+    preset; and of the published ones, `paper` as its tables count, `honest` with all products of linear attention."""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
     paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
-    rows, space = {name: parse_arch(name, cfg) for name in MFORMER[cfg.task]}, space_of(cfg)
+    rows, space = {name: parse_arch(name, paper) for name in MFORMER[cfg.task]}, space_of(cfg)
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
             rows["mformer"] if cfg.preset == "base" else widest(space))
     if arch in rows.values() and not cfg.init:  # it lives in the paper's geometry, but for what is given
@@ -1234,8 +1238,8 @@ ACTIONS = {
     "describe": (describe, "parameters and FLOPs as JSON"),
 }
 UNREAD = {  # flags that a task has no use for
-    "cifar10": {"train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size", "decoder_layers",
-                "connect", "length", "beam", "translate", "search_decoder"},
+    "cifar10": {*"train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
+                 "translate search_decoder".split()},
     "wmt14": {"cifar10", "image", "patch", "augment"},
 }
 

@@ -1044,10 +1044,12 @@ def test_describe_is_one_json_object(capsys):
     (["--train", "--translate", "x"], "--translate: "), (["--train", "--task", "wmt14", "--languages", "en"], "two endings"),
     (["--train", "--task", "wmt14", "--length", "1"], "--length 1"), (["--search", "--task", "wmt14", "--hidden", "15"], "must be even"),
     (["--search", "--task", "wmt14", "--heads", "3"], "--qkv 32"),
+    (["--train", "--task", "wmt14", "--arch", "mformer", "--qkv", "8"], "do not all divide --qkv 8"),
     (["--search", "--held_out", "0"], "a search needs examples"), (["--evaluate"], "--init is missing"),
     (["--search", "--task", "wmt14", "--connect", "4", "--layers", "3"], "4 of 3 encoder layers"),
     (["--search", "--cifar10", "nowhere"], "there is no data_batch"),
-    (["--search", "--latency_limit", "0.0001"], "raise it")])
+    (["--search", "--latency_limit", "0.0001"], "the smallest architecture takes .*; raise it"),  # before it trains
+    (["--search", "--task", "wmt14", "--limit_share", "0.0001"], "the smallest architecture takes")])
 def test_mistakes_end_in_one_line(arguments, message, tmp_path, pictures, sentences):
     cfg = RUN_TEXT if "wmt14" in arguments else dataclasses.replace(RUN_IMAGES, steps=1)
     given = {argument for argument in arguments if argument.startswith("--")}
