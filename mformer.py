@@ -1016,7 +1016,7 @@ def open_data(cfg, action, ranks):
     """Open the run folder and the data: (RunFolder, Pictures or Translations)."""
     set_shards(cfg, ranks)
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
-    needs = () if cfg.translate or any(getattr(cfg, name) for name in names) else names  # else the demo data
+    needs = [name for name in names if getattr(cfg, name)] or ([] if cfg.translate else names)  # the demo data
     run, _ = open_run(cfg, action, ranks, *needs)
     kind = Pictures if cfg.task == "cifar10" else Translations
     return run, kind(cfg, ranks, run.folder, action in ("search", "train"))
@@ -1108,7 +1108,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
         optimizer.zero_grad()
         bar.update()
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
-        stop, due, log = pace()  # a signal; --save_minutes; a silent minute
+        stop, due, log = pace()  # signal; --save_minutes; a silent minute
         if saves or stop or due or log or (step + 1) % 50 == 0:
             value, rate = loss.item(), learning_rate(step, cfg)
             if not math.isfinite(value):

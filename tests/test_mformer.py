@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -755,6 +756,17 @@ def test_a_damaged_run_is_named(name, content, tmp_path):
     (tmp_path / "init" / name).write_text(content)
     with pytest.raises(UserError, match=str(tmp_path / "init")):
         mf.main(["--evaluate", "--init", str(tmp_path / "init"), "--out", str(tmp_path / "run")])
+
+
+def test_a_run_refuses_data_that_have_changed(tmp_path, pictures):
+    data = shutil.copytree(pictures, tmp_path / "data")
+    again = ["--train", *flags(dataclasses.replace(RUN_IMAGES, steps=1), data), "--arch", "layers=1 hidden=8 ffn=8 heads=2 types=linear",
+             "--out", str(tmp_path / "run")]
+    mf.main(again)
+    file = min(data.glob("data_batch_*.bin"))
+    file.write_bytes(file.read_bytes()[:-3073])
+    with pytest.raises(UserError, match="begun with other data: .*data_batch"):
+        mf.main(again)
 
 
 def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pictures, capsys):
