@@ -37,7 +37,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 # B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks, I image, P patch,
-# M length in the cosine (Eq. 3's N), R --relative, A architectures; UserError and the like come under training
+# M length in the cosine (Eq. 3's N), R --relative, A architectures
 
 # --- configuration --------
 
@@ -71,7 +71,7 @@ class Config:
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
-    search_decoder: bool = False  # types of the decoder's attentions too, as Table 1 has them; Sec. 4.1.2: not searched
+    search_decoder: bool = False  # the decoder's types too, as in Table 1, not as in Sec. 4.1.2
     layers: tuple[int, ...] = (12, 13, 14)  # Enc Layer Num, Table 2 >= 1
     hidden: tuple[int, ...] = (320, 384, 448)  # Enc and Dec Emb Dim >= 1
     ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # Enc and Dec FFN Dim, each layer its own >= 1
@@ -143,7 +143,7 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
                       search=dict(save_every=100, held_out=300, samples=160)),
         # Sec. 6.1; its 4,400 tokens are read as those of one of 8 GPUs. RankNAS's settings give what is not listed: 0.3
         # of dropout (its 0.1 on attention and ReLU are left out), 50,000 updates of the super-net, which here never end
-        # early; not its 16 batches an update, with which 200,000 updates were 800 epochs (D10)
+        # early; not its 16 batches an update, 800 epochs (D10)
         "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                      relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
                      weight_decay=0.1, steps=200000, keep=7,
@@ -185,6 +185,8 @@ Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), 
 def space_of(cfg):
     """{feature: choices}. Only the encoder's types are searched (Sec. 4.1.2) unless --search_decoder says so;
     cosFormer*, the space "linear", is linear in the decoder too (Sec. 3.2.2)."""
+    layers, hidden = max(cfg.layers) + max(cfg.decoder_layers) * (cfg.task == "wmt14"), max(cfg.hidden)
+    check_memory(f"hidden {hidden}, ffn {max(cfg.ffn)}", layers, 2 * layers * hidden * (max(cfg.ffn) + 2 * cfg.qkv))
     types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
     space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
     if cfg.task == "wmt14":
@@ -292,24 +294,24 @@ def parse_arch(text, cfg):
     name, _, twin = text.partition("-")
     if name in PUBLISHED[cfg.task] and twin in ("", "linear", "softmax"):
         # D13: "all linear" is read as the encoder's layers, "all softmax" as every layer; Sec. 4.5.2 does not say
-        arch = retype(PUBLISHED[cfg.task][name], twin, {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ()))
-    else:
-        try:
-            arch = read_arch(text)
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
-                            "a best.json, or a text like --describe's") from None
+        parts = {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ())
+        text = arch_text(retype(PUBLISHED[cfg.task][name], twin, parts))
+    try:
+        arch = read_arch(text)
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
+                        "a best.json, or a text like --describe's") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
+    check_memory(f"--arch {text[:60]}", arch.layers + arch.decoder_layers, 2 * arch.hidden * sum(arch.ffn))
     return arch
 
 # --- model ----------------
 # Every module is as wide as the widest architecture it serves and cuts what a call needs from the leading rows and
 # columns of its weights: a super-net is a model that is called with an architecture. D3: queries, keys and values have
-# a weight each; the released code takes thirds of the leading rows of one matrix, so that a row changes its meaning
-# with the sampled width.
+# a weight each; the released code takes thirds of the leading rows of one matrix.
 
-# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|.
+# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|
 FLOOR = 1e-6
 
 
@@ -503,7 +505,7 @@ class Layer(nn.Module):
                                    mask.repeat(1, copies), *self.cross_genes(arch))
 
     def forward(self, x, arch, turns, mask=None, memory=None, cache=None, first=0):
-        # D11: RankNAS trains its super-net with HAT's dropout, scaled by the sampled width; here none is
+        # D11: not scaled by the sampled width, as HAT's and RankNAS's is
         drop = functools.partial(F.dropout, p=self.cfg.dropout, training=self.training)
         kind, heads = self.gene(arch, "types"), self.gene(arch, "heads")
         x = x + drop(self.attention(self.attention_norm(x), kind, heads, turns, mask, cache, first))
@@ -599,7 +601,7 @@ def make_model(arch, cfg, space=None):
 
 
 def count_parameters(arch, cfg):
-    """{part: parameters} of the stand-alone network, everything included."""
+    """{part: parameters} of the stand-alone network."""
     with torch.device("meta"):
         model, parts = make_model(arch, cfg), collections.Counter()
     for name, value in model.named_parameters():
@@ -726,7 +728,7 @@ def prune(space, importances, archs, losses, keep):
     of the samples that are allowed."""
     # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, and the
     # attention types, which the mixed space is about; the others freeze at their commonest value in the better tenth of
-    # the samples. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as the
+    # the samples. CIFAR-10 keeps 3 of 5 (the paper: 5), translation 7, as many as the
     # two top fives of Sec. 7.1 hold
     if not keep:
         return space
@@ -799,7 +801,7 @@ def measure_latency(arch, cfg, device):
     and beam, as HAT measures them; with --cost flops GFLOPs."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
-    with torch.device("meta"):  # no weights are drawn
+    with torch.device("meta"):
         model = make_model(arch, cfg)
     model, count = cast(model.to_empty(device=device), cfg, device).eval(), cfg.latency_batch
     for value in model.parameters():
@@ -833,7 +835,7 @@ def set_limit(space, cfg, ranks, run):
             write_atomic(path, json.dumps(middle))
         return read_json(path, float)
 
-    def least():  # of the smallest; with a fixed --qkv linear attention is cheaper in many heads
+    def least():  # by width; many heads that share --qkv can be cheaper than few
         if (run.folder / "checkpoint.pt").exists():
             return 0
         return min(measure_latency(build_arch(space, lambda name, choices, slot=0: kind if kind in choices else
@@ -861,7 +863,7 @@ def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
     _, losses, latencies = zip(*sorted(line for part in gather(ranks, own) for line in part))
     if not apart:
         latencies = on_main(ranks, lambda: [latency(index) for index in range(len(archs))])
-    seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one
+    seconds = round((time.perf_counter() - began) / len(archs), 3)
     history += [{"id": len(history) + index, "round": kind, "parent": None, "arch": arch_text(arch),
                  "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
                  "seconds": seconds} for index, arch in enumerate(archs)]
@@ -916,7 +918,7 @@ def rank_and_evolve(space, history, cfg):
 
 def winner(history, cfg):
     """The history line with the best loss within the limit, None where none keeps it."""
-    # D9: what was measured decides, of samples and finalists alike, not the ranker's order
+    # D9: what was measured decides, not the ranker's order
     allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
     return max(allowed, key=lambda line: line["score"], default=None)
 
@@ -936,8 +938,7 @@ def search(cfg):
         supernet = extract(weights, *whole) if weights else make_model(*whole)
         set_limit(space, cfg, ranks, run)
         keep = free_features(cfg, cfg.samples)
-        say(ranks, f"{cfg.samples} sub-nets are measured; pruning: "
-                   + (f"{keep} features stay free" if keep else f"none (it takes {PRUNES_FROM}, and --keep)"))
+        say(ranks, f"{cfg.samples} sub-nets are measured; pruning keeps {keep or 'all'} features free")
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)
@@ -987,20 +988,20 @@ def learning_rate(step, cfg):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its models and steps its searcher
-    from common.cli import Diverged, Stop, UserError, run, start
+    from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, gather, launch, milliseconds, on_main,
                                     peak_memory, progress, say, seed_everything, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
-    from data import bleu
+    from data import bleu, rehearsals
     from data.cifar10 import Pictures
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
     from data.published import MFORMER, MFORMER_ARCHS
     PUBLISHED = {task: {name: read_arch(text) for name, text in rows.items()} for task, rows in MFORMER_ARCHS.items()}
 else:
-    UserError, PUBLISHED = ValueError, {"cifar10": {}, "wmt14": {}}
+    UserError, PUBLISHED, check_memory = ValueError, {"cifar10": {}, "wmt14": {}}, lambda *sizes: None
 
 
 def set_shards(cfg, ranks):
@@ -1025,7 +1026,7 @@ def open_data(cfg, action, ranks):
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
     """Cross-entropy on what is set aside; WORST where it is no number."""
-    # D5: test sets are read by --evaluate alone; the released CIFAR-10 search reads the test split
+    # D5: test sets are read by --evaluate alone; the released search reads CIFAR-10's
     total = count = 0
     for batch in data.held_batches():
         with autocast(cfg.dtype, data.device):
@@ -1099,7 +1100,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, cfg)
-        # a sub-net is a function of the step: every rank and every shard trains the same one
+        # a function of the step: every rank and shard trains the same sub-net
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
         loss, count = accumulate_gradients(network, model, batches, cfg, ranks, step, arch)
         norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip or math.inf)
@@ -1113,7 +1114,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
             value, rate = loss.item(), learning_rate(step, cfg)
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
-            speed = began and round(float(seen) / (time.perf_counter() - began))  # from the second line on
+            speed = began and round(float(seen) / (time.perf_counter() - began))
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
                     norm=float(norm), **{f"{data.unit}_per_second": speed},
@@ -1135,7 +1136,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
     last.remove()
 
 
-GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # of the weights
+GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 
 
 def read_run(cfg):
@@ -1156,7 +1157,7 @@ def chosen_arch(cfg, ranks, own=None):
     found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
     text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")
     if not cfg.arch and not own:
-        say(ranks, f"no --arch (a name, a text or a best.json, which --search makes): taking {text}")
+        say(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
         text = str(read_json(text, dict).get("arch", text))
     arch = parse_arch(text, cfg)
@@ -1226,18 +1227,19 @@ def describe(cfg):
                         "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
                                    "flops": honest}}
                  for name, (parameters, flops, honest) in MFORMER[cfg.task].items()}
+    needs = rehearsals.forecast(__name__, cfg, cfg.steps, arch, least=cfg.length if cfg.task == "wmt14" else 1)
     print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
                       "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
-                      "published": published}))
+                      "published": published, **needs}))
 
 
 ACTIONS = {
     "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
     "train": (train, "train an architecture from scratch"),
     "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
-    "describe": (describe, "parameters and FLOPs as JSON"),
+    "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
-UNREAD = {  # flags that a task has no use for
+UNREAD = {  # by task
     "cifar10": {*"train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
                  "translate search_decoder".split()},
     "wmt14": {"cifar10", "image", "patch", "augment"},

@@ -61,7 +61,7 @@ def launch(device="auto"):
     signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects; the time-out is long because ranks evaluate candidates of unequal cost
         backend = "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=datetime.timedelta(days=2))
+        join_group(backend, rank, size, datetime.timedelta(days=2))
     try:
         yield ranks
     finally:
@@ -69,6 +69,16 @@ def launch(device="auto"):
         if size > 1:
             gc.collect()  # a DDP left in a cycle keeps gloo's threads running: some runs aborted when they had finished
             dist.destroy_process_group()
+
+
+def join_group(backend, rank, size, timeout):
+    """init_process_group. What torchrun starts again (--max-restarts) finds in its store where the processes before it
+    listened, and may wait for those (torch 2.13 keeps one store for all starts): on one machine each start has names of
+    its own. On several machines the number of a start is not the same everywhere."""
+    store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def pick_device(name, local_rank=0):

@@ -130,10 +130,17 @@ class RunFolder:
         if self.ranks.main:
             self._write("log.jsonl", {**record, "elapsed": round(time.time() - self.began, 3)})
 
+    def note(self, **facts):
+        """Add to config.json what is known only when the data are open (rank 0)."""
+        path = self.folder / "config.json"
+        write_atomic(path, json.dumps({**read_json(path, dict), **facts}, indent=2))
+
     def discard(self):
         """Delete the folder of a run that a mistake ended before it began, so that the mended command just runs."""
-        if self.ranks.main and self.new and self.content() <= {"corpus", "spiece.model", "vocab.txt",
-                                                               "tokenizer_config.json"}:
+        anew = {"corpus", "text", "spiece.model", "vocab.txt", "tokenizer_config.json"}
+        made = [path for name in self.content() - anew
+                for path in (self.folder / name, *(self.folder / name).rglob("*")) if path.is_file()]
+        if self.ranks.main and self.new and not made:
             shutil.rmtree(self.folder)
 
     @property

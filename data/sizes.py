@@ -1,9 +1,9 @@
 """What autotinybert.py refuses before it allocates: sizes that this machine cannot hold."""
 import dataclasses
 import math
-import os
 import re
 
+from common import cli
 from common.cli import UserError
 
 
@@ -12,9 +12,7 @@ def check_memory(shape, vocab, place, tokens=0):
     shape: (layers, hidden, ffn, heads, qkv)."""
     layers, hidden, ffn, _, qkv = shape
     numbers = layers * hidden * (4 * qkv + 2 * ffn) + (vocab + hidden) * hidden + tokens * (hidden + ffn + 3 * qkv)
-    needs, has = 4e-9 * numbers, 1e-9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needs > has:
-        raise UserError(f"{place}: needs at least {needs:,.0f} GB of memory, and this machine has {has:,.0f} GB")
+    cli.check_memory(place, layers, numbers)
 
 
 def check(cfg, read_arch):

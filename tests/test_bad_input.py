@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -86,6 +87,8 @@ TRAINED = {
                 "1-16-16-2-16 --smallest 1-8-8-1-8",
     "mformer": "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train --vocab_size 120 --steps 1 "
                "--batch 64 --held_out 4 --length 40 --out {0} --arch " + ARCH}
+TUNED = ("--finetune CoLA --init {albert} --glue {glue} --finetune_batch 4 --finetune_epochs 1 --finetune_length 16 "
+         "--out {0}")
 
 
 @pytest.fixture(scope="session")
@@ -118,8 +121,7 @@ def ready(demo, tmp_path_factory):
         for program, command in TRAINED.items():
             assert not call(program, command.format(found[program], **found), patch), program
         (found["mformer"] / "checkpoint.pt.previous").unlink()
-        assert not call("albert", "--finetune CoLA --init {albert} --glue {glue} --finetune_batch 4 "
-                        "--finetune_epochs 1 --finetune_length 16 --out {tuned}".format(**found), patch)
+        assert not call("albert", TUNED.format(found["tuned"], **found), patch)
         assert not call("albert", "--export {hf} --init {albert}".format(**found), patch)
     return found
 
@@ -258,18 +260,13 @@ def bomb(name):
     return change
 
 
-def later(reason, row, run=True):
-    """A row that fails today, and why: the mend belongs into a paper file."""
-    return pytest.param(*row, marks=pytest.mark.xfail(strict=True, run=run, reason=reason))
-
-
 UTF16, DEEP, SURROGATE, DIGITS = "A man sat.\n".encode("utf-16") * 50, "[" * 100_000, '{"a": "\\ud800"}', "9" * 5000
 BINARY = bytes(range(256)) * 20
 
 
 # --- the table -----------------------------------------------------------------------------------
 
-SMALL = {"albert": " --finetune_batch 4 --finetune_length 16", "zero": "",
+SMALL = {"albert": " --finetune_epochs 1 --finetune_batch 4 --finetune_length 16", "zero": "",
          "tinybert": " --finetune_batch 4 --finetune_length 16"}
 
 
@@ -486,6 +483,13 @@ def init(program, words, *changes, more=""):
     return program, f"{action} --init {{here}}/run {text}{more} --out {{here}}/out", change, words
 
 
+def deeper(arch, layers):
+    """A text form of mformer.py with so many encoder layers."""
+    for name in ("ffn", "heads", "types"):
+        arch = re.sub(rf"(?<= {name}=)\w+", lambda found: ",".join([found[0]] * layers), arch)
+    return arch.replace("layers=1", f"layers={layers}", 1)
+
+
 def each(words, *changes, programs=tuple(TRAINED)):
     return [init(program, words, *changes) for program in programs]
 
@@ -506,6 +510,11 @@ INIT = [
     *each("config.json & hidden", settings(hidden=True), programs=("albert", "zero")),
     *each("config.json & hidden", settings(hidden=-16), programs=("albert", "zero")),
     *each("memory", settings(hidden=16 * 10 ** 9), programs=("albert", "zero")),
+    *each("GB of memory", settings(layers=100000000), programs=("albert", "zero")),
+    *each("GB of memory", settings(hidden=900000, heads=1, embedding=8), programs=("albert", "zero")),
+    init("tinybert", "GB of memory", settings(arch="100000-8-8-1-8")),
+    init("mformer", "GB of memory", settings(arch=deeper(shlex.split(ARCH)[0], 100_000))),
+    init("mformer", "GB of memory", settings(arch=shlex.split(ARCH)[0].replace("ffn=16", "ffn=900000000"))),
     *each("run", settings(arch=7), programs=("zero", "tinybert")),
     init("mformer", "arch", settings(arch=7)),
     *each("arch", settings(arch="x"), programs=("zero", "mformer")), init("tinybert", "run", settings(arch="x")),
@@ -514,11 +523,13 @@ INIT = [
     init("tinybert", "no run folder of autotinybert.py", entries("config.json", action="evolve")),
     init("mformer", "no run folder of mformer.py", entries("config.json", action="describe")),
     init("albert", "words", weights(one_missing)), init("zero", "there and", weights(one_larger)),
-    init("tinybert", "there and", weights(one_larger)), init("albert", "there and", weights(one_larger)),
+    init("tinybert", "there and", weights(one_larger)), init("albert", "of --init has 7", weights(one_larger)),
     init("albert", "leave --hidden out", more="--hidden 32"), init("zero", "leave --hidden out", more="--hidden 32"),
     init("zero", "spiece.model", drop("spiece.model")), init("albert", "spiece.model", put("spiece.model", BINARY)),
-    later("albert.finetune takes any tokenizer with fewer pieces than the model has",
-          init("albert", "vocab.txt", drop("spiece.model"), put("vocab.txt", PIECES))),
+    init("albert", "vocab.txt: 8 pieces, and the model of --init has 300", drop("spiece.model"),
+         put("vocab.txt", PIECES)),
+    init("albert", "vocab.txt: 301 pieces, and the model of --init has 300", drop("spiece.model"),
+         put("vocab.txt", PIECES + "".join(f"word{number}\n" for number in range(293)))),
     *((program, f"{action} --init {{here}}/x --out {{here}}/out", None, "x") for program, action in (
         ("albert", "--finetune CoLA"), ("zero", "--finetune CoLA"), ("tinybert", "--finetune CoLA"),
         ("mformer", "--evaluate"), ("albert", "--export {here}/e"), ("tinybert", "--export {here}/e"))),
@@ -650,7 +661,7 @@ KNOBS = [
     *(knob(program, "--lr nan", "--lr nan") for program in ALL),
     *(knob(program, "--lr -1", "--lr -1.0") for program in ALL),
     *(knob(program, "--dropout 1", "--dropout 1.0") for program in ALL),
-    *(knob(program, "--steps 0", "--steps 0") for program in ("albert", "tinybert", "mformer")),
+    *(knob(program, "--steps 0", "--steps 0") for program in ("albert", "mformer")),
     *(knob(program, "--preset huge", "there is no such preset") for program in ALL),
     *(knob(program, "--bat 3", "unrecognized arguments") for program in ALL),
     *(knob(program, "--batch 9 --accumulate 2", "--accumulate") for program in ("zero", "tinybert", "mformer")),
@@ -665,6 +676,19 @@ KNOBS = [
     knob("tinybert", "--arch 99999999999-8-8-1-8", "memory", "--describe"),
     knob("albert", "--layers 100000000000", "memory", "--describe"),
     knob("zero", "--layers 100000000000", "memory", "--describe"),
+    *(knob(program, sizes, "at least & GB of memory & 10,000 layers", action)
+      for program, first in (("albert", "--pretrain"), ("zero", "--search"), ("mformer", "--search"))
+      for action in (first, "--describe")
+      for sizes in ("--layers 100000000", "--layers 100000", "--hidden 90000000 --heads 1", "--ffn 900000000")),
+    *(knob("mformer", f"--{name} 100000000 --task wmt14", "GB of memory", "--search") for name in (
+        "layers", "decoder_layers", "hidden", "qkv")),
+    *(knob("tinybert", f"--arch {arch} --init {{tinybert}}", "GB of memory", action) for arch in (
+        "100000000-8-8-1-8", "100000-8-8-1-8", "2-900000-8-1-8", "2-8-900000000-1-8", "2-8-8-1-900000000")
+      for action in ("--describe", "--further_train --corpus {corpus}", "--export {here}/e")),
+    knob("tinybert", "--largest 100000-8-8-1-8 --smallest 1-8-8-1-8", "GB of memory"),
+    knob("tinybert", "--reference 100000-8-8-1-8", "--reference & GB of memory"),
+    knob("albert", "--share none --hidden 64 --layers 10001 --heads 1", "GB of memory"),
+    knob("albert", "--positions 900000000", "positions & GB of memory"),
     knob("albert", "--hidden 30 --heads 4", "hidden 30"), knob("zero", "--hidden 30 --heads 4", "--hidden 30"),
     knob("albert", "--embedding 99999", "embedding 99999"), knob("albert", "--groups 3", "groups 3"),
     knob("albert", "--length 300 --positions 200", "--length"), knob("albert", "", "unknown: choose from & RACE",
@@ -770,9 +794,20 @@ def test_bad_input_ends_in_one_line(program, command, change, words, ready, tmp_
     here.mkdir()
     if change:
         change(here, ready)
+    before = (here / "out").exists()
     with limited(30):
         status = call(program, command.format(here=here, **ready), monkeypatch)
+    left = sorted(str(path.relative_to(here)) for path in (here / "out").rglob("*"))
+    assert before or not (here / "out").exists(), f"a mistake left a run folder behind: {left}"
     line = the_line(capfd.readouterr().err)
     assert status == 2
     assert all(word in line for word in words.split(" & ")), line
     assert not (tmp_path / "bomb").exists() and len(line) < 600
+
+
+def test_the_command_of_a_finished_run_ends_well(ready, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for program, command in (*TRAINED.items(), ("albert", TUNED)):
+        out = ready["tuned" if command == TUNED else program]
+        assert call(program, command.format(out, **ready), monkeypatch) == 0
+    assert "CoLA" in capfd.readouterr().out

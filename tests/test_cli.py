@@ -2,6 +2,7 @@
 import dataclasses
 import importlib
 import itertools
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -177,3 +178,22 @@ def test_every_preset_passes_its_checks_and_shares_its_shards_to_eight_processes
     shards = max(config.accumulate, 8)
     assert [len(distributed.shard_range(ranks, shards)) for ranks in processes] == 8 * [shards // 8]
     assert config.batch % shards == 0
+
+
+def test_a_warning_is_a_line_without_the_source_below_it(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # and as it was afterwards
+
+    def main():
+        warnings.warn("3 of 8 rows are cut", stacklevel=1)
+    with warnings.catch_warnings(), pytest.raises(SystemExit):
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *place: print(warnings.formatwarning(message, *place), end="")
+        cli.run(main)
+    assert capsys.readouterr().out == "warning: 3 of 8 rows are cut\n"
+
+
+@pytest.mark.parametrize("layers, weights", [(3, 10 ** 15), (10_001, 1), (10 ** 15, 1)])
+def test_a_model_larger_than_the_memory_is_refused_by_what_it_needs(layers, weights):
+    with pytest.raises(cli.UserError, match=r"--hidden 9: needs at least [\d.,]+ GB .* at most 10,000 layers"):
+        cli.check_memory("--hidden 9", layers, weights)
+    cli.check_memory("--hidden 9", 10_000, 10 ** 6)

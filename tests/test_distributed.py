@@ -19,6 +19,8 @@ from common.distributed import (Pace, Ranks, ShardSum, ahead, milliseconds, seed
 from common.files import (fingerprints, load_file, load_newest, read_json, read_jsonl, release_locks, save_file,
                           write_atomic)
 from common.runs import Checkpoint, RunFolder
+from common.tokenization import load_tokenizer
+from data.inputs import keep_vocabulary
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -334,3 +336,35 @@ def test_what_goes_wrong_ahead_is_raised_in_its_place_and_no_thread_is_left():
         if item == 3:
             break
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+
+
+def test_config_json_says_which_vocabulary_is_used(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    run, tokenizer = open_run(tmp_path / "run"), load_tokenizer(tmp_path / "vocab.txt")
+    keep_vocabulary(run, tokenizer)
+    record = json.loads((run.folder / "config.json").read_text())
+    assert record["vocabulary"] == {"file": "vocab.txt", "pieces": 6, "fingerprint": tokenizer.fingerprint}
+    assert record["program"] == "albert" and (run.folder / "vocab.txt").exists()
+    open_run(tmp_path / "run")  # and the folder is still the run's
+
+
+AGAIN = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from common.distributed import gather, launch
+first, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", os.environ["RANK"]
+time.sleep(3 * (not first and rank == "0"))  # the other looks for it meanwhile
+with launch("cpu") as ranks:
+    gather(ranks, rank)
+    if first and rank == "1":
+        os._exit(1)
+    gather(ranks, rank)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_starts_again_do_not_wait_for_dead_ones(tmp_path):
+    (tmp_path / "again.py").write_text(AGAIN)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    subprocess.run([*launcher, tmp_path / "again.py", Path(__file__).parent.parent], check=True, timeout=120,
+                   env={**os.environ, "OMP_NUM_THREADS": "1"})

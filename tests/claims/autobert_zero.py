@@ -188,9 +188,9 @@ def uniformity(options):
         raise UserError("--folders: the runs have different numbers of layers; compare equal ones")
 
     def draw(axes):
-        for name, curve in curves.items():
+        for place, (name, curve) in enumerate(curves.items()):  # two curves a run, in its colour
             axes.plot(range(len(curve)), curve, marker="o", linestyle="-" if name.startswith("residual") else "--",
-                      label=name)
+                      color=f"C{place // 2}", label=name)
         axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine",
                  title=f"Token uniformity on {task.name}")
         axes.legend(frameon=False, fontsize=8)
@@ -290,9 +290,9 @@ def search(options):
 
     def draw(axes):
         for name, group in summary.items():
-            line, = axes.plot(range(1, shortest + 1), group["mean"], label=f"{name} (n {group['runs']})")
+            line, = axes.step(range(1, shortest + 1), group["mean"], where="post", label=f"{name} (n {group['runs']})")
             low, high = ([mean + sign * sd for mean, sd in zip(group["mean"], group["sd"])] for sign in (-1, 1))
-            axes.fill_between(range(1, shortest + 1), low, high, alpha=0.15, color=line.get_color())
+            axes.fill_between(range(1, shortest + 1), low, high, step="post", alpha=0.15, color=line.get_color())
         axes.set(xlabel="evaluated candidates", ylabel="best score so far", title="Search (mean, standard deviation)")
         axes.legend(frameon=False)
 
@@ -314,6 +314,7 @@ def operations(options):
     def draw(axes):
         image = axes.imshow(positions, aspect="auto", cmap="viridis")
         axes.set_xticks(range(len(abz.OPS)), abz.OPS, rotation=45, ha="right")
+        axes.set_yticks(range(len(seen)), seen)
         axes.set(ylabel="position of the path", title="Probability of each operation")
         axes.figure.colorbar(image)
 

@@ -362,7 +362,7 @@ def convergence(options):
 
     def draw(axes):
         for name, curve in curves.items():
-            axes.plot(*zip(*curve), label=name)
+            axes.plot(*zip(*curve), color="C0" if name.endswith("taken") else "C1", label=name)
         axes.set(xlabel="step", ylabel="held-out loss", title=f"Figure 5: {cfg.arch}")
         axes.legend()
 

@@ -30,6 +30,7 @@ from common.runs import environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
+COUNTED = ("layer", "rank", "step", "evaluated candidates")  # how the label of an axis of whole numbers begins
 
 
 @functools.cache
@@ -148,7 +149,8 @@ def write(options, columns, rows, *, claim, paper="", verdict="not judged", numb
 
 
 def draw_figure(path, draw):
-    """Save what draw(axes) draws; False, with a word, where matplotlib is missing."""
+    """Save what draw(axes) draws, with whole numbers where things are counted; False, with a word, where matplotlib is
+    missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -156,6 +158,9 @@ def draw_figure(path, draw):
         return False
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     draw(figure.add_subplot())
+    for axes in figure.axes:
+        if axes.get_xlabel().startswith(COUNTED) and axes.get_xscale() == "linear":
+            axes.xaxis.get_major_locator().set_params(integer=True)
     figure.savefig(path, dpi=110)
     return True
 
