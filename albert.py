@@ -5,11 +5,10 @@ BERT with far fewer parameters: words are embedded in E dimensions and mapped to
 weights. Next-sentence prediction gives way to sentence-order prediction: are two consecutive segments in their order or
 swapped? The model can then be made wide.
 
-Run:     python albert.py --pretrain --dry_run                     two updates on the demo data, half a minute
-         python albert.py --pretrain --out runs/32                 the demo, 3 minutes on a core: masked words 25%; then
-         python albert.py --pretrain --init runs/32 --out runs/64 --length 64 --batch 32 --steps 2000 --lr 0.113
-                                                                   2 minutes: masked words 27%, sentence order 55 to 61%
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 43, 61, 61% (guessing: 33, 50, 50%)
+Run:     python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16
+                                                                   a minute of a core: masked words 27% (commonest: 14%)
+         python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 28%, order 60 to 65%
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 48, 85, 68% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 1 -> PRESETS     Table 5 -> evaluate_language_model     Table 14 -> TABLE14, train_task
@@ -19,7 +18,8 @@ Differs: D1 segments without an order have no label · D2 n-grams stay inside a 
          their order · D6 one clip of the averaged gradient · D7 fine-tuning shuffles whole epochs · D8 evenly spaced
          looks at dev · D9 no mapping where E is H · D10 WNLI and QNLI like the others · D11 segments are whole
          sentences, two that do not fit have no label · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
-         head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states
+         head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states ·
+         D16 an ensemble is the n members best on dev
          (each with its reason where it happens: grep D4)
 """
 import dataclasses
@@ -47,7 +47,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 class Config:
     """Every knob. The comment is the help text and the range at its end is enforced; a preset overrides the default, a
     flag the preset."""
-    preset: str = "demo"  # demo (minutes, 2 cores) | base | large | xlarge | xxlarge | bert-base | bert-large (Table 1)
+    preset: str = "demo"  # demo (minutes, 2 cores), base, large, xlarge, xxlarge(-1m, -1.5m), bert-base, bert-large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # begin anew in a run folder that is there
     seed: int = 0  # of everything drawn
@@ -60,6 +60,7 @@ class Config:
     init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face ALBERT folder
     # data; what is left out is the demo data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
+    dev_corpus: tuple[str, ...] = ()  # text to evaluate on, Sec. 4.2.1; default: documents held out of the corpus (D4)
     glue: str = ""  # folder with the GLUE tasks in their official layout
     squad: str = ""  # folder with train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
@@ -78,7 +79,7 @@ class Config:
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
     positions: int = 512  # longest input >= 1
     init_std: float = 0.02  # of new weights (0, 1)
-    dropout: float = 0.1  # hidden and attention dropout of --pretrain: 0.1, xxlarge 0 (v1); 0 everywhere (v2) [0, 1)
+    dropout: float = 0.1  # hidden and attention dropout of --pretrain; 0 in long runs (Sec. 4.8) and all of v2 [0, 1)
     dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
     # pre-training
     objective: Literal["sop", "nsp", "none", "shuffled"] = "sop"  # Table 5; shuffled (control): SOP with random labels
@@ -104,15 +105,18 @@ class Config:
     given, program = frozenset(), "albert"  # the flags that were given
 
 
+XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
     "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=48, positions=128, init_std=0.1,
-                 dropout=0.0, length=32, steps=4000, batch=64, warmup=0.1, save_every=500, dev_rows=1024,
-                 lr=0.08, finetune_epochs=3, finetune_batch=32, finetune_lr=1e-3,  # lr: 1e-2 for batch 64
+                 dropout=0.0, length=64, steps=6000, batch=32, warmup=0.1, save_every=500, dev_rows=1024,
+                 lr=0.08, finetune_epochs=3, finetune_batch=32, finetune_lr=1e-3,  # lr: 7e-3 for batch 32
                  finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=100),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
-    "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384, dropout=0.0),
+    "xxlarge": XXLARGE,
+    "xxlarge-1m": dict(XXLARGE, dropout=0.0, steps=1_000_000),  # Sec. 4.8, 4.9
+    "xxlarge-1.5m": dict(XXLARGE, dropout=0.0, steps=1_500_000),  # Tables 9, 10
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=0, share="none"),
     "dry_run": dict(steps=2, dev_rows=32, train_rows=64, runs=1, finetune_epochs=None),
@@ -198,8 +202,7 @@ class Encoder(nn.Module):
     or None -> (B, T, H).
 
     What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
-    Sharing saves memory for weights, gradients and optimizer, and their exchange between processes; it saves no
-    computation: every layer still runs.
+    Sharing saves memory and exchange between processes, no computation: every layer still runs.
     """
 
     def __init__(self, cfg):
@@ -273,8 +276,7 @@ class LanguageModel(nn.Module):
         return self.mlm(masked, self.encoder.words.weight), self.order(torch.tanh(self.pooler(x[:, 0])))
 
 
-# Models of tasks. Each takes a batch as common.tasks makes it, a dict with ids, segments (B, T), lengths (B,) and more,
-# but no lengths where every row is full, and has a loss of its own.
+# Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless all are full, and more.
 
 
 class Classifier(nn.Module):
@@ -396,7 +398,7 @@ def parts(cfg):
 def countings(cfg):
     """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12: A without pooler and heads, B
     with the pooler, C with the heads too, D like B, but with position and segment tables and their LayerNorm H wide, as
-    an older layout had them (arithmetic; no model of ours)."""
+    an older layout had them."""
     found = parts(cfg)
     A = found["embeddings"] + found["mapping"] + found["attention"] + found["ffn"]
     B = A + found["pooler"]
@@ -413,8 +415,7 @@ def flops(cfg):
             + 2 * M * (H * E + E * cfg.vocab_size))
 
 # --- objective ------------
-# A training example is a run of text in two segments. Here it gets its label (which segment came first?), its special
-# pieces and its mask. All chance comes from one generator: an example depends on its place in the stream alone.
+# All chance comes from one generator: a training example depends on its place in the stream alone.
 
 
 def sentence_pairs(segments, tokenizer, objective, generator):
@@ -519,7 +520,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone sti
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
-    from data import hf_albert
+    from data import hf_albert, rehearsals
     from data.corpus import join
     from data.inputs import open_run
     from data.race import RaceTask
@@ -534,9 +535,8 @@ class Lamb(torch.optim.Optimizer):
 
     so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's
     gradient is the sum over all the layers that use it. There is no bias correction of m and v and no bound on the
-    trust ratio |w| / |u|, which is 1 where a norm is 0. Without correction u is up to 6.6 times too long in the first
-    updates: the ratio cancels that for matrices, the warm-up hides it for the rest. Biases and LayerNorms, the tensors
-    of less than two dimensions, have neither decay nor ratio. adapt=False leaves the ratio out everywhere: BERT's
+    trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms, the
+    tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves it out everywhere: BERT's
     AdamW, ALBERT's optimizer of fine-tuning.
     """
 
@@ -574,7 +574,7 @@ class Lamb(torch.optim.Optimizer):
 
 def schedule(step, steps, warmup):
     """Share of the peak learning rate at an update, from 0 (official code): step / warmup, then the line from 1 at
-    update 0 to 0 at the last. The two do not meet: with 3,125 of 125,000 the rate falls by 2.5% in between."""
+    update 0 to 0 at the last."""
     return step / warmup if step < warmup else 1 - step / steps
 
 
@@ -591,11 +591,30 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
             for tensor in (ids, kinds, lengths, positions, labels, order)]
 
 
+def update(network, model, optimizer, batches, sums, cfg, ranks):
+    """One update from the batches of this process's shards. Adds what is logged to sums (3,), on the device: both
+    losses and the norm of the gradient."""
+    share = cfg.accumulate // ranks.size
+    for number, (*inputs, labels, order) in enumerate(batches, 1):
+        with travelling(network, ranks, number == share):  # processes meet once an update
+            with autocast(cfg.dtype, ranks.device):
+                logits, order_logits = network(*inputs)
+            # D1: rows without an order count in the mean, as 0; few labels would drown the words in their noise
+            losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
+                                  mean_loss(order_logits, order) * (order != -100).float().mean()]) / share
+            losses.sum().backward()
+        sums[:2] += losses.detach()
+    # D6: clipped once, averaged over the batch; the official code clips each replica's gradient and adds them up
+    sums[2] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """Pre-training from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM (state saved).
 
     A batch is cut into --accumulate shards, each with its own text, masks and dropout: the same for any number of
-    processes. Nothing in an update waits for the device; losses are read where they are logged.
+    processes. Nothing in an update waits for the device.
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)  # those of this process
     rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
@@ -603,28 +622,20 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
     began, logged, pace = time.perf_counter(), start, Pace(ranks, cfg.save_minutes)
+
+    def batches(step):
+        for shard in shards:
+            seed_everything(cfg.seed, "pretrain", step, shard)
+            yield language_batch(text.train, text.tokenizer, cfg, cfg.objective, step * cfg.batch + shard * rows, rows,
+                                 ranks.device)
+
     for step in range(start, cfg.steps):
         model.train()
         if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
             drop_dropout(model)
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
-        for shard in shards:
-            seed_everything(cfg.seed, "pretrain", step, shard)
-            *inputs, labels, order = language_batch(text.train, text.tokenizer, cfg, cfg.objective,
-                                                    step * cfg.batch + shard * rows, rows, ranks.device)
-            with travelling(network, ranks, shard == shards[-1]):  # processes meet once an update
-                with autocast(cfg.dtype, ranks.device):
-                    logits, order_logits = network(*inputs)
-                # D1: rows without an order count in the mean, as 0; few labels would drown the words in their noise
-                losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
-                                      mean_loss(order_logits, order) * (order != -100).float().mean()]) / len(shards)
-                losses.sum().backward()
-            sums[:2] += losses.detach()
-        # D6: clipped once, averaged over the batch; the official code clips each replica's gradient and adds them up
-        sums[2] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(network, model, optimizer, batches(step), sums, cfg, ranks)
         bar.update()
         done, (stop, save, log) = step + 1, pace()
         saved = done % cfg.save_every == 0 or done == cfg.steps or stop or save
@@ -632,10 +643,11 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
-            rate = (done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began)
+            rate = round((done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began))
+            speed = {"tokens_per_second": rate} if logged > start else {}  # not of the start
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
-                    tokens_per_second=round(rate), memory_mb=round(peak_memory(ranks.device)))
-            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate:.0f}")
+                    **speed, memory_mb=round(peak_memory(ranks.device)))
+            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate}" if speed else "-")
             if done % cfg.save_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats it
                 run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
             sums.zero_()
@@ -660,8 +672,9 @@ def evaluate_language_model(model, text, cfg, ranks):
     """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP. The one two-way head answers both: 0 is "in
     order" in either.
 
-    D4: held-out documents of the corpus; the paper reads SQuAD's and RACE's dev text. D5: words are scored on pairs in
-    their order, the same tokens for every objective; with none pooler and order head stay as they began: chance.
+    D4: held-out documents of the corpus, or --dev_corpus; the paper reads SQuAD's and RACE's dev text. D5: words are
+    scored on pairs in their order, the same tokens for every objective; with none pooler and order head stay as they
+    began: chance.
     """
     model.eval()
     rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # the same examples for every seed
@@ -928,18 +941,29 @@ def fingerprint(task):
 
 
 def ensemble_job(name, cfg, folder):
-    """Average what the run folders of --ensemble predict for a task (Sec. 4.9)."""
+    """Average what the best run folders of --ensemble predict for a task (Sec. 4.9)."""
     tokenizer, kinds = load_tokenizer(Path(cfg.ensemble[0]) / name), {"RACE": RaceTask}
     task = open_task(name, dataclasses.replace(cfg, train_rows=1), tokenizer, recipes(cfg), kinds)
-    members = [load_file(Path(member) / name / "predictions.pt") for member in cfg.ensemble]
-    for path, member in zip(cfg.ensemble, members):
+    members = {path: load_file(Path(path) / name / "predictions.pt") for path in cfg.ensemble}
+    for path, member in members.items():
         if member["data"] != fingerprint(task):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
     folder.mkdir(parents=True, exist_ok=True)
-    found = {split: average_predictions([member["found"][split] for member in members]) for split in task.splits
+    chosen = choose_members({path: member["found"]["dev"] for path, member in members.items()}, task)
+    found = {split: average_predictions([members[path]["found"][split] for path in chosen]) for split in task.splits
              if split != "train"}
-    return {"job": folder.name, "task": name, "setting": [], "members": len(members), "diverged": None,
+    return {"job": folder.name, "task": name, "setting": [], "members": chosen, "diverged": None,
             "metrics": write_predictions(task, found, folder)}
+
+
+def choose_members(found, task):
+    """Of {member: its predictions on dev} the best, as many as score best together. D16: the paper chooses by dev's
+    score too (Sec. 4.9), but does not say how."""
+    def score(names):
+        return task.score("dev", average_predictions([found[name] for name in names]))["main"]
+
+    ranked = sorted(found, key=lambda name: -score([name]))
+    return max((ranked[:size] for size in range(len(ranked), 0, -1)), key=score)
 
 
 def average_predictions(several):
@@ -1020,13 +1044,13 @@ def finetune(cfg, text):
 
 
 def describe(cfg):
-    """The model as JSON."""
+    """The model as JSON, and what training it takes."""
     read_source(cfg)
-    found = parts(cfg)
+    found, needs = parts(cfg), rehearsals.forecast(__name__, cfg, cfg.steps)
     counting = (f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "
                 f"({predictions(cfg)} predictions), 2 a multiply-add")
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
-                      "flops": flops(cfg), "flops_counting": counting}, indent=2))
+                      "flops": flops(cfg), "flops_counting": counting, **needs}, indent=2))
 
 # --- command line ---------
 
@@ -1035,7 +1059,7 @@ ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
     "finetune": (finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)", "TASKS"),
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
-    "describe": (describe, "print the model's parameters and FLOPs as JSON"),
+    "describe": (describe, "print the model's parameters, FLOPs, memory, the cards that it fits and days, as JSON"),
 }
 
 

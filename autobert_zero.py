@@ -12,14 +12,13 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fi
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> propose, SuperNet       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
          Fig. 3 -> slot    Table 5 -> ablate    Table 6 -> PRESETS    Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
-         D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit a mutation · D8 untried operations ·
+Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
+         D5 padding hidden · D6 V alone in layers 10, 12 · D7 one edit a mutation · D8 untried operations ·
          D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: worst ·
-         D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
-         D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
-         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions ·
-         D25 dropout on token-by-token softmax alone · D26 latency on random ids (tests/claims) · D27 no
-         Figures 9 to 11 · D28 segments begin anywhere · D29 at most 12 operations · D30 one FFN a layer
+         D13 SentencePiece · D14 other depths, conv-only · D15 MLM as proxy task · D16 half change a kind ·
+         D17 masks by batch · D18 kernels begin random · D19 mean of tasks, none twice · D20 best on dev ·
+         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on n x n softmax ·
+         D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere · D29 paths up to 12 · D30 one FFN
 """
 import ast
 import dataclasses
@@ -958,6 +957,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from data.inputs import open_run
     from data.network_code import (Attention, count_network, keep_chosen, read_best, record_round, show_best,
                                    write_network)
+    from data.rehearsals import forecast
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 # App. D.2: learning rate, weight decay, steps between looks at dev
@@ -980,21 +980,23 @@ def make_optimizer(model, weight_decay):
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
-def language_losses(model, data, corpus, cfg, position, rows):
-    """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both, on `rows` examples from
-    `position` on of a corpus's endless stream. D28: its segments may begin in mid-sentence, where BERT's do not."""
+def language_batch(data, corpus, cfg, position, rows):
+    """`rows` examples of an endless stream. D28: its segments may begin in mid-sentence, where BERT's do not."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, kinds, lengths = join(segments.first, segments.first_length, second, second_length, data.tokenizer,
                                empty_second=True)  # [CLS] A [SEP] B [SEP], (R, T)
     ids, positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
-    *batch, labels, next_labels = (
-        (tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
-        for tensor in (ids, kinds, lengths, positions, labels, next_labels))
-    with autocast(cfg.dtype, data.device):
-        logits, next_logits = model(*batch)  # (M, V), (R, 2)
-    answers = [(logits.float(), labels), (next_logits.float(), next_labels)]
+    return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
+            for tensor in (ids, kinds, lengths, positions, labels, next_labels)]
+
+
+def language_losses(model, batch, cfg, device):
+    """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both."""
+    with autocast(cfg.dtype, device):
+        logits = model(*batch[:4])  # (M, V), (R, 2)
+    answers = [(scores.float(), labels) for scores, labels in zip(logits, batch[4:])]
     return [mean_loss(*answer) for answer in answers], answers
 
 
@@ -1004,9 +1006,8 @@ def mean_loss(logits, labels):
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
-    """Pre-training on the examples from `first` on, from the checkpoint on. A batch is cut in --accumulate shards (at
-    least one a process), each with its own seed, so that the number of processes does not matter. Each log calls
-    report(step, losses, rate). Raises Diverged, and Stop."""
+    """Pre-training on the examples from `first` on, from the checkpoint on. Each of a batch's --accumulate shards has
+    its own seed, so that the number of processes does not matter. Calls report(step, losses, rate); Diverged, Stop."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, shards = checkpoint.restore().get("step", 0), max(cfg.accumulate, ranks.size)
     if cfg.batch % shards:
@@ -1015,14 +1016,13 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
     pace = Pace(ranks, cfg.save_minutes)
     model.train()
     for step in range(begin, cfg.steps):
-        rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
         for shard in mine:
             seed_everything(cfg.seed, "language model", first, step, shard)
-            position = first + step * cfg.batch + shard * rows
+            batch = language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
             with travelling(network, ranks, last=shard == mine[-1]):
-                losses, _ = language_losses(network, data, data.train, cfg, position, rows)
+                losses, _ = language_losses(network, batch, cfg, ranks.device)
                 (sum(losses) / len(mine)).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -1043,10 +1043,10 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
     """Loss and accuracy of both objectives on held-out text, on the same examples for all seeds, by all processes."""
+    sums, rows, own = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch), dataclasses.replace(cfg, seed=0)
     model.eval()
-    sums, rows = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch)
-    for index in range(ranks.rank, batches, ranks.size):
-        losses, answers = language_losses(model, data, data.dev, dataclasses.replace(cfg, seed=0), index * rows, rows)
+    for position in range(ranks.rank * rows, batches * rows, ranks.size * rows):
+        losses, answers = language_losses(model, language_batch(data, data.dev, own, position, rows), cfg, data.device)
         counts = [(labels >= 0).sum() for _, labels in answers]
         right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
         sums += torch.tensor([*(loss * count for loss, count in zip(losses, counts)), *right, *counts])
@@ -1311,11 +1311,11 @@ def count(arch, cfg):
 
 
 def describe(cfg):
-    """Print count of --arch or --init as JSON."""
+    """Print count of --arch or --init, and what pre-training it takes, as JSON."""
     if cfg.init:
         cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
     arch = settle_arch(cfg)
-    print(json.dumps({"arch": cfg.arch, **count(arch, cfg)}, indent=2))
+    print(json.dumps({"arch": cfg.arch, **count(arch, cfg), **forecast(__name__, cfg, cfg.steps, arch)}, indent=2))
 
 # --- command line ---------
 
@@ -1338,7 +1338,7 @@ ACTIONS = {
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
     "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
     "export": (export, "write the network of --init as a module of plain torch, and its weights", "FILE.py"),
-    "describe": (describe, "parameters and FLOPs of --arch as JSON")}
+    "describe": (describe, "parameters, FLOPs, memory, cards and days of --arch as JSON")}
 
 
 def main(argv=None):

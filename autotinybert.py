@@ -633,7 +633,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
-    from data import corpus, hf_bert, latency_log, sizes
+    from data import corpus, hf_bert, latency_log, rehearsals, sizes
     from data.flat import Flat
     from data.inputs import open_run
 
@@ -1247,20 +1247,24 @@ def export(cfg, folder):
 
 
 def describe(cfg):
-    """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, latency and the search space."""
+    """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, latency, what its further or
+    one-shot training needs and takes, and the search space."""
     arch, vocab, positions = parse_arch(cfg.arch or cfg.largest), cfg.vocab_size, 512
     if cfg.init:
         _, whole, weights = read_model(cfg.init, cfg)
         arch = arch if cfg.arch else whole
         vocab, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
     reference, parts = parse_arch(cfg.reference), parameters(arch, vocab, positions)
+    steps = cfg.further_steps if cfg.arch or cfg.init else cfg.steps
     times = {each: statistics.median(took) for each, took in time_together([reference, arch], cfg, rounds=3).items()}
     print(json.dumps({
         "arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
         "flops_counting": f"matrix products of encoder and pooler, {cfg.latency_length} tokens, 2 for a multiply-add",
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
         "speedup": times[reference] / times[arch], "latency": latency_log.setting(cfg),
-        "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))}}, indent=2))
+        "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))},
+        **rehearsals.forecast(__name__, dataclasses.replace(cfg, vocab_size=vocab), steps or 1000, arch,
+                              0 if cfg.arch or cfg.init else cfg.samples)}, indent=2))
 
 # --- command line ---------
 
@@ -1273,7 +1277,7 @@ ACTIONS = {
     "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
     "finetune": (finetune, "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)", "TASKS"),
     "export": (export, "write --init's model, or its part --arch, as a Hugging Face folder", "DIR"),
-    "describe": (describe, "parameters, FLOPs, latency of --arch and the search space, as JSON"),
+    "describe": (describe, "parameters, FLOPs, latency, memory, days of --arch, and the search space, as JSON"),
 }
 
 

@@ -312,8 +312,7 @@ def parse_arch(text, cfg):
 # a weight each; the released code takes thirds of the leading rows of one matrix, so that a row changes its meaning
 # with the sampled width.
 
-# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|.
-# Demo pictures, all linear, clipped at 1: accuracy 0.599 and, another seed, 0.631 (1e-3: 0.585); not clipped 0.613
+# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|
 FLOOR = 1e-6
 
 
@@ -991,7 +990,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
-    from data import bleu
+    from data import bleu, rehearsals
     from data.cifar10 import Pictures
     from data.inputs import open_run
     from data.parallel import Translations, read_lines
@@ -1225,16 +1224,17 @@ def describe(cfg):
                         "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
                                    "flops": honest}}
                  for name, (parameters, flops, honest) in MFORMER[cfg.task].items()}
+    needs = rehearsals.forecast(__name__, cfg, cfg.steps, arch, least=cfg.length if cfg.task == "wmt14" else 1)
     print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
                       "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
-                      "published": published}))
+                      "published": published, **needs}))
 
 
 ACTIONS = {
     "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
     "train": (train, "train an architecture from scratch"),
     "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
-    "describe": (describe, "parameters and FLOPs as JSON"),
+    "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
 UNREAD = {  # flags that a task has no use for
     "cifar10": {"train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size", "decoder_layers",

@@ -4,7 +4,9 @@ sentencepiece and protobuf, cuts text as common/tokenization.py does.
 SentencePiece: pieces and scores of the model, its own normaliser (the precompiled table of characters in spiece.model),
 and before it, with `lower`, ALBERT's clean-up. Two things are close, not equal: the digit-comma rule takes pieces that
 end in a digit and a comma ("▁2011,") out of the vocabulary instead of cutting them again, and a final capital sigma of
-a Greek word becomes σ. "[MASK]" written out in a text is a special piece there and text here.
+a Greek word becomes σ. "[MASK]" written out in a text is a special piece there and text here. Of runs such as "====",
+whose cuts score the same, the two may choose different ones. With a vocabulary of 8,000, 90 of 14,145 lines of manuals
+and papers differ, 23 where case is kept and the digit-comma rule does not hold.
 """
 import base64
 import json

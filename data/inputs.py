@@ -18,7 +18,7 @@ from data.text import make_corpus
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by, and of Wikipedia 5% are 300,000
-OTHERS = ("init", "tokenizer", "teacher", "arch", "ensemble")  # further flags that name files
+OTHERS = ("init", "tokenizer", "teacher", "arch", "ensemble", "dev_corpus")  # further flags that name files
 
 
 @dataclasses.dataclass
@@ -110,16 +110,21 @@ def open_text(cfg, ranks, folder):
     A corpus that `data/prepare.py corpus` made (one folder with meta.json) is used as it is, with the tokenizer beside
     it. Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made under
     folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the share of the documents that
-    is held out, at most MOST_HELD_OUT of them; from 1 on it is their number.
+    is held out, at most MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and
+    nothing of the corpus.
     """
     prepared = len(cfg.corpus) == 1 and (Path(cfg.corpus[0]) / "meta.json").exists()
     target = Path(cfg.corpus[0]) if prepared else Path(folder) / "corpus"
     if not prepared:
-        on_main(ranks, make_text, cfg, target, ranks)
+        on_main(ranks, make_text, cfg.corpus, target, cfg, cfg.tokenizer, ranks)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     if tokenizer.mask_id is None:
         raise UserError(f"{tokenizer.path}: the vocabulary lacks [MASK], which pre-training needs; take another")
     cfg.vocab_size = tokenizer.vocab_size
+    if getattr(cfg, "dev_corpus", ()):
+        apart = Path(folder) / "corpus" / "dev"
+        on_main(ranks, make_text, cfg.dev_corpus, apart, cfg, str(tokenizer.path), ranks)
+        return tokenizer, Corpus(target, tokenizer), Corpus(apart, tokenizer)
     corpus, held = Corpus(target, tokenizer), cfg.held_out
     if held >= max(1, len(corpus.ids)):
         raise UserError(f"--held_out {held:.0f}: {target} has {len(corpus.ids)} documents, and some must be left to train "
@@ -127,9 +132,9 @@ def open_text(cfg, ranks, folder):
     return tokenizer, *corpus.split(min(held, 1.0), MOST_HELD_OUT if held < 1 else int(held))
 
 
-def make_text(cfg, target, ranks):
-    """Train or copy the tokenizer into the folder target, and make the token files there, unless both are there
-    already."""
+def make_text(paths, target, cfg, tokenizer, ranks):
+    """Train or copy the tokenizer into the folder target, and make the token files of the text there, unless both are
+    there already."""
     if not (target / "meta.json").exists():
-        make_corpus(cfg.corpus, target, cfg.vocab_size, cfg.tokenizer, workers=os.cpu_count() or 1,
+        make_corpus(paths, target, cfg.vocab_size, tokenizer, workers=os.cpu_count() or 1,
                     tell=lambda words: say(ranks, words))

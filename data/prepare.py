@@ -8,6 +8,7 @@
     python data/prepare.py books --books PATH... --to DIR            Project Gutenberg's books -> plain text
     python data/prepare.py corpus --corpus TEXT... --to DIR          a tokenizer and memory-mapped token files
     python data/prepare.py pairs --text PREFIX --to PREFIX           parallel text without pairs too long or too unequal
+    python data/prepare.py passages --squad FILE... --race DIR --to FILE    dev sets -> text for albert.py --dev_corpus
     python data/prepare.py submission --runs RUN... --to DIR         the files that the GLUE leaderboard wants, checked
 
 README.md beside this file says what each set is, and whose.
@@ -22,16 +23,17 @@ HERE = pathlib.Path(__file__).resolve().parent
 if __name__ == "__main__":  # run as a program, Python looks for modules in data/ and not in the repository above it
     sys.path[0] = str(HERE.parent)
 
+from common import squad  # noqa: E402
 from common.cli import Parser, UserError, run  # noqa: E402
-from common.files import read_json  # noqa: E402
+from common.files import read_json, write_atomic  # noqa: E402
 from common.tokenization import load_tokenizer  # noqa: E402
-from data import books, wikipedia  # noqa: E402
+from data import books, race, wikipedia  # noqa: E402
 from data.demo import make_demo  # noqa: E402  (offered to the paper files: `from data.prepare import make_demo`)
 from data.download import FINISH, download  # noqa: E402
 from data.pairs import filter_pairs  # noqa: E402
 from data.released import HUB, MODELS, WIKIMEDIA, download_dump, download_model  # noqa: E402
 from data.submission import make_submission  # noqa: E402
-from data.text import make_corpus  # noqa: E402
+from data.text import make_corpus, split_sentences  # noqa: E402
 from data.vocabulary import text_files  # noqa: E402
 
 
@@ -82,6 +84,18 @@ def pairs(args):
     print(f"{args.to}: " + ", ".join(f"{number:,} {name}" for name, number in counts.items()))
 
 
+def passages(args):
+    """Write the passages of SQuAD files and of RACE's dev set as text, one sentence a line, a blank line between them:
+    what ALBERT is evaluated on while it is pre-trained (Sec. 4.2.1 there)."""
+    found = [question.context for path in args.squad for question in squad.load(pathlib.Path(path))]
+    found += [question.passage for question in (race.load(args.race, "dev") if args.race else ())]
+    blocks = ["\n".join(split_sentences(" ".join(text.split()))) for text in dict.fromkeys(found)]
+    if not blocks:
+        raise UserError("passages: give --squad, --race or both")
+    write_atomic(args.to, "\n\n".join(blocks) + "\n")
+    print(f"{args.to}: {len(blocks):,} passages")
+
+
 def submission(args):
     """Put the leaderboard's files together and say where each came from."""
     for name, path in make_submission(args.runs, args.to, args.fill).items():
@@ -120,7 +134,7 @@ def whole(text):
 
 
 def parser():
-    """The command line: one sub-command for each of the three jobs."""
+    """The command line: a sub-command for each job."""
     raw = argparse.RawDescriptionHelpFormatter
     top = Parser(prog="prepare.py", description=__doc__, allow_abbrev=False, formatter_class=raw)
     jobs = top.add_subparsers(title="jobs", metavar="JOB")
@@ -165,7 +179,7 @@ def add_text_jobs(jobs):
 
 
 def add_task_jobs(jobs):
-    """pairs and submission."""
+    """pairs, passages and submission."""
     both = jobs.add_parser("pairs", help="filter parallel text by length and ratio", allow_abbrev=False)
     both.add_argument("--text", required=True, metavar="PREFIX", help="PREFIX.en and PREFIX.de")
     both.add_argument("--to", required=True, metavar="PREFIX", help="where the filtered ones go")
@@ -178,6 +192,11 @@ def add_task_jobs(jobs):
     both.add_argument("--source", default="en", metavar="XX", help="ending of the one side (default: en)")
     both.add_argument("--target", default="de", metavar="XX", help="ending of the other (default: de)")
     both.set_defaults(job=pairs)
+    dev = jobs.add_parser("passages", help="the text of SQuAD's and RACE's dev sets", allow_abbrev=False)
+    dev.add_argument("--squad", nargs="+", default=[], metavar="FILE", help="dev-v1.1.json and others")
+    dev.add_argument("--race", metavar="DIR", help="the folder with dev")
+    dev.add_argument("--to", required=True, metavar="FILE", help="the text file to write")
+    dev.set_defaults(job=passages)
     board = jobs.add_parser("submission", help="the files of the GLUE leaderboard", allow_abbrev=False)
     board.add_argument("--runs", nargs="+", required=True, metavar="RUN", help="run folders of fine-tunings")
     board.add_argument("--to", required=True, metavar="DIR", help="folder for the files; DIR.zip is made beside it")

@@ -931,6 +931,8 @@ def test_describe(tiny_data, tmp_path, capsys, clock):
     assert described["parameters"] == sum(described["parts"].values()) == sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 46).values())
     assert described["speedup"] > 0 and described["flops_counting"]
     assert described["space"]["architectures"] == 2 * 5 * 9 * 4
+    assert described["memory"]["weights"] == 4 * sum(value.numel() for value in atb.LanguageModel(
+        atb.parse_arch("2-12-16-2-12"), 46).parameters()) and described["fits"]["16 GB"]["fits"] and "H100" in described["days"]
     model = atb.LanguageModel(atb.parse_arch("2-12-16-2-12"), 50, positions=64)
     write_hugging_face(tmp_path / "model", model)
     own = json.loads(run_here(["--describe", *flags, "--init", tmp_path / "model", "--out", tmp_path / "none"], capsys))

@@ -266,7 +266,7 @@ BINARY = bytes(range(256)) * 20
 
 # --- the table -----------------------------------------------------------------------------------
 
-SMALL = {"albert": " --finetune_batch 4 --finetune_length 16", "zero": "",
+SMALL = {"albert": " --finetune_epochs 1 --finetune_batch 4 --finetune_length 16", "zero": "",
          "tinybert": " --finetune_batch 4 --finetune_length 16"}
 
 

@@ -43,6 +43,27 @@ def made(demo):
     return demo
 
 
+def test_passages_of_the_dev_sets_become_text(tmp_path, monkeypatch, capsys):
+    """Each once, a sentence a line, a blank line between: so they are read as documents."""
+    def answers(text):
+        return {"id": text, "question": "Who?", "answers": [{"text": "Ann", "answer_start": 0}]}
+    (tmp_path / "dev.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [
+        {"context": "Ann came.  She left.", "qas": [answers("a"), answers("b")]}]}]}))
+    for level in ("middle", "high"):
+        (tmp_path / "dev" / level).mkdir(parents=True)
+        (tmp_path / "dev" / level / "1.txt").write_text(json.dumps({
+            "id": level, "article": f"In {level} school\nthey read. It rained.", "questions": ["Why?"], "options": [list("abcd")], "answers": ["A"]}))
+    words = ["passages", "--squad", tmp_path / "dev.json", "--race", tmp_path, "--to", tmp_path / "dev.txt"]
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *map(str, words)])
+    main()
+    assert lines_of(tmp_path, "dev.txt") == ["Ann came.", "She left.", "", "In middle school they read.", "It rained.", "",
+                                             "In high school they read.", "It rained."]
+    assert "3 passages" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["prepare.py", "passages", "--to", str(tmp_path / "none")])
+    with pytest.raises(UserError, match="give --squad"):
+        main()
+
+
 # --- demo data -------------------------------------------------------------------------------------------------------
 SMALL_BUILD = """
 import itertools, sys

@@ -1,0 +1,162 @@
+"""What is rehearsed of each paper file: its model and optimizer, an update as its training loop does it and its largest
+evaluation, on batches of the right shapes. file: the paper file's module. Returns what common.rehearsal takes.
+"""
+import dataclasses
+import functools
+import math
+import os
+import sys
+
+import torch
+from torch import nn
+
+from common import rehearsal
+
+CPU = torch.device("cpu")
+
+
+def ids(*shape):
+    return torch.zeros(shape, dtype=torch.long)
+
+
+def forecast(name, cfg, updates, *more, least=1):
+    """what_it_takes of the paper file whose module has this name; more: what its function below takes."""
+    build = functools.partial({"albert": albert, "autobert_zero": autobert_zero, "autotinybert": autotinybert,
+                               "mformer": mformer}[cfg.program], sys.modules[name], *more)
+    try:
+        return what_it_takes(cfg, build, updates, least)
+    finally:
+        forget(sys.modules[name])
+
+
+def what_it_takes(cfg, build, updates, least=1):
+    """What --describe says of so many updates of --batch, `least` rows in the smallest shard, on $WORLD_SIZE processes
+    of a card each. For other --accumulate the peak is read off a line from the smallest shard to the largest: it is the
+    larger of sums that grow with the rows, so never above the line."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    given, dtype = math.lcm(cfg.accumulate, processes), "bfloat16" if cfg.dtype == "auto" else cfg.dtype
+    choices = [number for number in range(processes, max(given, cfg.batch // least) + 1, processes)
+               if cfg.batch % number == 0]
+    rows = [max(1, cfg.batch // number) for number in (given, choices[0], choices[-1])]
+    shards = [min(2, given // processes), 2, 2]  # the second meets the gradients of the first
+    memory, large, small = rehearsal.rehearse(dataclasses.replace(cfg, dtype=dtype), build, *zip(rows, shards))
+    peak, most, smallest = (max(each["update"], each["evaluation"]) for each in (memory, large, small))
+    buckets = (processes > 1) * small["weights"]  # in which gradients travel
+    slope, fits, days = (most - smallest) / max(1, rows[1] - rows[2]), {}, {}
+    for name, (size, *peaks) in rehearsal.CARDS.items():
+        enough = [number for number in choices
+                  if smallest + slope * (cfg.batch // number - rows[2]) + buckets <= size * 1e9]
+        fits[f"{size} GB"] = {"fits": peak + buckets <= size * 1e9, "accumulate": min(enough, default=None)}
+        seconds = memory["flops"] / shards[0] * given * updates / processes / peaks[dtype == "float32"]
+        days[name] = {f"{share:.0%}": float(f"{seconds / share / 86400:.3g}") for share in rehearsal.SHARES}
+    return {"memory": {**memory, "buckets": buckets, "rows": rows[0], "dtype": dtype, "processes": processes},
+            "fits": fits, "days": {"updates": updates, **days}}
+
+
+def forget(file):
+    """Empty mformer.py's caches, which otherwise hand tensors without content to a real run, or the other way round."""
+    for name in ("fixed_turns", "sinusoids"):
+        getattr(getattr(file, name, None), "cache_clear", bool)()
+
+
+def albert(file, cfg):
+    """An update of --pretrain, and a look at held-out text."""
+    model = file.LanguageModel(cfg)
+    optimizer, ranks = file.Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay), file.Ranks(0, 1, CPU)
+
+    def batch(rows):
+        T, M = cfg.length, file.predictions(cfg)
+        return ids(rows, T), ids(rows, T), ids(rows), ids(rows, M), ids(rows, M), ids(rows)
+
+    def step(rows, shards):
+        own = dataclasses.replace(cfg, accumulate=shards)
+        file.update(model.train(), model, optimizer, map(batch, [rows] * shards), torch.zeros(3), own, ranks)
+
+    def look():
+        with file.autocast(cfg.dtype, CPU):
+            return model.eval()(*batch(min(64, cfg.dev_rows))[:4])[0].argmax(-1)
+
+    return optimizer, step, look
+
+
+def autobert_zero(file, arch, cfg):
+    """An update of pre-training, and a look at held-out text."""
+    model = file.LanguageModel(arch, cfg)
+    optimizer = file.make_optimizer(model, cfg.weight_decay)
+
+    def batch(rows):
+        T, M = cfg.length, max(1, round(file.MASK_RATE * rows * cfg.length))
+        return ids(rows, T), ids(rows, T), ids(rows), ids(M), ids(M), ids(rows)
+
+    def step(rows, shards):
+        model.train()
+        for _ in range(shards):
+            losses, _ = file.language_losses(model, batch(rows), cfg, CPU)
+            (sum(losses) / shards).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), file.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def look():
+        _, answers = file.language_losses(model.eval(), batch(min(32, cfg.batch)), cfg, CPU)
+        return [logits.argmax(-1) for logits, _ in answers]
+
+    return optimizer, step, look
+
+
+def autotinybert(file, arch, samples, cfg, teacher=None):
+    """An update of Alg. 1 with so many sub-models, the largest among them, on a sub-batch (0: an ordinary training of
+    the whole), and a look at held-out text. teacher: its architecture, in distillation."""
+    fit = teacher.hidden if teacher else 0
+    model, data = file.LanguageModel(arch, cfg.vocab_size, cfg.dropout, fit), file.Data(CPU)
+    if teacher:
+        data.teacher = file.Encoder(teacher, cfg.vocab_size).eval().requires_grad_(False)
+    optimizer = file.make_optimizer(model.train(), cfg.weight_decay)
+    trained = [value for group in optimizer.param_groups for value in group["params"]]
+    with file.autocast(cfg.dtype, CPU):
+        flat = file.Flat(model, trained, file.products if torch.is_autocast_enabled("cpu") else None)
+    archs = [arch, *[file.smallest_arch(file.search_space(cfg))] * (samples - 1)] if samples else [None]
+
+    def batch(rows):
+        I = max(1, round(file.MASK_RATE * cfg.length))
+        return [ids(rows, cfg.length), ids(rows, cfg.length), None, *([] if teacher else [ids(rows, I), ids(rows, I)])]
+
+    def step(rows, shards):
+        total = file.ShardSum(file.Ranks(0, 1, CPU))
+        flat.cast()
+        for shard in range(shards):
+            file.train_on(batch(rows), archs, shards * len(archs), flat, data, cfg, "rehearsal", shard)
+            total.add([flat.gradients])
+        flat.gradients.copy_(total.total())
+        nn.utils.clip_grad_norm_(trained, file.CLIP)
+        optimizer.step()
+
+    return optimizer, step, lambda: file.make_objective(data, cfg, batch(min(256, cfg.batch)))(model)
+
+
+def mformer(file, arch, cfg, space=None):
+    """An update of a network (with a space: of a super-net, whose whole it is), and the largest evaluation: held-out
+    pictures, or sentences of --length pieces. rows: pictures, or tokens of the longer side."""
+    forget(file)
+    model, text = file.make_model(arch, cfg, space), cfg.task == "wmt14"
+    optimizer, ranks = file.make_optimizer(model, cfg), file.Ranks(0, 1, CPU)
+
+    def batch(rows, length=min(64, cfg.length)):
+        if not text:
+            return torch.zeros(rows, 3, cfg.image, cfg.image), ids(rows)
+        lines = ids(max(1, rows // length), length)
+        return lines, ids(len(lines)), lines.clone(), lines.clone()
+
+    def step(rows, shards):
+        own = dataclasses.replace(cfg, accumulate=shards)
+        batches = map(batch, [rows] * shards)
+        file.accumulate_gradients(model.train(), model, batches, own, ranks, 0, arch if space else None)
+        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def look():
+        with file.autocast(cfg.dtype, CPU):
+            file.smoothed_loss(model.eval(), batch(64 * cfg.length, cfg.length) if text else batch(500), None, 0.0)
+
+    return optimizer, step, look
