@@ -67,7 +67,7 @@ def test_peaks_are_the_real_ones(name, dtype):
     rows = 512 if name == "translation" else 8
     memory, = rehearsal.rehearse(cfg, build, (rows, shards), card=False)
     optimizer, step, look = build(cfg)
-    flat = {value.grad.untyped_storage().data_ptr(): value.grad.untyped_storage().nbytes()  # AutoTinyBERT's, there before
+    flat = {value.grad.untyped_storage().data_ptr(): value.grad.untyped_storage().nbytes()  # AutoTinyBERT's
             for group in optimizer.param_groups for value in group["params"] if value.grad is not None}
     standing = memory["weights"] + memory["optimizer"] + sum(flat.values())
     step(rows, shards)
