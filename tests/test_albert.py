@@ -1130,6 +1130,13 @@ def test_departures_are_numbered_in_both_places():
     assert {number for number in re.findall(r"\bD(\d+)\b", code)} == set(listed)
 
 
+def test_the_ten_questions_name_what_is_there():
+    text = (ROOT / "tests" / "claims" / "questions" / "albert.md").read_text()
+    answers = re.findall(r"\(((?:`[\w.]+`(?:, )?)+)\)$", text, re.MULTILINE)
+    names = [name for answer in answers for name in re.findall(r"`([\w.]+)`", answer)]
+    assert len(answers) == 10 and all(functools.reduce(getattr, name.split("."), albert) for name in names)
+
+
 def test_a_corpus_of_single_sentences_and_a_misplaced_answer(corpus, tasks, language_model, tmp_path):
     from common.tokenization import load_tokenizer
     from data.text import prepare_corpus
