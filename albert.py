@@ -105,7 +105,7 @@ class Config:
     given, program = frozenset(), "albert"  # the flags that were given, the file's name
 
 
-# D17: the paper starts from 6 layers (footnote 5), no word how trained; here: --layers 6, then --init
+# D17: the paper starts from 6 layers (footnote 5), no more is said: --layers 6, then --init RUN --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
     "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=48, positions=128, init_std=0.1,
@@ -787,7 +787,7 @@ def export(cfg, folder):
     source = read_source(cfg)
     if not source:
         raise UserError("--export needs --init, whose model is written")
-    start_from(LanguageModel(cfg), source)  # a UserError lists what does not fit
+    start_from(LanguageModel(cfg), source)  # only checks
     print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
 
 
@@ -827,8 +827,8 @@ def to_device(batch, device):
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """What a model says about a split: probabilities (n, C), scores (n, 1) of a regression, common.squad.Predictions.
-    Raises Diverged where that is no number."""
+    """What a model says about a split, by task.kind: "class", "choice" probabilities (n, C); "value" (regression) scores
+    (n, 1); "span" common.squad.Predictions. Raises Diverged where that is no number."""
     def forward(batch):
         with autocast(cfg.dtype, device):
             return model(to_device(batch, device))
