@@ -6,9 +6,9 @@ weights. Next-sentence prediction gives way to sentence-order prediction: are tw
 swapped? The model can then be made wide.
 
 Run:     python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16
-                                                                   a minute of a core: masked words 27% (commonest: 14%)
-         python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 28%, order 60 to 65%
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 48, 85, 68% (guessing: 33, 50, 50%)
+                                                                   a minute of a core: masked words 26% (commonest: 14%)
+         python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 29%, order 63%
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 44, 64, 61% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 1 -> PRESETS     Table 5 -> evaluate_language_model     Table 14 -> TABLE14, train_task
