@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import sys
-import warnings
 
 import torch
 from torch import nn
@@ -114,8 +113,7 @@ def autotinybert(file, arch, samples, cfg, teacher=None):
         data.teacher = file.Encoder(teacher, cfg.vocab_size).eval().requires_grad_(False)
     optimizer = file.make_optimizer(model.train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    with file.autocast(cfg.dtype, CPU), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by the copy in Flat
+    with file.autocast(cfg.dtype, CPU):
         flat = file.Flat(model, trained, file.products if torch.is_autocast_enabled("cpu") else None)
     archs = [arch, *[file.smallest_arch(file.search_space(cfg))] * (samples - 1)] if samples else [None]
 

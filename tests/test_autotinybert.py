@@ -935,8 +935,10 @@ def test_describe(tiny_data, tmp_path, capsys, clock, recwarn):
     assert described["speedup"] > 0 and described["flops_counting"]
     assert described["space"]["architectures"] == 2 * 5 * 9 * 4
     assert not [warning for warning in recwarn if "FakeTensor" in str(warning.message)]
-    assert described["memory"]["weights"] == 4 * sum(value.numel() for value in atb.LanguageModel(
-        atb.parse_arch("2-12-16-2-12"), 46).parameters()) and described["fits"]["16 GB"]["fits"] and "H100" in described["days"]
+    model = atb.LanguageModel(atb.parse_arch("2-12-16-2-12"), 46)
+    twin = atb.products(model)  # their bfloat16 weights and gradients stand beside the others
+    assert described["memory"]["weights"] == 4 * sum(value.numel() for value in [*model.parameters(), *twin])
+    assert described["fits"]["16 GB"]["fits"] and "H100" in described["days"]
     model = atb.LanguageModel(atb.parse_arch("2-12-16-2-12"), 50, positions=64)
     write_hugging_face(tmp_path / "model", model)
     own = json.loads(run_here(["--describe", *flags, "--init", tmp_path / "model", "--out", tmp_path / "none"], capsys))
