@@ -105,7 +105,7 @@ class Config:
     given, program = frozenset(), "albert"  # the flags that were given, the file's name
 
 
-# D17: the paper starts from 6 layers (footnote 5), no more is said: --layers 6, then --init RUN --layers 12
+# D17: the paper starts from 6 layers (footnote 5, no more is said): --layers 6, --init --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
     "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=48, positions=128, init_std=0.1,
@@ -787,7 +787,7 @@ def export(cfg, folder):
     source = read_source(cfg)
     if not source:
         raise UserError("--export needs --init, whose model is written")
-    start_from(LanguageModel(cfg), source)  # only checks
+    start_from(LanguageModel(cfg), source)  # a check
     print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
 
 
@@ -827,8 +827,8 @@ def to_device(batch, device):
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """What a model says about a split, by task.kind: "class", "choice" probabilities (n, C); "value" (regression) scores
-    (n, 1); "span" common.squad.Predictions. Raises Diverged where that is no number."""
+    """What a model says about a split: probabilities (n, C) where task.kind is "class" or "choice", scores (n, 1) of a
+    "value", common.squad.Predictions of a "span". Raises Diverged where that is no number."""
     def forward(batch):
         with autocast(cfg.dtype, device):
             return model(to_device(batch, device))
@@ -915,8 +915,8 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
 
 
 def write_predictions(task, found, folder):
-    """Write what predict has found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
-    metrics, and those of other splits with labels under "SPLIT METRIC"."""
+    """Write what predict found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
+    metrics, those of other splits with labels under "SPLIT METRIC"."""
     metrics = task.score("dev", found["dev"])
     if "best_f1_thresh" in metrics:  # all of SQuAD v2.0 at the threshold that is best for this very split (official)
         best = squad.evaluate(task.rows["dev"], found["dev"].texts, found["dev"].null_odds, metrics["best_f1_thresh"])
