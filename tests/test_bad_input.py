@@ -432,7 +432,7 @@ TEXT = [
     pretrain("albert", "vocab_size", put("a.txt", LONG_TEXT), more="--vocab_size 1"),
     pretrain("tinybert", "vocab_size", put("a.txt", LONG_TEXT), more="--vocab_size 99999999999"),
     pretrain("albert", "no text", put("a.txt", " \n\t\n\r\n")),
-    pretrain("albert", "of one document", put("a.txt", "A man sat on a mat. "), put("vocab.txt", PIECES),
+    pretrain("albert", "one document cannot be split", put("a.txt", "A man sat on a mat. "), put("vocab.txt", PIECES),
              more="--tokenizer {here}/vocab.txt"),
     pretrain("albert", "x.model", put("a.txt", LONG_TEXT), more="--tokenizer {here}/x.model"),
     pretrain("zero", "not a SentencePiece model", put("a.txt", LONG_TEXT), put("x.model", b""),
