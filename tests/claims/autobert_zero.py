@@ -304,13 +304,13 @@ def operations(options):
 
 
 # Primary question (a), written down before its runs: do networks that mix convolution and attention learn what neither
-# learns alone (Table 5)? Hypotheses: over the mean of CoLA (Matthews) and MRPC, QNLI, RTE (accuracy) of the
-# demo data, the hybrid beats
-# convolution only, attention only and BERT at equal updates; so do the published layers. A difference holds where the
-# 95% interval of its paired differences over the seeds (same data, order, masks) lies above 0. Budget: 2,000 updates at
-# the settings of a pilot of one seed (length 64, batch 32, --lr 4e-3, --init_std 0.1), two epochs on all rows of each
-# task; BERT also with four times the updates, which is enough to leave the plateau of unigrams. Stopping rule: three
-# seeds, no more, whatever comes out. Fine-tuning reports its best look at dev (600 rows; D20), the same for all.
+# learns alone (Table 5)? Hypotheses: over the mean of CoLA (Matthews) and MRPC, QNLI, RTE (accuracy) of the demo data,
+# the hybrid beats convolution only, attention only and BERT at equal updates; so do the published layers. A difference
+# holds where the 95% interval of its paired differences over the seeds (same data, order, masks) lies above 0. Budget:
+# 2,000 updates at the settings of a pilot of one seed (length 64, batch 32, --lr 4e-3, --init_std 0.1), two epochs on
+# all rows of each task; BERT also with four times the updates, which is enough to leave the plateau of unigrams.
+# Stopping rule: three seeds, no more, whatever comes out. Fine-tuning reports its best look at dev (600 rows; D20), the
+# same for all.
 BLOCK = "softmax(scale(Q @ K.T)) @ V"
 ARMS = {"hybrid": f"conv3 | {BLOCK} | conv3 | {BLOCK}", "convolution only": " | ".join(["conv3"] * 4), "BERT": "bert",
         "published layers": "autobert-zero", "published, attention only": "autobert-zero-att",
@@ -371,8 +371,8 @@ def hybrid(options):
                 numbers={"seeds": each, "differences": gaps}, draw=draw)
 
 
-CLAIMS = {"hybrid": hybrid, "counts": counts, "search": search, "operations": operations, "fidelity": fidelity, "uniformity": uniformity,
-          "latency": latency}
+CLAIMS = {"hybrid": hybrid, "counts": counts, "search": search, "operations": operations, "fidelity": fidelity,
+          "uniformity": uniformity, "latency": latency}
 
 if __name__ == "__main__":
     study.as_program("autobert_zero", CLAIMS)
