@@ -63,7 +63,13 @@ def mean_sd(values):
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def interval(differences, draws=10_000):
+def show_mean(values):
+    """"mean ± standard deviation" of several values, the value of one."""
+    mean, sd = mean_sd(values)
+    return f"{mean:.3f}" if sd is None else f"{mean:.3f} ± {sd:.3f}"
+
+
+def interval(differences):
     """(mean, low, high) of paired differences: the 95% interval of Student's t, whose quantiles stand here up to ten
     pairs; None, None for a single pair."""
     mean, sd = mean_sd(differences)
