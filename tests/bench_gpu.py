@@ -1,6 +1,6 @@
-"""python tests/bench.py gpu [WORDS] [--card NAME]: what a GPU must still confirm. Every phase of test_rehearsal.py (whose
-names hold WORDS) for real, without data: peak memory beside the rehearsal's, examples or tokens a second beside what
-35% of the card's peak would be, synchronisations of a step beside 0. Without a GPU: the list, for --card."""
+"""python tests/bench.py gpu [WORDS] [--card NAME]: what a GPU must still confirm. Every phase of test_rehearsal.py
+(whose names hold WORDS) for real, without data: peak memory beside the rehearsal's, examples or tokens a second beside
+what 35% of the card's peak would be, synchronisations of a step beside 0. Without a GPU: the list, for --card."""
 import argparse
 import gc
 import json

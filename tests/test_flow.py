@@ -141,7 +141,7 @@ def test_the_counter_sees_what_waits(monkeypatch):
 
 
 def test_albert_waits_where_it_logs(monkeypatch):
-    cfg = albert.Config(**{**SMALL, "embedding": 8}, steps=60, batch=4, accumulate=2, save_every=1000, positions=16)
+    cfg = albert.Config(**{**SMALL, "embedding": 8}, steps=40, batch=4, accumulate=2, save_every=1000, positions=16)
     model, M = albert.LanguageModel(cfg), albert.predictions(cfg)
 
     def made(corpus, tokenizer, cfg, objective, position, rows, device):
@@ -152,7 +152,7 @@ def test_albert_waits_where_it_logs(monkeypatch):
     optimizer, text = albert.Lamb(model.parameters(), 1e-3), SimpleNamespace(train=None, tokenizer=None)
     with Waits(monkeypatch, albert) as waits:
         albert.train_language_model(model, text, cfg, RANKS, RUN, Kept(), optimizer)
-    assert waits.between(every=3) == set()
+    assert waits.between(every=2) == set()
 
 
 @pytest.mark.parametrize("name", ["autobert-zero", "bert"])
@@ -317,8 +317,9 @@ def autotinybert_step(padded):
     return model, autotinybert.masked_loss, batches
 
 
-def mformer_step(task):
+def mformer_step(task, decoder=""):
     cfg, arch, batch = mformer_of(task)
+    arch = arch._replace(decoder_types=(decoder,) * 2) if decoder else arch
     batches = [batch()] * 3 if task == "cifar10" else [batch(rows, tokens) for rows, tokens in
                                                        ((6, 8), (4, 12), (3, 15), (5, 9), (4, 11))]
 
@@ -331,7 +332,8 @@ def mformer_step(task):
 COMPILED = {"albert": albert_step, "autobert-zero, published": lambda: autobert_zero_step("autobert-zero"),
             "autobert-zero, bert": lambda: autobert_zero_step("bert"),
             "autotinybert": lambda: autotinybert_step(True), "mformer, images": lambda: mformer_step("cifar10"),
-            "mformer, translation": lambda: mformer_step("wmt14")}
+            "mformer, translation": lambda: mformer_step("wmt14", "softmax"),
+            "mformer, linear decoder": lambda: mformer_step("wmt14", "linear")}
 
 
 def compare(model, network, loss, batches):
@@ -351,9 +353,14 @@ def compare(model, network, loss, batches):
     return map(max, zip(*found))
 
 
+# of the backward pass of causal linear attention, whose number of chunks depends on the length, torch 2.13's inductor
+# makes no code: "pop from empty list". Softmax decoders, the published networks', are not concerned
+BREAKS = pytest.mark.xfail(raises=RuntimeError, reason="the inductor fails on a linear decoder at lengths that vary")
+
+
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", [*list(COMPILED)[:-1], pytest.param([*COMPILED][-1], marks=BREAKS)])
 def test_compiled_is_eager(name):
     torch.manual_seed(0)
     torch.compiler.reset()
