@@ -6,9 +6,9 @@ weights. Next-sentence prediction gives way to sentence-order prediction: are tw
 swapped? The model can then be made wide.
 
 Run:     python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16
-                                                                   a minute of a core: masked words 27% (commonest: 14%)
-         python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 28%, order 60 to 65%
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 48, 85, 68% (guessing: 33, 50, 50%)
+                                                                   a minute of a core: masked words 26% (commonest: 14%)
+         python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 29%, order 63%
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 44, 64, 61% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 1 -> PRESETS     Table 5 -> evaluate_language_model     Table 14 -> TABLE14, train_task
@@ -16,10 +16,10 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> 
 Differs: D1 segments without an order have no label · D2 n-grams stay inside a segment · D3 15% of the pieces are
          predicted · D4 intrinsic evaluation on held-out text of the corpus · D5 masked words are scored on pairs in
          their order · D6 one clip of the averaged gradient · D7 fine-tuning shuffles whole epochs · D8 evenly spaced
-         looks at dev · D9 no mapping where E is H · D10 WNLI and QNLI like the others · D11 segments are whole
+         looks at dev · D9 no mapping with --embedding 0 · D10 WNLI and QNLI like the others · D11 segments are whole
          sentences, two that do not fit have no label · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
          head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states ·
-         D16 an ensemble is the n members best on dev
+         D16 an ensemble is the n members best on dev · D17 xxlarge is trained from scratch
          (each with its reason where it happens: grep D4)
 """
 import dataclasses
@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-# B batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked positions, L layers, K beams
+# B, R batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked, L layers, K beams, C choices
 
 # --- configuration --------
 
@@ -102,9 +102,10 @@ class Config:
     runs: int = 1  # of each task; their median is reported, Sec. 4.2.2 >= 1
     eval_every: int = 0  # updates between looks at dev, the best one counts (Sec. 4.2.2); 0: a twentieth of the steps
     ensemble: tuple[str, ...] = ()  # run folders of --finetune; averages their predictions, trains nothing (Sec. 4.9)
-    given, program = frozenset(), "albert"  # the flags that were given
+    given, program = frozenset(), "albert"  # the flags that were given, the file's name
 
 
+# D17: the paper starts from 6 layers (footnote 5, no more is said): --layers 6, --init --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
     "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=48, positions=128, init_std=0.1,
@@ -126,6 +127,7 @@ FREE = ("layers", "init_std", "dropout")  # --init's too, but a flag may differ:
 CLIP = 1.0  # largest gradient norm (official code)
 MASKED = 0.15  # D3: share of the pieces that are predicted. The paper gives none, the official code 20 a sequence
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
+SHORT = 0.1  # share of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
 
 
@@ -149,7 +151,7 @@ ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu"
 def init_weights(std, *roots):
     """Truncated normal, cut at twice its deviation; biases 0 (official code). A map shrinks signals by about
     std sqrt(H): 0.02 suits H of 768 and more, the demo's 64 start with 0.1."""
-    for module in (module for root in roots for module in root.modules()):
+    for module in nn.ModuleList(roots).modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
         if isinstance(module, nn.Linear) and module.bias is not None:
@@ -215,8 +217,8 @@ class Encoder(nn.Module):
         self.segments = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        if cfg.embedding:  # D9: without E words are H wide and not mapped (official code); Hugging Face maps even then
-            self.mapping = nn.Linear(E, cfg.hidden)  # E x H, Sec. 3.1
+        # E x H, Sec. 3.1. D9: none with --embedding 0, as in the official code; Hugging Face maps even then
+        self.mapping = nn.Linear(E, cfg.hidden) if cfg.embedding else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
         self.ffns = nn.ModuleList(FeedForward(cfg) for _ in range(ffns))
         init_weights(cfg.init_std, self)
@@ -231,9 +233,7 @@ class Encoder(nn.Module):
         places = torch.arange(T, device=ids.device)
         mask = None if lengths is None else (places < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
         x = self.words(ids) + self.segments(segments) + self.positions(places)  # (B, T, E)
-        x = self.dropout(self.norm(x))
-        if hasattr(self, "mapping"):
-            x = self.mapping(x)  # (B, T, E) -> (B, T, H)
+        x = self.mapping(self.dropout(self.norm(x)))  # (B, T, E) -> (B, T, H)
         for number in range(self.depth):
             if self.recompute and self.training:
                 x = recompute(self.layer, number, x, mask, use_reentrant=False)
@@ -387,18 +387,15 @@ def parts(cfg):
     """Parameters of the pre-training model by part; built without memory."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
-    modules = {"attention": model.encoder.attentions, "ffn": model.encoder.ffns, "pooler": model.pooler,
-               "mlm head": model.mlm, "order head": model.order}
-    if cfg.embedding:
-        modules["mapping"] = model.encoder.mapping
-    found = {"mapping": 0, **{name: count(module) for name, module in modules.items()}}
+    modules = {"mapping": model.encoder.mapping, "attention": model.encoder.attentions, "ffn": model.encoder.ffns,
+               "pooler": model.pooler, "mlm head": model.mlm, "order head": model.order}
+    found = {name: count(module) for name, module in modules.items()}
     return {"embeddings": count(model) - sum(found.values()), **found}
 
 
 def countings(cfg):
-    """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12: A without pooler and heads, B
-    with the pooler, C with the heads too, D like B, but with position and segment tables and their LayerNorm H wide, as
-    an older layout had them."""
+    """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12. D has position and segment
+    tables and their LayerNorm H wide, as an older layout had them."""
     found = parts(cfg)
     A = found["embeddings"] + found["mapping"] + found["attention"] + found["ffn"]
     B = A + found["pooler"]
@@ -407,9 +404,9 @@ def countings(cfg):
 
 
 def flops(cfg):
-    """FLOPs of one forward pass over one sequence of `length`, the heads of pre-training included: matrix products,
-    2 a multiply-add."""
-    T, H, E, M = cfg.length, cfg.hidden, cfg.embedding or cfg.hidden, predictions(cfg)
+    """FLOPs of one forward pass over one sequence of `length`, both heads included: matrix products, 2 a
+    multiply-add."""
+    T, H, E, M = cfg.length, cfg.hidden, cfg.embedding or cfg.hidden, masked_count(cfg)
     layer = 2 * T * (4 * H * H + 2 * H * cfg.ffn) + 4 * T * T * H
     return (2 * T * cfg.embedding * H + cfg.layers * layer + 2 * H * H + 4 * H  # mapping, layers, pooler, order
             + 2 * M * (H * E + E * cfg.vocab_size))
@@ -422,9 +419,10 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     """Two segments as one input, and what is to be told about them (Sec. 3.1, Inter-sentence coherence loss).
 
     sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
-    shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: a run without a sentence boundary
-    is one segment and has none; the official code pairs it with another document and calls that "swapped".
-    segments: data.corpus.Segments. Returns ids, segments (R, T), lengths (R,), labels (R,).
+    shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: a text without a sentence
+    boundary is one segment and has none; the official code pairs it with another document and calls that "swapped".
+    segments: data.corpus.Segments: first, second, consecutive, and other, from another document, (R, width), with their
+    lengths, 0 for none. Returns ids, segments (R, T), lengths (R,), labels (R,).
     """
     first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
     pair, labels = b > 0, (torch.rand(len(a), generator=generator) < 0.5).long()
@@ -457,7 +455,7 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
-    # a segment begins with a word
+    # (B, T) where a word begins: by its piece, starts_word (V,), or because the segment begins
     begins = text & (torch.from_numpy(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T])
     word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of the word that a piece belongs to
     spare = T + longest  # a column for what is no word
@@ -465,6 +463,7 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     side = torch.full((B, spare + 1), -1).scatter_(1, torch.where(begins, word, spare), segments)  # each word's segment
     taken, left, reach = torch.zeros(B, spare + 1, dtype=torch.bool), budget.clone(), torch.arange(longest)
     words = begins.sum(1)
+    # (B, T) each row's words in random order
     order = torch.rand(B, T, generator=generator).masked_fill(torch.arange(T) >= words[:, None], 2.0).argsort(1)
     drawn = ngram_lengths((B, T), longest, generator)
     for turn in range(int(words.max())):
@@ -480,7 +479,7 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     return text & taken.gather(1, word)
 
 
-def predictions(cfg):
+def masked_count(cfg):
     """M, predictions of a full sequence (D3)."""
     return max(1, round(MASKED * cfg.length))
 
@@ -491,7 +490,7 @@ def mask_tokens(ids, segments, tokenizer, cfg, generator):
     ids, segments (B, T). Returns the changed ids, positions and labels (B, M), -100 where unused; M is always the same.
     D14: drawn anew whenever a text comes again; the official data hold 40 copies of each, whose masks are fixed.
     """
-    B, M = len(ids), predictions(cfg)
+    B, M = len(ids), masked_count(cfg)
     budget = (MASKED * (ids != tokenizer.pad_id).sum(1)).round().long().clamp(1, M)
     chosen = pick_ngrams(ids, segments, tokenizer, budget, NGRAM, generator)
     positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]  # the chosen ones first
@@ -505,7 +504,7 @@ def mask_tokens(ids, segments, tokenizer, cfg, generator):
 
 def mean_loss(logits, labels):
     """Mean cross-entropy of logits (R, C) over the labels (R,) that are not -100; 0 where there is none."""
-    return (F.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")
+    return (F.cross_entropy(logits.float(), labels, reduction="sum")
             / (labels != -100).sum().clamp(min=1))
 
 # --- training -------------
@@ -535,17 +534,15 @@ class Lamb(torch.optim.Optimizer):
 
     so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's
     gradient is the sum over all the layers that use it. There is no bias correction of m and v and no bound on the
-    trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms, the
-    tensors of less than two dimensions, have neither decay nor ratio. adapt=False leaves it out everywhere: BERT's
-    AdamW, ALBERT's optimizer of fine-tuning.
+    trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms, tensors of one dimension, have neither
+    decay nor ratio. adapt=False leaves the ratio out everywhere: BERT's AdamW, ALBERT's optimizer of fine-tuning.
     """
 
     def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, adapt=True):
         chosen = [value for value in parameters if value.requires_grad]
-        groups = [{"params": [value for value in chosen if value.dim() > 1], "weight_decay": weight_decay,
-                   "adapt": adapt},
-                  {"params": [value for value in chosen if value.dim() <= 1], "weight_decay": 0.0, "adapt": False}]
-        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps))
+        matrices, vectors = ([value for value in chosen if (value.dim() > 1) == wide] for wide in (True, False))
+        super().__init__([dict(params=matrices, weight_decay=weight_decay, adapt=adapt),
+                          dict(params=vectors, weight_decay=0.0, adapt=False)], dict(lr=lr, betas=betas, eps=eps))
 
     @torch.no_grad()
     def step(self):
@@ -584,7 +581,7 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
     # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
     # label. The official code takes tokens off at random ends
-    segments = sentence_runs(corpus, position, rows, cfg.length - 3, cfg.seed)
+    segments = sentence_runs(corpus, position, rows, cfg.length - 3, cfg.seed, SHORT)
     ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
     return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -592,8 +589,8 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
 
 
 def update(network, model, optimizer, batches, sums, cfg, ranks):
-    """One update from the batches of this process's shards. Adds what is logged to sums (3,), on the device: both
-    losses and the norm of the gradient."""
+    """One update from the batches of this process's shards. Adds to sums (3,), on the device: both losses and
+    the norm of the gradient."""
     share = cfg.accumulate // ranks.size
     for number, (*inputs, labels, order) in enumerate(batches, 1):
         with travelling(network, ranks, number == share):  # processes meet once an update
@@ -611,14 +608,14 @@ def update(network, model, optimizer, batches, sums, cfg, ranks):
 
 
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
-    """Pre-training from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM (state saved).
+    """Pre-training on text, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM.
 
     A batch is cut into --accumulate shards, each with its own text, masks and dropout: the same for any number of
     processes. Nothing in an update waits for the device.
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)  # those of this process
     rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
-    peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # with the root of the batch (You et al. 2019)
+    peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # You et al. 2019
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
     began, logged, pace = time.perf_counter(), start, Pace(ranks, cfg.save_minutes)
@@ -637,7 +634,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
         update(network, model, optimizer, batches(step), sums, cfg, ranks)
         bar.update()
-        done, (stop, save, log) = step + 1, pace()
+        done, (stop, save, log) = step + 1, pace()  # SIGTERM came, --save_minutes or a minute are over
         saved = done % cfg.save_every == 0 or done == cfg.steps or stop or save
         if done % log_every == 0 or saved or log:
             mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
@@ -647,7 +644,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             speed = {"tokens_per_second": rate} if logged > start else {}  # not of the start
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
                     **speed, memory_mb=round(peak_memory(ranks.device)))
-            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=f"{rate}" if speed else "-")
+            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=rate if speed else "-")
             if done % cfg.save_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats it
                 run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
             sums.zero_()
@@ -707,10 +704,10 @@ def pretrain(cfg):
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
-            labelled = sentence_runs(text.train, 0, 1024, cfg.length - 3, cfg.seed).second_length > 0
+            labelled = sentence_runs(text.train, 0, 1024, cfg.length - 3, cfg.seed, SHORT).second_length > 0
             if cfg.objective != "none" and not labelled.any():
-                raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; put "
-                                "one on a line, a blank line between documents, or use --objective none")
+                raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; raise"
+                                " it, put one on a line, blank lines between documents, or use --objective none")
             say(ranks, f"{100 * labelled.float().mean():.0f}% of the sequences hold two sentences or more (D1, D11)")
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
@@ -790,7 +787,7 @@ def export(cfg, folder):
     source = read_source(cfg)
     if not source:
         raise UserError("--export needs --init, whose model is written")
-    start_from(LanguageModel(cfg), source)  # a UserError lists what does not fit
+    start_from(LanguageModel(cfg), source)  # a check
     print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
 
 
@@ -812,7 +809,7 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
 }
 FINE_TUNING = ("finetune_", "eval_", "train_")  # what the settings of fine-tuning begin with
 Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
-PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # the tasks of Table 2, which --finetune paper names
+PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # Table 2's tasks: --finetune paper
 
 
 def recipes(cfg):
@@ -830,8 +827,8 @@ def to_device(batch, device):
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """What a model says about a split: probabilities (n, C), scores (n, 1) of a regression, common.squad.Predictions.
-    Raises Diverged where that is no number."""
+    """What a model says about a split: probabilities (n, C) where task.kind is "class" or "choice", scores (n, 1) of a
+    "value", common.squad.Predictions of a "span". Raises Diverged where that is no number."""
     def forward(batch):
         with autocast(cfg.dtype, device):
             return model(to_device(batch, device))
@@ -852,7 +849,7 @@ def train_task(model, task, seed, cfg, folder, device):
     D8: looks are evenly spaced; the official code looks at every 100th update.
     """
     steps, every, warmup = task.steps, cfg.eval_every, round(task.recipe.warmup * task.steps)
-    looks = {*range(every, steps, every)} if every else {max(1, round(steps * i / 20)) for i in range(1, 20)}
+    looks = {*range(every, steps, every), steps} if every else {max(1, round(steps * i / 20)) for i in range(1, 21)}
     optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = {"step": 0, "main": -math.inf, "best": None, "curve": [], "diverged": None, **checkpoint.restore()}
@@ -872,7 +869,7 @@ def train_task(model, task, seed, cfg, folder, device):
         optimizer.step()
         optimizer.zero_grad()
         state["step"] = done = step + 1
-        if done in looks or done == steps:
+        if done in looks:
             try:
                 main = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
             except Diverged as error:  # the run ends with the best it had
@@ -885,7 +882,7 @@ def train_task(model, task, seed, cfg, folder, device):
         stop, save, log = pace()
         if log:
             say(checkpoint.ranks, f"{folder.name}: update {done} of {steps}")
-        if done in looks or done == steps or save or stop:
+        if done in looks or save or stop:
             checkpoint.save(**state)
         if stop:
             raise Stop
@@ -918,8 +915,8 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
 
 
 def write_predictions(task, found, folder):
-    """Write what predict has found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
-    metrics, and those of other splits with labels under "SPLIT METRIC"."""
+    """Write what predict found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
+    metrics, those of other splits with labels under "SPLIT METRIC"."""
     metrics = task.score("dev", found["dev"])
     if "best_f1_thresh" in metrics:  # all of SQuAD v2.0 at the threshold that is best for this very split (official)
         best = squad.evaluate(task.rows["dev"], found["dev"].texts, found["dev"].null_odds, metrics["best_f1_thresh"])
@@ -942,9 +939,9 @@ def fingerprint(task):
 
 def ensemble_job(name, cfg, folder):
     """Average what the best run folders of --ensemble predict for a task (Sec. 4.9)."""
+    members = {path: load_file(Path(path) / name / "predictions.pt") for path in cfg.ensemble}
     tokenizer, kinds = load_tokenizer(Path(cfg.ensemble[0]) / name), {"RACE": RaceTask}
     task = open_task(name, dataclasses.replace(cfg, train_rows=1), tokenizer, recipes(cfg), kinds)
-    members = {path: load_file(Path(path) / name / "predictions.pt") for path in cfg.ensemble}
     for path, member in members.items():
         if member["data"] != fingerprint(task):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
@@ -996,7 +993,7 @@ def paper_average(tasks):
 
 def choose_recipe(cfg, flags):
     """The demo's settings of fine-tuning hold for the demo's weights on the demo's tasks (no data flag of `flags` is
-    given). Elsewhere Table 14 does, but for flags that are given. Returns a line that says what holds."""
+    given). Elsewhere Table 14 does, but for flags that are given. Returns a line that says so."""
     config = read_json(path) if (path := Path(cfg.init) / "config.json").exists() else {}
     if config.get("settings", {}).get("preset") != "demo" or cfg.given & flags:
         for name, value in PRESETS["demo"].items():
@@ -1007,11 +1004,11 @@ def choose_recipe(cfg, flags):
     return "fine-tuning: Table 14" + f", but {' '.join(others)}" * bool(others)
 
 
-def finetune(cfg, text):
+def finetune(cfg, words):
     """Fine-tune tasks, --runs of each, or ensemble what other folders hold. MNLI's best run starts RTE, STS-B and MRPC
     where it is among the tasks (Sec. 4.9, footnote 4)."""
     with launch(cfg.device) as ranks:
-        names = parse_tasks(text, TABLE14, {"paper": PAPER})
+        names = parse_tasks(words, TABLE14, {"paper": PAPER})
         if bool(cfg.init) == bool(cfg.ensemble):
             raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
         source, pieces = read_source(cfg), cfg.vocab_size
@@ -1046,11 +1043,11 @@ def finetune(cfg, text):
 def describe(cfg):
     """The model as JSON, and what training it takes."""
     read_source(cfg)
-    found, needs = parts(cfg), rehearsals.forecast(__name__, cfg, cfg.steps)
-    counting = (f"one forward pass over {cfg.length} tokens: matrix products of encoder, pooler and both heads "
-                f"({predictions(cfg)} predictions), 2 a multiply-add")
+    found = parts(cfg)
+    counting = f"one forward pass over {cfg.length} tokens, heads included: matrix products, 2 a multiply-add"
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
-                      "flops": flops(cfg), "flops_counting": counting, **needs}, indent=2))
+                      "flops": flops(cfg), "flops_counting": counting,
+                      **rehearsals.forecast(__name__, cfg, cfg.steps)}, indent=2))
 
 # --- command line ---------
 

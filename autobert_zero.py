@@ -11,14 +11,14 @@ Run:     python autobert_zero.py --search --dry_run     two steps of every phase
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> propose, SuperNet       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
-         Table 5 -> ablate                Table 6 -> PRESETS                  Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: D1 softsign with |x| · D2 scale by the head's width · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
-         D5 padding hidden · D6 V alone in Figure 7's last layers · D7 one edit a mutation · D8 untried operations ·
+         Fig. 3 -> slot    Table 5 -> ablate    Table 6 -> PRESETS    Fig. 5, 6, 8, Table 7 -> tests/claims
+Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
+         D5 padding hidden · D6 V alone in layers 10, 12 · D7 one edit a mutation · D8 untried operations ·
          D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: worst ·
-         D13 SentencePiece · D14 other depths, conv-only · D15 MLM as a proxy task · D16 half change a kind ·
-         D17 masks by batch · D18 kernels begin random · D19 mean over tasks, none twice · D20 best on dev ·
-         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on
-         token-by-token softmax · D26 latency on random ids · D27 no Figures 9 to 11 · D28 segments begin anywhere
+         D13 SentencePiece · D14 other depths, conv-only · D15 MLM as proxy task · D16 half change a kind ·
+         D17 masks by batch · D18 kernels begin random · D19 mean of tasks, none twice · D20 best on dev ·
+         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on n x n softmax ·
+         D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere · D29 paths up to 12 · D30 one FFN
 """
 import ast
 import dataclasses
@@ -98,10 +98,10 @@ class Config:
     population: int = 100  # initial random candidates, Sec. 4.1 >= 1
     rounds: int = 27  # after the population; 100 + 27 x 25 = 775 candidates
     parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
-    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1
-    ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) > 0
+    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
+    ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) (0, 1000000]
     no_weight_sharing: bool = False  # candidates start from random weights
-    given = frozenset()  # no setting: the flags that were given
+    given = frozenset()  # no knobs: the flags that were given, this file's name, what else its run folders hold
     program = "autobert_zero"
     writes = "round-*", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?"
 
@@ -123,7 +123,7 @@ EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm
 MASK_RATE = 0.15  # of the tokens, as in BERT
 EDITS = ("replace", "insert", "delete", "rewire")  # of an attention, D7
-MAX_PATH = 12  # operations of an attention; Figure 7's longest has 11
+MAX_PATH = 12  # operations of a searched attention; D29: the paper sets no limit, Figure 7's longest has 11
 LOG_EVERY = 50  # steps between lines of the log
 
 # --- search space ---------
@@ -200,7 +200,7 @@ def why_illegal(graph, max_path=None):
     if shapes is None:
         return "an operation's operands do not fit"
     if shapes[-1] != "nd" or not graph:
-        return "the output is not tokens x head dim"
+        return "the output is not tokens x head dim" if graph else "it does not end in an operation"
     if len(used_inputs(graph)) < 2:
         return "an attention reads 2 to 4 of Q, K, V, P"
     if max_path and len(graph) > max_path:
@@ -298,8 +298,8 @@ def parse_formula(text):
             case ast.Call(ast.Name(name), parts, []) if name in calls and len(parts) == 1 + (calls[name] in BINARY):
                 op = calls[name]
             case _:
-                known = ", ".join(FUNCTIONS.values())
-                raise ValueError(f"{ast.unparse(tree)!r} is none of Q, K, V, P, +, @, .T, {known}")
+                known = ", ".join(f"{name}(x{', y' * (op in BINARY)})" for name, op in calls.items())
+                raise ValueError(f"{ast.unparse(tree)!r} is none of Q, K, V, P, x + y, x @ y, x.T, {known}")
         graph.append((op, *map(read, parts)))
         return len(INPUTS) + len(graph) - 1
 
@@ -390,8 +390,8 @@ def read_arch(name, layers):
 
 
 def hide(x, axes, contracted, mask):
-    """x (B, N, *axes), zero where the contracted axis is on padding; mask (B, T) True at real tokens, or None. D5: no
-    softmax and no contraction over tokens lets padding in; the paper has none."""
+    """x (B, N, *, *) of shape `axes`, zero at padding where its axis `contracted` (0 or 1), over which a product will
+    sum, is one of tokens; mask (B, T) True at real tokens, or None. D5: no sum sees padding; the paper has none."""
     if mask is None or axes[contracted] != "n":
         return x
     return torch.where(mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :], x, 0.0)
@@ -402,7 +402,7 @@ SIMPLE = {"neg": torch.neg, "transpose": lambda x: x.transpose(-1, -2), "add": t
 
 
 def run_op(op, values, axes, mask, dropout):
-    """An operation of Table 1 on (B, N, *, *) tensors; axes: their shapes."""
+    """An operation of Table 1 but scale on (B, N, *, *) tensors; axes: the shape of each ("nd", ...)."""
     if op in SIMPLE:
         return SIMPLE[op](*values)
     x, y = values[0], values[-1]
@@ -424,10 +424,10 @@ def run_op(op, values, axes, mask, dropout):
 
 
 def plan_graph(graph):
-    """(infer_graph's shapes, found). found: (A, X, C, their operations) where the output is softmax(scale(A @ X)) @ C,
-    A, C "nd" and X "dn", else None: scaled_dot_product_attention runs it and never keeps the "nn" matrix."""
+    """(infer_graph's shapes, found). Where the output is softmax(scale(A @ X)) @ C, A, C "nd", X "dn", found is A, X, C
+    and the set of those operations, for scaled_dot_product_attention, which never keeps the "nn"; else None."""
     shapes, chain = infer_graph(graph), [len(graph) + len(INPUTS) - 1]
-    for op in ("matmul", "softmax", "scale", "matmul"):  # down from the output, each with one reader
+    for op in ("matmul", "softmax", "scale", "matmul"):  # back from the output, which none reads, the others one
         node = graph[chain[-1] - len(INPUTS)] if chain[-1] >= len(INPUTS) else [None]
         if node[0] != op or sum(rest.count(chain[-1]) for _, *rest in graph) != (len(chain) > 1):
             return shapes, None
@@ -446,7 +446,7 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
         if found and index in found[3]:  # the attention's own operations
             continue
         if op == "scale":
-            values[index] = values[operands[0]] / math.sqrt(width)  # D2: of a head, where graphs run; Table 1's d_x too
+            values[index] = values[operands[0]] / math.sqrt(width)  # D2: Eq. 2's d_h, not Table 1's d_x, the width of x
         else:
             axes = [shapes[each] for each in operands]
             values[index] = run_op(op, [values[each] for each in operands], axes, mask, dropout)
@@ -489,7 +489,7 @@ def light_conv(x, kernel, band=None):
     if not band:
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
-    # rows of T + K - 1, each one place right of the last, are rows of T + K read in turn
+    # K weights and T zeros a row, read again in rows of T + K - 1: row i is the kernel, moved i places right
     matrix = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)[:, :T * (T + K - 1)].view(N, T, T + K - 1)
     heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (B, T, H) -> (N, T, B D)
     mixed = matrix[..., K // 2:K // 2 + T] @ heads  # (N, T, B D)
@@ -644,8 +644,8 @@ def cut_out(weights, model):
 
 
 class SuperNet:
-    """Bi-branch weight sharing (Sec. 3.2, BIWS): a layer has an attention of four inputs and a convolution of kernel
-    65, with a matrix for each smaller kernel. It is never run: candidates take weights and return them."""
+    """Bi-branch weight sharing (Sec. 3.2, BIWS): a layer has an attention of four inputs, a convolution of kernel 65, a
+    matrix for each smaller kernel, one FFN (D30: our choice). It is never run: candidates take and return weights."""
 
     def __init__(self, cfg):
         everything = parse_formula("Q + K + V + P")
@@ -725,7 +725,7 @@ class OperationPriority:
 
 
 def applied(operands, below):
-    """Every operation on these operands; a binary one takes to a single operand any other below a number."""
+    """Every operation on these operands. With a single one, the other of a binary one is any numbered below `below`."""
     for op in OPS:
         if op in UNARY:
             yield from ((op, operand) for operand in operands)
@@ -744,8 +744,8 @@ def edits(graph, kind, position):
     if kind == "replace":
         return [(before + (node,) + behind, here) for node in applied(operands, here)]
     if kind == "rewire":
-        return [(before + ((op, *operands[:slot], other, *operands[slot + 1:]),) + behind, None)
-                for slot in range(len(operands)) for other in range(here)]
+        return [(before + ((op, *operands[:side], other, *operands[side + 1:]),) + behind, None)
+                for side in range(len(operands)) for other in range(here)]
     if kind == "delete":  # readers, or the output, take one of its operands
         return [(graph[:position + 1] + tuple((name, *[by if each == here else each for each in rest])
                                               for name, *rest in behind) if behind else graph[:max(by - first + 1, 0)],
@@ -753,8 +753,8 @@ def edits(graph, kind, position):
 
     moved = tuple((name, *[operand + (operand >= here) for operand in rest]) for name, *rest in behind)  # up by one
     found = [(before + (graph[position], node) + moved, here + 1) for node in applied([here], here)]
-    for slot, operand in enumerate(operands):
-        reader = op, *operands[:slot], here, *operands[slot + 1:]
+    for side, operand in enumerate(operands):
+        reader = op, *operands[:side], here, *operands[side + 1:]
         found += [(before + (node, reader) + moved, here) for node in applied([operand], here)]
     return found
 
@@ -882,7 +882,7 @@ def search(cfg):
         on_main(ranks, record_round, run, first_round - 1, history)
         for number in range(first_round, len(sizes)):
             folder, best = run.folder / f"round-{number}", max((line["score"] for line in history), default=0.0)
-            proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # Alg. 1, lines 4 to 7
+            proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # Alg. 1, lines 1, 4 to 7
 
             def evaluate(name):
                 parent, arch = proposals[int(name)]
@@ -893,7 +893,7 @@ def search(cfg):
                 scores = [read_json(path, dict)["score"] for path in folder.glob("*.json")]
                 return f"round {number + 1}/{len(sizes)}, best {max([best, *scores]):.4f}"
 
-            lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 8, 9
+            lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 2, 8, 9
             history += lines  # Alg. 1, line 11
             if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round; one at a time in memory
                 trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
@@ -920,10 +920,10 @@ def draw_next_sentence(segments, generator):
     """Ids (R, width), lengths (R,) and labels (R,) of what stands behind R segments: the continuation (0) or, half the
     time, text from elsewhere (1). A run without a sentence boundary has no continuation and no label, -100: text from
     elsewhere begins with a sentence, and a cut in mid-sentence would give it away."""
-    none = (segments.second_length == 0) | (segments.other_length == 0)
-    other = (torch.rand(len(none), generator=generator) < 0.5) & ~none
+    single = (segments.second_length == 0) | (segments.other_length == 0)
+    other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     return (torch.where(other[:, None], segments.other, segments.second),
-            torch.where(other, segments.other_length, segments.second_length), other.long().masked_fill(none, -100))
+            torch.where(other, segments.other_length, segments.second_length), other.long().masked_fill(single, -100))
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
@@ -1042,7 +1042,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text, by all processes."""
+    """Loss and accuracy of both objectives on held-out text, on the same examples for all seeds, by all processes."""
     sums, rows, own = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch), dataclasses.replace(cfg, seed=0)
     model.eval()
     for position in range(ranks.rank * rows, batches * rows, ranks.size * rows):
@@ -1153,8 +1153,8 @@ def write_best(path, arch, source, cfg):
 def export(cfg, name):
     """write_best of --init, a search or a pre-training."""
     path, source = Path(name), read_run(cfg) if cfg.init else None
-    if path.suffix != ".py" or path.exists() or not source or "head.weight" in source[0]:
-        raise UserError(f"--export {name}: name a new file .py, and with --init a search or a pre-training")
+    if path.suffix != ".py" or path.exists() or not path.parent.is_dir() or not source or "head.weight" in source[0]:
+        raise UserError(f"--export {name}: name a new .py in a folder that is there, --init a search or pre-training")
     cfg.vocab_size = len(source[0]["encoder.words.weight"])
     print(write_best(path, settle_arch(cfg), source, cfg))
 

@@ -36,7 +36,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks
+# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks, I image, P patch,
+# M length in the cosine (Eq. 3's N), R --relative, A architectures
 
 # --- configuration --------
 
@@ -70,7 +71,7 @@ class Config:
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
-    search_decoder: bool = False  # types of the decoder's attentions too, as Table 1 has them; Sec. 4.1.2: not searched
+    search_decoder: bool = False  # the decoder's types too, as in Table 1, not as in Sec. 4.1.2
     layers: tuple[int, ...] = (12, 13, 14)  # Enc Layer Num, Table 2 >= 1
     hidden: tuple[int, ...] = (320, 384, 448)  # Enc and Dec Emb Dim >= 1
     ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # Enc and Dec FFN Dim, each layer its own >= 1
@@ -91,7 +92,7 @@ class Config:
     lr_start: float = 1e-6  # at the start of the warm-up, and the cosine's end, Sec. 6.2
     warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # AdamW, Sec. 6.2
-    clip: float = 0.0  # largest gradient norm; 0: any, as in the settings of RankNAS and those released (Sec. 6) >= 0
+    clip: float = 0.0  # largest gradient norm; 0: any, as released (Sec. 6)
     save_every: int = 1000  # updates between checkpoints >= 1
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
@@ -114,8 +115,8 @@ class Config:
 SMOOTHING, AVERAGED = 0.1, 10  # label smoothing, Sec. 6; last saves, Sec. 4.1.4 (D14)
 LENGTH_PENALTY = 0.6  # Sec. 4.1.4: beam search (D14: it may end at once)
 MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
-# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, what it says and what the released
-# code does, which drops 10% of one architecture's timings at either end; both hold here
+# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, as it stands and as in the released
+# code, which drops 10% of an architecture's timings at either end; both hold here
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples (D7)
 
@@ -142,7 +143,7 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
                       search=dict(save_every=100, held_out=300, samples=160)),
         # Sec. 6.1; its 4,400 tokens are read as those of one of 8 GPUs. RankNAS's settings give what is not listed: 0.3
         # of dropout (its 0.1 on attention and ReLU are left out), 50,000 updates of the super-net, which here never end
-        # early; not its 16 batches an update, with which 200,000 updates were 800 epochs (D10)
+        # early; not its 16 batches an update, 800 epochs (D10)
         "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                      relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
                      weight_decay=0.1, steps=200000, keep=7,
@@ -219,10 +220,8 @@ def build_arch(space, gene):
 
 
 def widest(space):
-    """The architecture that holds all others. Softmax, which has a table, is the wider type."""
-    def largest(name, choices, slot=0):
-        return ("softmax" if "softmax" in choices else choices[0]) if name.endswith("types") else max(choices)
-    return build_arch(space, largest)
+    """The architecture that holds all others. Softmax, which has a table, is the wider type; its name is the last."""
+    return build_arch(space, lambda name, choices, slot=0: max(choices))
 
 
 def sample_arch(space, rng):
@@ -295,7 +294,8 @@ def parse_arch(text, cfg):
     name, _, twin = text.partition("-")
     if name in PUBLISHED[cfg.task] and twin in ("", "linear", "softmax"):
         # D13: "all linear" is read as the encoder's layers, "all softmax" as every layer; Sec. 4.5.2 does not say
-        return retype(PUBLISHED[cfg.task][name], twin, {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ()))
+        parts = {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ())
+        text = arch_text(retype(PUBLISHED[cfg.task][name], twin, parts))
     try:
         arch = read_arch(text)
     except (ValueError, KeyError, TypeError):
@@ -309,8 +309,7 @@ def parse_arch(text, cfg):
 # --- model ----------------
 # Every module is as wide as the widest architecture it serves and cuts what a call needs from the leading rows and
 # columns of its weights: a super-net is a model that is called with an architecture. D3: queries, keys and values have
-# a weight each; the released code takes thirds of the leading rows of one matrix, so that a row changes its meaning
-# with the sampled width.
+# a weight each; the released code takes thirds of the leading rows of one matrix.
 
 # D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|
 FLOOR = 1e-6
@@ -356,8 +355,8 @@ def linear_read(q, state, total):
 
 
 def linear_attention(q, k, v, turns, mask=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(N) time and memory. q, k, v (B, N, T, D), mask (B, T) of
-    what is no padding, or None. -> the same"""
+    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D), mask (B, T):
+    no padding, or None. -> the same"""
     # D1: padding stays out of both sums and the cosine takes the true length; with the padded one, as in the released
     # code, a sentence's output depends on its batch. Causal and cross attention take a fixed one (--length): with the
     # true one a prefix's output would depend on what follows
@@ -365,7 +364,7 @@ def linear_attention(q, k, v, turns, mask=None):
 
 
 def causal_linear_attention(q, k, v, turns, chunk=0):
-    """cosFormer attention to what is not later, in O(N): a running sum over chunks, in float32, and the quadratic
+    """cosFormer attention to what is not later, in O(T): a running sum over chunks, in float32, and the quadratic
     product inside each, which pays up to 2D tokens. (B, N, T, D) -> the same"""
     B, N, T, D = q.shape
     chunk, later = min(chunk or max(64, 2 * D), T), (0, 0, 0, 0, 1, 0)  # later: nothing stands before the first chunk
@@ -506,7 +505,7 @@ class Layer(nn.Module):
                                    mask.repeat(1, copies), *self.cross_genes(arch))
 
     def forward(self, x, arch, turns, mask=None, memory=None, cache=None, first=0):
-        # D11: RankNAS trains its super-net with HAT's dropout, scaled by the sampled width; here none is
+        # D11: not scaled by the sampled width, as HAT's and RankNAS's is
         drop = functools.partial(F.dropout, p=self.cfg.dropout, training=self.training)
         kind, heads = self.gene(arch, "types"), self.gene(arch, "heads")
         x = x + drop(self.attention(self.attention_norm(x), kind, heads, turns, mask, cache, first))
@@ -602,7 +601,7 @@ def make_model(arch, cfg, space=None):
 
 
 def count_parameters(arch, cfg):
-    """{part: parameters} of the stand-alone network, everything included."""
+    """{part: parameters} of the stand-alone network."""
     with torch.device("meta"):
         model, parts = make_model(arch, cfg), collections.Counter()
     for name, value in model.named_parameters():
@@ -623,8 +622,7 @@ def model_flops(arch, cfg):
 
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
-    """The network of an architecture (with a space, its super-net) with the weights that it has in a larger model.
-    UserError where that does not hold it."""
+    """A network (with a space, a super-net) with the weights that it has in a larger model, UserError without them."""
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
         there = tuple(weights[name].shape) if name in weights else ()
@@ -662,7 +660,7 @@ def agreement(found, wanted):
 
 
 class Ranker:
-    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a before b) = sigmoid(g(a) - g(b)), g a small
+    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a behind b) = sigmoid(g(a) - g(b)), g a small
     network; low values come first. Fitted to 80% of the rows; 10% choose when to stop, 10% are fresh and give Kendall's
     tau and the share of pairs ordered alike."""
     # D6: the released code regresses with boosted trees, importance is a single feature's |tau|
@@ -720,8 +718,8 @@ class Ranker:
 
 
 def free_features(cfg, samples):
-    """--keep, or 0: no pruning, which so few samples cannot support."""
-    # D7: 20% of them, 32 of PRUNES_FROM, tell what matters
+    """--keep, or 0: no pruning."""
+    # D7: 20% of the samples tell what matters, 32 at least
     return cfg.keep if samples >= PRUNES_FROM else 0
 
 
@@ -730,7 +728,7 @@ def prune(space, importances, archs, losses, keep):
     of the samples that are allowed."""
     # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, and the
     # attention types, which the mixed space is about; the others freeze at their commonest value in the better tenth of
-    # the samples. CIFAR-10 keeps 3 of 5 (the paper ranks all 5, which prunes nothing), translation 7, as many as the
+    # the samples. CIFAR-10 keeps 3 of 5 (the paper: 5), translation 7, as many as the
     # two top fives of Sec. 7.1 hold
     if not keep:
         return space
@@ -760,18 +758,15 @@ def latency_window(scores, latencies, limit):
 def evolve(space, fitness, allowed, cfg):
     """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. It ends where a
     generation brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
-    rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, set()
+    rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, {}
 
     def collect(make, count):
         """Look at up to `count` new architectures that are allowed; True where there was one."""
         found = {}
         for _ in range(50 * count):
             arch = make()
-            if arch not in seen and arch not in found and arch not in refused:
-                if allowed(arch):
-                    found[arch] = None
-                else:
-                    refused.add(arch)
+            if not any(arch in known for known in (seen, found, refused)):
+                (found if allowed(arch) else refused)[arch] = None
             if len(found) == count:
                 break
         seen.update(zip(found, fitness([*found]) if found else ()))
@@ -806,7 +801,7 @@ def measure_latency(arch, cfg, device):
     and beam, as HAT measures them; with --cost flops GFLOPs."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
-    with torch.device("meta"):  # no weights are drawn
+    with torch.device("meta"):
         model = make_model(arch, cfg)
     model, count = cast(model.to_empty(device=device), cfg, device).eval(), cfg.latency_batch
     for value in model.parameters():
@@ -829,7 +824,7 @@ def measure_latency(arch, cfg, device):
 
 def set_limit(space, cfg, ranks, run):
     """--latency_limit, where it was not given, as --limit_share of the median of 25 random architectures; the folder
-    keeps the median, so that a resumed run has the same limit."""
+    keeps the median for a resumed run. One that nothing keeps ends the run before it trains."""
     # D15: the paper gives none; the released search for images has 15.06 ms
     path = run.folder / "limit.json"
 
@@ -839,8 +834,18 @@ def set_limit(space, cfg, ranks, run):
             middle = statistics.median(measure_latency(arch, cfg, ranks.device) for arch in archs)
             write_atomic(path, json.dumps(middle))
         return read_json(path, float)
+
+    def least():  # by width; many heads that share --qkv can be cheaper than few
+        if (run.folder / "checkpoint.pt").exists():
+            return 0
+        return min(measure_latency(build_arch(space, lambda name, choices, slot=0: kind if kind in choices else
+                                              (end if name.endswith("heads") else min)(choices)), cfg, ranks.device)
+                   for kind in space["types"] for end in (min, max))
     if not cfg.latency_limit:
         cfg.latency_limit = cfg.limit_share * on_main(ranks, median)
+    if cfg.latency_limit and (fastest := on_main(ranks, least)) > cfg.latency_limit:
+        raise UserError(f"--latency_limit {cfg.latency_limit:.4g}: the smallest architecture takes "
+                        f"{latency_text(fastest, cfg)}; raise it")
     say(ranks, f"latency: {timed_text(cfg, ranks.device)}; "
                f"limit: {latency_text(cfg.latency_limit, cfg) if cfg.latency_limit else 'none'}")
 
@@ -858,7 +863,7 @@ def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
     _, losses, latencies = zip(*sorted(line for part in gather(ranks, own) for line in part))
     if not apart:
         latencies = on_main(ranks, lambda: [latency(index) for index in range(len(archs))])
-    seconds = round((time.perf_counter() - began) / len(archs), 3)  # of one
+    seconds = round((time.perf_counter() - began) / len(archs), 3)
     history += [{"id": len(history) + index, "round": kind, "parent": None, "arch": arch_text(arch),
                  "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
                  "seconds": seconds} for index, arch in enumerate(archs)]
@@ -913,7 +918,7 @@ def rank_and_evolve(space, history, cfg):
 
 def winner(history, cfg):
     """The history line with the best loss within the limit, None where none keeps it."""
-    # D9: what was measured decides, of samples and finalists alike, not the ranker's order
+    # D9: what was measured decides, not the ranker's order
     allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
     return max(allowed, key=lambda line: line["score"], default=None)
 
@@ -933,8 +938,7 @@ def search(cfg):
         supernet = extract(weights, *whole) if weights else make_model(*whole)
         set_limit(space, cfg, ranks, run)
         keep = free_features(cfg, cfg.samples)
-        say(ranks, f"{cfg.samples} sub-nets are measured; pruning: "
-                   + (f"{keep} features stay free" if keep else f"none (it takes {PRUNES_FROM}, and --keep)"))
+        say(ranks, f"{cfg.samples} sub-nets are measured; pruning keeps {keep or 'all'} features free")
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)
@@ -1013,7 +1017,7 @@ def open_data(cfg, action, ranks):
     """Open the run folder and the data: (RunFolder, Pictures or Translations)."""
     set_shards(cfg, ranks)
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
-    needs = () if cfg.translate or any(getattr(cfg, name) for name in names) else names  # else the demo data
+    needs = [name for name in names if getattr(cfg, name)] or ([] if cfg.translate else names)  # the demo data
     run, _ = open_run(cfg, action, ranks, *needs)
     kind = Pictures if cfg.task == "cifar10" else Translations
     return run, kind(cfg, ranks, run.folder, action in ("search", "train"))
@@ -1022,7 +1026,7 @@ def open_data(cfg, action, ranks):
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
     """Cross-entropy on what is set aside; WORST where it is no number."""
-    # D5: test sets are read by --evaluate alone; the released CIFAR-10 search reads the test split
+    # D5: test sets are read by --evaluate alone; the released search reads CIFAR-10's
     total = count = 0
     for batch in data.held_batches():
         with autocast(cfg.dtype, data.device):
@@ -1096,7 +1100,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, cfg)
-        # a sub-net is a function of the step: every rank and every shard trains the same one
+        # a function of the step: every rank and shard trains the same sub-net
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
         loss, count = accumulate_gradients(network, model, batches, cfg, ranks, step, arch)
         norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip or math.inf)
@@ -1105,13 +1109,13 @@ def train_network(model, data, cfg, ranks, run, space=None):
         optimizer.zero_grad()
         bar.update()
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
-        stop, due, log = pace()
+        stop, due, log = pace()  # signal; --save_minutes; a silent minute
         if saves or stop or due or log or (step + 1) % 50 == 0:
             value, rate = loss.item(), learning_rate(step, cfg)
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
-            speed = began and round(float(seen) / (time.perf_counter() - began))  # from the second line on
-            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed})
+            speed = began and round(float(seen) / (time.perf_counter() - began))
+            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
                     norm=float(norm), **{f"{data.unit}_per_second": speed},
                     clipped=round(float(clipped) / (step + 1 - logged), 3))  # share of updates since the last line
@@ -1132,7 +1136,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
     last.remove()
 
 
-GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # of the weights
+GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 
 
 def read_run(cfg):
@@ -1153,7 +1157,7 @@ def chosen_arch(cfg, ranks, own=None):
     found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
     text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")
     if not cfg.arch and not own:
-        say(ranks, f"no --arch (a name, a text or a best.json, which --search makes): taking {text}")
+        say(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
         text = str(read_json(text, dict).get("arch", text))
     arch = parse_arch(text, cfg)
@@ -1169,11 +1173,11 @@ def train(cfg):
         run, data = open_data(cfg, "train", ranks)
         if not run.finished:
             seed_everything(cfg.seed, "weights")
-            say(ranks, f"{cfg.arch}\n{sum(count_parameters(arch, cfg).values()):,} parameters, "
-                       f"{model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
+            size = sum(count_parameters(arch, cfg).values())
+            say(ranks, f"{cfg.arch}\n{size:,} parameters, {model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
-            run.finish({"arch": cfg.arch, "parameters": sum(count_parameters(arch, cfg).values())})
+            run.finish({"arch": cfg.arch, "parameters": size})
         say(ranks, f"{run.folder}: finished (--restart begins anew); score it: --evaluate --init {run.folder}")
 
 
@@ -1193,8 +1197,8 @@ def evaluate(cfg):
             scores, found = score(model, data, cfg)
             result = {"parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
                       "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores, "arch": cfg.arch}
-        text, name = "".join(f"{line}\n" for line in found), f"translations.{cfg.languages[1]}"
-        name = "classes.txt" if cfg.task == "cifar10" else name  # a number from 0 a line
+        text = "".join(f"{line}\n" for line in found)  # of classes numbers from 0
+        name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"
         on_main(ranks, write_atomic, run.folder / name, text)
         run.finish(result)  # never taken from a folder: the model may have changed
         if cfg.translate:
@@ -1209,11 +1213,10 @@ def evaluate(cfg):
 
 def describe(cfg):
     """Parameters and FLOPs as JSON: of --arch, --init, the paper's mFormer (preset base) or else the widest of the
-    preset; and of the published ones. Of those `paper` counts as its tables do, `honest` adds the products of linear
-    attention that it left out."""
+    preset; and of the published ones, `paper` as its tables count, `honest` with all products of linear attention."""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
     paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
-    rows, space = {name: parse_arch(name, cfg) for name in MFORMER[cfg.task]}, space_of(cfg)
+    rows, space = {name: parse_arch(name, paper) for name in MFORMER[cfg.task]}, space_of(cfg)
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
             rows["mformer"] if cfg.preset == "base" else widest(space))
     if arch in rows.values() and not cfg.init:  # it lives in the paper's geometry, but for what is given
@@ -1236,9 +1239,9 @@ ACTIONS = {
     "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
-UNREAD = {  # flags that a task has no use for
-    "cifar10": {"train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size", "decoder_layers",
-                "connect", "length", "beam", "translate", "search_decoder"},
+UNREAD = {  # by task
+    "cifar10": {*"train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
+                 "translate search_decoder".split()},
     "wmt14": {"cifar10", "image", "patch", "augment"},
 }
 

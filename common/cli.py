@@ -222,7 +222,7 @@ def run(main):
     except OSError as error:
         if error.errno is None:
             raise
-        status, message = 2, f"error: {error.filename or 'disk'}: {error.strerror}"
+        status, message = 2, f"error: {error.filename or ('output' if error.errno == 32 else 'disk')}: {error.strerror}"
     except KeyboardInterrupt:
         status, message = 130, "interrupted; the same command continues where it stopped"
     else:

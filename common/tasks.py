@@ -48,14 +48,14 @@ class Recipe:
 def parse_tasks(text, recipes, groups=None):
     """The tasks that "CoLA,squad1.1" names, in the order of the words; "glue", "squad" and `groups` ({word: names})
     stand for several. UserError on an unknown name."""
-    known = {"glue": [name for name in recipes if name in glue.TASKS],
-             "squad": [name for name in recipes if name.startswith("SQuAD")],
-             **{name.lower(): [name] for name in recipes}, **(groups or {})}
+    several = {"glue": [name for name in recipes if name in glue.TASKS],
+               "squad": [name for name in recipes if name.startswith("SQuAD")], **(groups or {})}
+    known = {**{name.lower(): [name] for name in recipes}, **{word: names for word, names in several.items() if names}}
     words = text.lower().replace(",", " ").split()
     unknown = [word for word in words if word not in known]
     if unknown or not words:
         raise UserError(f"{unknown[0] if unknown else 'no task is named'}: "
-                        f"choose from {', '.join(recipes)}, glue, squad{''.join(f', {name}' for name in groups or ())}")
+                        f"choose from {', '.join([*recipes, *(word for word in several if several[word])])}")
     return list(dict.fromkeys(itertools.chain(*(known[word] for word in words))))
 
 

@@ -54,7 +54,7 @@ def read_init(cfg, names, also=()):
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
     if not (folder / "checkpoint.pt").exists() and not (folder / "checkpoint.pt.previous").exists():
         models = ", ".join(str(path.parent) for path in sorted(folder.glob("*/checkpoint.pt")))
-        raise UserError(f"{folder}: " + (f"a run of several tasks; name one of its models: {models}" if models else
+        raise UserError(f"{folder}: " + (f"a run of --finetune; name one of its models: {models}" if models else
                                          "nothing is trained yet (checkpoint.pt is missing); "
                                          "the command that made it goes on"))
     if not (folder / "done.json").exists():

@@ -112,7 +112,8 @@ class Corpus:
         UserError for one document."""
         total = len(self.ids)
         if total < 2:
-            raise UserError(f"{self.folder}: a corpus of one document cannot be split; add text")
+            raise UserError(f"{self.folder}: one document cannot be split; add text, or a blank line "
+                            "between documents")
         count = max(1, min(total - 1, round(held_out * total), cap or total))
         held = np.zeros(total, bool)
         held[(np.arange(count) * total + total // 2) // count] = True

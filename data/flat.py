@@ -2,6 +2,7 @@
 import copy
 
 import torch
+from torch import nn
 
 
 def lay_flat(values):
@@ -21,14 +22,12 @@ class Flat:
     those that autocast does in every sub-model. All its other parameters are the model's own."""
 
     def __init__(self, model, trained, to_cast=None):
-        own = {id(value): value for value in model.parameters()}
-        cast = [own.pop(id(value)) for value in to_cast(model)] if to_cast else []
-        self.weights, self.gradients = lay_flat([*cast, *(value for value in trained if id(value) in own)])
+        cast = to_cast(model) if to_cast else []
+        halves = {id(value): nn.Parameter(value.detach().bfloat16()) for value in cast}
+        self.weights, self.gradients = lay_flat([*cast, *(value for value in trained if id(value) not in halves)])
         self.used, self.half, self.half_gradients = model, self.weights[:0], self.gradients[:0]
         if to_cast:
-            self.used = copy.deepcopy(model, own)  # what `own` holds is taken as it is
-            for value in to_cast(self.used):
-                value.data = value.data.bfloat16()
+            self.used = copy.deepcopy(model, {id(value): value for value in model.parameters()} | halves)
             self.half, self.half_gradients = lay_flat(to_cast(self.used))
 
     def cast(self):

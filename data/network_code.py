@@ -324,7 +324,7 @@ def record_round(run, number, history):
 
 def read_best(path):
     """The text form of the architecture in a best.json; UserError or ValueError where there is none."""
-    best = read_json(path, dict)
+    best = read_json(path, dict, "name a search's best.json")
     if not isinstance(best.get("arch"), str):
         raise ValueError('the file holds no object with an "arch"')
     return best["arch"]

@@ -65,7 +65,7 @@ def albert(file, cfg):
     optimizer, ranks = file.Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay), file.Ranks(0, 1, CPU)
 
     def batch(rows):
-        T, M = cfg.length, file.predictions(cfg)
+        T, M = cfg.length, file.masked_count(cfg)
         return ids(rows, T), ids(rows, T), ids(rows), ids(rows, M), ids(rows, M), ids(rows)
 
     def step(rows, shards):

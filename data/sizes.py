@@ -17,7 +17,7 @@ def check_memory(shape, vocab, place, tokens=0):
 
 def check(cfg, read_arch):
     """Read the flags that are architectures, by read_arch(text, place); UserError for what this machine cannot hold."""
-    number = re.fullmatch(r"\d+\.?\d*|\.\d+", cfg.speedup)
+    number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e\d+)?|nan|inf", cfg.speedup)
     if number and not 0 < float(cfg.speedup) < math.inf:
         raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
     for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):

@@ -105,7 +105,7 @@ def data(sizes=(256, 1024), rounds=200, corpus=()):
                 "cut, paired and masked": lambda: masked_batch(source, cfg, next(place), rows)},
                 rounds)
             for name, each in seconds.items():
-                print(f"{rows} x {cfg.length}, {name}: {rows * cfg.length / each / 1e6:.1f} million tokens/s")
+                print(f"{rows} x {cfg.length}, {name}: {rows * cfg.length / each / 1e6:.3g} million tokens/s")
 
 
 def steps(updates=250, batch=64, length=32, corpus=()):

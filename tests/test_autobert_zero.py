@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import autobert_zero as abz
+from common import cli
 from common.distributed import Ranks
 from conftest import ROOT
 from data.corpus import join
@@ -173,6 +174,13 @@ def test_text_form_shares_sub_expressions():
                                   "Q * K", "X + Q", "conv4", "__import__('os')", "", "Q = K; Q + K"])
 def test_illegal_text_is_refused(text):
     with pytest.raises(ValueError, match="layer 1"):
+        abz.parse_arch(text)
+
+
+@pytest.mark.parametrize("text, words", [("Q", "end in an operation"), ("a = Q + K", "end in an operation"),
+                                         ("Q.T", "not tokens x head dim"), ("cos(Q)", r"cos\(x, y\)")])
+def test_the_reason_is_the_right_one(text, words):
+    with pytest.raises(ValueError, match=words):
         abz.parse_arch(text)
 
 
@@ -426,6 +434,15 @@ def test_the_better_option_leads():
     assert leads > 270
     found = priority_of(*[(option, 0.5 + 0.01 * option) for option in (0, 1) for _ in range(10)])
     assert found[1] > 1.8 * found[0]
+
+
+def test_the_largest_settings_give_probabilities():
+    most = abz.Config(alpha=1000.0, ucb_unit=1e6)
+    priority = abz.OperationPriority([line(0, abz.parse_arch("Q + K | conv3"), 0.5)] * 9, most)
+    assert sum(priority.probabilities(abz.OPS, 0)) == pytest.approx(1) and priority.probabilities(abz.OPS, 0)[6] < 0.02
+    for name, value in ("alpha", 1e308), ("ucb_unit", 1e308):  # softmax of infinities
+        with pytest.raises(cli.UserError, match=name):
+            cli.check_setting(abz.Config, name, value)
 
 
 def test_what_is_not_legal_gets_nothing():

@@ -352,7 +352,7 @@ def test_pretraining_starts_from_a_search(searched, files, tmp_path):
     (["--corpus", "nowhere"], "nowhere"), (["--glue", "nowhere"], "CoLA"), (["--heads", "3"], "--heads"),
     (["--strategy", "best"], "--strategy"), (["--vocab_size", "100000"], "pieces"), (["--preset", "giant"], "--preset"),
     (["--stepz", "3"], "--stepz"), (["--device", "cuda:9"], "cuda"), (["--lr", "-1"], "--lr"),
-    (["--alpha", "inf"], "--alpha"), (["--rounds", "-1"], "--rounds"), (["--tasks", "COLA,XYZ"], "xyz"),
+    (["--alpha", "1e308"], "--alpha"), (["--rounds", "-1"], "--rounds"), (["--tasks", "COLA,XYZ"], "xyz"),
     (["--length", "4"], "--length"), (["--batch", "9", "--accumulate", "2"], "--accumulate"),
     (["--warmup", "2"], "--warmup"), (["--seed", "9" * 20], "--seed"), (["--steps", "0"], "--steps"),
     (["--init", "runs/nowhere"], "config.json")])

@@ -124,6 +124,15 @@ def test_every_preset_is_within_the_ranges(paper):
         cli.check_setting(config_class, name, getattr(config, name))
 
 
+def test_a_reader_that_goes_away_is_no_full_disk(capsys):
+    """python FILE.py --describe | head"""
+    def main():
+        raise BrokenPipeError(32, "Broken pipe")
+    with pytest.raises(SystemExit, match="2"):
+        cli.run(main)
+    assert capsys.readouterr().err.endswith(": error: output: Broken pipe\n")
+
+
 def test_no_file_has_more_knobs_than_a_reader_can_hold(paper):
     config_class = paper[0]
     most = {"autobert_zero": 52, "albert": 52, "autotinybert": 58, "mformer": 58}[config_class.__module__]

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -718,7 +719,7 @@ def test_the_winner_keeps_the_latency_limit(tmp_path, pictures, monkeypatch, cap
     limit = sorted(mf.model_flops(arch, cfg) / 1e9 for arch in archs)[1]  # two of the twenty samples meet it
     mf.main(["--search", *flags(cfg, pictures), "--latency_limit", str(limit), "--out", str(tmp_path / "run")])
     best = json.loads((tmp_path / "run" / "best.json").read_text())
-    assert "20 sub-nets are measured; pruning: none (it takes 160, and --keep)" in capsys.readouterr().out
+    assert "20 sub-nets are measured; pruning keeps all features free" in capsys.readouterr().out
     assert best["scores"]["latency"] <= limit and mf.arch_text(mf.parse_arch(best["arch"], cfg)) == best["arch"]
     owned = load_file(tmp_path / "run" / "checkpoint.pt")["owned"]
     assert set(owned) == {"model"}  # a super-net to start from, no optimizer
@@ -755,6 +756,17 @@ def test_a_damaged_run_is_named(name, content, tmp_path):
     (tmp_path / "init" / name).write_text(content)
     with pytest.raises(UserError, match=str(tmp_path / "init")):
         mf.main(["--evaluate", "--init", str(tmp_path / "init"), "--out", str(tmp_path / "run")])
+
+
+def test_a_run_refuses_data_that_have_changed(tmp_path, pictures):
+    data = shutil.copytree(pictures, tmp_path / "data")
+    again = ["--train", *flags(dataclasses.replace(RUN_IMAGES, steps=1), data), "--arch", "layers=1 hidden=8 ffn=8 heads=2 types=linear",
+             "--out", str(tmp_path / "run")]
+    mf.main(again)
+    file = min(data.glob("data_batch_*.bin"))
+    file.write_bytes(file.read_bytes()[:-3073])
+    with pytest.raises(UserError, match="begun with other data: .*data_batch"):
+        mf.main(again)
 
 
 def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pictures, capsys):
@@ -1047,10 +1059,12 @@ def test_describe_is_one_json_object(capsys, monkeypatch):
     (["--train", "--translate", "x"], "--translate: "), (["--train", "--task", "wmt14", "--languages", "en"], "two endings"),
     (["--train", "--task", "wmt14", "--length", "1"], "--length 1"), (["--search", "--task", "wmt14", "--hidden", "15"], "must be even"),
     (["--search", "--task", "wmt14", "--heads", "3"], "--qkv 32"),
+    (["--train", "--task", "wmt14", "--arch", "mformer", "--qkv", "8"], "do not all divide --qkv 8"),
     (["--search", "--held_out", "0"], "a search needs examples"), (["--evaluate"], "--init is missing"),
     (["--search", "--task", "wmt14", "--connect", "4", "--layers", "3"], "4 of 3 encoder layers"),
     (["--search", "--cifar10", "nowhere"], "there is no data_batch"),
-    (["--search", "--latency_limit", "0.0001"], "raise it")])
+    (["--search", "--latency_limit", "0.0001"], "the smallest architecture takes .*; raise it"),  # before it trains
+    (["--search", "--task", "wmt14", "--limit_share", "0.0001"], "the smallest architecture takes")])
 def test_mistakes_end_in_one_line(arguments, message, tmp_path, pictures, sentences):
     cfg = RUN_TEXT if "wmt14" in arguments else dataclasses.replace(RUN_IMAGES, steps=1)
     given = {argument for argument in arguments if argument.startswith("--")}

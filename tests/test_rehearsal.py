@@ -67,11 +67,14 @@ def test_peaks_are_the_real_ones(name, dtype):
     rows = 512 if name == "translation" else 8
     memory, = rehearsal.rehearse(cfg, build, (rows, shards), card=False)
     optimizer, step, look = build(cfg)
+    flat = {value.grad.untyped_storage().data_ptr(): value.grad.untyped_storage().nbytes()  # AutoTinyBERT's
+            for group in optimizer.param_groups for value in group["params"] if value.grad is not None}
+    standing = memory["weights"] + memory["optimizer"] + sum(flat.values())
     step(rows, shards)
-    real = memory["weights"] + memory["optimizer"] + allocated(step, rows, shards)
+    real = standing + allocated(step, rows, shards)
     assert memory["update"] == pytest.approx(real, rel=0.1)
     with torch.no_grad():
-        real = memory["weights"] + memory["optimizer"] + allocated(look)
+        real = standing + allocated(look)
     # the CPU's attention makes a float32 copy of a bfloat16 bias inside, which no operation shows
     inside = dtype == "bfloat16" and name in ("images", "translation")
     assert memory["evaluation"] == pytest.approx(real, rel=0.2 if inside else 0.1)

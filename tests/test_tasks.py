@@ -56,6 +56,9 @@ def test_names_are_read_in_any_case_and_unknown_ones_are_refused():
     for text in ("CoLE", "", " , "):
         with pytest.raises(UserError, match="choose from MNLI"):
             parse_tasks(text, RECIPES)
+    few = dict.fromkeys(["CoLA", "MLM"])
+    with pytest.raises(UserError, match="squad: choose from CoLA, MLM, glue$"):  # a word for tasks that are not there
+        parse_tasks("squad", few, {"glue": ["CoLA"]})
 
 
 def test_a_task_travels_to_another_process_as_it_is(tasks):

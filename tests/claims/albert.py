@@ -148,7 +148,7 @@ def flops(options):
 
 def training_seconds(models, cfg, device, turns):
     """{name: seconds of an update} of each turn: the models take turns, so that a machine that slows down slows all."""
-    rows, M = cfg.batch // cfg.accumulate, albert.predictions(cfg)
+    rows, M = cfg.batch // cfg.accumulate, albert.masked_count(cfg)
     optimizers = {name: albert.Lamb(model.parameters(), 1e-4) for name, model in models.items()}
     ids, lengths = (torch.randint(5, cfg.vocab_size, (rows, cfg.length), device=device),
                     torch.full((rows,), cfg.length, device=device))
