@@ -142,7 +142,7 @@ def test_the_counter_sees_what_waits(monkeypatch):
 
 def test_albert_waits_where_it_logs(monkeypatch):
     cfg = albert.Config(**{**SMALL, "embedding": 8}, steps=40, batch=4, accumulate=2, save_every=1000, positions=16)
-    model, M = albert.LanguageModel(cfg), albert.predictions(cfg)
+    model, M = albert.LanguageModel(cfg), albert.masked_count(cfg)
 
     def made(corpus, tokenizer, cfg, objective, position, rows, device):
         return [numbers(rows, 16), numbers(rows, 16, below=2), full(rows, 16), numbers(rows, M, below=16),
@@ -292,7 +292,7 @@ needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g+
 
 def albert_step():
     cfg = albert.Config(**{**SMALL, "dropout": 0.0, "embedding": 8}, positions=16)
-    model, M = albert.LanguageModel(cfg), albert.predictions(cfg)
+    model, M = albert.LanguageModel(cfg), albert.masked_count(cfg)
     fixed = [numbers(4, 16), numbers(4, 16, below=2), full(4, 14), numbers(4, M, below=14)], numbers(4, M)
 
     def loss(network, batch):
