@@ -7,15 +7,14 @@
         pace = Pace(ranks, cfg.save_minutes)
         for step in range(start, cfg.steps):
             seed_everything(cfg.seed, "pretrain", step)         # stateless: no generator has to be saved
-            ...
             stop, save, log = pace()                            # save and log: so many minutes, or one, have gone by
             if stop or save:
                 checkpoint.save(step=step + 1)
             if stop:
                 raise Stop
 
-Randomness is a function of (seed, phase, step, shard), never of what was drawn before: that is why a checkpoint holds
-no generator state, why a resumed run repeats an uninterrupted one, and why the number of processes does not matter.
+Randomness is a function of (seed, phase, step, shard), never of what was drawn before: a checkpoint holds no state of
+generators, a resumed run repeats an uninterrupted one, and the number of processes does not matter.
 """
 import concurrent.futures
 import contextlib
@@ -39,6 +38,7 @@ from tqdm import tqdm
 
 from common.cli import Stop, UserError
 from common.files import read_json, release_locks, write_atomic
+
 
 @dataclasses.dataclass
 class Ranks:
@@ -97,8 +97,7 @@ def pick_device(name, local_rank=0):
         if device.index is None:
             device = torch.device("cuda", local_rank)
         if device.index >= torch.cuda.device_count():
-            raise UserError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices; "
-                            "start fewer processes")
+            raise UserError(f"--device {device}: there are {torch.cuda.device_count()} devices; start fewer processes")
         torch.cuda.set_device(device)
     return device
 
@@ -290,8 +289,7 @@ def peak_memory(device):
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     import resource
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
 _stop_requested = False
