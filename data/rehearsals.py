@@ -114,7 +114,7 @@ def autotinybert(file, arch, samples, cfg, teacher=None):
     optimizer = file.make_optimizer(model.train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
     with file.autocast(cfg.dtype, CPU):
-        flat = file.Flat(model, trained, file.products if torch.is_autocast_enabled("cpu") else None)
+        flat = file.Flat(model, trained, file.products if torch.is_autocast_enabled(CPU.type) else None)
     archs = [arch, *[file.smallest_arch(file.search_space(cfg))] * (samples - 1)] if samples else [None]
 
     def batch(rows):

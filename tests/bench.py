@@ -6,7 +6,10 @@ graphs        softmax attentions fused (scaled_dot_product_attention) against no
 convolutions  the lightweight convolution as a band matrix against a grouped convolution, by kernel size
 data          cutting and masking pre-training examples in one process, tokens a second
 steps         training steps a second of the demo-size model
+peers         (alone, with flags of its own: peers --help) training steps beside those of Hugging Face's transformers
+gpu           (alone) every phase at the paper's size on a GPU, beside what the rehearsal expects; without one: the list
 """
+import importlib
 import json
 import statistics
 import subprocess
@@ -123,6 +126,9 @@ def steps(updates=250, batch=64, length=32, corpus=()):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in (["peers"], ["gpu"]):
+        importlib.import_module(f"bench_{sys.argv[1]}").main(sys.argv[2:])
+        sys.exit()
     for part in sys.argv[1:] or ["graphs", "convolutions", "data", "steps"]:
         print(f"\n{part}, torch {torch.__version__}, {torch.get_num_threads()} threads")
         {"graphs": graphs, "convolutions": convolutions, "data": data, "steps": steps}[part]()

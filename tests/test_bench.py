@@ -1,10 +1,18 @@
 """tests/bench.py: each part at its smallest size prints a row for everything that it measures."""
+import json
 import re
+import sys
 
+import numpy as np
 import pytest
+import torch
 
 import autobert_zero as abz
 import bench
+import bench_gpu
+import bench_peers
+from data import rehearsals
+from test_rehearsal import ALBERT, TINY, albert_at
 
 
 def numbers(line):
@@ -47,3 +55,49 @@ def test_steps(capsys, corpus, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["bert", "autobert-zero"]
     assert all(numbers(line)[0] > 0 for line in lines)
+
+
+def test_peers(tmp_path, capsys):
+    pytest.importorskip("transformers", reason="peers compares with it: pip install transformers")
+    found = bench_peers.main(["--tiny", "--rounds", "2", "--threads", "1", "--out", str(tmp_path / "peers.json")])
+    assert json.loads((tmp_path / "peers.json").read_text()) == found
+    assert {"processor", "threads", "torch", "transformers", "command"} <= found.keys()
+    assert found["rows"].keys() == bench_peers.ROWS.keys()
+    for name, row in found["rows"].items():
+        count = row["parameters"]
+        assert row["n"] == 2 and row["lowest"] <= row["ratio"] <= row["highest"] and len(row["load"]) == 2
+        if name not in ("autobert-zero-base", "beam-search"):  # their layers differ
+            assert count["ours"] == count["theirs"]
+    assert found["rows"]["beam-search"]["parameters"]["steps"] == count["their_steps"] == 16
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(found["rows"])
+
+
+def test_peers_names_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match="pip install transformers"):
+        bench_peers.main([])
+
+
+def test_lengths_of_peers_fine_tuning():
+    text = bench_peers.Sentences(1000, 128, 100)
+    assert 8 <= text.lengths.min() and text.lengths.max() <= 128 and 30 <= np.median(text.lengths) <= 36
+
+
+def test_gpu_lists_every_phase(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    bench_gpu.main(["--card", "A100"])
+    first, *rows = capsys.readouterr().out.splitlines()
+    phases = json.loads(bench_gpu.RESULTS.read_text())
+    assert first.startswith("no GPU here") and "A100" in first and len(rows) == 2 + len(phases)
+    base = next(row for row in rows if "'albert, base, pre-training, 64 rows of 512'" in row)
+    found = phases["albert | base | pre-training, 64 rows of 512"]
+    assert f"| {found['peak'] / 1e9:.1f} |" in base
+    assert f"| {2 * 64 * 512 * 0.35 * 312e12 / found['flops']:,.0f} tokens |" in base
+
+
+def test_gpu_runs_a_phase():
+    """On the CPU, where neither memory nor waits are counted."""
+    cfg, cpu, before = albert_at(**TINY, length=64, embedding=64, dev_rows=2), torch.device("cpu"), rehearsals.ids
+    found = bench_gpu.on_device(cpu, cfg, ALBERT, (2, 2), "albert", steps=1)
+    assert found["seconds"] > 0 and found["waits"] == 0 and rehearsals.ids is before
