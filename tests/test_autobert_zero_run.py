@@ -549,6 +549,12 @@ def test_claims_of_a_search(searched, files, tmp_path, name, more, rows):
         assert set(found["kendall"]) == {"mean", "CoLA"} and found["batch"] == 32 and 2 < found["steps"] < 100
 
 
+@pytest.mark.slow
+def test_claim_of_table_5(tmp_path):
+    found = claim("hybrid", tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1")
+    assert [row[0] for row in found["rows"]] == list(claims.ARMS) and len(found["differences"]) == 8
+
+
 def test_claims_without_a_run(tmp_path):
     assert claim("counts", tmp_path)["rows"][1][1] == "103,800,218"
     rows = claim("latency", tmp_path, "--sequences", "2", "--device", "cpu")["rows"]
