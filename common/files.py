@@ -160,10 +160,8 @@ def lock(path, wait=False, what="the run"):
     except OSError as error:
         print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); start one run a folder",
               file=sys.stderr)
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
+    file.truncate(0)
+    print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     _locks[path] = file
 
 
@@ -171,7 +169,10 @@ def release_locks(*paths):
     """Give back these locks, or all."""
     for path in [Path(path).resolve() for path in paths] or list(_locks):
         if path in _locks:
-            _locks.pop(path).close()
+            import fcntl
+            file = _locks.pop(path)
+            fcntl.flock(file, fcntl.LOCK_UN)  # a worker that was forked meanwhile may still hold the file open
+            file.close()
 
 
 def fingerprint(path, part=1 << 16):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import torch
 from common.cli import Stop, UserError
 from common.distributed import (Pace, Ranks, ShardSum, ahead, milliseconds, seed_everything, seed_of, share_out,
                                 shard_range)
-from common.files import (fingerprints, load_file, load_newest, read_json, read_jsonl, release_locks, save_file,
+from common.files import (fingerprints, load_file, load_newest, lock, read_json, read_jsonl, release_locks, save_file,
                           write_atomic)
 from common.runs import Checkpoint, RunFolder
 from common.tokenization import load_tokenizer
@@ -368,3 +369,19 @@ def test_processes_that_torchrun_starts_again_do_not_wait_for_dead_ones(tmp_path
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     subprocess.run([*launcher, tmp_path / "again.py", Path(__file__).parent.parent], check=True, timeout=120,
                    env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_lock_is_given_back_while_a_forked_worker_lives(tmp_path):
+    lock(tmp_path / "lock")
+    worker = os.fork()
+    if worker == 0:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        release_locks()
+        lock(tmp_path / "lock")  # raised UserError: the worker holds the file open too
+    finally:
+        release_locks()
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
