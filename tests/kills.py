@@ -7,6 +7,7 @@ How a run dies: SIGKILL, SIGTERM, `rank` (SIGKILL of one of torchrun's two proce
 """
 import argparse
 import collections
+import contextlib
 import json
 import multiprocessing
 import os
@@ -114,13 +115,15 @@ def begin(program, name, whole, out):
 def kill(process, kind, rng):
     """Let a process die; False where it has ended before."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    ranks = children.read_text().split() if kind == "rank" and process.is_alive() else [process.pid]
+    ranks = children.read_text().split() if kind in ("rank", "all") and process.is_alive() else [process.pid]
     if not process.is_alive() or not ranks:  # or torchrun is about to end
         return False
     if kind == "rank":
         os.kill(int(rng.choice(ranks)), signal.SIGKILL)
-    elif kind == "all":
-        os.killpg(process.pid, signal.SIGKILL)
+    elif kind == "all":  # torchrun starts each rank in a session of its own: left alive they would go on
+        for each in [process.pid, *map(int, ranks)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
     else:
         os.kill(process.pid, getattr(signal, kind))
     return end(process) is not None
