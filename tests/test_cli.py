@@ -143,7 +143,7 @@ def test_no_file_has_more_knobs_than_a_reader_can_hold(paper):
                                                     ("albert", 1100, 60), ("mformer", 1350, 72)])
 def test_a_file_can_be_read_in_an_evening(file, lines, kilobytes):
     text = Path(importlib.import_module(file).__file__).read_text()
-    assert text.count("\n") <= lines and len(text.encode()) <= 1024 * kilobytes
+    assert text.count("\n") <= lines and len(text.encode()) <= 1000 * kilobytes
     assert max(map(len, text.split("\n"))) <= 120
 
 
