@@ -164,7 +164,7 @@ def infer_graph(graph):
 
 
 def canonical(graph, node=None):
-    """The one form by which graphs are compared: post-order from the output, equal parts merged, unused ones left out,
+    """The form by which graphs are compared: post-order from the output, equal parts merged, unused ones left out,
     the operands of add sorted. With the operand number `node` of an operation: (that form, where the operation stands
     in it, -1: left out)."""
     keys = list(INPUTS)  # a name for each operand's whole expression
@@ -195,7 +195,7 @@ def used_inputs(graph):
 
 def why_illegal(graph, max_path=None):
     """None for a legal graph, else the reason. With max_path as a search wants it: no longer than that, and D22: a
-    mixer of tokens, which a third of the draws are not."""
+    mixer of tokens."""
     shapes = infer_graph(graph)
     if shapes is None:
         return "an operation's operands do not fit"
@@ -206,18 +206,17 @@ def why_illegal(graph, max_path=None):
     if max_path and len(graph) > max_path:
         return f"{len(graph)} operations, more than {max_path}"
     over_tokens = [op in ("matmul", "cosine", "euclidean") or (op, shape) == ("softmax", "dn")
-                   for (op, *_), shape in zip(graph, shapes[len(INPUTS):])]  # each product sums over them in the end
+                   for (op, *_), shape in zip(graph, shapes[len(INPUTS):])]
     if max_path and not any(over_tokens):
         return "no token sees another"
     return None
 
 
 def grow(rng, length):
-    """A random graph of `length` operations, or None: a step reads any operands, but leaves no more loose ends than the
-    operations to come can tie together."""
+    """A random graph of `length` operations, or None: no step leaves more loose ends than those to come can tie."""
     shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
     loose, graph = set(shapes), []
-    for left in reversed(range(length)):  # operations to come after this one
+    for left in reversed(range(length)):
         for _ in range(30):
             op = rng.choice(OPS)
             pool = [sorted(loose) if rng.random() < 0.5 else list(shapes) for _ in range(1 if op in UNARY else 2)]
@@ -234,8 +233,7 @@ def grow(rng, length):
 
 
 def sample_graph(rng, max_path=MAX_PATH):
-    """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early): of 4,000 the mean
-    length is 6.7, 93% hold a matrix of token by token, 8% a softmax of it, none is softmax(scale(A @ B.T)) @ C."""
+    """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early)."""
     while True:
         graph = canonical(grow(rng, rng.randint(1, max_path)) or ())
         if not why_illegal(graph, max_path):
@@ -285,7 +283,7 @@ def parse_formula(text):
     calls = {name: op for op, name in FUNCTIONS.items()}
 
     def read(tree):
-        """Append an expression's operations to graph; returns its operand number."""
+        """The operand number of an expression, appended to graph."""
         match tree:
             case ast.Name(name) if name in names:
                 return names[name]
@@ -335,7 +333,7 @@ def parse_arch(text):
             if kernel and int(kernel[1]) not in KERNELS:
                 raise ValueError(f"kernel size {kernel[1]}; there are {', '.join(map(str, KERNELS))}")
             layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
-        except (ValueError, RecursionError, MemoryError) as error:  # of thousands of operations
+        except (ValueError, RecursionError, MemoryError) as error:
             raise ValueError(f"layer {number}: {str(error) or 'too long'}") from None
     return tuple(layers)
 
@@ -346,7 +344,7 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: the figure draws an `add` of one operand below the values of the last two; V alone, as in the text's formula
+    # D6: V alone in the last two, as in the text's formula; the figure draws an `add` of one operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
@@ -354,7 +352,7 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 
 def ablate(arch, kind):
     """Table 5: "att-only" replaces a convolution with the attention behind it (the last ones: before it), "conv-only"
-    an attention with the convolution before it (D14: our choice; the paper does not say). D27: AutoBERT-att, -conv and
+    an attention with the convolution before it (D14: our choice). D27: AutoBERT-att, -conv and
     w/o-desc of Tables 2 and 3 are other searched networks, which only Figures 9 to 11 show."""
     wanted, direction = (int, -1) if kind == "conv-only" else (tuple, 1)
     places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
@@ -439,11 +437,11 @@ def plan_graph(graph):
 
 def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
     """The output (B, N, T, D) of a graph. inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) as in hide;
-    dropout on the attention weights; plan: plan_graph's, where the graph runs often."""
+    plan: plan_graph's, where the graph runs often."""
     shapes, found = plan or plan_graph(graph)
     values, width = dict(inputs), next(iter(inputs.values())).shape[-1]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        if found and index in found[3]:  # the attention's own operations
+        if found and index in found[3]:
             continue
         if op == "scale":
             values[index] = values[operands[0]] / math.sqrt(width)  # D2: Eq. 2's d_h, not Table 1's d_x, the width of x
@@ -464,7 +462,7 @@ class AttentionMixer(nn.Module):
         super().__init__()
         self.graph, self.heads, self.dropout, self.reads = graph, heads, dropout, used_inputs(graph)
         self.plan = plan_graph(graph)
-        self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P, those that are read
+        self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P
         self.output = nn.Linear(hidden, hidden)  # W_O
 
     def forward(self, x, mask):
@@ -531,14 +529,13 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x, mask):
-        mixer = self.conv if hasattr(self, "conv") else self.attention  # the super-net's branches
+        mixer = self.conv if hasattr(self, "conv") else self.attention
         x = self.mixer_norm(x + self.dropout(mixer(x, mask)))
         return self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H). shared: with the
-    super-net's transforms."""
+    """Embeddings and layers: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H)."""
 
     def __init__(self, arch, cfg, shared=False):
         super().__init__()
@@ -566,7 +563,7 @@ class Encoder(nn.Module):
 
 
 def init_weights(model, std):
-    """BERT's initialisation: normal weights, zero biases."""
+    """BERT's initialisation."""
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -626,7 +623,7 @@ def slot(name, value, arch):
     if found[2] == "conv.kernel":  # the centre of the largest kernel, Figure 3
         first = (max(KERNELS) - layer) // 2
         return name, (slice(None), slice(first, first + layer))
-    reads = used_inputs(layer)  # the rows of Q, K, V, P that are read
+    reads = used_inputs(layer)
     width = value.shape[0] // len(reads)
     return name, torch.cat([torch.arange(index * width, (index + 1) * width) for index in reads])
 
@@ -659,7 +656,7 @@ class SuperNet:
 
     @torch.no_grad()
     def fetch(self, model):
-        """Copy a candidate's weights into a LanguageModel with shared=True."""
+        """Copy a candidate's weights into its LanguageModel."""
         for name, value in model.state_dict().items():
             there, part = slot(name, value, model.encoder.arch)
             value.copy_(self.weights[there][part])
@@ -688,7 +685,7 @@ class SuperNet:
 def ucb(totals, counts, alpha):
     """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), from each option's summed scores and number of samples. D8: mu_i
     averages one sample more, the mean of all, so that a single one decides nothing; an option never tried has just
-    that, and N_i = 1. D21: N counts the samples at this position alone, where the choice is made."""
+    that, and N_i = 1. D21: N counts the samples at this position alone."""
     N = sum(counts)
     mean, bonus = sum(totals) / max(N, 1), math.sqrt(2 * math.log(max(N, 1)))
     return [(total + mean) / (count + 1) + alpha * bonus / math.sqrt(max(count, 1))
@@ -714,7 +711,7 @@ class OperationPriority:
 
     def probabilities(self, options, place, legal=None):
         """Of OPS at position `place` of a path, or of KERNELS in layer `place`; 0 for what is not `legal`. D9: softmax
-        (Sec. 3.2) of Eq. 3 in percent, the unit of the paper's tables; in 0..1 alpha 0.01 leaves it uniform. A tenth is
+        (Sec. 3.2) of Eq. 3 in percent; in 0..1 alpha 0.01 leaves it uniform. A tenth is
         uniform, or what failed once would never be tried again."""
         allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
@@ -751,7 +748,7 @@ def edits(graph, kind, position):
                                               for name, *rest in behind) if behind else graph[:max(by - first + 1, 0)],
                  None) for by in operands]
 
-    moved = tuple((name, *[operand + (operand >= here) for operand in rest]) for name, *rest in behind)  # up by one
+    moved = tuple((name, *[operand + (operand >= here) for operand in rest]) for name, *rest in behind)
     found = [(before + (graph[position], node) + moved, here + 1) for node in applied([here], here)]
     for side, operand in enumerate(operands):
         reader = op, *operands[:side], here, *operands[side + 1:]
@@ -783,7 +780,7 @@ def mutate(parent, rng, priority):
     """A child (Alg. 1, lines 6, 7): half the time (D16: so that it can differ in one attention alone) a random layer
     changes its kind; then a random layer changes inside, by the priorities."""
     child = list(parent)
-    if rng.random() < 0.5:  # inter-layer: at random
+    if rng.random() < 0.5:  # inter-layer
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
@@ -809,8 +806,7 @@ def round_sizes(cfg):
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(parent's id or None, arch)], none twice (D19): by history, round and seed alone, so
-    the same in every process and after a resume."""
+    """The candidates of a round, [(parent's id or None, arch)], none twice (D19), the same in every process."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
@@ -819,7 +815,7 @@ def propose(history, number, cfg):
     priority = OperationPriority(history, cfg)  # Alg. 1, line 12
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
-        for _ in range(100):  # a parent of known neighbours gives way to a random one
+        for _ in range(100):
             arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
             if arch_text(arch) not in seen:
                 break
@@ -856,7 +852,7 @@ def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
         if name == "MLM":
             scores[name] = evaluate_language_model(model, data, cfg, alone, batches=32)["mlm_accuracy"]
         else:
-            seed_everything(cfg.seed, "head", name)  # the same head after a resume
+            seed_everything(cfg.seed, "head", name)
             tuned = TaskModel(arch, cfg, tasks[name].outputs, shared=shared)
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
             scores[name] = max(train_task(tuned, tasks[name], cfg, data.device)["main"], 0.0)
@@ -865,14 +861,14 @@ def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
 
 
 def search(cfg):
-    """OP-NAS (Alg. 1). The processes share out a round's candidates; all else is the same on each."""
+    """OP-NAS (Alg. 1)."""
     with launch(cfg.device) as ranks:
         source = read_run(cfg, "search") if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue")
         if run.finished:
             return show_best(run.finished, ranks, f"{run.folder}: finished (--restart begins anew)\n")
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
-        if source:  # one network writes where it has weights
+        if source:
             begun = LanguageModel(source[1], cfg) if source[1] else supernet
             say(ranks, start_from(begun, source))
             supernet.write_back([(source[1], begun.state_dict())] if source[1] else [])
@@ -895,12 +891,12 @@ def search(cfg):
 
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 2, 8, 9
             history += lines  # Alg. 1, line 11
-            if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round; one at a time in memory
+            if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
                 trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
                 supernet.write_back((proposals[line["id"]][1], load_file(folder / f"{line['id']}.pt"))
                                     for line in trained)
             checkpoint.save(history=history)
-            barrier(ranks)  # all have read the files
+            barrier(ranks)
             on_main(ranks, record_round, run, number, history)
             run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
                     mean=sum(line["score"] for line in lines) / len(lines))
@@ -919,7 +915,7 @@ def search(cfg):
 def draw_next_sentence(segments, generator):
     """Ids (R, width), lengths (R,) and labels (R,) of what stands behind R segments: the continuation (0) or, half the
     time, text from elsewhere (1). A run without a sentence boundary has no continuation and no label, -100: text from
-    elsewhere begins with a sentence, and a cut in mid-sentence would give it away."""
+    elsewhere begins with a sentence, which would give it away."""
     single = (segments.second_length == 0) | (segments.other_length == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     return (torch.where(other[:, None], segments.other, segments.second),
@@ -962,7 +958,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 # App. D.2: learning rate, weight decay, steps between looks at dev
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))
-LOOK_ROWS = 2000  # of dev, at --eval_every
+LOOK_ROWS = 2000  # of GLUE's dev, at --eval_every; all of QQP's cost too much
 CHECK_EVERY = 20  # steps between looks at the norm, which make a GPU wait
 
 
@@ -973,7 +969,7 @@ def schedule(step, steps, warmup):
 
 
 def make_optimizer(model, weight_decay):
-    """BERT's AdamW: weight decay on all matrices but transforms, which are near the identity."""
+    """BERT's AdamW: weight decay on all matrices but transforms, near the identity."""
     groups = [{"params": [value for name, value in model.named_parameters()
                           if (value.dim() > 1 and not name.endswith("conv.transform")) == decayed],
                "weight_decay": weight_decay if decayed else 0.0} for decayed in (True, False)]
@@ -1007,7 +1003,7 @@ def mean_loss(logits, labels):
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
     """Pre-training on the examples from `first` on, from the checkpoint on. Each of a batch's --accumulate shards has
-    its own seed, so that the number of processes does not matter. Calls report(step, losses, rate); Diverged, Stop."""
+    its own seed, whatever the number of processes. Calls report(step, losses, rate); Diverged, Stop."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, shards = checkpoint.restore().get("step", 0), max(cfg.accumulate, ranks.size)
     if cfg.batch % shards:
@@ -1030,7 +1026,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
         done, (stop, save, log) = step + 1, pace()
         save = save or stop or done == cfg.steps or done % cfg.save_every == 0
         log = log or save or done % LOG_EVERY == 0
-        if (log or done % CHECK_EVERY == 0) and not math.isfinite(norm):  # the weights are lost
+        if (log or done % CHECK_EVERY == 0) and not math.isfinite(norm):
             raise Diverged(f"gradient norm {norm} at or before step {done}")
         if log and report:
             report(done, losses, rate)
@@ -1042,7 +1038,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text, on the same examples for all seeds, by all processes."""
+    """Loss and accuracy of both objectives on held-out text, on the same examples for all seeds."""
     sums, rows, own = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch), dataclasses.replace(cfg, seed=0)
     model.eval()
     for position in range(ranks.rank * rows, batches * rows, ranks.size * rows):
@@ -1074,7 +1070,7 @@ def pretrain(cfg):
         bar, clock = progress(ranks, cfg.steps, "pretrain"), []  # clock: [step, seconds] of the last report
 
         def report(step, losses, rate):
-            mlm, nsp = (loss.item() for loss in losses)  # waits for the device
+            mlm, nsp = (loss.item() for loss in losses)
             speed = (step - clock[0]) * cfg.batch * cfg.length / (time.perf_counter() - clock[1]) if clock else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
             bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed:.0f}" if speed else "?")
@@ -1093,7 +1089,7 @@ def pretrain(cfg):
 
 # --arch and --init: what an action starts from.
 
-SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")  # rule the shapes of the weights
+SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")
 FOLLOWED = ("preset", "length", "dropout", "init_std")  # follow the weights unless a flag says otherwise
 
 
@@ -1101,7 +1097,7 @@ def settle_arch(cfg):
     """read_arch of cfg, which keeps the text form."""
     try:
         arch = read_arch(cfg.arch, cfg.layers)
-    except ValueError as error:  # of JSON too
+    except ValueError as error:
         raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert, "
                         "/att-only or /conv-only behind them") from None
     cfg.arch = arch_text(arch)
@@ -1129,7 +1125,7 @@ def read_run(cfg, action="describe"):
 
 
 def start_from(model, source):
-    """Load what read_run returned into a model or a super-net; returns a line about it."""
+    """Load what read_run returned into a model or a super-net; a line about it."""
     weights, arch, name = source
     if arch is None and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
@@ -1159,7 +1155,7 @@ def export(cfg, name):
     print(write_best(path, settle_arch(cfg), source, cfg))
 
 
-# Fine-tuning (App. D.1, D.2). A job is one run of one task at one setting.
+# Fine-tuning. A job is one run of one task at one setting.
 
 
 def recipes(cfg):
@@ -1170,7 +1166,7 @@ def recipes(cfg):
              for name, task in glue.TASKS.items()}
     if cfg.preset == "small":  # Sec. 4.2, footnote 2
         found |= {name: dataclasses.replace(found[name], main="accuracy") for name in ("MRPC", "QQP")}
-    length = 128 if cfg.preset == "demo" else 384  # of a question with its window
+    length = 128 if cfg.preset == "demo" else 384
     return found | {"SQuAD1.1": Recipe(batch=32, length=length, main="f1", **paper),
                     "SQuAD2.0": Recipe(batch=48, length=length, main="f1", **{**paper, "epochs": 2})}
 
@@ -1207,8 +1203,7 @@ def predict(model, task, split, cfg, device):
 
 def train_task(model, task, cfg, device, checkpoint=None):
     """Fine-tune on one task; its metrics on dev: in a search of the last weights; with a checkpoint, from which it goes
-    on, of the best at --eval_every (D20: the paper does not say what it reports; a look is at LOOK_ROWS of GLUE's rows,
-    as all of QQP's would take twelve times its training)."""
+    on, of the best at --eval_every (D20: the paper does not say what it reports)."""
     optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
