@@ -152,7 +152,7 @@ class Arch:
 
     @property
     def genes(self):
-        """{variable of the search space: choice}; make_arch(arch.genes) == arch."""
+        """{variable of the search space: choice}."""
         return {"layers": self.layers, "hidden": self.hidden, "ffn": self.ffn, "attention": (self.heads, self.qkv)}
 
     def __str__(self):
@@ -194,12 +194,12 @@ def search_space(cfg, variant="ebl"):
 
 
 def make_arch(genes):
-    """The Arch of {variable: choice}."""
+    """The inverse of Arch.genes."""
     return Arch(genes["layers"], genes["hidden"], genes["ffn"], *genes["attention"])
 
 
 def smallest_arch(space):
-    """The smallest architecture of a space, and so the fastest."""
+    """The smallest architecture, and so the fastest."""
     return make_arch({name: choices[0] for name, choices in space.items()})
 
 
@@ -213,19 +213,17 @@ def sample_arch(space, rng, identical=True):
 
 
 def flops(arch, tokens=128):
-    """Operations of encoder and pooler for one sequence: matrix products, 2 a multiply-add."""
+    """Operations of encoder and pooler for one sequence, in matrix products, 2 a multiply-add."""
     count = arch.hidden ** 2
     for ffn, _, qkv in map(arch.shape, range(arch.layers)):
         count += tokens * (4 * arch.hidden * qkv + 2 * arch.hidden * ffn) + 2 * tokens * tokens * qkv
     return 2 * count
 
 # --- model ----------------
-# The same modules are the SuperPLM, its sub-models (see sub_model) and all others.
 
 
 class Layer(nn.Module):
-    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H). Heads are an axis of the weights of attention, so that a
-    smaller layer's are the leading part of every axis (Figure 3)."""
+    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H). Heads are an axis of the attention weights."""
 
     def __init__(self, hidden, ffn, heads, qkv, dropout):
         super().__init__()
@@ -238,7 +236,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def project(self, x, which):
-        """Those of query, key, value that the slice says: (B, T, H) -> (1 to 3, B, N, T, D)."""
+        """Query, key, value in the slice: (B, T, H) -> (1 to 3, B, N, T, D)."""
         weight, bias = self.qkv[which], self.qkv_bias[which]
         return F.linear(x, weight.flatten(0, 2), bias.flatten()).unflatten(-1, bias.shape).permute(2, 0, 3, 1, 4)
 
@@ -303,7 +301,7 @@ class Encoder(nn.Module):
 
 
 def init_weights(module):
-    """BERT's initialisation: normal, deviation 0.02, zero biases."""
+    """BERT's initialisation."""
     if isinstance(module, Layer):
         nn.init.normal_(module.qkv, std=0.02)
         nn.init.normal_(module.output, std=0.02)
@@ -325,7 +323,7 @@ class LanguageModel(nn.Module):
         else:
             self.transform = nn.Linear(arch.hidden, arch.hidden)
             self.transform_norm = nn.LayerNorm(arch.hidden, eps=1e-12)
-            self.decoder_bias = nn.Parameter(torch.zeros(vocab_size))  # the output matrix is the word embedding
+            self.decoder_bias = nn.Parameter(torch.zeros(vocab_size))
             init_weights(self.transform)
 
     def forward(self, ids, segments, lengths, at):
@@ -335,7 +333,7 @@ class LanguageModel(nn.Module):
         return F.linear(x, self.encoder.words.weight, self.decoder_bias)  # (B, I, V)
 
     def student(self, ids, segments, lengths):
-        """The last layer's states at the teacher's width (B, T, W), and its raw attention scores (B, N, T, T)."""
+        """The last layer's states (B, T, W) and raw attention scores (B, N, T, T)."""
         x, scores = self.encoder(ids, segments, lengths, with_scores=True)
         return self.fit(x), scores
 
@@ -369,8 +367,8 @@ def parameters(arch, vocab_size, positions=512):
 
 
 def sub_models(cfg, variant, step, shard):
-    """Alg. 1, line 7: the sub-models that sub-batch `shard` of update `step` trains, M others on every sub-batch, a
-    function of the arguments alone. Without EBL one sub-model is trained on the whole batch."""
+    """Alg. 1, line 7: the sub-models of sub-batch `shard` of update `step`, M others on each; without EBL one for the
+    whole batch."""
     identical, _, batch_wise = VARIANTS[variant]
     rng = random.Random(f"{cfg.seed} sub-models {step} {shard if batch_wise else 0}")
     space = search_space(cfg, variant)
@@ -424,8 +422,8 @@ def part_of(module, name, arch, layer=0):
 
 
 def sub_model(model, arch):
-    """The sub-model `arch` of a LanguageModel: a model whose weights and gradients are views of the whole's. What its
-    backward pass finds is added where it belongs. ValueError where `arch` is not within the model."""
+    """The sub-model `arch` of a LanguageModel, whose weights and gradients are views of the whole's. ValueError where
+    `arch` is not within the model."""
     reason = why_outside(arch, model.encoder.arch)
     if reason:
         raise ValueError(reason)
@@ -435,15 +433,15 @@ def sub_model(model, arch):
 
 
 def extract(model, arch):
-    """A sub-model with its own copy of the weights."""
+    """A sub-model with its own weights."""
     return copy.deepcopy(sub_model(model, arch))
 
 
 def make_optimizer(model, weight_decay):
     """AdamW; as in BERT, biases and LayerNorms do not decay. The pooler, which no LanguageModel reads, is left alone.
 
-    D6: entries that no sub-model of an update used decay, and move on by what is left in their moments, as in the
-    released code; the paper does not say.
+    D6: entries that no sub-model of an update used decay, and move on by their moments, as in the released code;
+    the paper does not say.
     """
     named = [(name, value) for name, value in model.named_parameters()
              if isinstance(model, TaskModel) or "pooler" not in name]
@@ -453,7 +451,6 @@ def make_optimizer(model, weight_decay):
 
 
 def is_matrix(name):
-    """Whether a parameter is neither a bias nor a LayerNorm's."""
     return "bias" not in name and "norm" not in name
 
 # --- search ---------------
@@ -480,21 +477,20 @@ class Predictor:
         return (self.terms(archs) @ self.weights).tolist()
 
     def fit(self, archs, milliseconds):
-        """Learn from measured architectures weights, none negative, by least squares of the relative errors. Returns
-        itself."""
+        """Learn weights, none negative, by least squares of the relative errors. Returns itself."""
         terms = self.terms(archs)
         scale, kept = terms.abs().amax(0), torch.ones(terms.shape[1], dtype=torch.bool)
         rows = terms / scale / torch.tensor(milliseconds).double()[:, None]
         while True:
             chosen = rows[:, kept]
-            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # terms that say nearly the same stay alike
+            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # similar terms stay alike
             goal = torch.cat([torch.ones(len(rows)), torch.zeros(len(ridge))]).double()  # rows @ weights = 1 is exact
             weights = torch.zeros(len(kept), dtype=torch.double)
             weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
             if not (weights < 0).any():
                 break
-            kept &= weights > weights.min()  # the most negative term is left out, and the others are fitted again
-        # the last bits of a fit vary with where its arrays lie in memory
+            kept &= weights > weights.min()
+        # the last bits of a fit vary from run to run
         self.weights = torch.tensor([float(f"{weight:.9g}") for weight in (weights / scale).tolist()]).double()
         return self
 
@@ -514,8 +510,8 @@ def mutate(arch, space, rng):
 
 
 def sample_within(space, rng, allowed):
-    """A random architecture for which allowed(arch); where 300 are not, one made smaller, variable by variable, until
-    it is or is the smallest (D3)."""
+    """A random architecture that is allowed; where 300 are not, one made smaller until it is allowed or
+    the smallest (D3)."""
     for _ in range(300):
         arch = sample_arch(space, rng)
         if allowed(arch):
@@ -551,7 +547,7 @@ def roulette(lines, rng):
 
 
 def propose(history, number, cfg, predict, limit):
-    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)], a function of its arguments alone.
+    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow; here all are new and predicted
     within the limit, fewer than S only where it leaves no more.
@@ -606,7 +602,7 @@ def mask_tokens(ids, tokenizer, generator):
 
 
 def masked_loss(model, batch):
-    """Cross-entropy at the masked positions. batch: ids, segments, lengths, positions, labels."""
+    """batch: ids, segments, lengths, positions, labels."""
     *inputs, labels = batch
     logits = model(*inputs)  # (B, I, V)
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
@@ -614,8 +610,8 @@ def masked_loss(model, batch):
 
 def distillation_loss(student, teacher, lengths):
     """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of the raw attention
-    scores (B, N, T, T) and of the states (B, T, W), equally weighted. D9: padding is no part of the means, which would
-    depend on how rows are batched. lengths: (B,), None: no padding."""
+    scores (B, N, T, T) and of the states (B, T, W), equally weighted. D9: padding, which depends on the
+    batching, is no part of the means. lengths: (B,), None: no padding."""
     B, T, _ = student[0].shape
     places = torch.arange(T, device=student[0].device).expand(B, -1)
     real = places < (T if lengths is None else lengths[:, None])  # (B, T)
@@ -655,7 +651,7 @@ class Data:
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak learning rate at a step: linear up over warmup x steps, then linear down to 0."""
+    """Share of the peak learning rate at a step: linear up, then linear down to 0."""
     rise = max(1, round(warmup * steps))
     return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
 
@@ -720,13 +716,13 @@ def score_mlm(model, data, cfg):
 
 
 def products(model):
-    """The parameters of a LanguageModel's matrix products, which autocast casts wherever they are used."""
+    """The parameters of a LanguageModel's matrix products, which autocast casts."""
     return [value for name, module in model.named_modules() if isinstance(module, (Layer, nn.Linear))
             and "pooler" not in name for value in module._parameters.values()]
 
 
 def train_on(batch, archs, share, flat, data, cfg, *key):
-    """Gradients of a sub-batch's sub-models, None: of the whole, in flat.gradients; [loss of each], over `share`."""
+    """Gradients of sub-models (None: the whole), in flat.gradients; [loss of each], over `share`."""
     loss_of, losses = make_objective(data, cfg, batch), []
     flat.gradients.zero_()  # Alg. 1, line 5
     for sample, arch in enumerate(archs):  # Alg. 1, line 6
@@ -738,7 +734,7 @@ def train_on(batch, archs, share, flat, data, cfg, *key):
 
 
 def keep_trained(model, curve, data, cfg, ranks, folder):
-    """Leave in `folder` what --init and the next call of pretrain read."""
+    """What --init and the next pretrain read."""
     model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
     settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
     on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)
@@ -762,7 +758,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
-    # one micro-batch a process where nothing is sampled and --accumulate does not say otherwise; a checkpoint keeps N
+    # one micro-batch a process where nothing is sampled, unless --accumulate is given; a checkpoint keeps N
     N = saved.get("shards", ranks.size if probes == (None,) and "accumulate" not in cfg.given else cfg.accumulate)
     shards, rows = shard_range(ranks, N), cfg.batch // N
     if cfg.compile and probes == (None,):
@@ -833,8 +829,8 @@ def load_teacher(cfg, ranks, vocab, heads):
 
 
 def start_model(arch, cfg, data, ranks, first="model"):
-    """A LanguageModel of --init's weights, cut to `arch` ("": as they are), or of fresh ones; UserError where it does
-    not fit to the data."""
+    """A LanguageModel of --init's weights, cut to `arch` ("": as they are), or of fresh ones; UserError
+    where it does not fit."""
     fit, vocab = data.teacher.arch.hidden if data.teacher else 0, data.tokenizer.vocab_size
     if not cfg.init:
         seed_everything(cfg.seed, "weights", arch)
@@ -871,7 +867,7 @@ GRID = list(itertools.product((1e-5, 2e-5, 3e-5), (4, 5, 10)))  # Sec. 4.1: lear
 
 
 def recipes():
-    """{task: its Recipe}. D14: SQuAD's 384 tokens, the released code's, use positions that 128 left untrained."""
+    """D14: SQuAD's 384 tokens, the released code's, use positions that 128 left untrained."""
     return {"MLM": Recipe(0.0, 1), **{
         name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=metric)
         for name, (batch, lr, epochs, metric) in TABLE_D1.items()}}
@@ -886,10 +882,10 @@ def task_loss(task, logits, batch):
 
 
 def fine_tune(encoder, task, cfg, device, seed):
-    """The TaskModel: a copy of the encoder fine-tuned on a task. Raises Diverged, and Stop after SIGTERM."""
+    """The TaskModel: a fine-tuned copy of the encoder. Raises Diverged, and Stop after SIGTERM."""
     seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
-    optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))  # each process does its own
+    optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))
     for step, batch in zip(range(task.steps), task.batches(seed)):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
@@ -913,8 +909,7 @@ def fine_tune(encoder, task, cfg, device, seed):
 
 
 def score_task(model, name, data, cfg, number=0, folder=None):
-    """A task's metrics on dev after fine-tuning with the seed of run `number`; model and predictions are kept in
-    `folder`. Raises Diverged, and Stop."""
+    """A task's metrics on dev after fine-tuning; `folder` keeps model and predictions. Raises Diverged, and Stop."""
     if name == "MLM":
         return score_mlm(model, data, cfg)
     task, logits = data.tasks[name], {}
@@ -955,15 +950,14 @@ def judge(model, data, cfg):
 
 def ties(lines):
     """Architectures whose scores cannot be told from the best: less than twice the standard error of the difference
-    below it, taken as of independent scores (all share their rows: it is rather smaller)."""
+    below it, as if independent."""
     best = max(lines, key=lambda line: line["score"])
     return [line["arch"] for line in lines if line is not best
             and best["score"] - line["score"] < 2 * math.hypot(best["error"], line["error"])]
 
 
 def finetune(cfg, text):
-    """Fine-tune --init's model on tasks, with Table D.1's settings or --grid's, --runs times with other seeds. The
-    folder TASK keeps the median run's model and predictions."""
+    """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
     with launch(cfg.device) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if not data:
@@ -974,8 +968,7 @@ def finetune(cfg, text):
                 for setting in (GRID if cfg.grid and name in glue.TASKS else [()])}
 
         def work(job, mnli):
-            """mnli: the folder of the best MNLI run, in whose encoder this task starts. D7: the paper does not say so;
-            what MNLI teaches helps the small tasks."""
+            """mnli: the folder of the best MNLI run, whose encoder this task starts from. D7: it helps small tasks."""
             (name, number, setting), start, diverged, own = jobs[job], copy.deepcopy(model), None, data
             if setting:
                 task = copy.copy(data.tasks[name])
@@ -1031,13 +1024,13 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     elif text and data.tokenizer.mask_id is None:
         raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]")
     kinds = {} if action == "finetune" else dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
-    data.tasks = {name: None if name == "MLM" else on_main(  # encoded once, for all processes
+    data.tasks = {name: None if name == "MLM" else on_main(
         ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds) for name in names}
     return run, data
 
 
 def set_shards(cfg, ranks):
-    """Unless --accumulate was given, raise it to what the processes can share, in all phases of a run alike."""
+    """Unless --accumulate was given, raise it to what the processes can share."""
     if "accumulate" not in cfg.given:
         cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
     if cfg.batch % cfg.accumulate:
@@ -1048,7 +1041,7 @@ def train_superplm(cfg, data, run):
     """One-shot training (Alg. 1), or what it left in the run folder: the SuperPLM."""
     space, model = search_space(cfg, cfg.variant), start_model(cfg.largest, cfg, data, run.ranks)
     attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
-    # looked at: the whole and the smallest part (without SME in all heads: fewer are no smaller)
+    # the whole and the smallest part (without SME in all heads: fewer are no smaller)
     probes = model.encoder.arch, make_arch({**smallest_arch(space).genes, "attention": attention})
     pretrain(model, lambda step, shard: sub_models(cfg, cfg.variant, step, shard), data, cfg, run,
              run.folder / "superplm", cfg.steps, cfg.warmup, probes)
@@ -1057,8 +1050,7 @@ def train_superplm(cfg, data, run):
 
 @torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of a pass of encoder and pooler on the target. Weights are random and the vocabulary is small:
-    neither changes the time."""
+    """Milliseconds of a pass of encoder and pooler on the target; weights and vocabulary do not change the time."""
     with torch.device("meta"):
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
     encoder = encoder.to_empty(device=cfg.latency_device).eval()
@@ -1068,7 +1060,7 @@ def time_model(arch, cfg):
 
 
 def time_together(archs, cfg, rounds=5):
-    """{arch: [milliseconds of each round]}; a round measures all, so that drift of the machine meets all alike."""
+    """{arch: [milliseconds of each round]}; a round measures all, so that drift meets all alike."""
     return dict(zip(archs, zip(*[[time_model(arch, cfg) for arch in archs] for _ in range(rounds)])))
 
 
@@ -1084,8 +1076,7 @@ def limit_of(cfg, times):
 
 
 def learn_latency(cfg, run):
-    """(predict, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit. The
-    yardsticks and the smallest architecture, on which all hangs, are measured five times at least."""
+    """(predict, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit."""
     space, path, top = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.largest)
     fixed, rng = [*yardsticks(cfg), smallest_arch(space)], random.Random(f"{cfg.seed} latency")
 
@@ -1110,7 +1101,7 @@ def learn_latency(cfg, run):
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
-    """Alg. 2, or another strategy: the history. The candidates of a generation are shared out over the processes."""
+    """Alg. 2, or another strategy: the history."""
     history, folder, generations = [], run.folder / "candidates", 1 if cfg.strategy == "fast" else cfg.generations
 
     def label():
@@ -1136,7 +1127,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
 
 
 def time_finalists(lines, cfg):
-    """Those lines of the history that measure within the limit, beside the reference."""
+    """The lines that measure within the limit, beside the reference."""
     rounds, found = time_together([*yardsticks(cfg), *(parse_arch(line["arch"]) for line in lines)], cfg), []
     limits = [limit_of(cfg, dict(zip(rounds, times))) for times in zip(*rounds.values())]
     for line in lines:
@@ -1149,7 +1140,7 @@ def time_finalists(lines, cfg):
 
 def confirm(history, cfg, run):
     """The best architectures within the limit, at most --winners; UserError where there is none. D4: the evolution
-    checks the limit by predicting alone; what it found is measured, and only what then meets it is trained further."""
+    checks the limit by predicting alone; only what meets it when measured is trained further."""
     path = run.folder / "finalists.json"
 
     def measure():
@@ -1168,14 +1159,14 @@ def confirm(history, cfg, run):
 
 
 def train_winners(superplm, finalists, data, cfg, run):
-    """Train the finalists further and judge them (Sec. 3.6): the entry of best.json. Keeps the best in model/."""
+    """Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns best.json's entry."""
     models = {}
     for arch in (line["arch"] for line in finalists):
         models[arch] = extract(superplm, parse_arch(arch))
         try:
             pretrain(models[arch], lambda step, shard: [None], data, cfg, run, run.folder / "further" / arch,
                      cfg.further_steps, 0.0)  # no warm-up, Sec. 4.1
-        except Diverged as error:  # this one keeps the SuperPLM's weights
+        except Diverged as error:
             say(run.ranks, f"{error}; its training is left out")
             models[arch] = extract(superplm, parse_arch(arch))
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
@@ -1202,7 +1193,7 @@ def search(cfg, phase="search"):
                 raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but --largest is {cfg.largest}")
         elif phase == "evolve" and not (cfg.dry_run or (run.folder / "superplm" / "curve.json").exists()):
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm, or give one with --init")
-        if phase != "superplm":  # before the training, so that a limit that nothing meets costs none
+        if phase != "superplm":  # first, so that a limit that nothing meets costs no training
             predict, limit = learn_latency(cfg, run)
         if phase == "latency":
             return say(ranks, f"{run.folder}: measured; --speedup {cfg.speedup} is {limit:.2f} ms")
@@ -1223,7 +1214,7 @@ def search(cfg, phase="search"):
 
 
 def further_train(cfg):
-    """Train one architecture: --init's, or from scratch."""
+    """Train --init's architecture, or one from scratch."""
     with launch(cfg.device) as ranks:
         set_shards(cfg, ranks)
         run, data = open_data(cfg, "further_train", ranks, text=True)
@@ -1249,8 +1240,7 @@ def export(cfg, folder):
 
 
 def describe(cfg):
-    """One JSON object on --arch, --init's model or the SuperPLM: parameters, FLOPs, latency, what its further or
-    one-shot training needs and takes, and the search space."""
+    """One JSON object on --arch, --init's model or the SuperPLM, and on what its training needs and takes."""
     arch, vocab, positions = parse_arch(cfg.arch or cfg.largest), cfg.vocab_size, 512
     if cfg.init:
         _, whole, weights = read_model(cfg.init, cfg)
@@ -1292,7 +1282,7 @@ def read_arch(text, place):
 
 
 def check(cfg, action):
-    """UserError where settings do not go together, before anything is done."""
+    """UserError where settings do not go together."""
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
     cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
@@ -1317,7 +1307,6 @@ def check(cfg, action):
 
 
 def main(argv=None):
-    """Run one action of the command line."""
     return start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 
