@@ -2,9 +2,9 @@
 arXiv:2207.13955v1).
 
 Linear attention (cosFormer) costs O(N), softmax attention scores better. mFormer lets a search decide, layer by layer,
-which of the two stands where, together with widths, heads, depth and the encoder layers that the decoder sees. The
-search is RankNAS: a super-net holds every architecture, two rankers learn from pairs of its sub-nets to order
-architectures by loss and by latency, unimportant features are pruned, and an evolution walks through what is left.
+which of the two stands where, with widths, heads, depth and the encoder layers that the decoder sees. The search is
+RankNAS: a super-net holds every architecture, two rankers learn from pairs of its sub-nets to order them by loss and
+by latency, unimportant features are pruned, and an evolution walks through the rest.
 
 Run:     python mformer.py --search --dry_run          every phase of a search, in seconds; without --dry_run in minutes
          python mformer.py --train                     what --search has found, from scratch; then --evaluate --init RUN
@@ -115,8 +115,8 @@ class Config:
 SMOOTHING, AVERAGED = 0.1, 10  # label smoothing, Sec. 6; last saves, Sec. 4.1.4 (D14)
 LENGTH_PENALTY = 0.6  # Sec. 4.1.4: beam search (D14: it may end at once)
 MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
-# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, as it stands and as in the released
-# code, which drops 10% of an architecture's timings at either end; both hold here
+# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, of architectures and, as in the
+# released code, of the timings of each; both hold here
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples (D7)
 
@@ -131,8 +131,7 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_IMAGE, layers=(2, 3, 4), hidden=(48, 64, 80), ffn=(96, 128, 192, 224, 256), heads=(3, 4, 5),
                       augment=(0.5, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 12, steps=600, save_every=20,
                       search=dict(save_every=100, held_out=500, samples=160)),
-        # Sec. 6.2's 64 images are read as those of one of 4 GPUs, as released: 976 updates are 5 epochs of 256. The
-        # dropout of 0.1 behind ReLU that is set there is left out (D10)
+        # D10: Sec. 6.2's 64 images are those of one of 4 GPUs, as released; the dropout behind ReLU there is left out
         "base": dict(batch=256, accumulate=4, search=dict(held_out=5000))},
     "wmt14": {
         "demo": dict(TINY_TEXT, layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4), decoder_layers=(1, 2),
@@ -141,9 +140,9 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_TEXT, layers=(3,), hidden=(48, 64), ffn=(64, 128, 192, 256), heads=(2, 4, 8),
                       decoder_layers=(1, 2, 3), batch=1024, warmup=1 / 6, steps=1200, save_every=40,
                       search=dict(save_every=100, held_out=300, samples=160)),
-        # Sec. 6.1; its 4,400 tokens are read as those of one of 8 GPUs. RankNAS's settings give what is not listed: 0.3
-        # of dropout (its 0.1 on attention and ReLU are left out), 50,000 updates of the super-net, which here never end
-        # early; not its 16 batches an update, 800 epochs (D10)
+        # D10: Sec. 6.1's 4,400 tokens are read as those of one of 8 GPUs; what is not listed is RankNAS's: 0.3 of
+        # dropout (without its 0.1 on attention and ReLU), 50,000 updates of the super-net, which here never end
+        # early; not its 16 batches an update, 800 epochs
         "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                      relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
                      weight_decay=0.1, steps=200000, keep=7,
@@ -153,10 +152,9 @@ PRESETS["cifar10"]["long"] = dict(PRESETS["cifar10"]["small"], patch=2, cost="fl
 DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2)
 
 # --- search space ---------
-# A space is a table {feature: choices}: sampling, mutation, crossover, pruning and rankers read it.
 
-# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, clipped at 8 (text) or 14 (images), in
-# self-attention; cross-attention, where a distance means nothing, has none. "plain", without any, is Table 5's vanilla
+# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys in self-attention; in cross-attention a
+# distance means nothing. "plain", without any, is Table 5's vanilla
 KINDS = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # where an attention stands
 
@@ -166,7 +164,7 @@ class Feature(NamedTuple):
     depth: str | None  # the feature that says how many layers it has a value for; None: one value
 
 
-FEATURES = {  # in an order in which depths come before what they rule
+FEATURES = {  # depths before what they rule
     "layers": Feature("Enc Layer Num", None), "hidden": Feature("Enc Emb Dim", None),
     "ffn": Feature("Enc FFN Dim", "layers"),
     "heads": Feature("Enc Head Num", "layers"), "types": Feature("Enc Attn Type", "layers"),
@@ -178,13 +176,13 @@ FEATURES = {  # in an order in which depths come before what they rule
 }
 
 
-# A number for each depth and embedding width, a tuple with a value a layer for all else; no decoder for images
+# Numbers or, with a value a layer, tuples; no decoder for images
 Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), (), ()))
 
 
 def space_of(cfg):
-    """{feature: choices}. Only the encoder's types are searched (Sec. 4.1.2) unless --search_decoder says so;
-    cosFormer*, the space "linear", is linear in the decoder too (Sec. 3.2.2)."""
+    """{feature: choices}. The encoder's types alone are searched (Sec. 4.1.2) without --search_decoder; cosFormer*, the
+    space "linear", is linear in the decoder too (Sec. 3.2.2)."""
     layers, hidden = max(cfg.layers) + max(cfg.decoder_layers) * (cfg.task == "wmt14"), max(cfg.hidden)
     check_memory(f"hidden {hidden}, ffn {max(cfg.ffn)}", layers, 2 * layers * hidden * (max(cfg.ffn) + 2 * cfg.qkv))
     types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
@@ -210,7 +208,7 @@ def space_size(space):
 
 
 def build_arch(space, gene):
-    """An Arch from gene(name, choices) and, for those of a layer, gene(name, choices, slot)."""
+    """An Arch from gene(name, choices) or, for a layer, gene(name, choices, slot)."""
     genes = {}
     for name, choices in space.items():
         layers = genes.get(FEATURES[name].depth)
@@ -220,12 +218,11 @@ def build_arch(space, gene):
 
 
 def widest(space):
-    """The architecture that holds all others. Softmax, which has a table, is the wider type; its name is the last."""
+    """The architecture that holds all others. Softmax, the wider type, is the last by name."""
     return build_arch(space, lambda name, choices, slot=0: max(choices))
 
 
 def sample_arch(space, rng):
-    """A random architecture, genes uniform over their choices."""
     return build_arch(space, lambda name, choices, slot=0: rng.choice(choices))
 
 
@@ -307,9 +304,8 @@ def parse_arch(text, cfg):
     return arch
 
 # --- model ----------------
-# Every module is as wide as the widest architecture it serves and cuts what a call needs from the leading rows and
-# columns of its weights: a super-net is a model that is called with an architecture. D3: queries, keys and values have
-# a weight each; the released code takes thirds of the leading rows of one matrix.
+# A super-net is a model that is called with an architecture: every module cuts what a call needs from the leading rows
+# and columns of its weights. D3: of queries, keys and values each; the released code cuts thirds of one matrix.
 
 # D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|
 FLOOR = 1e-6
@@ -319,14 +315,13 @@ def turns_of(positions, longest):
     """cos a and sin a of Eq. 3, a = pi/2 i/M, at positions i (T,). longest M: a number -> (T, 2, 1), or (B,) ->
     (B, 1, T, 2, 1)"""
     longest = longest.view(-1, 1, 1) if torch.is_tensor(longest) else longest
-    # padding behind the end must not turn its cosine negative
+    # padding must not turn its cosine negative
     angle = (math.pi / 2) * positions.clamp(max=longest - 1) / longest
     return torch.stack([angle.cos(), angle.sin()], dim=-1)[..., None]
 
 
 @functools.lru_cache
 def fixed_turns(longest, device):
-    """turns_of() all positions below `longest`, made once."""
     return turns_of(torch.arange(longest, device=device), longest)
 
 
@@ -357,15 +352,14 @@ def linear_read(q, state, total):
 def linear_attention(q, k, v, turns, mask=None):
     """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D), mask (B, T):
     no padding, or None. -> the same"""
-    # D1: padding stays out of both sums and the cosine takes the true length; with the padded one, as in the released
-    # code, a sentence's output depends on its batch. Causal and cross attention take a fixed one (--length): with the
-    # true one a prefix's output would depend on what follows
+    # D1: padding stays out of both sums and the cosine takes the true length; with the padded one, as released, a
+    # sentence's output depends on its batch. Causal and cross attention take --length: a prefix must not see the end
     return linear_read(reweight(q, turns), *linear_state(reweight(k, turns), v, mask))
 
 
 def causal_linear_attention(q, k, v, turns, chunk=0):
-    """cosFormer attention to what is not later, in O(T): a running sum over chunks, in float32, and the quadratic
-    product inside each, which pays up to 2D tokens. (B, N, T, D) -> the same"""
+    """cosFormer attention to what is not later, in O(T): a running sum over chunks and the quadratic product inside
+    each, which pays up to 2D tokens. (B, N, T, D) -> the same"""
     B, N, T, D = q.shape
     chunk, later = min(chunk or max(64, 2 * D), T), (0, 0, 0, 0, 1, 0)  # later: nothing stands before the first chunk
     parts = reweight(q, turns), reweight(k, turns), v
@@ -395,7 +389,7 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12: Xavier's bound for the widest network, each block on its own; the paper lists none
+        # D12: Xavier's bound for the widest network, by block; the paper lists none
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
@@ -437,8 +431,8 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2), width)  # (B, N, T, D) -> (B, T, H)
 
     def forward(self, x, kind, heads, turns, mask=None, cache=None, first=0):
-        """Self-attention. turns: of turns_of(); mask (B, T): what is no padding; cache: None for whole sequences, else
-        a dict with what earlier calls have kept, x being the one token at position `first` (causal)."""
+        """Self-attention. mask (B, T): no padding; cache: None for whole sequences, else a dict of what earlier calls
+        kept, x being the one token at position `first` (causal)."""
         (q,), (k, v) = self.project(self.query, x, heads), self.project(self.key_value, x, heads, 2)
         if kind == "linear" and cache is not None:
             new = linear_state(reweight(k, turns), v)
@@ -516,16 +510,16 @@ class Layer(nn.Module):
 
 class ImageModel(nn.Module):
     """Encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, I, I) -> logits
-    (B, 10). space: of a super-net, of which forward(images, arch) runs a sub-net."""
+    (B, 10). space: a super-net's; forward(images, arch) runs a sub-net."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
-        # D4: 196 patches and the class token, not the 256 of Sec. 4.1.3, which contradict its 14 x 14
+        # D4: 14 x 14 patches and the class token; Sec. 4.1.3's 256 contradict them
         self.arch, self.cfg, self.tokens = arch, cfg, (cfg.image // cfg.patch) ** 2 + 1
         self.patches = Linear(3 * cfg.patch ** 2, arch.hidden)
         self.token = nn.Parameter(torch.randn(arch.hidden) * arch.hidden ** -0.5)
         self.positions = nn.Parameter(torch.randn(self.tokens, arch.hidden) * 0.5)
-        with torch.no_grad():  # D12: of like sizes behind the factor sqrt(H), which would drown positions of 0.02
+        with torch.no_grad():  # D12: of like sizes behind the factor sqrt(H)
             self.patches.weight.mul_(arch.hidden ** -0.5)
         self.layers = nn.ModuleList(Layer("", number, arch, cfg, space) for number in range(arch.layers))
         self.norm, self.head = LayerNorm(arch.hidden), Linear(arch.hidden, 10)
@@ -583,7 +577,7 @@ class Translator(nn.Module):
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
         """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else dicts, target the one token at
-        position `first` of each beam, of which as many as stand in memories' rows follow each other."""
+        position `first` of each beam, the beams of a row of memories side by side."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
         turns = fixed_turns(self.cfg.length, x.device)[first:first + x.shape[1]]
@@ -622,7 +616,7 @@ def model_flops(arch, cfg):
 
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
-    """A network (with a space, a super-net) with the weights that it has in a larger model, UserError without them."""
+    """A network (with a space, a super-net) with its weights in a larger model, UserError without them."""
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
         there = tuple(weights[name].shape) if name in weights else ()
@@ -638,8 +632,8 @@ WORST = 1e9  # loss of a sub-net that has diverged: infinity is no JSON
 
 
 def features_of(arch, space):
-    """What a ranker sees: {feature with a choice: numbers}, shares of the largest choice; one a layer as its mean and
-    its layers, filled up with the mean, so that a width does not tell the depth as well."""
+    """What a ranker sees: {feature with a choice: shares of the largest}; one a layer as its mean and its layers,
+    filled up with the mean, so that a width does not tell the depth."""
     found = {}
     for name, choices in space.items():
         if len(choices) > 1:
@@ -661,9 +655,8 @@ def agreement(found, wanted):
 
 class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a behind b) = sigmoid(g(a) - g(b)), g a small
-    network; low values come first. Fitted to 80% of the rows; 10% choose when to stop, 10% are fresh and give Kendall's
-    tau and the share of pairs ordered alike."""
-    # D6: the released code regresses with boosted trees, importance is a single feature's |tau|
+    network. Fitted to 80% of the rows; 10% choose when to stop, 10% give Kendall's tau and the pairs ordered alike."""
+    # D6: the released code regresses with boosted trees, importance is a feature's |tau|
 
     def __init__(self, space, archs, values, seed=0, steps=400):
         self.space, generator = space, torch.Generator().manual_seed(seed)
@@ -718,18 +711,15 @@ class Ranker:
 
 
 def free_features(cfg, samples):
-    """--keep, or 0: no pruning."""
     # D7: 20% of the samples tell what matters, 32 at least
     return cfg.keep if samples >= PRUNES_FROM else 0
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, search space pruning: a smaller space, in which only `keep` features are free; 0: all. archs, losses:
-    of the samples that are allowed."""
-    # D7: the paper does not say how. The first of the rankings by loss and by latency, read in turn, stay free, and the
-    # attention types, which the mixed space is about; the others freeze at their commonest value in the better tenth of
-    # the samples. CIFAR-10 keeps 3 of 5 (the paper: 5), translation 7, as many as the
-    # two top fives of Sec. 7.1 hold
+    """Sec. 3.1.2, pruning: a space in which only `keep` features are free; 0: all. archs, losses: samples allowed."""
+    # D7: the paper does not say how. The attention types and the first of the rankings by loss and by latency, in turn,
+    # stay free, the others freeze at their commonest value in the better tenth of the samples. CIFAR-10 keeps 3 of 5
+    # (the paper: 5), translation 7, as many as the two top fives of Sec. 7.1 hold
     if not keep:
         return space
     free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + [*PARTS]
@@ -747,8 +737,8 @@ def latency_text(value, cfg):
 
 
 def latency_window(scores, latencies, limit):
-    """(lowest, highest) latency score that the evolution looks at: no fastest tenth unless no other keeps the limit, no
-    slowest (D8), none beyond the limit."""
+    """(lowest, highest) latency score of the evolution: no slowest tenth, no fastest unless no other keeps the limit
+    (D8), none beyond it."""
     scores, within = sorted(scores), sum(each <= limit for each in latencies) / len(latencies)
     high = min(1 - DROPPED_ARCHITECTURES, within)
     low = DROPPED_ARCHITECTURES if DROPPED_ARCHITECTURES < high else 0
@@ -756,12 +746,12 @@ def latency_window(scores, latencies, limit):
 
 
 def evolve(space, fitness, allowed, cfg):
-    """Evolution over a space: {architecture: fitness} of all that it looked at, lower is better. It ends where a
-    generation brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
+    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends where a generation brings
+    nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
     rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, {}
 
     def collect(make, count):
-        """Look at up to `count` new architectures that are allowed; True where there was one."""
+        """Look at up to `count` new architectures; True where there was one."""
         found = {}
         for _ in range(50 * count):
             arch = make()
@@ -782,7 +772,7 @@ def evolve(space, fitness, allowed, cfg):
 
 
 def cast(model, cfg, device):
-    """The model on its device, in the type of --dtype for good: autocast casts weights at every step of a decoder."""
+    """The model in the type of --dtype for good: autocast casts weights at every step of a decoder."""
     with autocast(cfg.dtype, device):
         low = torch.is_autocast_enabled(device.type)
         return model.to(device, torch.get_autocast_dtype(device.type) if low else torch.float32)
@@ -823,8 +813,8 @@ def measure_latency(arch, cfg, device):
 
 
 def set_limit(space, cfg, ranks, run):
-    """--latency_limit, where it was not given, as --limit_share of the median of 25 random architectures; the folder
-    keeps the median for a resumed run. One that nothing keeps ends the run before it trains."""
+    """--latency_limit, else --limit_share of the median of 25 random architectures, which the folder keeps for a
+    resumed run. One that nothing keeps ends the run before it trains."""
     # D15: the paper gives none; the released search for images has 15.06 ms
     path = run.folder / "limit.json"
 
@@ -851,8 +841,7 @@ def set_limit(space, cfg, ranks, run):
 
 
 def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
-    """Add architectures to the history: loss with the super-net's weights and latency, shared out over processes;
-    where processes share a device the first times alone."""
+    """Add losses and latencies to the history, shared out over processes; on a shared device the first times alone."""
     began = time.perf_counter()
 
     def latency(index):
@@ -872,7 +861,7 @@ def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
 
 
 def collect_samples(supernet, data, space, cfg, ranks, run):
-    """History lines of --samples random sub-nets; resumes behind what history.jsonl holds."""
+    """History lines of --samples random sub-nets; resumes behind history.jsonl."""
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
                                for number in range(2 * cfg.samples)))[:cfg.samples]
     if len(archs) < 20:
@@ -892,7 +881,7 @@ def collect_samples(supernet, data, space, cfg, ranks, run):
 
 
 def rank_and_evolve(space, history, cfg):
-    """From measured sub-nets to the finalists, new ones, and what was learned on the way."""
+    """Measured sub-nets -> the finalists, new ones, and what was learned."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
         raise UserError(f"{len(lines)} sub-nets have a loss, it takes 20: lower --lr")
@@ -917,8 +906,8 @@ def rank_and_evolve(space, history, cfg):
 
 
 def winner(history, cfg):
-    """The history line with the best loss within the limit, None where none keeps it."""
-    # D9: what was measured decides, not the ranker's order
+    """The history line with the best loss within the limit, or None."""
+    # D9: measurements decide, not the ranker
     allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
     return max(allowed, key=lambda line: line["score"], default=None)
 
@@ -965,8 +954,7 @@ def show_search(result, ranks, cfg):
 # --- objective ------------
 
 def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
-    """Label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over the labels that are not -100, and how
-    many there are."""
+    """Label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over labels but -100, and their number."""
     *inputs, labels = batch
     logits = model(*inputs, arch).flatten(0, -2).float()  # (B, 10), or (B * T, V)
     loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
@@ -974,8 +962,7 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 
 
 def learning_rate(step, cfg):
-    """Sec. 6: warm-up from lr_start to lr; then a cosine down to lr_start (images) or the inverse square root of the
-    step (translation)."""
+    """Sec. 6: warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's inverse square root."""
     # D10: for the super-net too. fairseq's cosine ends at `lr`, 1e-6; at the listed minimum of 1e-7 training would stop
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
@@ -1005,7 +992,7 @@ else:
 
 
 def set_shards(cfg, ranks):
-    """Unless --accumulate was given, raise it to a number that the processes can share; a setting of the run."""
+    """Unless --accumulate was given, raise it to a number that the processes can share."""
     if "accumulate" not in cfg.given:
         cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
     if cfg.batch % cfg.accumulate:
@@ -1014,10 +1001,10 @@ def set_shards(cfg, ranks):
 
 
 def open_data(cfg, action, ranks):
-    """Open the run folder and the data: (RunFolder, Pictures or Translations)."""
+    """(RunFolder, Pictures or Translations)."""
     set_shards(cfg, ranks)
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
-    needs = [name for name in names if getattr(cfg, name)] or ([] if cfg.translate else names)  # the demo data
+    needs = [name for name in names if getattr(cfg, name)] or ([] if cfg.translate else names)
     run, _ = open_run(cfg, action, ranks, *needs)
     kind = Pictures if cfg.task == "cifar10" else Translations
     return run, kind(cfg, ranks, run.folder, action in ("search", "train"))
@@ -1025,7 +1012,7 @@ def open_data(cfg, action, ranks):
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
-    """Cross-entropy on what is set aside; WORST where it is no number."""
+    """Held-out cross-entropy; WORST where it is no number."""
     # D5: test sets are read by --evaluate alone; the released search reads CIFAR-10's
     total = count = 0
     for batch in data.held_batches():
@@ -1038,8 +1025,7 @@ def held_out_loss(model, data, cfg, arch=None):
 
 @torch.no_grad()
 def score(model, data, cfg):
-    """({"accuracy": share of the test images, ...}, predicted classes), or ({"bleu": percent on the test text, ...},
-    translations)."""
+    """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of the test data."""
     if cfg.task == "cifar10":
         found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
                                              for images, labels in data.test_batches())))
@@ -1048,7 +1034,7 @@ def score(model, data, cfg):
     found = data.translate(model, sources, LENGTH_PENALTY)
     scores = {"bleu": bleu.corpus_bleu(found, references), "examples": len(found),  # D14: of plain text (13a)
               "repeated_words": bleu.repeated_words(found)}  # Sec. 8: what a decoder of linear attention says
-    if cfg.languages[1] == "de":  # as before sacrebleu
+    if cfg.languages[1] == "de":
         scores["tokenised_bleu"] = bleu.tokenised_bleu(found, references)
     return scores, found
 
@@ -1063,8 +1049,7 @@ def make_optimizer(model, cfg):
 
 
 def accumulate_gradients(network, model, batches, cfg, ranks, step, arch):
-    """Gradients of an update's mean loss, summed over its shards, the next of `batches`, in order: the same on any
-    number of processes. -> loss, number of labels"""
+    """Gradients of an update's mean loss over its shards, the same on any number of processes. -> loss, labels"""
     total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
@@ -1085,8 +1070,8 @@ def accumulate_gradients(network, model, batches, cfg, ranks, step, arch):
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network; with a space, its super-net, one random sub-net an update. At the end checkpoint.pt owns the
-    model alone, a network as the average of its last checkpoints (Sec. 4.1.4)."""
+    """Train a network; with a space, its super-net, one random sub-net an update. At the end checkpoint.pt has the
+    model alone, a network as the average of the last (Sec. 4.1.4)."""
     checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
@@ -1109,7 +1094,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
         optimizer.zero_grad()
         bar.update()
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
-        stop, due, log = pace()  # signal; --save_minutes; a silent minute
+        stop, due, log = pace()
         if saves or stop or due or log or (step + 1) % 50 == 0:
             value, rate = loss.item(), learning_rate(step, cfg)
             if not math.isfinite(value):
@@ -1145,15 +1130,15 @@ def read_run(cfg):
     record = read_json(Path(cfg.init) / "config.json")
     cfg.vocab_size = len(weights.get("words", ()))
     own = Config(**{name: tuple(value) if isinstance(value, list) else value
-                    for name, value in record["settings"].items() if hasattr(Config, name)})  # not an older version's
+                    for name, value in record["settings"].items() if hasattr(Config, name)})
     if record["action"] == "search":
         return weights, None, space_of(own)
     return weights, parse_arch(str(own.arch), own), None
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """The architecture of --arch, else own, the network's in --init, else what the search in --init or of this task and
-    preset found, else in the preset base the paper's. cfg.arch becomes its text."""
+    """The architecture of --arch, else own, of --init, else what the search in --init or of this task and preset found,
+    else in the preset base the paper's. cfg.arch becomes its text."""
     found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
     text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")
     if not cfg.arch and not own:
@@ -1166,7 +1151,7 @@ def chosen_arch(cfg, ranks, own=None):
 
 
 def train(cfg):
-    """The winner from scratch (Sec. 3.2.2), or from inherited weights with --init."""
+    """The winner from scratch (Sec. 3.2.2), or from --init's weights."""
     with launch(cfg.device) as ranks:
         weights, own, _ = read_run(cfg) if cfg.init else (None, None, None)
         arch = chosen_arch(cfg, ranks, own)
@@ -1182,7 +1167,7 @@ def train(cfg):
 
 
 def evaluate(cfg):
-    """Accuracy or BLEU on the test data (Sec. 4.1.4), or translations of --translate."""
+    """Accuracy or BLEU (Sec. 4.1.4), or translations of --translate."""
     if not cfg.init:
         raise UserError("--evaluate: --init is missing; give a run folder of --train or --search")
     with launch(cfg.device) as ranks:
@@ -1212,8 +1197,8 @@ def evaluate(cfg):
 
 
 def describe(cfg):
-    """Parameters and FLOPs as JSON: of --arch, --init, the paper's mFormer (preset base) or else the widest of the
-    preset; and of the published ones, `paper` as its tables count, `honest` with all products of linear attention."""
+    """Parameters and FLOPs as JSON, of the published ones too: `paper` as its tables count, `honest` with all products
+    of linear attention."""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
     paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
     rows, space = {name: parse_arch(name, paper) for name in MFORMER[cfg.task]}, space_of(cfg)
@@ -1239,7 +1224,7 @@ ACTIONS = {
     "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
-UNREAD = {  # by task
+UNREAD = {
     "cifar10": {*"train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
                  "translate search_decoder".split()},
     "wmt14": {"cifar10", "image", "patch", "augment"},
