@@ -2,8 +2,7 @@
 Soricut; ICLR 2020, arXiv:1909.11942).
 
 BERT with far fewer parameters: words are embedded in E dimensions and mapped to H, and all layers share one set of
-weights. Next-sentence prediction gives way to sentence-order prediction: are two consecutive segments in their order or
-swapped? The model can then be made wide.
+weights. Next-sentence prediction gives way to sentence-order prediction: are two segments in their order or swapped?
 
 Run:     python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16
                                                                    a minute of a core: masked words 26% (commonest: 14%)
@@ -123,7 +122,7 @@ PRESETS = {
     "dry_run": dict(steps=2, dev_rows=32, train_rows=64, runs=1, finetune_epochs=None),
 }
 SHAPE = ("hidden", "heads", "ffn", "embedding", "share", "groups", "activation", "positions")  # --init rules over these
-FREE = ("layers", "init_std", "dropout")  # --init's too, but a flag may differ: any number of layers takes its weights
+FREE = ("layers", "init_std", "dropout")  # --init's too, unless a flag differs
 CLIP = 1.0  # largest gradient norm (official code)
 MASKED = 0.15  # D3: share of the pieces that are predicted. The paper gives none, the official code 20 a sequence
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
@@ -149,8 +148,8 @@ ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu"
 
 
 def init_weights(std, *roots):
-    """Truncated normal, cut at twice its deviation; biases 0 (official code). A map shrinks signals by about
-    std sqrt(H): 0.02 suits H of 768 and more, the demo's 64 start with 0.1."""
+    """Truncated normal, cut at twice its deviation; biases 0 (official code). 0.02 suits H of 768 and more, the
+    demo's 64 start with 0.1."""
     for module in nn.ModuleList(roots).modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -160,7 +159,7 @@ def init_weights(std, *roots):
 
 class Attention(nn.Module):
     """Multi-head attention, residual, LayerNorm. Query, key and value are matrices of their own: LAMB adapts each.
-    D15: one dropout here and elsewhere, as all configurations of the paper have it; the official code has two settings.
+    D15: one dropout everywhere, as in all configurations of the paper; the official code has two settings.
     (B, T, H), mask (B, 1, 1, T) of what is seen, or None -> (B, T, H)."""
 
     def __init__(self, cfg):
@@ -204,7 +203,6 @@ class Encoder(nn.Module):
     or None -> (B, T, H).
 
     What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
-    Sharing saves memory and exchange between processes, no computation: every layer still runs.
     """
 
     def __init__(self, cfg):
@@ -224,7 +222,6 @@ class Encoder(nn.Module):
         init_weights(cfg.init_std, self)
 
     def layer(self, number, x, mask):
-        """Layer `number`, from 0: which blocks it runs is all there is to cross-layer sharing."""
         attention = self.attentions[number * len(self.attentions) // self.depth]
         return self.ffns[number * len(self.ffns) // self.depth](attention(x, mask))
 
@@ -326,8 +323,7 @@ class SpanModel(nn.Module):
 
 
 class AnswerModel(nn.Module):
-    """SQuAD v2.0, the head of XLNet: the end is scored given the start, and a classifier says whether there is an
-    answer (App. A.3)."""
+    """SQuAD v2.0, XLNet's head (App. A.3): the end is scored given the start, and a classifier of "no answer"."""
 
     def __init__(self, cfg, beams=5):
         super().__init__()
@@ -351,8 +347,8 @@ class AnswerModel(nn.Module):
         return x, start, self.answer["null"](self.dropout(mixed))[:, 0].float()
 
     def end_logits(self, x, starts, p_mask):
-        """End logits (B, K, T) given the starts (B, K). The map of [token; start], 2H wide, is the sum of a map of the
-        token and one of the start, so the pairs need not be laid out: K times less memory."""
+        """End logits (B, K, T) given the starts (B, K). The map of [token; start] is a map of the token plus one of the
+        start, so the pairs need not be laid out."""
         H, mix = x.shape[-1], self.answer["end_mix"]
         at_start = x.gather(1, starts[..., None].expand(-1, -1, H))  # (B, K, H)
         mixed = (F.linear(x, mix.weight[:, :H])[:, None]
@@ -361,15 +357,14 @@ class AnswerModel(nn.Module):
         return logits.float().masked_fill(p_mask[:, None], -1e30)
 
     def loss(self, batch):
-        """Training knows the start: the end is scored given the true one."""
+        """The end is scored given the true start."""
         x, start, null = self.read(batch)
         end = self.end_logits(x, batch["start"][:, None], batch["p_mask"])[:, 0]  # (B, T)
         spans = F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])
         return spans / 2 + F.binary_cross_entropy_with_logits(null, batch["impossible"]) / 2
 
     def forward(self, batch):
-        """The spans of a beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K), and
-        null scores (B,)."""
+        """Beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K), null scores (B,)."""
         x, start, null = self.read(batch)
         K = min(self.beams, start.shape[1])
         start_scores, starts = start.log_softmax(-1).topk(K, dim=1)  # (B, K)
@@ -384,7 +379,7 @@ def count(module):
 
 
 def parts(cfg):
-    """Parameters of the pre-training model by part; built without memory."""
+    """Parameters of the pre-training model by part."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
     modules = {"mapping": model.encoder.mapping, "attention": model.encoder.attentions, "ffn": model.encoder.ffns,
@@ -395,7 +390,7 @@ def parts(cfg):
 
 def countings(cfg):
     """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12. D has position and segment
-    tables and their LayerNorm H wide, as an older layout had them."""
+    tables and their LayerNorm H wide."""
     found = parts(cfg)
     A = found["embeddings"] + found["mapping"] + found["attention"] + found["ffn"]
     B = A + found["pooler"]
@@ -404,19 +399,18 @@ def countings(cfg):
 
 
 def flops(cfg):
-    """FLOPs of one forward pass over one sequence of `length`, both heads included: matrix products, 2 a
-    multiply-add."""
+    """FLOPs of one forward pass over `length` tokens, both heads included: matrix products, 2 a multiply-add."""
     T, H, E, M = cfg.length, cfg.hidden, cfg.embedding or cfg.hidden, masked_count(cfg)
     layer = 2 * T * (4 * H * H + 2 * H * cfg.ffn) + 4 * T * T * H
     return (2 * T * cfg.embedding * H + cfg.layers * layer + 2 * H * H + 4 * H  # mapping, layers, pooler, order
             + 2 * M * (H * E + E * cfg.vocab_size))
 
 # --- objective ------------
-# All chance comes from one generator: a training example depends on its place in the stream alone.
+# All chance comes from one generator: an example depends on its place in the stream alone.
 
 
 def sentence_pairs(segments, tokenizer, objective, generator):
-    """Two segments as one input, and what is to be told about them (Sec. 3.1, Inter-sentence coherence loss).
+    """Two segments as one input, and their label (Sec. 3.1, Inter-sentence coherence loss).
 
     sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
     shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: a text without a sentence
@@ -450,14 +444,14 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     """Which pieces are to be predicted, (B, T) bool: n-grams of whole words at random places until each row's budget
     (B,) of pieces is spent.
 
-    Follows the official code: an n-gram that does not fit the budget is shortened, one that meets a taken word is
-    refused. D2: n-grams stay inside one segment; there they run across [SEP].
+    As in the official code, an n-gram that does not fit the budget is shortened, one that meets a taken word refused.
+    D2: n-grams stay inside one segment; there they run across [SEP].
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
-    # (B, T) where a word begins: by its piece, starts_word (V,), or because the segment begins
+    # (B, T) where a word begins: by its piece, starts_word (V,), or with the segment
     begins = text & (torch.from_numpy(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T])
-    word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of the word that a piece belongs to
+    word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of each piece's word
     spare = T + longest  # a column for what is no word
     size = torch.zeros(B, spare + 1, dtype=torch.long).scatter_add_(1, word, text.long())  # (B, words) pieces
     side = torch.full((B, spare + 1), -1).scatter_(1, torch.where(begins, word, spare), segments)  # each word's segment
@@ -487,13 +481,13 @@ def masked_count(cfg):
 def mask_tokens(ids, segments, tokenizer, cfg, generator):
     """N-gram masking (Sec. 4.1); a chosen piece becomes [MASK] in 80%, a random piece in 10% of the cases, or stays.
 
-    ids, segments (B, T). Returns the changed ids, positions and labels (B, M), -100 where unused; M is always the same.
-    D14: drawn anew whenever a text comes again; the official data hold 40 copies of each, whose masks are fixed.
+    ids, segments (B, T). Returns the changed ids, positions and labels (B, M), -100 where unused.
+    D14: drawn anew in each pass; the official data hold 40 copies of each text, whose masks are fixed.
     """
     B, M = len(ids), masked_count(cfg)
     budget = (MASKED * (ids != tokenizer.pad_id).sum(1)).round().long().clamp(1, M)
     chosen = pick_ngrams(ids, segments, tokenizer, budget, NGRAM, generator)
-    positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]  # the chosen ones first
+    positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]
     used, originals = chosen.gather(1, positions), ids.gather(1, positions)
     kind = torch.rand(B, M, generator=generator)
     random_piece = torch.randint(tokenizer.vocab_size, (B, M), generator=generator)
@@ -532,10 +526,9 @@ class Lamb(torch.optim.Optimizer):
         m = b1 m + (1 - b1) g                 v = b2 v + (1 - b2) g^2
         u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
-    so a tensor moves by about the share lr of its own length, whatever the size of its gradient; a shared tensor's
-    gradient is the sum over all the layers that use it. There is no bias correction of m and v and no bound on the
-    trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms, tensors of one dimension, have neither
-    decay nor ratio. adapt=False leaves the ratio out everywhere: BERT's AdamW, ALBERT's optimizer of fine-tuning.
+    so a tensor moves by about the share lr of its own length. There is no bias correction of m and v and no bound on
+    the trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms have neither decay nor ratio.
+    adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning.
     """
 
     def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, adapt=True):
@@ -570,13 +563,12 @@ class Lamb(torch.optim.Optimizer):
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak learning rate at an update, from 0 (official code): step / warmup, then the line from 1 at
-    update 0 to 0 at the last."""
+    """Share of the peak learning rate at an update, from 0: a warm-up, then a linear decay (official code)."""
     return step / warmup if step < warmup else 1 - step / steps
 
 
 def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
-    """Training examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (R, T),
+    """Examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (R, T),
     lengths (R,), positions, labels (R, M) of the masked words, order (R,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
     # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
@@ -589,8 +581,7 @@ def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
 
 
 def update(network, model, optimizer, batches, sums, cfg, ranks):
-    """One update from the batches of this process's shards. Adds to sums (3,), on the device: both losses and
-    the norm of the gradient."""
+    """One update from this process's batches. Adds to sums (3,) both losses and the norm of the gradient."""
     share = cfg.accumulate // ranks.size
     for number, (*inputs, labels, order) in enumerate(batches, 1):
         with travelling(network, ranks, number == share):  # processes meet once an update
@@ -610,10 +601,9 @@ def update(network, model, optimizer, batches, sums, cfg, ranks):
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """Pre-training on text, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM.
 
-    A batch is cut into --accumulate shards, each with its own text, masks and dropout: the same for any number of
-    processes. Nothing in an update waits for the device.
+    Each of a batch's --accumulate shards has its own text, masks and dropout: the same for any number of processes.
     """
-    start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)  # those of this process
+    start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)
     rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # You et al. 2019
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
@@ -634,14 +624,14 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
         update(network, model, optimizer, batches(step), sums, cfg, ranks)
         bar.update()
-        done, (stop, save, log) = step + 1, pace()  # SIGTERM came, --save_minutes or a minute are over
+        done, (stop, save, log) = step + 1, pace()  # SIGTERM, --save_minutes or a minute over
         saved = done % cfg.save_every == 0 or done == cfg.steps or stop or save
         if done % log_every == 0 or saved or log:
             mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
             rate = round((done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began))
-            speed = {"tokens_per_second": rate} if logged > start else {}  # not of the start
+            speed = {"tokens_per_second": rate} if logged > start else {}
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
                     **speed, memory_mb=round(peak_memory(ranks.device)))
             bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=rate if speed else "-")
@@ -666,12 +656,11 @@ def drop_dropout(model):
 
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
-    """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP. The one two-way head answers both: 0 is "in
-    order" in either.
+    """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP. One two-way head answers both: 0 is "in
+    order".
 
     D4: held-out documents of the corpus, or --dev_corpus; the paper reads SQuAD's and RACE's dev text. D5: words are
-    scored on pairs in their order, the same tokens for every objective; with none pooler and order head stay as they
-    began: chance.
+    scored on pairs in their order, the same tokens for every objective; with none the order head stays untrained.
     """
     model.eval()
     rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # the same examples for every seed
@@ -695,7 +684,7 @@ def pretrain(cfg):
     """Pre-train (Sec. 4.1) and evaluate on held-out text."""
     with launch(cfg.device) as ranks:
         source, pieces = read_source(cfg), cfg.vocab_size
-        cfg.accumulate = max(cfg.accumulate, ranks.size)  # a setting of the run: another number has other masks
+        cfg.accumulate = max(cfg.accumulate, ranks.size)  # another number has other masks
         cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
         if cfg.batch % cfg.accumulate:
             raise UserError(f"--batch {cfg.batch} is no multiple of its {cfg.accumulate} parts (--accumulate)")
@@ -727,7 +716,7 @@ def pretrain(cfg):
             f"{name} {100 * found[name]:.1f} (of {total})" for name, total in found["scored"].items() if total))
 
 
-# What a model starts from. data/hf_albert.py reads and writes folders of others, under the names used here.
+# What a model starts from. data/hf_albert.py reads and writes folders of others.
 
 Source = namedtuple("Source", "path weights task")  # weights under our names; task: whose head is among them, or ""
 HEADS = ("head", "span", "answer")
@@ -768,9 +757,9 @@ def table_size(tokenizer, pieces):
 
 
 def start_from(model, source, task=""):
-    """Copy the weights of a Source into a model; the line returned says what was taken over, made anew and left out.
-    Encoder, pooler and the heads of pre-training must fit where they are there (UserError); a task's head is taken over
-    where it is this task's and fits."""
+    """Copy a Source's weights into a model; returns a line on what was taken over, made anew and left out. Encoder,
+    pooler and pre-training's heads must fit where they are there (UserError); a task's head is taken over where it is
+    this task's and fits."""
     own, weights = model.state_dict(), source.weights
     if source.task not in ("", task):
         weights = {name: value for name, value in weights.items() if not name.startswith(HEADS)}
@@ -807,7 +796,7 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),  # v2 models: 1e-5 and dropout 0 (official README)
 }
-FINE_TUNING = ("finetune_", "eval_", "train_")  # what the settings of fine-tuning begin with
+FINE_TUNING = ("finetune_", "eval_", "train_")  # prefixes of its settings
 Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # Table 2's tasks: --finetune paper
 
@@ -820,15 +809,15 @@ def recipes(cfg):
 
 
 def to_device(batch, device):
-    """A batch of a task on the device; without lengths, hence without a mask, where every row is full."""
+    """A batch on the device; without lengths, hence without a mask, where every row is full."""
     full = bool((batch["lengths"] == batch["ids"].shape[-1]).all())
     return {key: value.to(device) for key, value in batch.items() if key != "lengths" or not full}
 
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """What a model says about a split: probabilities (n, C) where task.kind is "class" or "choice", scores (n, 1) of a
-    "value", common.squad.Predictions of a "span". Raises Diverged where that is no number."""
+    """Predictions on a split: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a "value",
+    squad.Predictions of a "span". Raises Diverged where one is no number."""
     def forward(batch):
         with autocast(cfg.dtype, device):
             return model(to_device(batch, device))
@@ -853,7 +842,7 @@ def train_task(model, task, seed, cfg, folder, device):
     optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = {"step": 0, "main": -math.inf, "best": None, "curve": [], "diverged": None, **checkpoint.restore()}
-    pace = Pace(checkpoint.ranks, cfg.save_minutes)  # of this process alone, like the job
+    pace = Pace(checkpoint.ranks, cfg.save_minutes)
     # D7: epochs are shuffled whole, rows of like length put together; the official code shuffles a buffer of 100 rows
     for step, batch in zip(range(state["step"], steps), task.batches(seed, state["step"])):
         model.train()
@@ -865,14 +854,14 @@ def train_task(model, task, seed, cfg, folder, device):
             with autocast(cfg.dtype, device):
                 loss = model.loss(part) * len(rows) / len(batch["ids"])
             loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # one that is no number shows at the next look
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
         state["step"] = done = step + 1
         if done in looks:
             try:
                 main = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
-            except Diverged as error:  # the run ends with the best it had
+            except Diverged as error:
                 state["diverged"] = f"{error} at update {done}"
                 break
             state["curve"].append([done, main])
@@ -891,7 +880,7 @@ def train_task(model, task, seed, cfg, folder, device):
 
 
 def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
-    """One run of a task: its head drawn from a seed, training, and the best model's predictions in a folder."""
+    """One run of a task: training, and the best model's predictions in a folder."""
     seed, device = seed_of(cfg.seed, "fine-tuning", task.name, number), ranks.device
     seed_everything(seed, "weights")
     shape = dataclasses.replace(cfg, dropout=task.recipe.dropout)
@@ -918,7 +907,7 @@ def write_predictions(task, found, folder):
     """Write what predict found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
     metrics, those of other splits with labels under "SPLIT METRIC"."""
     metrics = task.score("dev", found["dev"])
-    if "best_f1_thresh" in metrics:  # all of SQuAD v2.0 at the threshold that is best for this very split (official)
+    if "best_f1_thresh" in metrics:  # SQuAD v2.0 at this split's own best threshold (official)
         best = squad.evaluate(task.rows["dev"], found["dev"].texts, found["dev"].null_odds, metrics["best_f1_thresh"])
         metrics |= {name: value / 100 for name, value in best.items() if name.endswith(("exact", "f1"))}
     for split, outputs in found.items():
@@ -964,7 +953,7 @@ def choose_members(found, task):
 
 
 def average_predictions(several):
-    """An ensemble's predictions (Sec. 4.9): mean probabilities; SQuAD: mean scores of a span over the models that have
+    """Sec. 4.9: mean probabilities; SQuAD: mean scores of a span over the models that have
     it among their best, and of "no answer" over all."""
     if isinstance(several[0], torch.Tensor):
         return torch.stack(several).mean(0)
@@ -981,8 +970,8 @@ def average_predictions(several):
 
 
 def paper_average(tasks):
-    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI matched; of the median
-    runs. None where a task is missing, or has diverged."""
+    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI matched.
+    None where a task is missing, or has diverged."""
     try:
         found = {name: tasks[name]["metrics"] for name in PAPER}
         return statistics.mean((scores["f1"] + scores["exact"]) / 2 if name.startswith("SQuAD") else scores["accuracy"]
@@ -992,8 +981,8 @@ def paper_average(tasks):
 
 
 def choose_recipe(cfg, flags):
-    """The demo's settings of fine-tuning hold for the demo's weights on the demo's tasks (no data flag of `flags` is
-    given). Elsewhere Table 14 does, but for flags that are given. Returns a line that says so."""
+    """The demo's settings hold for its weights on its tasks (no data flag of `flags` is given), elsewhere Table 14, but
+    for flags that are given. Returns a line that says so."""
     config = read_json(path) if (path := Path(cfg.init) / "config.json").exists() else {}
     if config.get("settings", {}).get("preset") != "demo" or cfg.given & flags:
         for name, value in PRESETS["demo"].items():
@@ -1005,8 +994,8 @@ def choose_recipe(cfg, flags):
 
 
 def finetune(cfg, words):
-    """Fine-tune tasks, --runs of each, or ensemble what other folders hold. MNLI's best run starts RTE, STS-B and MRPC
-    where it is among the tasks (Sec. 4.9, footnote 4)."""
+    """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and MRPC (Sec. 4.9,
+    footnote 4)."""
     with launch(cfg.device) as ranks:
         names = parse_tasks(words, TABLE14, {"paper": PAPER})
         if bool(cfg.init) == bool(cfg.ensemble):
