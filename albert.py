@@ -5,7 +5,7 @@ BERT with far fewer parameters: words are embedded in E dimensions and mapped to
 weights. Next-sentence prediction gives way to sentence-order prediction: are two segments in their order or swapped?
 
 Run:     python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16
-                                                                   a minute of a core: masked words 26% (commonest: 14%)
+                                                                   a minute of a core: masked words 27% (commonest: 14%)
          python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 29%, order 63%
          python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 44, 64, 61% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's

@@ -711,8 +711,8 @@ class OperationPriority:
 
     def probabilities(self, options, place, legal=None):
         """Of OPS at position `place` of a path, or of KERNELS in layer `place`; 0 for what is not `legal`. D9: softmax
-        (Sec. 3.2) of Eq. 3 in percent; in 0..1 alpha 0.01 leaves it uniform. A tenth is
-        uniform, or what failed once would never be tried again."""
+        (Sec. 3.2) of Eq. 3 in percent; in 0..1 alpha 0.01 leaves it uniform. A tenth is uniform, or what failed once
+        would never be tried again."""
         allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
         scores = [self.cfg.ucb_unit * u for u in ucb(*cell, self.cfg.alpha)] if cell else [0.0] * len(options)

@@ -968,7 +968,8 @@ def finetune(cfg, text):
                 for setting in (GRID if cfg.grid and name in glue.TASKS else [()])}
 
         def work(job, mnli):
-            """mnli: the folder of the best MNLI run, whose encoder this task starts from. D7: it helps small tasks."""
+            """mnli: the folder of the best MNLI run, whose encoder this task starts from. D7: it helps small
+            tasks; the paper does not say so."""
             (name, number, setting), start, diverged, own = jobs[job], copy.deepcopy(model), None, data
             if setting:
                 task = copy.copy(data.tasks[name])
@@ -1255,7 +1256,7 @@ def describe(cfg):
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
         "speedup": times[reference] / times[arch], "latency": latency_log.setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))},
-        **rehearsals.forecast(__name__, dataclasses.replace(cfg, vocab_size=vocab), steps or 1000, arch,
+        **rehearsals.forecast(__name__, dataclasses.replace(cfg, vocab_size=vocab), steps, arch,
                               0 if cfg.arch or cfg.init else cfg.samples)}, indent=2))
 
 # --- command line ---------

@@ -32,7 +32,9 @@ def forecast(name, cfg, updates, *more, least=1):
 def what_it_takes(cfg, build, updates, least=1):
     """What --describe says of so many updates of --batch, `least` rows in the smallest shard, on $WORLD_SIZE processes
     of a card each. For other --accumulate the peak is read off a line from the smallest shard to the largest: it is the
-    larger of sums that grow with the rows, so never above the line."""
+    larger of sums that grow with the rows, so never above the line. Where a run counts in passes over a corpus, updates
+    is 0, and the days are those of 1,000."""
+    updates = updates or 1000
     processes = int(os.environ.get("WORLD_SIZE", 1))
     given, dtype = math.lcm(cfg.accumulate, processes), "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     choices = [number for number in range(processes, max(given, cfg.batch // least) + 1, processes)

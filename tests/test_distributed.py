@@ -381,6 +381,7 @@ def test_a_lock_is_given_back_while_a_forked_worker_lives(tmp_path):
     try:
         release_locks()
         lock(tmp_path / "lock")  # raised UserError: the worker holds the file open too
+        assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
     finally:
         release_locks()
         os.kill(worker, signal.SIGKILL)
