@@ -5,13 +5,16 @@ BERT with far fewer parameters: words are embedded in E dimensions and mapped to
 weights. Next-sentence prediction gives way to sentence-order prediction: are two segments in their order or swapped?
 
 Run:     python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16
-                                                                   a minute of a core: masked words 27% (commonest: 14%)
+           a minute of a core: masked words 27% (commonest: 14%)
          python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 29%, order 63%
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  a minute: 44, 64, 61% (guessing: 33, 50, 50%)
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64 --finetune_batch 16 --finetune_epochs 5
+           a good minute: 51, 79, 74% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
-         Table 1 -> PRESETS     Table 5 -> evaluate_language_model     Table 14 -> TABLE14, train_task
-         Sec. 4.9 -> finetune (MNLI first), ensemble_job     Figure 1, Tables 1-4, 12 -> tests/claims/albert.py
+         Table 5 -> evaluate_language_model     Sec. 4.9 -> finetune (MNLI first), ensemble_job
+         Figure 1, Tables 1-5, 12 -> tests/claims/albert.py
+Tour:    read Encoder, sentence_pairs, mask_tokens, Lamb, update: that is ALBERT. For later: pick_ngrams, AnswerModel
+         (SQuAD v2.0's head), and from read_source on what fine-tunes
 Differs: D1 segments without an order have no label · D2 n-grams stay inside a segment · D3 15% of the pieces are
          predicted · D4 intrinsic evaluation on held-out text of the corpus · D5 masked words are scored on pairs in
          their order · D6 one clip of the averaged gradient · D7 fine-tuning shuffles whole epochs · D8 evenly spaced
@@ -19,7 +22,7 @@ Differs: D1 segments without an order have no label · D2 n-grams stay inside a 
          sentences, two that do not fit have no label · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
          head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states ·
          D16 an ensemble is the n members best on dev · D17 xxlarge is trained from scratch
-         (each with its reason where it happens: grep D4)
+         (each with its reason: grep D4)
 """
 import dataclasses
 import functools
@@ -67,8 +70,8 @@ class Config:
     vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1 >= 1
     held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
     train_rows: int = 0  # training rows of each task; 0: all
-    # model; --init's where it is given, but --layers (depth warm start, Table 11), --init_std, --dropout may differ
-    layers: int = 12  # L, Table 1 >= 1
+    # model; --init's where it is given, but for FREE
+    layers: int = 12  # L, Table 1; more than --init's is a depth warm start (Table 11) >= 1
     hidden: int = 768  # H >= 1
     heads: int = 12  # H / 64, Sec. 3.1 >= 1
     ffn: int = 3072  # 4 H, Sec. 3.1 >= 1
@@ -77,7 +80,7 @@ class Config:
     groups: int = 1  # groups of neighbouring layers that share, Sec. 4.5; L / groups is the group size M >= 1
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
     positions: int = 512  # longest input >= 1
-    init_std: float = 0.02  # of new weights (0, 1)
+    init_std: float = 0.02  # of new weights; 0.1 where H is 64 (0, 1)
     dropout: float = 0.1  # hidden and attention dropout of --pretrain; 0 in long runs (Sec. 4.8) and all of v2 [0, 1)
     dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
     # pre-training
@@ -148,8 +151,7 @@ ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu"
 
 
 def init_weights(std, *roots):
-    """Truncated normal, cut at twice its deviation; biases 0 (official code). 0.02 suits H of 768 and more, the
-    demo's 64 start with 0.1."""
+    """Truncated normal, cut at twice its deviation; biases 0 (official code)."""
     for module in nn.ModuleList(roots).modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -506,7 +508,7 @@ def mean_loss(logits, labels):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone still imports, builds its model and steps
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
-    from common.distributed import (Pace, Ranks, autocast, data_parallel, gather, launch, on_main, peak_memory,
+    from common.distributed import (Pace, Ranks, ahead, autocast, data_parallel, gather, launch, on_main, peak_memory,
                                     progress, say, seed_everything, seed_of, shard_range, travelling)
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
@@ -557,8 +559,8 @@ class Lamb(torch.optim.Optimizer):
             update = torch._foreach_div(m, root)
             torch._foreach_add_(update, weights, alpha=group["weight_decay"])
             if group["adapt"]:
-                norms = zip(torch._foreach_norm(weights), torch._foreach_norm(update))
-                torch._foreach_mul_(update, [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in norms])
+                w, u = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, update))  # (tensors,)
+                torch._foreach_mul_(update, torch.where((w > 0) & (u > 0), w / u, 1.0).unbind())
             torch._foreach_add_(weights, update, alpha=-group["lr"])
 
 
@@ -608,18 +610,24 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # You et al. 2019
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
-    began, logged, pace = time.perf_counter(), start, Pace(ranks, cfg.save_minutes)
+    began, logged, pace = None, start, Pace(ranks, cfg.save_minutes)
+
+    # a thread makes the next batch; it draws from generators of its own
+    made = ahead(language_batch(text.train, text.tokenizer, cfg, cfg.objective, step * cfg.batch + shard * rows, rows,
+                                ranks.device) for step in range(start, cfg.steps) for shard in shards)
 
     def batches(step):
         for shard in shards:
-            seed_everything(cfg.seed, "pretrain", step, shard)
-            yield language_batch(text.train, text.tokenizer, cfg, cfg.objective, step * cfg.batch + shard * rows, rows,
-                                 ranks.device)
+            seed_everything(cfg.seed, "pretrain", step, shard)  # dropout
+            yield next(made)
 
     for step in range(start, cfg.steps):
         model.train()
-        if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
-            drop_dropout(model)
+        if cfg.dropout_steps and step == max(start, cfg.dropout_steps):  # Sec. 4.8
+            for module in model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.0
+            torch.compiler.reset()  # with --recompute torch would stop at the change
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
         update(network, model, optimizer, batches(step), sums, cfg, ranks)
@@ -630,11 +638,10 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
-            rate = round((done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began))
-            speed = {"tokens_per_second": rate} if logged > start else {}
+            rate = began and round((done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began))
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
-                    **speed, memory_mb=round(peak_memory(ranks.device)))
-            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=rate if speed else "-")
+                    tokens_per_second=rate, memory_mb=round(peak_memory(ranks.device)))
+            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=rate or "-")
             if done % cfg.save_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats it
                 run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
             sums.zero_()
@@ -644,14 +651,6 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
         if stop:
             raise Stop
     bar.close()
-
-
-def drop_dropout(model):
-    """Take dropout out (Sec. 4.8). Compiled code is made anew: with --recompute torch would stop at the change."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    torch.compiler.reset()
 
 
 @torch.no_grad()
@@ -693,7 +692,7 @@ def pretrain(cfg):
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
-            labelled = sentence_runs(text.train, 0, 1024, cfg.length - 3, cfg.seed, SHORT).second_length > 0
+            labelled = sentence_runs(text.train, 0, 8192, cfg.length - 3, cfg.seed, SHORT).second_length > 0
             if cfg.objective != "none" and not labelled.any():
                 raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; raise"
                                 " it, put one on a line, blank lines between documents, or use --objective none")
@@ -1033,9 +1032,8 @@ def describe(cfg):
     """The model as JSON, and what training it takes."""
     read_source(cfg)
     found = parts(cfg)
-    counting = f"one forward pass over {cfg.length} tokens, heads included: matrix products, 2 a multiply-add"
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
-                      "flops": flops(cfg), "flops_counting": counting,
+                      "flops": flops(cfg), "flops_counting": flops.__doc__,
                       **rehearsals.forecast(__name__, cfg, cfg.steps)}, indent=2))
 
 # --- command line ---------

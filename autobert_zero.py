@@ -5,13 +5,15 @@ A search finds a language model's backbone: each layer a lightweight convolution
 of ten operations on two to four projections of its input. An evolution whose mutations follow what the operations
 scored so far (OP-NAS) proposes candidates; a super-net that remembers weights (BIWS) makes each cheap to judge.
 
-Run:     python autobert_zero.py --search --dry_run     two steps of every phase on demo data, under a minute
+Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
          torchrun autobert_zero.py --search             a search on demo data, minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
-Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> grow, sample_arch       Fig. 7 -> PUBLISHED
-         Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> propose, SuperNet       Eq. 3 -> ucb
+Tour:    the map row by row: what a layer can be, how it runs and shares weights, the search. Skip at first
+         canonical, the text form, plan_graph, edits and fine-tuning.
+Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
+         Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
-         Fig. 3 -> slot    Table 5 -> ablate    Table 6 -> PRESETS    Fig. 5, 6, 8, Table 7 -> tests/claims
+         Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
          D5 padding hidden · D6 V alone in layers 10, 12 · D7 one edit a mutation · D8 untried operations ·
          D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: worst ·
@@ -313,8 +315,7 @@ def parse_formula(text):
                 raise ValueError(f"{ast.unparse(binding)!r}: only other names than Q, K, V, P can be bound")
     result = read(output.value) if isinstance(output, ast.Expr) else 0
     graph = canonical(tuple(graph[:result - len(INPUTS) + 1])) if result >= len(INPUTS) else ()
-    reason = why_illegal(graph)
-    if reason:
+    if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
     return graph
 
@@ -557,8 +558,7 @@ class Encoder(nn.Module):
         x = self.words(ids) + self.positions(positions) + self.segments(segments)  # (B, T, E)
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
         for layer in self.layers:
-            again = self.recompute and self.training
-            x = recompute(layer, x, mask, use_reentrant=False) if again else layer(x, mask)
+            x = recompute(layer, x, mask, use_reentrant=False) if self.recompute and self.training else layer(x, mask)
         return x
 
 
@@ -805,13 +805,17 @@ def round_sizes(cfg):
     return initial + [later] * cfg.rounds
 
 
+def ranked(history):
+    """The candidates that did not diverge, the best first."""
+    return sorted((line for line in history if not line["diverged"]), key=lambda line: -line["score"])
+
+
 def propose(history, number, cfg):
     """The candidates of a round, [(parent's id or None, arch)], none twice (D19), the same in every process."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
-    ranked = sorted((line for line in history if not line["diverged"]), key=lambda line: (-line["score"], line["id"]))
-    parents = [] if number < initial or cfg.strategy == "random" else ranked[:cfg.parents]  # Alg. 1, line 4
+    parents = [] if number < initial or cfg.strategy == "random" else ranked(history)[:cfg.parents]  # Alg. 1, line 4
     priority = OperationPriority(history, cfg)  # Alg. 1, line 12
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
@@ -847,10 +851,10 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
 def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
     """{task: main metric on dev, at least 0 (D12)} of a copy of the model tuned on each, kept in path. D15: MLM is the
     share of held-out masked words that it finds; minutes leave GLUE at chance."""
-    scores, alone = read_json(path, dict) if path.exists() else {}, Ranks(0, 1, data.device)
+    scores = read_json(path, dict) if path.exists() else {}
     for name in [name for name in tasks if name not in scores]:
         if name == "MLM":
-            scores[name] = evaluate_language_model(model, data, cfg, alone, batches=32)["mlm_accuracy"]
+            scores[name] = evaluate_language_model(model, data, cfg, Ranks(0, 1, data.device), 32)["mlm_accuracy"]
         else:
             seed_everything(cfg.seed, "head", name)
             tuned = TaskModel(arch, cfg, tasks[name].outputs, shared=shared)
@@ -874,9 +878,9 @@ def search(cfg):
             supernet.write_back([(source[1], begun.state_dict())] if source[1] else [])
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        first_round = history[-1]["round"] + 1 if history else 0
-        on_main(ranks, record_round, run, first_round - 1, history)
-        for number in range(first_round, len(sizes)):
+        begin = history[-1]["round"] + 1 if history else 0
+        on_main(ranks, record_round, run, begin - 1, history)
+        for number in range(begin, len(sizes)):
             folder, best = run.folder / f"round-{number}", max((line["score"] for line in history), default=0.0)
             proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # Alg. 1, lines 1, 4 to 7
 
@@ -892,18 +896,17 @@ def search(cfg):
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 2, 8, 9
             history += lines  # Alg. 1, line 11
             if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
-                trained = sorted((line for line in lines if not line["diverged"]), key=lambda line: -line["score"])
                 supernet.write_back((proposals[line["id"]][1], load_file(folder / f"{line['id']}.pt"))
-                                    for line in trained)
+                                    for line in ranked(lines))
             checkpoint.save(history=history)
             barrier(ranks)
             on_main(ranks, record_round, run, number, history)
             run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
                     mean=sum(line["score"] for line in lines) / len(lines))
-        best = max(history, key=lambda line: (not line["diverged"], line["score"]))
-        if best["diverged"]:
+        if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        result = {**{key: best[key] for key in ("arch", "score", "scores", "id")}, "candidates": len(history)}
+        best = ranked(history)[0]
+        result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {"candidates": len(history)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg)
         run.finish(result)
@@ -942,7 +945,7 @@ def mask_tokens(ids, tokenizer, rate, generator):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
-    from common.distributed import (Pace, Ranks, autocast, barrier, data_parallel, launch, on_main, peak_memory,
+    from common.distributed import (Pace, Ranks, ahead, autocast, barrier, data_parallel, launch, on_main, peak_memory,
                                     progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
                                     travelling)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
@@ -972,7 +975,7 @@ def make_optimizer(model, weight_decay):
     """BERT's AdamW: weight decay on all matrices but transforms, near the identity."""
     groups = [{"params": [value for name, value in model.named_parameters()
                           if (value.dim() > 1 and not name.endswith("conv.transform")) == decayed],
-               "weight_decay": weight_decay if decayed else 0.0} for decayed in (True, False)]
+               "weight_decay": weight_decay * decayed} for decayed in (True, False)]
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
@@ -989,36 +992,31 @@ def language_batch(data, corpus, cfg, position, rows):
 
 
 def language_losses(model, batch, cfg, device):
-    """Masked-language-model and next-sentence loss (Sec. 4.1), and [(logits, labels)] of both."""
+    """Masked-language-model and next-sentence loss (Sec. 4.1; 0 without a label), and [(logits, labels)] of both."""
     with autocast(cfg.dtype, device):
         logits = model(*batch[:4])  # (M, V), (R, 2)
     answers = [(scores.float(), labels) for scores, labels in zip(logits, batch[4:])]
-    return [mean_loss(*answer) for answer in answers], answers
-
-
-def mean_loss(logits, labels):
-    """Cross-entropy over the labels but -100; 0 where there are none."""
-    return F.cross_entropy(logits, labels, reduction="sum") / (labels >= 0).sum().clamp_min(1)
+    return [F.cross_entropy(scores, labels, reduction="sum") / (labels >= 0).sum().clamp_min(1)
+            for scores, labels in answers], answers
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
     """Pre-training on the examples from `first` on, from the checkpoint on. Each of a batch's --accumulate shards has
     its own seed, whatever the number of processes. Calls report(step, losses, rate); Diverged, Stop."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
-    begin, shards = checkpoint.restore().get("step", 0), max(cfg.accumulate, ranks.size)
-    if cfg.batch % shards:
-        raise UserError(f"--batch {cfg.batch}: must be a multiple of its {shards} shards (--accumulate)")
-    network, mine, rows = data_parallel(model, ranks, cfg.compile), shard_range(ranks, shards), cfg.batch // shards
-    pace = Pace(ranks, cfg.save_minutes)
+    begin, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
+    network, mine = data_parallel(model, ranks, cfg.compile), shard_range(ranks, cfg.accumulate)
+    rows = cfg.batch // cfg.accumulate
+    batches = ahead(language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
+                    for step in range(begin, cfg.steps) for shard in mine)
     model.train()
     for step in range(begin, cfg.steps):
         for group in optimizer.param_groups:
             group["lr"] = rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
         for shard in mine:
             seed_everything(cfg.seed, "language model", first, step, shard)
-            batch = language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
             with travelling(network, ranks, last=shard == mine[-1]):
-                losses, _ = language_losses(network, batch, cfg, ranks.device)
+                losses, _ = language_losses(network, next(batches), cfg, ranks.device)
                 (sum(losses) / len(mine)).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -1058,6 +1056,7 @@ def pretrain(cfg):
         source = read_run(cfg, "pretrain") if cfg.init else None
         arch = settle_arch(cfg)
         cfg.accumulate = max(cfg.accumulate, ranks.size)  # shards rule the weights: a setting of the run
+        check(cfg, "pretrain")
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
             return say(ranks, f"{run.folder}: finished with {run.finished} (--restart begins anew)")
@@ -1115,13 +1114,17 @@ def read_run(cfg, action="describe"):
         for name in preset.keys() - kept:
             setattr(cfg, name, preset[name])
     check(cfg, action)
-    if "model" in owned:
-        return owned["model"], settle_arch(cfg), "--init"
-    if "arch" not in cfg.given:
+    arch = settle_arch(cfg) if "model" in owned else None
+    weights = owned["model" if arch else "supernet"]
+    if not arch and "arch" not in cfg.given:
         cfg.arch = str(Path(cfg.init) / "best.json")
         if not Path(cfg.arch).exists():
             raise UserError(f"{cfg.init}: this search is not finished; finish it, or name an --arch")
-    return owned["supernet"], None, "--init"
+    if action == "describe":
+        given, cfg.vocab_size = cfg.vocab_size, len(weights["encoder.words.weight"])
+        if "vocab_size" in cfg.given and given != cfg.vocab_size:
+            raise UserError(f"--vocab_size {given}: {cfg.init} has {cfg.vocab_size} pieces; leave it out")
+    return weights, arch, "--init"
 
 
 def start_from(model, source):
@@ -1151,7 +1154,6 @@ def export(cfg, name):
     path, source = Path(name), read_run(cfg) if cfg.init else None
     if path.suffix != ".py" or path.exists() or not path.parent.is_dir() or not source or "head.weight" in source[0]:
         raise UserError(f"--export {name}: name a new .py in a folder that is there, --init a search or pre-training")
-    cfg.vocab_size = len(source[0]["encoder.words.weight"])
     print(write_best(path, settle_arch(cfg), source, cfg))
 
 
@@ -1284,8 +1286,8 @@ def finetune(cfg, text):
         for name, number in itertools.product(names, range(cfg.runs)):
             one = cfg.finetune_lr or paper[name].lr, cfg.weight_decay, cfg.eval_every
             for lr, decay, every in GRID if cfg.grid else [one]:
-                own = dict(finetune_lr=lr, weight_decay=decay, eval_every=every, seed=cfg.seed + number)
-                jobs[f"{name}-{number}-{lr}-{decay}-{every}"] = name, dataclasses.replace(cfg, **own)
+                jobs[f"{name}-{number}-{lr}-{decay}-{every}"] = name, dataclasses.replace(
+                    cfg, finetune_lr=lr, weight_decay=decay, eval_every=every, seed=cfg.seed + number)
 
         def work(job, mnli):
             name, own = jobs[job]
@@ -1308,7 +1310,7 @@ def count(arch, cfg):
 def describe(cfg):
     """Print count of --arch or --init, and what pre-training it takes, as JSON."""
     if cfg.init:
-        cfg.vocab_size = len(read_run(cfg)[0]["encoder.words.weight"])
+        read_run(cfg)
     arch = settle_arch(cfg)
     print(json.dumps({"arch": cfg.arch, **count(arch, cfg), **forecast(__name__, cfg, cfg.steps, arch)}, indent=2))
 

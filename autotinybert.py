@@ -13,7 +13,9 @@ Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer         
          Sec. 3.4, Figure 3 -> leading, sub_model  Alg. 1 -> sub_models, pretrain
          Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve     Table D.1 -> TABLE_D1
          Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Eq. 5, figures -> tests/claims
-Differs: (the reason stands where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
+Tour:    read search_space, leading, sub_model, train_on, pretrain, Predictor, propose, evolve; at first skip
+         what starts from other models, fine-tunes, reads flags.
+Differs: (reasons where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
          the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
          sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments,
          some short, no next-sentence loss · D9 no padding and no masks in distillation · D10 SentencePiece
@@ -227,7 +229,7 @@ class Layer(nn.Module):
 
     def __init__(self, hidden, ffn, heads, qkv, dropout):
         super().__init__()
-        D, self.rate = qkv // heads, dropout
+        D = qkv // heads
         self.qkv, self.qkv_bias = nn.Parameter(torch.empty(3, heads, D, hidden)), nn.Parameter(torch.zeros(3, heads, D))
         self.output, self.output_bias = nn.Parameter(torch.empty(hidden, heads, D)), nn.Parameter(torch.zeros(hidden))
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
@@ -235,22 +237,21 @@ class Layer(nn.Module):
         self.ffn_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(dropout)
 
-    def project(self, x, which):
-        """Query, key, value in the slice: (B, T, H) -> (1 to 3, B, N, T, D)."""
-        weight, bias = self.qkv[which], self.qkv_bias[which]
+    def project(self, x, weight, bias):
+        """Query, key, value or some: (B, T, H) -> (1 to 3, B, N, T, D)."""
         return F.linear(x, weight.flatten(0, 2), bias.flatten()).unflatten(-1, bias.shape).permute(2, 0, 3, 1, 4)
 
     def forward(self, x, mask, at=None, with_scores=False):
         """mask: (B, 1, 1, T) True at real tokens, None: all are. at: (B, I) the places to compute. with_scores: what
         goes into the softmax, unmasked (B, N, T, T), too."""
         if at is None:
-            query, key, value = self.project(x, slice(3))  # (B, N, T, D)
-        else:
-            key, value = self.project(x, slice(1, 3))
+            query, key, value = self.project(x, self.qkv, self.qkv_bias)  # (B, N, T, D)
+        else:  # split: a slice's gradient is filled up with zeros
+            first, others = zip(self.qkv.split((1, 2)), self.qkv_bias.split((1, 2)))
+            key, value = self.project(x, *others)
             x = x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
-            query, = self.project(x, slice(1))  # (B, N, I, D)
-        rate = self.rate if self.training else 0.0
-        scores = None
+            query, = self.project(x, *first)  # (B, N, I, D)
+        rate = self.dropout.p if self.training else 0.0
         if with_scores:
             scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (B, N, T, T)
             weights = (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1)
@@ -398,7 +399,8 @@ def leading(weight, axes, sizes):
     every row is used, in however many heads (no SME: HAT, Table 3)."""
     if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
         weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
-    return weight[tuple(slice(sizes.get(axis)) for axis in axes)]
+    shape = [min(most, sizes.get(axis, most)) for axis, most in zip(axes, weight.shape)]
+    return weight.as_strided(shape, weight.stride())  # slices: two operations an axis
 
 
 def part_of(module, name, arch, layer=0):
@@ -408,8 +410,7 @@ def part_of(module, name, arch, layer=0):
     part._parameters, part._modules = {}, {}
     for key, whole in module._parameters.items():
         axes = AXES.get(name if key in ("weight", "bias") else key, "H")
-        axes = axes[:1] if key == "bias" else axes
-        value = nn.Parameter(leading(whole.detach(), axes, sizes))
+        value = nn.Parameter(leading(whole, axes, sizes))
         value.grad = None if whole.grad is None else leading(whole.grad, axes, sizes)
         part._parameters[key] = value
     for key, child in module._modules.items():
@@ -421,11 +422,11 @@ def part_of(module, name, arch, layer=0):
     return part
 
 
+@torch.no_grad()
 def sub_model(model, arch):
     """The sub-model `arch` of a LanguageModel, whose weights and gradients are views of the whole's. ValueError where
     `arch` is not within the model."""
-    reason = why_outside(arch, model.encoder.arch)
-    if reason:
+    if reason := why_outside(arch, model.encoder.arch):
         raise ValueError(reason)
     sub = part_of(model, "", arch)
     sub.encoder.arch = arch
@@ -460,7 +461,7 @@ class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from measurements.
 
     D5: hundreds where the paper has 10k, and a least-squares fit of the costs that a Transformer's time is made of
-    where the paper has a feed-forward network (tests/claims/ compares them).
+    where the paper has a feed-forward network (tests/claims compares them).
     """
 
     def __init__(self, tokens, weights=None):
@@ -634,7 +635,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.weights import keep_model
     from data import corpus, hf_bert, latency_log, rehearsals, sizes
     from data.flat import Flat
-    from data.inputs import open_run
+    from data.inputs import open_run, send
 
     warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
 
@@ -678,9 +679,7 @@ def text_batches(text, data, cfg, phase, position, rows, count):
 
 def make_objective(data, cfg, batch):
     """loss(model) on a batch. The teacher is asked once for all sub-models."""
-    if data.device.type == "cuda":  # without waiting for what the device is still at
-        batch = [tensor if tensor is None else tensor.pin_memory().to(data.device, non_blocking=True)
-                 for tensor in batch]
+    batch = send(batch, data.device)
     if data.teacher:
         with torch.no_grad(), autocast(cfg.dtype, data.device):
             target = data.teacher(*batch, with_scores=True)
@@ -803,7 +802,7 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     return curve
 
 
-# What a model starts from; data/hf_bert.py reads run folders and Hugging Face folders.
+# Where a model starts.
 
 
 def read_model(path, cfg, arch="", first="model"):
@@ -886,11 +885,11 @@ def fine_tune(encoder, task, cfg, device, seed):
     seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
     optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))
-    for step, batch in zip(range(task.steps), task.batches(seed)):
+    for step, batch in zip(range(task.steps), ahead(task.batches(seed))):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
         seed_everything(seed, "fine-tuning", task.name, step)
-        batch = {name: value.to(device) for name, value in batch.items()}
+        batch = dict(zip(batch, send(batch.values(), device)))
         with autocast(cfg.dtype, device):
             logits = model(batch["ids"], batch["segments"], batch["lengths"])
         loss = task_loss(task, logits.float(), batch)
@@ -1006,7 +1005,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
              "glue": {*names} - {"SQuAD1.1", "MLM"}}
     folders = [hf_bert.model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
     cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
-    run, data = open_run(cfg, action, ranks, *(name for name in needs if needs[name]))
+    run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], only=names)
     if run.finished:
         say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
         return run, None

@@ -9,6 +9,8 @@ by latency, unimportant features are pruned, and an evolution walks through the 
 Run:     python mformer.py --search --dry_run          every phase of a search, in seconds; without --dry_run in minutes
          python mformer.py --train                     what --search has found, from scratch; then --evaluate --init RUN
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --train_text wmt16/train ...
+Tour:    reweight, linear_state and linear_read (the idea); Attention, Layer, ImageModel; Ranker, prune, evolve, search.
+         Skip at first: caches, beams, causal_linear_attention (translation), set_limit, all below "training".
 Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 2 -> FEATURES, space_of
          Table 3, 4, 5 -> data/published.py    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
@@ -17,7 +19,6 @@ Differs: D1 linear attention without padding · D2 relative positions in self-at
          · D4 197 tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two
          readings of 10% · D9 finalists are measured · D10 Sec. 6 filled in · D11 unscaled dropout · D12 new weights
          · D13 "all linear" · D14 what the paper does not mention · D15 a latency limit · D16 least denominator
-         (reasons: in the code)
 """
 import argparse
 import collections
@@ -120,9 +121,9 @@ MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples (D7)
 
-TINY_IMAGE = dict(image=32, patch=4, head_dim=16, latency_runs=5, generations=10, finalists=5)
-TINY_TEXT = dict(qkv=64, relative=8, length=64, vocab_size=2000, lr=4e-3, weight_decay=0.1, keep=5,
-                 latency_runs=5, generations=10, finalists=5)
+TINY = dict(latency_runs=5, generations=10, finalists=5)
+TINY_IMAGE = dict(TINY, image=32, patch=4, head_dim=16)
+TINY_TEXT = dict(TINY, qkv=64, relative=8, length=64, vocab_size=2000, lr=4e-3, weight_decay=0.1, keep=5)
 PRESETS = {  # by task; a sub-dictionary holds for one action
     "cifar10": {
         "demo": dict(TINY_IMAGE, layers=(2, 3), hidden=(48, 64), ffn=(64, 96, 128), heads=(2, 3, 4), accumulate=2,
@@ -279,6 +280,8 @@ def read_arch(text):
     """The architecture of a text form; ValueError, KeyError or TypeError where it is none."""
     genes = {}
     for name, value in (word.split("=") for word in text.split()):
+        if name in genes:
+            raise UserError(f"--arch {text[:60]!r}: {name} stands there twice")
         values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
         if not FEATURES[name].depth:
             (values,) = values
@@ -376,9 +379,9 @@ def softmax_attention(q, k, v, table=None, visible=None, first=0):
     None; q stands at positions from `first`. (B, N, T, D) -> the same"""
     q, bias = q / math.sqrt(q.shape[-1]), visible
     if table is not None:  # q_i . r_(j - i), distances clipped at the table's ends
-        reach, (T, S) = len(table) // 2, (q.shape[2], k.shape[2])
-        places = torch.arange(S, device=q.device) - first - torch.arange(T, device=q.device)[:, None]  # (T, S)
-        places = (places.clamp(-reach, reach) + reach).expand(*q.shape[:2], -1, -1)
+        start, (T, S) = len(table) // 2 - first, (q.shape[2], k.shape[2])
+        places = torch.arange(start, start + S, device=q.device) - torch.arange(T, device=q.device)[:, None]  # (T, S)
+        places = places.clamp(0, len(table) - 1).expand(*q.shape[:2], -1, -1)
         bias = (q @ table.to(q.dtype).T).gather(-1, places)  # (B, N, T, S)
         bias = bias if visible is None else bias.masked_fill(~visible, float("-inf"))
     return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
@@ -398,13 +401,10 @@ class Linear(nn.Module):
         return F.linear(x, self.weight[:, :outputs, :x.shape[-1]].flatten(0, 1), self.bias[:, :outputs].flatten())
 
 
-class LayerNorm(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-
+class LayerNorm(nn.LayerNorm):
     def forward(self, x):
-        return F.layer_norm(x, x.shape[-1:], self.weight[:x.shape[-1]], self.bias[:x.shape[-1]])
+        width = x.shape[-1]  # a bare [:width] copies whole gradients
+        return F.layer_norm(x, (width,), self.weight[..., :width], self.bias[..., :width])
 
 
 def head_width(heads, cfg):
@@ -871,8 +871,6 @@ def collect_samples(supernet, data, space, cfg, ranks, run):
     while len(history) < len(archs):
         chosen = archs[len(history):len(history) + block]
         measure_archs(chosen, history, "sample", supernet, data, cfg, ranks, run)
-        best = winner(history, cfg)
-        bar.set_postfix(best_loss=best and f"{-best['score']:.4f}", refresh=False)
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
@@ -937,7 +935,6 @@ def search(cfg):
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id", "round")}, **about,
                   "latency_limit": cfg.latency_limit, "timed": timed_text(cfg, ranks.device)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
-        run.log(phase="search", **{key: about[key] for key in about if key not in ("space", "pruned", "architectures")})
         run.finish(result)
         show_search(result, ranks, cfg)
 
@@ -1040,7 +1037,8 @@ def score(model, data, cfg):
 
 
 def make_optimizer(model, cfg):
-    """AdamW with Sec. 6's betas (D10); it decays positions, class token and relative tables too (D14)."""
+    """AdamW: Sec. 6's "adam" is fairseq's, which decays likewise (D10). Positions, class token and relative tables
+    decay with the rest (D14)."""
     groups = {True: [], False: []}
     for name, value in model.named_parameters():
         groups[name.endswith("bias") or "norm" in name].append(value)
@@ -1078,7 +1076,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     begin, name = checkpoint.restore().get("step", 0), "super-net" if space else "train"
     network, bar = torch.compile(model) if cfg.compile and not space else model, progress(ranks, cfg.steps, name, begin)
-    pace, seen, clipped, logged, began = Pace(ranks, cfg.save_minutes), 0, 0, begin, None
+    pace, seen, began = Pace(ranks, cfg.save_minutes), 0, None
     batches = ahead(data.batch(step * cfg.accumulate + shard) for step in range(begin, cfg.steps)
                     for shard in shard_range(ranks, cfg.accumulate))
     for step in range(begin, cfg.steps):
@@ -1088,8 +1086,10 @@ def train_network(model, data, cfg, ranks, run, space=None):
         # a function of the step: every rank and shard trains the same sub-net
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
         loss, count = accumulate_gradients(network, model, batches, cfg, ranks, step, arch)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip or math.inf)
-        seen, clipped = seen + count, clipped + (norm > (cfg.clip or math.inf))
+        norm = nn.utils.get_total_norm([value.grad for value in model.parameters() if value.grad is not None])
+        if cfg.clip:
+            nn.utils.clip_grads_with_norm_(model.parameters(), cfg.clip, norm)
+        seen = seen + count
         optimizer.step()
         optimizer.zero_grad()
         bar.update()
@@ -1102,9 +1102,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
             speed = began and round(float(seen) / (time.perf_counter() - began))
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
-                    norm=float(norm), **{f"{data.unit}_per_second": speed},
-                    clipped=round(float(clipped) / (step + 1 - logged), 3))  # share of updates since the last line
-            seen, clipped, logged, began = 0, 0, step + 1, time.perf_counter()
+                    norm=float(norm), **{f"{data.unit}_per_second": speed})
+            seen, began = 0, time.perf_counter()
         if saves and not space and ranks.main:
             if data.set_aside:
                 run.log(phase=f"{name} validation", step=step + 1, loss=held_out_loss(model.eval(), data, cfg))
@@ -1242,6 +1241,8 @@ def check(cfg, action):
         mistakes.append("--languages takes two endings, --augment four numbers")
     elif not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
         mistakes.append(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at most 1")
+    if cfg.qkv and "head_dim" in cfg.given:
+        mistakes.append("--head_dim: --qkv gives heads their width; leave one out")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
         mistakes.append("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:

@@ -47,6 +47,7 @@ class Ranks:
     size: int
     device: torch.device
     run: str = ""  # a hash of the settings of the run that is open, which its checkpoints carry
+    store: object = None  # what the processes share: a dist.Store
 
     @property
     def main(self):
@@ -59,9 +60,8 @@ def launch(device="auto"):
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     ranks = Ranks(rank, size, pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     signal.signal(signal.SIGTERM, _note_sigterm)
-    if size > 1:  # gloo carries Python objects; the time-out is long because ranks evaluate candidates of unequal cost
-        backend = "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo"
-        join_group(backend, rank, size, datetime.timedelta(days=2))
+    if size > 1:  # gloo carries Python objects
+        ranks.store = join_group("cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo", rank, size)
     try:
         yield ranks
     finally:
@@ -71,14 +71,15 @@ def launch(device="auto"):
             dist.destroy_process_group()
 
 
-def join_group(backend, rank, size, timeout):
-    """init_process_group. What torchrun starts again (--max-restarts) finds in its store where the processes before it
-    listened, and may wait for those (torch 2.13 keeps one store for all starts): on one machine each start has names of
-    its own. On several machines the number of a start is not the same everywhere."""
+def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):  # candidates are of unequal cost
+    """init_process_group; its store. What torchrun starts again (--max-restarts) finds there where the processes before
+    it listened, and may wait for those (torch 2.13 keeps one store for all starts): on one machine each start has names
+    of its own. On several machines the number of a start is not the same everywhere."""
     store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    return store
 
 
 def pick_device(name, local_rank=0):
@@ -94,8 +95,7 @@ def pick_device(name, local_rank=0):
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise UserError(f"--device {name}: this machine has no CUDA device; use --device cpu")
-        if device.index is None:
-            device = torch.device("cuda", local_rank)
+        device = torch.device("cuda", local_rank if device.index is None else device.index)
         if device.index >= torch.cuda.device_count():
             raise UserError(f"--device {device}: there are {torch.cuda.device_count()} devices; start fewer processes")
         torch.cuda.set_device(device)
@@ -136,10 +136,9 @@ def broadcast(ranks, value):
 
 def gather(ranks, value):
     """[rank 0's value, rank 1's value, ...] of small Python objects, on every rank."""
-    if ranks.size == 1:
-        return [value]
-    box = [None] * ranks.size
-    dist.all_gather_object(box, value)
+    box = [value] * ranks.size
+    if ranks.size > 1:
+        dist.all_gather_object(box, value)
     return box
 
 
@@ -150,8 +149,7 @@ def barrier(ranks):
 
 def reduce_mean(ranks, *values):
     """Mean over the ranks of each number, as floats."""
-    rows = gather(ranks, [float(value) for value in values])
-    return [sum(column) / len(column) for column in zip(*rows)]
+    return [sum(column) / ranks.size for column in zip(*gather(ranks, [float(value) for value in values]))]
 
 
 def shard_range(ranks, shards):
@@ -191,14 +189,13 @@ class ShardSum:
             parts = [torch.empty_like(flat) for _ in range(self.ranks.size)]
             dist.all_gather(parts, flat)
             return functools.reduce(torch.add, parts)
-        distance, other = 1, torch.empty_like(flat)
-        while distance < self.ranks.size:
-            partner = self.ranks.rank ^ distance
+        other = torch.empty_like(flat)
+        for bit in range(self.ranks.size.bit_length() - 1):
+            partner = self.ranks.rank ^ 1 << bit
             exchange = [dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, other, partner)]
             for request in dist.batch_isend_irecv(exchange):
                 request.wait()
             flat = flat + other  # a + b == b + a: both partners get the same bits
-            distance *= 2
         return flat
 
 
@@ -218,11 +215,13 @@ def travelling(network, ranks, last):
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
 
 
-def share_out(ranks, names, folder, label, work, before=0, total=0):
-    """[work(name) for each name], JSON objects, shared out over the processes. Each is kept as folder/NAME.json, and
-    what is there is not done again. label: of the bar, or a function that gives it anew after each; before, total: what
-    the bar counts beside these names, where they are a part of more. Raises Stop on every rank after SIGTERM on any."""
-    paths = {name: Path(folder) / f"{name}.json" for name in names}
+def share_out(ranks, names, folder, label, work, before=0, total=0, cost=lambda name: 0):
+    """[work(name) for each name], JSON objects, each done by whoever is free, those of the highest cost first. Each is
+    kept as folder/NAME.json, and what is there is not done again. label: of the bar, or a function that gives it anew
+    after each; before, total: what the bar counts beside these names, where they are a part of more. Raises Stop on
+    every rank after SIGTERM on any. Turns are counted anew in each call: a dead process has left no claim to any."""
+    paths, order = {name: Path(folder) / f"{name}.json" for name in names}, sorted(names, key=cost, reverse=True)
+    store, turns = ranks.store or dist.HashStore(), broadcast(ranks, f"share_out {time.time_ns()}")
     text = label if callable(label) else lambda: label
 
     def done():
@@ -231,13 +230,13 @@ def share_out(ranks, names, folder, label, work, before=0, total=0):
     Path(folder).mkdir(parents=True, exist_ok=True)
     # a rank that is told to stop meets the others below, where they wait for it
     with progress(ranks, total or len(names), text(), done()) as bar, contextlib.suppress(Stop):
-        for name in names[ranks.rank::ranks.size]:
-            if stop_requested():
-                break
-            if not paths[name].exists():
-                write_atomic(paths[name], json.dumps(work(name), indent=1))
+        while (turn := store.add(turns, 1)) <= len(order) and not stop_requested():
+            path = paths[order[turn - 1]]
+            if not path.exists():
+                write_atomic(path, json.dumps(work(order[turn - 1]), indent=1))
             bar.set_description(text(), refresh=False)
             bar.update(done() - bar.n)
+    store.add(turns, len(order))  # where this rank is to stop, no other begins another
     if stopping(ranks):
         raise Stop
     return [read_json(paths[name], dict, "delete the file") for name in names]

@@ -8,8 +8,7 @@ interpreted.
     train = encode(load(folder, "CoLA", "train"), tokenizer, max_length=128)
     for batch in batches(train, 32, seed=1, epoch=0): ...
 
-Most sentences are far shorter than the longest, and padding them all to 128 costs two to four times the work. `batches`
-puts sentences of about the same length together and pads to the longest of the batch.
+Padding all sentences to 128 costs two to four times the work: `batches` puts those of about the same length together.
 """
 import warnings
 from array import array

@@ -27,9 +27,10 @@ from common import glue, squad
 from common.cli import MissingFile, UserError
 from common.distributed import say, share_out
 from common.files import write_atomic
-from common.glue import file_of
 
+LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()  # in the order of their time
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, where MNLI is among the tasks
+EVALUATED = 2 ** 15  # tokens at most of a batch that is predicted: an ALBERT xxlarge makes tensors of 2.7 GB of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,13 +96,13 @@ class Task:
     def collect(self, split, forward):
         """forward(batch) of all rows of a split in the order of the file, float32 on the CPU. It gives a tensor
         (B, ...) or a tuple of them; of spans (B, T, ...), shorter batches are filled up with -1e4."""
-        features, index, rows = self.splits[split], [], []
-        for batch in self.module.batches(features, 4 * self.recipe.batch):
+        features, index, rows, lengths = self.splits[split], [], [], self.splits[split].lengths
+        longest, inputs = int(lengths.max()), lengths[0].size  # a row of RACE has four inputs
+        for batch in self.module.batches(features, min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))):
             output, width = forward(batch), batch["ids"].shape[1]
             parts = [part.float().cpu() for part in (output if isinstance(output, tuple) else (output,))]
             if self.kind == "span":  # widened to the longest row; cut to it where the batch's width was rounded up
-                missing = int(features.lengths.max()) - width
-                parts = [pad(part, (0, 0) * (part.dim() - 2) + (0, missing), value=-1e4)
+                parts = [pad(part, (0, 0) * (part.dim() - 2) + (0, longest - width), value=-1e4)
                          if part.dim() > 1 and part.shape[1] == width else part for part in parts]
             index.append(batch["index"])
             rows.append(parts)
@@ -120,7 +121,7 @@ class GlueTask(Task):
         splits = ["train", *(part + end for part in (("dev",) if search else ("dev", "test")) for end in ends)]
         splits += ["test_diagnostic"] if "test_mismatched" in splits else []
         self.rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
-                     if not split.startswith("test") or (Path(cfg.glue) / name / file_of(name, split)).exists()}
+                     if not split.startswith("test") or (Path(cfg.glue) / name / glue.file_of(name, split)).exists()}
         super().__init__(name, "value" if self.task.regression else "class", self.task.classes,
                          (*self.task.metrics, "main"), recipe, glue,
                          {split: glue.encode(part, tokenizer, recipe.length) for split, part in self.rows.items()})
@@ -208,7 +209,7 @@ def run_jobs(ranks, folder, jobs, work):
     late = [job for job, task in jobs.items() if task in FROM_MNLI and "MNLI" in jobs.values()]
     for stage in ([job for job in jobs if job not in late], late):
         results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start), len(results),
-                             len(jobs)) if stage else []
+                             len(jobs), lambda job: -[*LONGEST, jobs[job]].index(jobs[job])) if stage else []
         for job, result in zip(stage, results[-len(stage):]):  # as read, perhaps after someone's editing
             metrics = result.get("metrics")
             if not {"job", "task", "setting", "diverged"} <= result.keys() or not isinstance(metrics, dict) or not (

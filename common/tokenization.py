@@ -6,9 +6,9 @@
 
 SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and '' made ", NFKD, combining
 marks dropped, lower case; and a piece that ends in a digit and a comma ("▁2011,") is cut again without its comma, so
-that numbers do not drag commas along. With lower=False it is plain SentencePiece, as translation wants it: case,
-accents and quotes kept, no comma rule. WordPiece follows BERT's own code. Unlike Hugging Face's tokenizers, neither
-reads "[MASK]" or "<unk>" written out in a text as a special piece.
+that numbers do not drag commas along; vocabularies of data/vocabulary.py use no such piece. With lower=False it is
+plain SentencePiece, as translation wants it: case, accents and quotes kept, no comma rule. WordPiece follows BERT's own
+code. Unlike Hugging Face's tokenizers, neither reads "[MASK]" or "<unk>" written out in a text as a special piece.
 """
 import hashlib
 import json
@@ -27,7 +27,7 @@ SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]
 SETTINGS = "tokenizer_config.json"  # beside a vocabulary: whether case is kept
 LONGEST_WORD = 100  # characters; BERT gives up on longer words
 MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
-ABOVE_LATIN = re.compile("[\u0300-\U0010ffff]")  # combining marks are among these
+MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")  # combining marks are among these; dashes and quotes are not
 RAW_UNIT = re.compile(r"\s+|``|''|.", re.DOTALL)
 WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # between BERT's white space
 CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -36,13 +36,15 @@ CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 
 def without_marks(text):
     """NFKD, combining marks dropped."""
-    return ABOVE_LATIN.sub(lambda found: "" if unicodedata.combining(found[0]) else found[0],
-                           unicodedata.normalize("NFKD", text))
+    return MARKS.sub(lambda found: "" if unicodedata.combining(found[0]) else found[0],
+                     unicodedata.normalize("NFKD", text))
 
 
 def preprocess(text):
     """ALBERT's clean-up of one text (the slow Hugging Face tokenizer's)."""
-    text = " ".join(text.split()).replace("``", '"').replace("''", '"')
+    if "  " in text or text != text.strip() or not text.isprintable():  # to look costs less than to split
+        text = " ".join(text.split())
+    text = text.replace("``", '"').replace("''", '"')
     return (text if text.isascii() else without_marks(text)).lower()
 
 
@@ -121,7 +123,7 @@ class SentencePieceTokenizer(Tokenizer):
             raise UserError(f"{path}: this is not a SentencePiece model; give a spiece.model or a vocab.txt") from None
         super().__init__(path, lower, [self.model.id_to_piece(i) for i in range(len(self.model))])
         commas = [i for i, name in enumerate(self.names) if name[-1:] == "," and name[-2:-1].isdigit()]
-        self.recut = {i: self.without_comma(self.names[i]) for i in commas if lower}
+        self.recut = {i: self.without_comma(self.names[i]) for i in commas if lower and not self.model.is_unused(i)}
 
     @staticmethod
     def begins_word(piece):

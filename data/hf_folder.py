@@ -2,11 +2,12 @@
 sentencepiece and protobuf, cuts text as common/tokenization.py does.
 
 SentencePiece: pieces and scores of the model, its own normaliser (the precompiled table of characters in spiece.model),
-and before it, with `lower`, ALBERT's clean-up. Two things are close, not equal: the digit-comma rule takes pieces that
-end in a digit and a comma ("▁2011,") out of the vocabulary instead of cutting them again, and a final capital sigma of
-a Greek word becomes σ. "[MASK]" written out in a text is a special piece there and text here. Of runs such as "====",
-whose cuts score the same, the two may choose different ones. With a vocabulary of 8,000, 90 of 14,145 lines of manuals
-and papers differ, 23 where case is kept and the digit-comma rule does not hold.
+and before it, with `lower`, ALBERT's clean-up. A vocabulary that data/vocabulary.py made cuts all text alike here and
+there, but for two things: "[MASK]" or "<unk>" written out in a text is a special piece there and text here (there too
+with split_special_tokens=True, if its letters are in the vocabulary), and a final capital sigma of a word becomes σ.
+
+Released vocabularies keep two more differences: pieces that end in a digit and a comma ("▁2011,") are taken out of the
+vocabulary instead of being cut again, and of cuts that score the same, as of "====", the two may choose different ones.
 """
 import base64
 import json
@@ -17,33 +18,10 @@ from pathlib import Path
 from common.cli import UserError
 from common.files import write_atomic
 from data.hf_weights import write_weights
+from data.vocabulary import NORMAL, SYMBOL, fields
 
 NEVER = -1e4  # the score of a piece that is not to be used
 ROLES = ("pad", "unk", "cls", "sep", "mask")
-
-
-def fields(message):
-    """(number, value) of the fields of a protobuf message: ints, 4 or 8 bytes, or the bytes of what has a length."""
-    place = 0
-
-    def varint():
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = message[place]
-            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
-            if byte < 128:
-                return value
-
-    while place < len(message):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, varint()
-        else:
-            size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
-            yield key >> 3, message[place:place + size]
-            place += size
 
 
 def character_class(wanted):
@@ -62,17 +40,18 @@ def replace(pattern, content, regex=False):
 def sentencepiece_parts(tokenizer):
     """normalizer, pre_tokenizer, decoder and model of a SentencePieceTokenizer."""
     content, scores, kinds, table = tokenizer.path.read_bytes(), [], [], b""
-    for number, value in fields(content):
-        if number == 1:  # ModelProto.pieces: piece, score, type (1 where it is missing)
-            kinds.append(dict(fields(value)).get(3, 1))
+    for number, value, _ in fields(content):
+        found = {key: inside for key, inside, _ in fields(value)} if number in (1, 3) else {}
+        if number == 1:  # ModelProto.pieces: piece, score, type
+            kinds.append(found.get(3, NORMAL))
             scores.append(tokenizer.model.get_score(len(scores)))
         elif number == 3:  # ModelProto.normalizer_spec
-            table = dict(fields(value)).get(2, b"")
-    best = max(score for score, kind in zip(scores, kinds) if kind == 1)
+            table = found.get(2, b"")
+    best = max(score for score, kind in zip(scores, kinds) if kind == NORMAL)
     for number, (name, kind) in enumerate(zip(tokenizer.names, kinds)):
-        if kind == 4:  # user-defined: always a piece of its own, as SentencePiece scores it
+        if kind == SYMBOL:  # always a piece of its own, as SentencePiece scores it
             scores[number] = len(name) * best - 0.1
-        elif number in tokenizer.recut:
+        elif kind != NORMAL or number in tokenizer.recut:  # unused, or special: in a text it is none
             scores[number] = NEVER
     steps = [replace(character_class(str.isspace) + "+", " ", regex=True), {"type": "Strip", "strip_left": True,
              "strip_right": True}, replace("``", '"'), replace("''", '"'), {"type": "NFKD"},

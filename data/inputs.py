@@ -7,17 +7,21 @@ from pathlib import Path
 
 import torch
 
-from common.cli import UserError
+from common.cli import MissingFile, UserError
 from common.distributed import on_main, say
 from common.files import lock, release_locks
+from common.glue import TASKS, file_of
 from common.runs import RunFolder
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus, read_meta
 from data.prepare import make_demo
-from data.text import make_corpus
+from data.text import layout_of, make_corpus
+from data.vocabulary import text_files
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by, and of Wikipedia 5% are 300,000
+MENDS = {"glue": "point --glue at the folder that holds the tasks' folders",
+         "squad": "point --squad at the folder with the official train and dev JSON files"}
 OTHERS = ("init", "tokenizer", "teacher", "arch", "ensemble", "dev_corpus")  # further flags that name files
 
 
@@ -30,19 +34,25 @@ class Data:
     dev: Corpus = None
 
 
-def open_run(cfg, action, ranks, *needs, **further):
+def open_run(cfg, action, ranks, *needs, only=None, **further):
     """Open the run folder and the text: (RunFolder, Data).
 
     needs: data flags, for each of which the demo data stands in where it was left out; with "corpus" the text is
     opened, with "tokenizer" the tokenizer alone, which is trained on the corpus where --tokenizer names none. The
     tokenizer's file is copied into the run folder, where --init looks for it. Sets cfg.vocab_size. Of a finished run
     nothing but the folder is opened. further: settings beside cfg's that the folder must agree with, such as tasks.
+    only: the tasks that are read of GLUE and SQuAD, where neither further["tasks"] nor cfg.tasks names them. What is
+    to be read is looked at first: what a mistyped path costs is not the run that --restart would replace.
     """
     settings = {**dataclasses.asdict(cfg), **further}
     reads_text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in needs if name not in ("corpus", "tokenizer")] + ["corpus"] * reads_text
     demo = fill_in(cfg, ranks, *flags)
-    reads = [path for name in (*flags, *OTHERS) for path in what_is_read(getattr(cfg, name, ""))]
+    tasks = tasks_of(cfg, only or further.get("tasks"))
+    named = {"dev_corpus"} | ({"tokenizer"} if {"corpus", "tokenizer"} & {*needs} else {"tokenizer"} & cfg.given)
+    on_main(ranks, look, cfg, action, [*flags, *(name for name in sorted(named) if getattr(cfg, name, ""))], tasks)
+    reads = [path for name in (*flags, *OTHERS) for path in (
+        what_is_read(getattr(cfg, name, "")) if tasks is None or name not in MENDS else task_files(cfg, name, tasks))]
     run, data = RunFolder(cfg, action, ranks, settings, reads, **demo), Data(ranks.device)
     if run.finished:
         return run, data
@@ -59,10 +69,69 @@ def open_run(cfg, action, ranks, *needs, **further):
     return run, data
 
 
+def send(batch, device):
+    """[the tensors of a batch on the device; None stays]. To a GPU from pinned memory, so that the host does not wait
+    for what the device is still at."""
+    pinned = [value.pin_memory() if device.type == "cuda" and value is not None else value for value in batch]
+    return [value if value is None else value.to(device, non_blocking=True) for value in pinned]
+
+
 def keep_vocabulary(run, tokenizer):
     """Copy the tokenizer's file into the run folder, and note in config.json which one it is."""
     run.note(vocabulary={"file": tokenizer.save(run.folder).name, "pieces": tokenizer.vocab_size,
                          "fingerprint": tokenizer.fingerprint})
+
+
+def tasks_of(cfg, names=None):
+    """The tasks of GLUE and SQuAD that a run reads, None where cfg.tasks has words that stand for several."""
+    words = names or getattr(cfg, "tasks", "").replace(",", " ").split()
+    known = {name.lower(): name for name in (*TASKS, "SQuAD1.1", "SQuAD2.0", "RACE", "MLM")}
+    return [known[word.lower()] for word in words] if all(word.lower() in known for word in words) else None
+
+
+def task_files(cfg, flag, tasks):
+    """What a run reads of --glue or --squad: the tasks' folders (MNLI: AX too), or their files."""
+    folder = Path(getattr(cfg, flag))
+    if flag == "squad":
+        return [folder / f"{split}-v{name[5:]}.json" for name in tasks if name.startswith("SQuAD")
+                for split in ("train", "dev")]
+    found = [folder / name for name in tasks if name in TASKS]
+    return found + [folder / "diagnostic"] * ("MNLI" in tasks and (folder / "diagnostic").exists())
+
+
+def look(cfg, action, flags, tasks):
+    """UserError where something that a command names is not there, or is no text."""
+    for flag in flags:
+        value = getattr(cfg, flag)
+        if flag in ("corpus", "dev_corpus"):
+            prepared = len(value) == 1 and (Path(value[0]) / "meta.json").exists()
+            for path in [] if prepared else text_files(value):
+                layout_of(path)
+        elif flag == "tokenizer":
+            load_tokenizer(value)
+        elif flag in MENDS:
+            look_at_tasks(cfg, action, flag, tasks)
+        elif flag.endswith("_text"):
+            for ending in cfg.languages:
+                if not Path(f"{value}.{ending}").is_file():
+                    raise MissingFile(f"{value}.{ending}: no such file; --{flag} PREFIX stands for "
+                                      f"{' and '.join(f'PREFIX.{name}' for name in cfg.languages)}")
+        elif flag == "cifar10" and not any(Path(value).glob("*_batch*.bin")):
+            raise UserError(f"{value}: there is no data_batch_*.bin; point --cifar10 at the binary version")
+        elif not what_is_read(value):
+            raise UserError(f"--{flag} {value}: there is no such file or folder; check the path")
+
+
+def look_at_tasks(cfg, action, flag, tasks):
+    """MissingFile where a task's train or dev file is not there: of the last one that is named as of the first."""
+    for path in task_files(cfg, flag, tasks or ()):
+        splits = ["train", "dev", *["dev_mismatched"] * (path.name == "MNLI" and action == "finetune")]
+        files = [path / file_of(path.name, split) for split in splits if path.name in TASKS]
+        for file in [path] if flag == "squad" else files:
+            if not file.is_file():
+                named = action == "finetune" or "tasks" in cfg.given
+                words = "" if named else f"; the preset's --tasks names {path.name}"
+                raise MissingFile(f"{file}: no such file; {MENDS[flag]}{words}")
 
 
 def what_is_read(value):

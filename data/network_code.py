@@ -281,7 +281,7 @@ def count_network(model, layers, cfg):
         projections += made
         products += made * T * H * H + 2 * T * H * cfg.ffn + T * H * H  # feed-forward, W_O or its like
         if isinstance(layer, int):
-            products += layer * T * H
+            products += layer * T * H  # of its taps; as a band, in light_conv, it takes T in their place
             continue
         for index, (op, *operands) in enumerate(layer.operations, len(INPUTS)):
             if op in ("matmul", "cosine", "euclidean"):

@@ -6,11 +6,15 @@ import functools
 import math
 import os
 import sys
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from torch import nn
 
 from common import rehearsal
+from common.tasks import EVALUATED
+from data import parallel
 
 CPU = torch.device("cpu")
 
@@ -81,9 +85,9 @@ def albert(file, cfg):
     return optimizer, step, look
 
 
-def autobert_zero(file, arch, cfg):
-    """An update of pre-training, and a look at held-out text."""
-    model = file.LanguageModel(arch, cfg)
+def autobert_zero(file, arch, cfg, shared=False):
+    """An update of pre-training (shared: of a search's candidate), and a look at held-out text."""
+    model = file.LanguageModel(arch, cfg, shared)
     optimizer = file.make_optimizer(model, cfg.weight_decay)
 
     def batch(rows):
@@ -108,7 +112,9 @@ def autobert_zero(file, arch, cfg):
 
 def autotinybert(file, arch, samples, cfg, teacher=None):
     """An update of Alg. 1 with so many sub-models, the largest among them, on a sub-batch (0: an ordinary training of
-    the whole), and a look at held-out text. teacher: its architecture, in distillation."""
+    the whole), and a look at held-out text. teacher: its architecture, in distillation. Its FLOPs are those of
+    autotinybert.flops without the pooler, with the head, in MLM of the last layer at the masked places alone; an update
+    takes three times as many, and a product of two matrices a layer that attention's kernel computes again."""
     fit = teacher.hidden if teacher else 0
     model, data = file.LanguageModel(arch, cfg.vocab_size, cfg.dropout, fit), file.Data(CPU)
     if teacher:
@@ -162,3 +168,65 @@ def mformer(file, arch, cfg, space=None):
             file.smoothed_loss(model.eval(), batch(64 * cfg.length, cfg.length) if text else batch(500), None, 0.0)
 
     return optimizer, step, look
+
+
+def fine_tuning(file, task, cfg, arch=None):
+    """An update of fine-tuning on a task in rows of the recipe's length, and a batch of its prediction, of as many rows
+    as common.tasks.Task.collect takes. arch: the architecture, but of ALBERT."""
+    recipe = file.recipes()[task] if cfg.program == "autotinybert" else file.recipes(cfg)[task]
+    kind = "span" if task.startswith("SQuAD") else "choice" if task == "RACE" else "class"
+    outputs, shape = 1 if kind == "choice" else 2, (4, recipe.length) if kind == "choice" else (recipe.length,)
+    if cfg.program == "albert":
+        own = dataclasses.replace(cfg, dropout=recipe.dropout)
+        model = (file.MultipleChoice(own, 1) if kind == "choice" else file.Classifier(own, outputs) if kind == "class"
+                 else file.SpanModel(own) if task == "SQuAD1.1" else file.AnswerModel(own))
+        optimizer = file.Lamb(model.parameters(), recipe.lr, adapt=False)
+    else:
+        model = (file.TaskModel(arch, cfg, outputs, kind == "span") if cfg.program == "autobert_zero" else
+                 file.TaskModel(file.Encoder(arch, cfg.vocab_size, cfg.dropout), outputs, kind == "span"))
+        optimizer = file.make_optimizer(model, cfg.weight_decay)
+
+    def forward(batch):
+        return model(batch) if cfg.program == "albert" else model(batch["ids"], batch["segments"], batch["lengths"])
+
+    def loss_of(batch):
+        with file.autocast(cfg.dtype, CPU):
+            found = model.loss(batch) if cfg.program == "albert" else forward(batch).float()
+        return found if cfg.program == "albert" else file.task_loss(SimpleNamespace(kind=kind), found, batch)
+
+    def batch(rows):
+        zeros = ids(rows)
+        return {"ids": ids(rows, *shape), "segments": ids(rows, *shape), "lengths": ids(rows, *shape[:-1]),
+                "labels": zeros, "start": zeros, "end": zeros, "impossible": torch.zeros(rows, device=CPU),
+                "p_mask": torch.zeros(rows, recipe.length, dtype=torch.bool, device=CPU)}
+
+    def step(rows, shards):
+        model.train()
+        for _ in range(shards):
+            loss_of(batch(rows)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), file.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def look():
+        model.eval()
+        with file.autocast(cfg.dtype, CPU):
+            return forward(batch(min(4 * recipe.batch, EVALUATED // math.prod(shape))))
+
+    return optimizer, step, look
+
+
+def beams(file, arch, cfg):
+    """No update; the beam search of 64 sentences (data.parallel's batch) of --length pieces, in which none ends early:
+    what its loop reads back from the device has no content here."""
+    forget(file)
+    model = file.make_model(arch, cfg).eval()
+    longest = cfg.length - 1
+
+    def look():
+        source = ids(64, cfg.length)
+        known = dict(__bool__=lambda tensor: True, __int__=lambda tensor: longest, tolist=lambda tensor: [])
+        with file.autocast(cfg.dtype, CPU), mock.patch.multiple(type(source), **known):
+            parallel.beam_search(model, source, ids(64), longest, 1, 2, (0, 1), cfg.beam)
+
+    return torch.optim.SGD(model.parameters(), 0.0), lambda rows, shards: None, look

@@ -6,8 +6,13 @@ graphs        softmax attentions fused (scaled_dot_product_attention) against no
 convolutions  the lightweight convolution as a band matrix against a grouped convolution, by kernel size
 data          cutting and masking pre-training examples in one process, tokens a second
 steps         training steps a second of the demo-size model
-peers         (alone, with flags of its own: peers --help) training steps beside those of Hugging Face's transformers
-gpu           (alone) every phase at the paper's size on a GPU, beside what the rehearsal expects; without one: the list
+
+Alone, with flags of their own (NAME --help):
+peers         training steps beside those of Hugging Face's transformers
+gpu           every phase at the paper's size on a GPU, beside what the rehearsal expects; without one: the list
+schedule      how busy many processes are with candidates and fine-tuning jobs, simulated
+curves        cost against length, text, candidates, processes; speed and memory of every demo
+page          tests/claims/rehearsal.md from what these have written
 """
 import importlib
 import json
@@ -19,6 +24,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+ALONE = ("peers", "gpu", "schedule", "curves", "page")
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402  (the path comes first)
@@ -126,7 +132,7 @@ def steps(updates=250, batch=64, length=32, corpus=()):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] in (["peers"], ["gpu"]):
+    if sys.argv[1:] and sys.argv[1] in ALONE:
         importlib.import_module(f"bench_{sys.argv[1]}").main(sys.argv[2:])
         sys.exit()
     for part in sys.argv[1:] or ["graphs", "convolutions", "data", "steps"]:

@@ -177,10 +177,13 @@ def attack(program, kills, rng, folder):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", nargs="*", metavar="FILE", default=[*COMMANDS], help="default: all")
+    parser.add_argument("programs", nargs="*", metavar="FILE", default=[*COMMANDS], help="default: all",
+                        type=lambda name: name.removesuffix(".py"))
     parser.add_argument("--kills", type=int, default=20, help="of each file (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     options, place = parser.parse_args(), Path(tempfile.mkdtemp(prefix="kills-"))
+    if unknown := {*options.programs} - {*COMMANDS}:
+        parser.error(f"{min(unknown)}: unknown; choose from {', '.join(COMMANDS)}")
     os.nice(10)
     subprocess.run([sys.executable, "data/prepare.py", "demo"], check=True, cwd=ROOT)
     found = [attack(program, options.kills, random.Random(f"{options.seed} {program}"), place / program)

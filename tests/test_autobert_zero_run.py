@@ -196,6 +196,36 @@ def test_a_log_has_its_speed_from_the_second_line_on(files, tmp_path):
     assert len(speeds) == 3 and speeds[0] is None and min(speeds[1:]) > 0  # --save_every 2 of 6 updates
 
 
+class Killed(Exception):
+    pass
+
+
+def test_batches_made_ahead_change_nothing(files, tmp_path, monkeypatch, capsys):
+    """The same weights after a kill, and where no thread makes the batches; --describe reads how many pieces it has."""
+    more = "--arch", "conv3 | softmax(scale(Q @ K.T)) @ V", "--dropout", "0.1", "--accumulate", "2"
+    whole, parts = (command(files, ["--pretrain"], tmp_path / name, *more)[2:] for name in ("whole", "parts"))
+    assert abz.main(whole) == 0
+    travelling, calls = abz.travelling, itertools.count()
+
+    def dying(*args, **kwargs):
+        if next(calls) == 9:  # in the second shard of update 5, after the checkpoint of update 4
+            raise Killed
+        return travelling(*args, **kwargs)
+    monkeypatch.setattr(abz, "ahead", iter)
+    monkeypatch.setattr(abz, "travelling", dying)
+    with pytest.raises(Killed):
+        abz.main(parts)
+    monkeypatch.undo()
+    assert abz.main(parts) == 0
+    first, second = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["owned"]["model"]
+                     for name in ("whole", "parts"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    capsys.readouterr()
+    for action in (["--describe"], ["--export", str(tmp_path / "net.py")]):
+        assert "--vocab_size 37: " in mistake(capsys, monkeypatch, [
+            *action, "--init", str(tmp_path / "whole"), "--vocab_size", "37"]) and not (tmp_path / "net.py").exists()
+
+
 def test_the_best_so_far_moves_within_a_round(files, tmp_path, monkeypatch):
     """The bar is told a better score after the candidate that has it, not after the round."""
     shown, share_out = [], abz.share_out
@@ -539,12 +569,14 @@ def claim(name, results, *arguments):
 
 
 @pytest.mark.parametrize("name, more, rows", [
-    ("search", [], 1), ("operations", [], 2), ("uniformity", ["--samples", "8", "--tasks", "CoLA"], 3),
+    ("search", [], 1), ("operations", [], 2), ("diagram", [], 2),
+    ("uniformity", ["--samples", "8", "--tasks", "CoLA"], 3),
     pytest.param("fidelity", ["--samples", "2", "--epochs", "1", "--batch", "32"], 2, marks=pytest.mark.slow)])
 def test_claims_of_a_search(searched, files, tmp_path, name, more, rows):
     more = more + ["--corpus", files / "corpus", "--glue", files / "glue"] if more else []
     found = claim(name, tmp_path, "--folders", searched[0], *more)
     assert len(found["rows"]) >= rows
+    assert name != "diagram" or "```mermaid\nflowchart" in found["text"] and found["rows"][0][1] in found["text"]
     if name == "fidelity":  # one epoch of 38 documents, not the preset's 3,000 updates
         assert set(found["kendall"]) == {"mean", "CoLA"} and found["batch"] == 32 and 2 < found["steps"] < 100
 
@@ -553,6 +585,21 @@ def test_claims_of_a_search(searched, files, tmp_path, name, more, rows):
 def test_claim_of_table_5(tmp_path):
     found = claim("hybrid", tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1")
     assert [row[0] for row in found["rows"]] == list(claims.ARMS) and len(found["differences"]) == 8
+
+
+@pytest.mark.slow
+def test_claim_of_the_search(tmp_path):
+    """OP-NAS and random search share their initial candidates; the search sees none of the dev rows that judge it."""
+    found = claim("op_nas", tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1",
+                  "--steps", "2", "--length", "16", "--population", "2", "--rounds", "1", "--parents", "1")
+    assert len(found["rows"]) == 6 and set(found["differences"]) == {row[0] for row in found["rows"][1:]}
+    scores, = found["search_scores"]
+    assert scores["OP-NAS"][:2] == scores["random search"][:2] and len(scores["OP-NAS"]) == 3
+    rows = {split: set((ROOT / "data/demo/glue/RTE" / f"{split}.tsv").read_text().splitlines()[1:])
+            for split in ("train", "dev")}
+    cut = tmp_path / "runs" / "glue" / "RTE"
+    seen = {line for split in rows for line in (cut / f"{split}.tsv").read_text().splitlines()[1:]}
+    assert seen == rows["train"] and not seen & rows["dev"]
 
 
 def test_claims_without_a_run(tmp_path):

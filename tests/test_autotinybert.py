@@ -1,5 +1,6 @@
 """autotinybert.py: the search space, extraction, one-shot training, the latency predictor, Algorithm 2, folders, and whole runs on tiny data."""
 import ast
+import collections
 import dataclasses
 import functools
 import itertools
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotinybert as atb
 from common import distributed, files, runs, tasks, weights as common_weights
@@ -221,6 +223,34 @@ def test_gradients_of_a_sub_model_arrive_in_its_part_of_the_whole():
                 torch.testing.assert_close(parts[name].grad, 2 * value.grad, rtol=1e-4, atol=1e-5)
                 share += value.grad.count_nonzero()
         assert flat.count_nonzero() == share > 0 and parts["encoder.pooler.weight"].grad is None
+
+
+def test_a_sub_model_is_cut_without_slices():
+    """One view a weight and one a gradient; backwards only the positions, which are longer than a row, are a slice: what
+    a slice leaves out is filled up with zeros."""
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counts[func._overloadpacket.__name__] += 1
+            return func(*args, **(kwargs or {}))
+    model, counts = tiny_model(), collections.Counter()
+    flat_module.lay_flat(list(model.parameters()))
+    with Counter():
+        sub = atb.sub_model(model, atb.parse_arch("2-12-16-2-12"))
+    assert counts["as_strided"] == 2 * len(list(sub.parameters())) and not counts["slice"]
+    ids, segments, lengths = tiny_batch()
+    loss = atb.masked_loss(sub, (ids, segments, lengths, torch.tensor([[1, 2], [0, 3], [0, 1]]), torch.ones(3, 2, dtype=torch.long)))
+    with Counter():
+        loss.backward()
+    assert counts["slice_backward"] == 1
+
+
+def test_batches_are_sent_from_pinned_memory_without_waiting(monkeypatch):
+    sent = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: sent.append("pinned") or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *where, **how: sent.append((*where, how)) or tensor)
+    tensor, card = torch.ones(2), torch.device("cuda", 0)
+    assert atb.send([tensor, None], card) == [tensor, None] and sent == ["pinned", (card, {"non_blocking": True})]
+    assert atb.send([tensor, None], torch.device("cpu")) == [tensor, None] and sent.count("pinned") == 1
 
 
 def test_bfloat16_casts_weights_once_an_update_and_changes_no_bit():
@@ -1001,6 +1031,34 @@ def test_claims_that_train(tiny_data, whole, tmp_path):
     assert {row[0] for row in rows} >= {"searched", "random"}
     rows = claimed("convergence", flags, tmp_path, "--arch", "2-12-16-2-12", "--folders", whole)["rows"]
     assert len(rows) == 1 and rows[0][1] > 0
+
+
+@pytest.mark.slow
+def test_the_searched_shape_is_compared_with_the_rules(tiny_data, tmp_path):
+    """The whole study at the smallest size: measured first, alone; run again, it trains nothing."""
+    flags = ("--largest 2-16-64-2-16 --smallest 1-8-8-1-8 --reference 2-16-64-2-16 --vocab_size 46 --latency_archs 6 --steps 2 "
+             "--further_steps 1 --batch 8 --population 2 --generations 1 --winners 2 --held_out 0.3 --latency_length 16 "
+             "--latency_rounds 1 --small 1-16-64-2-16 --deep 2-16-64-2-16").split()
+    flags += ["--corpus", tiny_data[0] / "text.txt"]
+    study.main("autotinybert", claims.CLAIMS, [*map(str, ["shape", *flags, "--only", "latency", "--runs", tmp_path / "shape"])])
+    assert (tmp_path / "shape" / "superplm" / "predictor.pt").exists() and not (tmp_path / "shape" / "superplm" / "superplm").exists()
+    record = claimed("shape", flags, tmp_path)
+    assert [row[1] for row in record["rows"]] == ["rule", "searched"] * 2 and record["verdict"].startswith("not judged")
+    assert all(len(losses) == 1 for losses in record["losses"].values()) and record["masked tokens reported"] > 0
+    assert all(row[6] > row[5] > 0 for row in record["rows"])  # the head takes time too
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "shape").rglob("*") if path.is_file()}
+    assert claimed("shape", flags, tmp_path)["losses"] == record["losses"]
+    assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "shape").rglob("*") if path.is_file()}
+
+
+def test_the_picture_of_speedups_is_drawn_from_the_json_alone(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="draws: pip install matplotlib")
+    monkeypatch.setattr(atb, "time_model", None)  # nothing is measured
+    record = json.loads((study.RESULTS / "autotinybert" / "latency.json").read_text())
+    (tmp_path / "latency.json").write_text(json.dumps({**record, "picture": None}))
+    study.main("autotinybert", claims.CLAIMS, ["speedups", "--results", str(tmp_path)])
+    assert json.loads((tmp_path / "latency.json").read_text()) == {**record, "picture": "latency.png"}
+    assert 10_000 < (tmp_path / "latency.png").stat().st_size < 60_000
 
 
 def test_the_page_of_claims_is_that_of_its_results():

@@ -2,9 +2,11 @@
 of processes."""
 import dataclasses
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,8 +17,8 @@ import pytest
 import torch
 
 from common.cli import Stop, UserError
-from common.distributed import (Pace, Ranks, ShardSum, ahead, milliseconds, seed_everything, seed_of, share_out,
-                                shard_range)
+from common.distributed import (Pace, Ranks, ShardSum, ahead, launch, milliseconds, seed_everything, seed_of,
+                                share_out, shard_range)
 from common.files import (fingerprints, load_file, load_newest, lock, read_json, read_jsonl, release_locks, save_file,
                           write_atomic)
 from common.runs import Checkpoint, RunFolder
@@ -196,6 +198,66 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
     assert done == ["a", "b", "c"]
     assert share_out(ALONE, ["a", "b", "c", "d"], tmp_path, "jobs", work) == [{"name": name} for name in "abcd"]
     assert done == ["a", "b", "c", "c", "d"]
+
+
+def share(rank, port, folder, slow, dies):
+    """Process `rank` of two that share out six jobs, of which `slow` takes a second; in `dies` it ends."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+    def work(name):
+        with open(folder / "who.txt", "a") as file:
+            file.write(f"{rank} {name}\n")
+        time.sleep(1 if name == slow else 0.02)
+        if name == dies:
+            os._exit(1)
+        return {"name": name, "drawn": seed_of(name)}
+
+    with launch("cpu") as ranks:
+        found = share_out(ranks, list("abcdef"), folder / "jobs", "jobs", work, cost=lambda name: name == "d")
+        (folder / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+def two_processes(folder, slow="d", dies=None):
+    """[the lines of who.txt], of share() by two processes; a dead one ends both, as torchrun sees to."""
+    folder.mkdir(exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=share, args=(rank, port, folder, slow, dies)) for rank in range(2)]
+    for process in both:
+        process.start()
+    deadline = time.monotonic() + 60
+    while any(process.is_alive() for process in both) and time.monotonic() < deadline:
+        if any(process.exitcode for process in both):
+            break
+        time.sleep(0.01)
+    for process in both:
+        process.kill()
+        process.join()
+    return [line.split() for line in (folder / "who.txt").read_text().splitlines()]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_whoever_is_free_does_the_next_job_the_longest_first(tmp_path):
+    lines = two_processes(tmp_path / "uneven")
+    owner = dict(reversed(line) for line in lines)
+    assert lines[0][1] == "d" or lines[1][1] == "d"  # of the highest cost, in the middle of the list
+    assert {owner[name] for name in "abcef"} == {"10"[int(owner["d"])]}  # the other did all the rest meanwhile
+    assert len(lines) == 6 and set(owner) == set("abcdef")
+    two_processes(tmp_path / "even", slow="")
+    results = [(tmp_path / folder / f"found-{rank}.json").read_text() for folder in ("uneven", "even")
+               for rank in range(2)]
+    assert len(set(results)) == 1 and [job["name"] for job in json.loads(results[0])] == list("abcdef")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_dead_process_leaves_no_claim(tmp_path):
+    first = two_processes(tmp_path, slow="", dies="c")
+    assert not (tmp_path / "jobs" / "c.json").exists() and ("c" in dict(reversed(line) for line in first))
+    both = two_processes(tmp_path, slow="")
+    begun = [name for _, name in both]
+    assert begun.count("c") == 2 and all(begun.count(name) in (1, 2) for name in "abdef")
+    assert (tmp_path / "found-0.json").read_text() == (tmp_path / "found-1.json").read_text()
 
 
 def test_timings_leave_out_the_ends():

@@ -135,3 +135,13 @@ def test_squad_definitions(prediction, answer, exact, f1):
 def test_squad_version_1_gives_nothing_for_two_empty_answers():
     assert metrics.squad_f1("an", "the", version=1) == 0.0
     assert metrics.squad_f1("the cat", "cat", version=1) == 1.0
+
+
+def test_bootstrap_intervals():
+    values = numbers(1, 400, 100)
+    mean, low, high = study.bootstrap(np.mean, values)
+    half = 1.96 * values.std() / 20
+    assert mean == values.mean() and (low, high) == pytest.approx((mean - half, mean + half), abs=0.15 * half)
+    assert study.bootstrap(study.kendall, range(30), range(30)) == pytest.approx((1, 1, 1))
+    tau, low, high = study.bootstrap(study.kendall, numbers(2, 12, 100), numbers(3, 12, 100))
+    assert low < tau < high  # 12 rows leave it open

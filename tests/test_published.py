@@ -87,6 +87,24 @@ def test_claims_type_no_number_of_a_paper(paper):
     assert texts and not typed
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_list_of_claims_types_no_number_of_a_paper(paper):
+    """What listed.py says for the paper are published.json's numbers; a row that is listed for it alone is quoted."""
+    places = re.compile(r"WMT'14|CIFAR-10|BERT-base|SQuAD2\.0|S[1-5]\b|(of|for|at) E\b|F1")
+    quoted = set()
+    for claim in study.CLAIMS[paper]:
+        for text in (claim.paper, claim.ours, claim.needs):
+            quoted |= {(paper, *found) for found in study.PLACE.findall(text)}
+            study.fill(text, paper)  # KeyError where there is no such number
+        typed = study.PLACE.sub("", claim.paper)
+        for size in ("v1.1", "v2.0", "of 64, 128, 256, 768", "E = 768 and 128", "of 1024, 2048, 4096, 6144",
+                     "for 1, 3, 6, 12, 24, 48 layers", "of 12 and 24 layers", "batches of 128 on a V100", "V100 hours"):
+            typed = typed.replace(size, "")
+        assert not re.search(r"\d", places.sub("", typed)), (claim.name, typed)
+    alone = [entry for entry in ENTRIES if entry["paper"] == paper and entry["used"] == ["tests/claims/listed.py"]]
+    assert {names(entry) for entry in alone} <= quoted
+
+
 def test_readme_quotes_what_is_listed_for_it():
     """Every "paper: X" and "X there" of the front page is an entry's value, of the paper in whose section it stands."""
     sections = re.split(r"^## ", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)

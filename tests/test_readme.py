@@ -1,20 +1,44 @@
-"""README.md: every command names files, actions and flags that exist, and the demo's commands run."""
+"""README.md, data/README.md and tests/claims/*.md: every command names files, actions and flags that exist, links lead
+somewhere, the demo's commands and those of "Bring your own" run, every paper has its finding, the glossary its letters.
+"""
 import importlib
+import inspect
+import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
 from common import cli
+from data import prepare
+from tests.claims import study
 
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-BLOCKS = re.findall(r"^```\w*\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-LINES = [re.split(r"\s{3,}", line)[0] for block in BLOCKS for line in re.sub(r" {2,}(?=--)", " ", block).split("\n")
-         if re.match(r"(python|torchrun) ", line)]
-PAPERS = [line for line in LINES if re.search(r"\b(autobert_zero|autotinybert|albert|mformer)\.py", line)]
+PAPERS = ("autobert_zero", "autotinybert", "albert", "mformer")
+PAGES = [ROOT / "README.md", ROOT / "data" / "README.md", *sorted((ROOT / "tests" / "claims").glob("*.md"))]
+FRONT = PAGES[0].read_text(encoding="utf-8")
+BARE = {"--help"}
+
+
+def commands_of(path):
+    """The commands of a page: lines of its code blocks up to three blanks, and what stands in backticks."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [re.split(r"\s{3,}|\s{2,}#", re.sub(r" {2,}(?=--)", " ", line))[0].rpartition("&& ")[2]
+             for block in blocks for line in block.split("\n")]
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    return [line for line in [*lines, *inline] if re.match(r"(python|torchrun|pytest) \S", line)]
+
+
+COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands_of(page)))
+OF_FILES = [line for line in COMMANDS if re.search(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py", line)]
+OF_CLAIMS = [line for line in COMMANDS if "-m tests.claims." in line and "PAPER" not in line]
+OTHERS = [line for line in COMMANDS if line not in (*OF_FILES, *OF_CLAIMS)]
+OWN = [line for line in commands_of(PAGES[1]) if " my/" in line or "--latency_device" in line]
 
 
 def arguments(line):
@@ -25,37 +49,227 @@ def arguments(line):
 
 
 def test_the_front_page_is_a_page():
-    assert TEXT.count("\n") <= 220 and len(TEXT.encode()) <= 18_000 and len(PAPERS) > 20
+    assert FRONT.count("\n") <= 220 and len(FRONT.encode()) <= 18_000
+    assert len(OF_FILES) > 40 and len(OF_CLAIMS) > 10 and len(OTHERS) > 10 and len(OWN) == 6
 
 
-@pytest.mark.parametrize("line", PAPERS)
+@pytest.mark.parametrize("line", [line for line in OF_FILES if not BARE & set(line.split())])
 def test_commands_name_what_exists(line, monkeypatch):
     file, argv = arguments(line)
     module, found = importlib.import_module(file), []
     for place in (cli, module):
         monkeypatch.setattr(place, "start", lambda *handed, **others: found.append(handed), raising=False)
     module.main(argv)
-    action, _, config = cli.parse(*found[0][:3], "a test", argv)
-    assert action and config.given <= vars(config).keys()
+    if argv:
+        action, _, config = cli.parse(*found[0][:3], "a test", argv)
+        assert action and config.given <= vars(config).keys()
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line not in PAPERS and "--help" not in line])
-def test_other_commands_name_what_exists(line):
+@pytest.mark.parametrize("line", OF_CLAIMS)
+def test_commands_of_claims_name_what_exists(line):
+    """The study is there, and a flag is study.py's, the study's own (which its source names) or the paper file's."""
     words = shlex.split(line)
-    assert (ROOT / words[1]).exists()
-    known = subprocess.run([sys.executable, ROOT / words[1], words[2], "--help"], capture_output=True, text=True).stdout
-    assert all(word in known for word in words if word.startswith("--"))
+    paper = next(word for word in words if word.startswith("tests.claims.")).rpartition(".")[2]
+    claims = importlib.import_module(f"tests.claims.{paper}")
+    name = words[words.index(f"tests.claims.{paper}") + 1]
+    assert name in (*claims.CLAIMS, "redraw", "page", "--help")
+    config = importlib.import_module(paper).Config
+    known = {"folders", "jobs", "seeds", "runs", "results", "help", *config.__dataclass_fields__}
+    source = inspect.getsource(claims.CLAIMS[name]) if name in claims.CLAIMS else ""
+    for flag in (word[2:] for word in words if word.startswith("--")):
+        assert flag in known or re.search(rf'\b{flag}=|"--{flag}"', source), flag
 
 
-def test_links_lead_somewhere():
-    links = re.findall(r"\]\((?!http)([^)]+)\)", TEXT)
-    assert len(links) > 4 and all((ROOT / link).exists() for link in links)
+@pytest.mark.parametrize("line", OTHERS)
+def test_other_commands_name_what_exists(line):
+    words = shlex.split(line.replace("PAPER", "albert"))
+    scripts = [word.replace("FILE", "albert") for word in words if word.endswith(".py")]  # a page may speak of FILE.py
+    assert all((ROOT / script).exists() for script in scripts)
+    if words[1] == "data/prepare.py":
+        prepare.parser().parse_args(words[2:])
+    elif words[0] != "pytest" and "-m" not in words[:2]:
+        if scripts[0] == "tests/bench.py" and len(words) > 2:  # which has no flags of its own
+            scripts.append(f"tests/bench_{words[2]}.py")
+        source = "".join((ROOT / script).read_text(encoding="utf-8") for script in scripts if (ROOT / script).exists())
+        assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    """To a file, and there to a heading or an anchor."""
+    text = re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if anchor:
+            there = target.read_text(encoding="utf-8")
+            titles = [re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
+                      for title in re.findall(r"^#+ (.*)", there, re.MULTILINE)]
+            assert f'<a id="{anchor}">' in there or anchor in titles, link
+
+
+@pytest.mark.parametrize("paper, title", list(zip(PAPERS, ("AutoBERT-Zero", "AutoTinyBERT", "ALBERT", "mFormer"))))
+def test_every_paper_has_its_finding(paper, title):
+    """One headline, with an interval and a link to its claim; the claim's page begins with a table of all claims."""
+    section = re.search(rf"^## {title}\n(.*?)^## ", FRONT, re.DOTALL | re.MULTILINE).group(1)
+    finding, = re.findall(r"^\*\*Finding\.\*\* .*?\n\n", section, re.DOTALL | re.MULTILINE)
+    assert re.search(r"\[[-+\d.]+, [-+\d.]+\]", finding) and f"tests/claims/{paper}.md#" in finding
+    page = (ROOT / "tests" / "claims" / f"{paper}.md").read_text(encoding="utf-8")
+    assert all(f"](#{claim.name})" in page and f'<a id="{claim.name}">' in page for claim in study.CLAIMS[paper])
+    verdicts = re.findall(r"^## \d+\..*\n\n\*\*(.*?)\.\*\*", page, re.MULTILINE)
+    assert len(verdicts) == len(study.CLAIMS[paper]) and all(word.lower() in study.VERDICTS for word in verdicts)
+    assert not re.search(r"\{(Table|Sec|Figure|App)", page)
+
+
+def test_a_new_result_judges_its_claim_and_supersedes_the_older(tmp_path):
+    def section(page, name):
+        return re.search(rf'^## [^\n]*<a id="{name}">.*?(?=^## )', page, re.DOTALL | re.MULTILINE).group()
+    shutil.copytree(study.RESULTS / "albert", tmp_path / "albert")
+    for name in ("order", "sharing"):
+        (tmp_path / "albert" / f"{name}.json").unlink()
+    before = study.page("albert", tmp_path)
+    assert "Ours: 800 updates" in section(before, "order") and "Superseded" not in before
+    record = {"claim": "Measured anew", "columns": ["a"], "rows": [[1.0]], "commit": "1234567890", "run_seconds": 120.0}
+    for name, verdict in (("order", "holds: by 3 points [2, 4]"), ("layers", "not judged")):
+        (tmp_path / "albert" / f"{name}.json").write_text(json.dumps({**record, "verdict": verdict}))
+    after = study.page("albert", tmp_path)
+    assert "**Holds.** By 3 points [2, 4].\n" in section(after, "order") and "Ours: 800" not in after
+    assert "(at 1234567, its runs 2 min)" in section(after, "order")
+    assert "Superseded: [NSP and SOP](results/albert/old-order.json)." in section(after, "order")
+    assert "**Not judged.**" in section(after, "layers") and "**Not run.**" in section(before, "layers")
+    assert section(after, "parameters") == section(before, "parameters")
+
+
+def test_days_are_those_of_the_rehearsed_flops():
+    """3 x 97.3 GFLOPs a row (albert.py's own count), 125,000 updates of 4,096 rows, 35% of 989 TFLOPs a second."""
+    days = study.days_of("albert | base | pre-training, 64 rows of 512", 2, 4096 * 125_000)
+    assert days == pytest.approx(3 * 97.345e9 * 4096 * 125_000 / (0.35 * 989e12) / 86400, rel=0.03)
+    assert study.fill("{days: albert | base | pre-training, 64 rows of 512, 2 shards: 512e6}", "albert") == "5.1 days"
+
+
+def test_the_front_page_has_its_pictures():
+    shown = re.findall(r"^!\[.+\]\(tests/claims/results/", FRONT, re.MULTILINE)
+    assert FRONT.count("```mermaid") == 2 and len(shown) >= 2
+
+
+def test_the_glossary_has_the_letters_of_each_file():
+    text = (ROOT / "tests" / "claims" / "glossary.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.split("\n")
+            if re.match(r"\| [A-Z] \|", line)]
+    columns = dict(zip(("albert", "autobert_zero", "autotinybert", "mformer"), (2, 3, 4, 5)))
+    for paper, column in columns.items():
+        source = (ROOT / f"{paper}.py").read_text(encoding="utf-8")
+        legend = re.search(r"^# B.*?(?=\n\n)", source, re.MULTILINE | re.DOTALL).group().replace("\n#", "")
+        letters = set(re.findall(r"(?:^# |, )([A-Z])\b", legend))
+        assert {row[0] for row in rows if row[column]} == letters, paper
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for line in PAPERS if not re.search(r"--preset (?!demo)|path/to|runs/", line)])
-def test_the_demo_commands_run(line, tmp_path, demo):
-    file, argv = arguments(line)
-    ran = subprocess.run([sys.executable, ROOT / f"{file}.py", *argv, "--dry_run", "--out", tmp_path / "run"],
-                         capture_output=True, text=True, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_demo_commands_run_one_after_the_other(paper, tmp_path, monkeypatch, demo):
+    """With --dry_run, whose run folders end in -dry: the next command starts from them."""
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in commands_of(PAGES[0]) if line in OF_FILES and arguments(line)[0] == paper
+             and not re.search(r"--preset|--teacher|path/to(?!/folder)", line)]
+    assert len(lines) >= 2
+    for line in lines:
+        words = re.sub(r"(--(?:init|arch) runs/[\w-]+)", r"\1-dry", line)
+        dry = [] if re.search("--(export|describe)", line) else ["--dry_run"]
+        importlib.import_module(paper).main([*arguments(words)[1], *dry])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper, name", [("autobert_zero", "counts"), ("autotinybert", "space"), ("albert", "flops"),
+                                         ("mformer", "counts"), ("mformer", "shape")])
+def test_claims_that_count_run(paper, name, tmp_path):
+    ran = subprocess.run([sys.executable, "-m", f"tests.claims.{paper}", name, "--results", tmp_path], cwd=ROOT,
+                         capture_output=True, text=True)
+    assert ran.returncode == 0 and (tmp_path / f"{name}.json").exists(), ran.stderr
+
+
+# --- bring your own ------------------------------------------------------------------------------
+
+TINY = {  # what makes each command of "Bring your own" small; the last of two flags counts
+    "albert": ["--vocab_size", "40", "--length", "64", "--hidden", "16", "--heads", "2", "--ffn", "32", "--layers", "1",
+               "--embedding", "16"],
+    "autobert_zero": ["--train_rows", "32"],
+    "autotinybert": ["--largest", "2-24-48-2-24", "--smallest", "1-24-24-2-24", "--length", "16", "--reference",
+                     "2-24-48-2-24", "--speedup", "1.05"],
+    "mformer": []}
+
+
+@pytest.fixture(scope="module")
+def my(tmp_path_factory):
+    """The files of a user, in the layouts of data/README.md."""
+    folder, rng = tmp_path_factory.mktemp("own") / "my", np.random.default_rng(0)
+    for name in ("texts", "glue/SST-2", "pairs", "pictures"):
+        (folder / name).mkdir(parents=True)
+    words = "stone river lamp green small house winter paper garden quiet early bread north letter".split()
+
+    def sentence():
+        return f"The {rng.choice(words)} {rng.choice(words)} was {rng.choice(words)}."
+    documents = ["\n".join(sentence() for _ in range(5)) for _ in range(60)]
+    (folder / "texts" / "one.txt").write_text("\n\n".join(documents) + "\n")
+    for split in ("train", "dev"):
+        rows = [f"{sentence()}\t{label}" for label in (0, 1) * 20]
+        (folder / "glue" / "SST-2" / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    (folder / "glue" / "SST-2" / "test.tsv").write_text(f"index\tsentence\n0\t{sentence()}\n")
+    for ending in ("fr", "it"):
+        (folder / "pairs" / f"train.{ending}").write_text("".join(sentence() + "\n" for _ in range(120)))
+    for name in ("data_batch_1", "test_batch"):
+        records = rng.integers(256, size=(80, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        (folder / "pictures" / f"{name}.bin").write_bytes(records.tobytes())
+    return folder
+
+
+@pytest.fixture
+def run_own(my, monkeypatch):
+    """Run a command of the page beside the folder my/, made small; it must leave JSON files that were not there."""
+    monkeypatch.chdir(my.parent)
+
+    def files():
+        return {(path, path.stat().st_mtime_ns) for path in my.parent.rglob("*.json")}
+
+    def work(line, *more):
+        (file, argv), before = arguments(line), files()
+        importlib.import_module(file).main([*argv, *TINY[file], *more])
+        assert files() - before
+    return work
+
+
+def own(flag):
+    line, = (line for line in OWN if flag in line)
+    return line
+
+
+def test_a_corpus_of_ones_own(run_own):
+    run_own(own("my/texts --vocab_size"), "--dry_run")
+
+
+def test_a_task_of_ones_own(run_own, my):
+    run_own("autobert_zero.py --pretrain --corpus my/texts", "--vocab_size", "40", "--steps", "1", "--layers", "1",
+            "--out", "runs/autobert_zero-pretrain-demo")
+    run_own(own("my/glue --init"), "--dry_run")
+
+
+@pytest.mark.slow
+def test_a_device_of_ones_own(run_own):
+    run_own(own("--latency_device"), "--dry_run")
+
+
+def test_a_teacher_of_ones_own(run_own):
+    run_own("autotinybert.py --further_train --arch 2-24-48-2-24 --corpus my/texts --vocab_size 40",
+            "--further_steps", "1", "--eval_every", "1", "--out", "runs/tiny")
+    run_own("autotinybert.py --export my/teacher --init runs/tiny")
+    run_own(own("my/teacher"), "--dry_run")
+
+
+@pytest.mark.slow
+def test_a_language_pair_of_ones_own(run_own):
+    run_own(own("--languages"), "--vocab_size", "40", "--dry_run")
+
+
+def test_pictures_of_another_size(run_own):
+    run_own(own("--image"), "--dry_run")

@@ -2,6 +2,7 @@
 import dataclasses
 import functools
 import json
+import random
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 import albert
 import autobert_zero
 import autotinybert
+import bench_page
 import mformer
 from common import rehearsal
 from data import rehearsals
@@ -34,6 +36,9 @@ PLANS = {
     "autobert_zero": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
                       functools.partial(rehearsals.autobert_zero, autobert_zero,
                                         autobert_zero.read_arch("autobert-zero", 3))),
+    "fine-tuning": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
+                    functools.partial(rehearsals.fine_tuning, autobert_zero, "MNLI",
+                                      arch=autobert_zero.read_arch("bert", 3))),
     "autotinybert": (lambda **own: autotinybert.Config(vocab_size=500, length=64, largest="3-128-512-4-128",
                                                        smallest="1-32-32-1-128", **own),
                      functools.partial(rehearsals.autotinybert, autotinybert, WHOLE, 2)),
@@ -94,6 +99,62 @@ def test_flops_are_the_files_own():
     assert found["evaluation_flops"] == 4 * albert.flops(cfg)
 
 
+@pytest.mark.parametrize("setting", ["mlm", "distill"])
+def test_flops_of_autotinybert_are_the_files_own(setting):
+    """The difference: no pooler, the head, in MLM the last layer at I places; backwards the kernel's q @ k again."""
+    cfg, teacher = PLANS["autotinybert"][0](batch=4, setting=setting), WHOLE if setting == "distill" else None
+    build = functools.partial(rehearsals.autotinybert, autotinybert, WHOLE, 0, teacher=teacher)
+    found, = rehearsal.rehearse(cfg, build, (4, 1))
+    T, I, H, Q, F, V = cfg.length, round(autotinybert.MASK_RATE * cfg.length), 128, 128, 512, 500
+    layers = autotinybert.flops(WHOLE, T) - 2 * H * H
+    if teacher:
+        student, again = layers + 2 * T * H * H, 2 * 2 * T * T * Q  # the last layer gives its scores, without the kernel
+    else:
+        student = layers - 2 * (T - I) * (2 * H * Q + 2 * H * F + 2 * T * Q) + 2 * I * (H * H + H * V)
+        again = 2 * (2 * T * T * Q + I * T * Q)
+    assert found["evaluation_flops"] == 4 * (student + bool(teacher) * layers)
+    assert found["flops"] == 4 * (3 * student + bool(teacher) * layers + again)
+
+
+@pytest.mark.parametrize("text, banded", [
+    ("bert", 0), ("autobert-zero", 65), ("conv3 | conv5 | conv7 | P @ (Q.T @ K) + dist(V, P) @ Q", 0),
+    ("conv65 | conv3 | conv9 | cos(dist(Q, Q), cos(softsign(softmax(P)), V)) @ K", 65 + 9)])
+def test_flops_of_searched_layers_are_the_files_own(text, banded):
+    """But for convolutions that run as bands: all T x T numbers are multiplied, a file counts the K in each row."""
+    layers = 2 if text == "autobert-zero" else 4
+    cfg = autobert_zero.Config(layers=layers, hidden=64, heads=4, ffn=96, vocab_size=50, length=128, batch=2)
+    arch, T, H, M = autobert_zero.read_arch(text, layers), 128, 64, round(0.15 * 2 * 128)
+    found, = rehearsal.rehearse(cfg, functools.partial(rehearsals.autobert_zero, autobert_zero, arch), (1, 1))
+    heads = M * (H * H + H * 50) + 2 * (H * H + H * 2)  # masked words, and pairs of sentences
+    wide = [layer for layer in arch if isinstance(layer, int) and layer >= autobert_zero.BAND_FROM]
+    bands = 2 * T * H * (len(wide) * T - banded)
+    own = 2 * autobert_zero.count(arch, cfg)["flops"]
+    assert found["evaluation_flops"] == own + 2 * (heads + bands)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear", "plain"])
+def test_flops_of_pictures_are_the_files_own(kind):
+    """Of an evaluation of 500 exactly. An update has three times as many, less the patches' gradient, which nobody
+    needs, and more the scores, which the kernel of softmax attention makes anew on its way back."""
+    cfg, arch = mformer.Config(image=32, patch=4, dtype="float32"), mformer.retype(IMAGES, kind)
+    found, = rehearsal.rehearse(cfg, functools.partial(rehearsals.mformer, mformer, arch), (8, 1))
+    own, scores, patches = mformer.model_flops(arch, cfg), 2 * 2 * 65 * 65 * 128, 2 * 64 * 48 * 128
+    assert found["evaluation_flops"] == 500 * own
+    assert found["flops"] == 8 * (3 * own - patches + (kind != "linear") * scores)
+
+
+@pytest.mark.parametrize("encoder", ["softmax", "linear"])
+@pytest.mark.parametrize("decoder", ["softmax", "linear"])
+def test_flops_of_translation_are_the_files_own(encoder, decoder):
+    """Of 64 sentences as long as the file's own count takes them, and of an update of 17, with the scores made anew."""
+    cfg = mformer.Config(task="wmt14", vocab_size=500, length=30, qkv=128, dtype="float32")
+    arch = mformer.retype(mformer.retype(TEXTS, encoder), decoder, ("decoder_types", "cross_types"))
+    found, = rehearsal.rehearse(cfg, functools.partial(rehearsals.mformer, mformer, arch), (512, 1))
+    own, score = mformer.model_flops(arch, cfg), 2 * 30 * 30 * 128  # cross-attention sees two layers
+    assert found["evaluation_flops"] == 64 * own
+    assert found["flops"] == 17 * (3 * own + score * (2 * (encoder == "softmax") + 3 * (decoder == "softmax")))
+
+
 def test_on_a_card_layer_norms_are_float32_and_masks_bytes():
     x, norm = torch.zeros(2, 64, requires_grad=True), torch.nn.LayerNorm(64)
     with rehearsal.on_card(), torch.autocast("cpu", torch.bfloat16):
@@ -118,37 +179,9 @@ def test_forecast(monkeypatch):
     assert shared["days"]["H100"]["50%"] == pytest.approx(days["H100"]["50%"] / 4, rel=0.01, abs=0.001)
 
 
-def fine_tuned(task, rows, **settings):
-    """Memory of an update of ALBERT on a task, its longest rows, and of its prediction."""
-    cfg = albert_at(dtype="bfloat16", **settings)
-    length, own = albert.TABLE14[task][5], dataclasses.replace(cfg, dropout=albert.TABLE14[task][2])
-    shape = (4, length) if task == "RACE" else (length,)
-
-    def build(_):
-        model = albert.MultipleChoice(own, 1) if task == "RACE" else albert.AnswerModel(own)
-        optimizer = albert.Lamb(model.parameters(), 1e-5, adapt=False)
-
-        def batch(rows):
-            zeros = rehearsals.ids(rows)
-            return {"ids": rehearsals.ids(rows, *shape), "segments": rehearsals.ids(rows, *shape),
-                    "lengths": rehearsals.ids(rows, *shape[:-1]), "labels": zeros, "start": zeros, "end": zeros,
-                    "impossible": torch.zeros(rows), "p_mask": torch.zeros(rows, length, dtype=torch.bool)}
-
-        def step(rows, shards):
-            for _ in range(shards):
-                with albert.autocast("bfloat16", rehearsals.CPU):
-                    loss = model.train().loss(batch(rows))
-                loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), albert.CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
-
-        def look():
-            with albert.autocast("bfloat16", rehearsals.CPU):
-                model.eval()(batch(4 * albert.TABLE14[task][1]))
-
-        return optimizer, step, look
-
+def fine_tuned(cfg, task, rows, arch=None):
+    """Memory of two shards of an update on a task, its longest rows, and of its prediction."""
+    build = functools.partial(rehearsals.fine_tuning, sys.modules[cfg.program], task, arch=arch)
     return rehearsal.rehearse(cfg, build, (rows, 2))[0]
 
 
@@ -160,25 +193,49 @@ def network(name, **settings):
     return cfg, mformer.widest(mformer.space_of(cfg)) if name == "widest" else mformer.parse_arch(name, cfg)
 
 
-def phases():
-    """{(file, preset, phase): its Memory at the paper's full size}, as functions."""
+def albert_phases():
     found = {}
     for preset, rows, recompute in (("base", 64, False), ("large", 64, False), ("xlarge", 32, False),
-                                    ("xxlarge", 32, False), ("xxlarge", 8, False), ("xxlarge", 8, True)):
+                                    ("xxlarge", 32, False), ("xxlarge", 8, False), ("xxlarge", 8, True),
+                                    ("bert-base", 64, False), ("bert-large", 32, False)):
         cfg = albert_at(preset, dtype="bfloat16", recompute=recompute)
         phase = f"pre-training, {rows} rows of 512" + " --recompute" * recompute
         found["albert", preset, phase] = lambda cfg=cfg, rows=rows: rehearsal.rehearse(cfg, ALBERT, (rows, 2))[0]
-    for preset, task, rows in (("xlarge", "RACE", 32), ("xlarge", "RACE", 4), ("xxlarge", "RACE", 4),
-                               ("xxlarge", "SQuAD2.0", 48), ("xxlarge", "SQuAD2.0", 12)):
+    for preset, task, rows in (("base", "MNLI", 128), ("base", "SQuAD1.1", 48), ("xlarge", "RACE", 32),
+                               ("xlarge", "RACE", 4), ("xxlarge", "RACE", 4), ("xxlarge", "SQuAD1.1", 12),
+                               ("xxlarge", "SQuAD2.0", 48), ("xxlarge", "SQuAD2.0", 12), ("xxlarge", "MNLI", 16),
+                               ("xxlarge", "CoLA", 16)):
+        cfg = albert_at(preset, dtype="bfloat16")
         found["albert", preset, f"{task}, {rows} rows of the {albert.TABLE14[task][1]}"] = functools.partial(
-            fine_tuned, task, rows, preset=preset)
-    for preset, batch, arch in (("base", 160, "autobert-zero"), ("base", 160, "bert"), ("large", 80, "autobert-zero")):
+            fine_tuned, cfg, task, rows)
+    return found
+
+
+def autobert_zero_phases():
+    """A candidate here is the one of the initial population that keeps most matrices of tokens x tokens."""
+    found, rng = {}, random.Random("0 round 0")
+    drawn = [autobert_zero.sample_arch(rng, 12) for _ in range(100)]
+    heaviest = max(drawn, key=lambda arch: sum(autobert_zero.infer_graph(layer).count("nn") for layer in arch
+                                               if not isinstance(layer, int)))
+    for preset, rows, arch in (("small", 320, "autobert-zero"), ("small", 320, "bert"), ("base", 160, "autobert-zero"),
+                               ("base", 160, "bert"), ("base", 160, "a candidate"), ("large", 80, "autobert-zero")):
         cfg = autobert_zero.Config(**{name: value for name, value in autobert_zero.PRESETS[preset].items()
-                                      if not isinstance(value, dict)}, preset=preset, batch=batch, dtype="bfloat16")
-        build = functools.partial(rehearsals.autobert_zero, autobert_zero, autobert_zero.read_arch(arch, cfg.layers))
-        found["autobert_zero", preset, f"pre-training of {arch}, {batch} rows of 128"] = (
-            lambda cfg=cfg, build=build, batch=batch: rehearsal.rehearse(cfg, build, (batch, 1))[0])
-    whole = autotinybert.parse_arch(autotinybert.Config.largest)
+                                      if not isinstance(value, dict)}, preset=preset, batch=rows, dtype="bfloat16")
+        shared, network = arch == "a candidate", heaviest
+        if not shared:
+            network = autobert_zero.read_arch(arch, cfg.layers)
+        build = functools.partial(rehearsals.autobert_zero, autobert_zero, network, shared=shared)
+        found["autobert_zero", preset, f"pre-training of {arch}, {rows} rows of 128"] = (
+            lambda cfg=cfg, build=build, rows=rows: rehearsal.rehearse(cfg, build, (rows, 1))[0])
+        tasks = {"autobert-zero": ("MNLI", "SQuAD1.1"), "a candidate": ("MNLI",)}.get(arch, ())
+        for task in tasks if preset == "base" else ():
+            found["autobert_zero", preset, f"{task} with {arch}, 32 rows of the 32"] = functools.partial(
+                fine_tuned, cfg, task, 32, network)
+    return found
+
+
+def autotinybert_phases():
+    found, whole = {}, autotinybert.parse_arch(autotinybert.Config.largest)
     for phase, samples, teacher in (("SuperPLM", 3, None), ("SuperPLM, distilled", 3, "12-768-3072-12-768"),
                                     ("further training", 0, None)):
         cfg = autotinybert.Config(preset="base", dtype="bfloat16", setting="distill" if teacher else "mlm")
@@ -186,6 +243,19 @@ def phases():
                                   teacher=teacher and autotinybert.parse_arch(teacher))
         found["autotinybert", "base", f"{phase}, sub-batches of 16 rows of 128"] = (
             lambda cfg=cfg, build=build: rehearsal.rehearse(cfg, build, (16, 2))[0])
+    for task in ("SQuAD1.1", "MNLI"):  # the proxy tasks, for which the whole is the largest candidate
+        rows = autotinybert.TABLE_D1[task][0]
+        found["autotinybert", "base", f"{task}, {rows} rows of the {rows}"] = functools.partial(
+            fine_tuned, autotinybert.Config(preset="base", dtype="bfloat16"), task, rows, whole)
+    return found
+
+
+def phases():
+    """{(file, preset, phase): its Memory at the paper's full size}, as functions."""
+    found = {}
+    found.update(albert_phases())
+    found.update(autobert_zero_phases())
+    found.update(autotinybert_phases())
     for task, rows, what in (("cifar10", 64, "64 pictures"), ("wmt14", 4400, "shards of 4,400 tokens")):
         for arch, phase in (("widest", "super-net"), ("mformer", "training")):
             cfg, chosen = network(arch, task=task)
@@ -193,47 +263,33 @@ def phases():
                                       space=mformer.space_of(cfg) if arch == "widest" else None)
             found["mformer", f"base {task}", f"{phase}, {what}"] = (
                 lambda cfg=cfg, build=build, rows=rows: rehearsal.rehearse(cfg, build, (rows, 2))[0])
+    cfg, chosen = network("mformer", task="wmt14")
+    found["mformer", "base wmt14", f"beam search, {cfg.beam} beams, 64 sentences of {cfg.length} pieces"] = (
+        lambda cfg=cfg, build=functools.partial(rehearsals.beams, mformer, chosen):
+        rehearsal.rehearse(cfg, build, (64, 1))[0])
     return found
 
 
-def rehearse_all(path, wanted=""):
-    """Rehearse the phases whose names hold `wanted` and write the table: PATH.json and, from all of it, PATH.md."""
+def rehearse_all(path, *wanted):
+    """Rehearse the phases whose names hold a word of `wanted`, or all, and write them to PATH and the page."""
     for key, run in phases().items():
-        if wanted in (name := " | ".join(key)):
-            memory = run()
+        if any(word in name for word in wanted or [""] for name in (" | ".join(key), ", ".join(key))):
+            memory, name = run(), " | ".join(key)
             rows = json.loads(path.read_text()) if path.exists() else {}
             peak = max(memory["update"], memory["evaluation"])
             card = min((size for size, *_ in rehearsal.CARDS.values() if peak <= size * 1e9), default=None)
             rows[name] = {**memory, "peak": peak, "card_gb": card}
             path.write_text(json.dumps(rows, indent=1))
-    rows = json.loads(path.read_text())
-    text = "".join(f"| {name} | {row['peak'] / 1e9:.1f} | {row['evaluation'] / 1e9:.1f} | {row['largest'] / 1e9:.2f} | "
-                   f"{row['evaluation_largest'] / 1e9:.2f} | {row['card_gb'] or 'none'} |\n"
-                   for name, row in sorted(rows.items()))
-    (path.parent.parent / "rehearsal.md").write_text(HEAD + text)
-    return rows
-
-
-HEAD = """# What fits
-
-Bytes in GB (10^9) of one process in bfloat16 with the rules of CUDA's autocast, from `python tests/test_rehearsal.py`:
-real steps on tensors without content (common/rehearsal.py), on a CPU; no GPU has confirmed them. Peak: the larger of
-the second shard's update and the largest evaluation. Largest: the largest tensor of the update, of the evaluation, that
-is no weight, gradient or state of the optimizer.
-
-| file | preset | phase | peak | evaluation | largest | largest there | smallest card, GB |
-|---|---|---|---|---|---|---|---|
-"""
+    bench_page.write(path.parent.parent)
+    return json.loads(path.read_text())
 
 
 @pytest.mark.slow
 def test_every_phase_at_the_papers_size(tmp_path):
     (tmp_path / "results").mkdir()
     rows = rehearse_all(tmp_path / "results" / "rehearsal.json")
-    assert all(row["largest"] <= 4e9 and row["update"] > row["weights"] for row in rows.values())
-    # ALBERT's large models look at dev with four times the rows of an update: the feed-forward network of RACE's
-    # options, and the pairs of SQuAD 2.0's beam, make larger tensors there
-    assert all(row["evaluation_largest"] <= 4e9 for name, row in rows.items() if "rows of the" not in name)
+    assert all(row["largest"] <= 4e9 and row["update"] >= row["weights"] for row in rows.values())
+    assert all(row["evaluation_largest"] <= 4e9 for row in rows.values())
     assert rows["albert | xxlarge | pre-training, 32 rows of 512"]["card_gb"] in (40, 80)
 
 

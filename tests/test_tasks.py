@@ -8,6 +8,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
+from common import tasks as task_module
 from common.cli import UserError
 from common.distributed import Ranks
 from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
@@ -67,6 +68,22 @@ def test_a_task_travels_to_another_process_as_it_is(tasks):
         assert there.module is tasks[name].module and there.recipe == tasks[name].recipe
         for one, other in zip(there.batches(3), [next(tasks[name].batches(3))]):
             assert one.keys() == other.keys() and all(torch.equal(value, one[key]) for key, value in other.items())
+
+
+def test_long_rows_are_predicted_in_smaller_batches(tasks, monkeypatch):
+    """At most EVALUATED tokens at once, four times the rows of an update where that is less; the same predictions."""
+    for name in ("CoLA", "SQuAD1.1"):
+        found = []
+        for most in (2 ** 15, 500, 1):
+            monkeypatch.setattr(task_module, "EVALUATED", most)
+            shapes = []
+            found.append(tasks[name].collect("dev", lambda batch: shapes.append(batch["ids"].shape) or (
+                batch["ids"] * batch["index"][:, None]).float()[:, :None if name == "SQuAD1.1" else 3]))
+            if most == 2 ** 15:
+                assert max(rows for rows, _ in shapes) == min(64, len(tasks[name].splits["dev"]))
+            else:
+                assert len(shapes) > 1 and max(rows * width for rows, width in shapes) <= max(most, 64)
+        assert all(torch.equal(found[0].clamp(min=0), other.clamp(min=0)) for other in found[1:])
 
 
 def test_flags_rule_over_the_recipe(demo, tokenizer):

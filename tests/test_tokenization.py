@@ -1,13 +1,14 @@
 """Tokenizers: released rules (expected ids checked once against Hugging Face's slow tokenizers), offsets, training."""
 import pickle
 import random
+from unittest import mock
 
 import pytest
 import sentencepiece
 
 from common.cli import UserError
 from common.tokenization import load_tokenizer, preprocess, preprocess_aligned
-from data.vocabulary import train_sentencepiece
+from data.vocabulary import ALBERT_SYMBOLS, STEP, fields, train_sentencepiece
 
 WORDPIECES = """[PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan ##bul σας a
     ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
@@ -35,6 +36,13 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def spiece(text):
     return train_sentencepiece([text], text.parent / "spiece.model", vocab_size=90)
+
+
+@pytest.fixture(scope="module")
+def released(text):
+    """The same as SentencePiece writes it, like ALBERT's own: pieces such as "2011," are in use."""
+    with mock.patch("data.vocabulary.steady", lambda model, lower: model):
+        return train_sentencepiece([text], text.parent / "released.model", vocab_size=90)
 
 
 @pytest.fixture(scope="module")
@@ -116,17 +124,41 @@ def test_aligned_preprocess_is_preprocess(raw):
     assert all(0 <= a < b <= len(raw) for a, b in zip(starts, ends))
 
 
-def test_digit_comma_rule(spiece):
+def test_digit_comma_rule(released):
     """ "2," is cut into "2" and ","; at a word's start the digits keep their ▁, inside a word they get none."""
-    tokenizer = load_tokenizer(spiece)
+    tokenizer = load_tokenizer(released)
     raw = tokenizer.model.encode(preprocess("In 2011, x5, y"), out_type=str)
     assert any(piece[-1] == "," and len(piece) > 1 for piece in raw)  # or the test would show nothing
     pieces = tokenizer.pieces(tokenizer.encode("In 2011, x5, y"))
     assert not any(len(piece) > 1 and piece[-1] == "," for piece in pieces)
     assert "".join(pieces) == "▁in▁2011,▁x5,▁y"
     assert all(tokenizer.pieces(new)[-1] == "," for new in tokenizer.recut.values())
-    assert any(len(p) > 1 and p[-1] == "," for p in load_tokenizer(spiece, lower=False).pieces(
-        load_tokenizer(spiece, lower=False).encode("in 2011, x5, y")))
+    assert any(len(p) > 1 and p[-1] == "," for p in load_tokenizer(released, lower=False).pieces(
+        load_tokenizer(released, lower=False).encode("in 2011, x5, y")))
+
+
+def test_a_vocabulary_of_ours_needs_no_digit_comma_rule(spiece, released):
+    """Its pieces, ids and word starts are those that SentencePiece found, but those of the rule are not used."""
+    ours, before = load_tokenizer(spiece), load_tokenizer(released)
+    assert ours.names == before.names and before.recut and not ours.recut
+    assert all(ours.model.is_unused(i) for i in before.recut) and (ours.starts_word == before.starts_word).all()
+    pieces = ours.pieces(ours.encode("In 2011, x5, y"))
+    assert "".join(pieces) == "▁in▁2011,▁x5,▁y" and not any(len(piece) > 1 and piece[-1] == "," for piece in pieces)
+    assert ours.encode("The café had coins (x, y) - £5.") == before.encode("The café had coins (x, y) - £5.")
+
+
+def test_scores_of_a_vocabulary_of_ours_add_up_exactly(spiece, released):
+    """So that cuts of the same score tie in float32 and float64; the rest of the file is SentencePiece's."""
+    ours, before = load_tokenizer(spiece).model, load_tokenizer(released).model
+    scores, others = ([model.get_score(i) for i in range(90)] for model in (ours, before))
+    assert all(score / STEP == int(score / STEP) for score in scores)
+    assert any(score / STEP != int(score / STEP) for score in others)
+    plain = [i for i in range(5, 90) if before.id_to_piece(i) not in ALBERT_SYMBOLS]
+    assert max(abs(scores[i] - others[i]) for i in plain) <= STEP / 2
+    assert all(scores[ours.piece_to_id(symbol)] == max(scores[i] for i in plain) for symbol in ALBERT_SYMBOLS)
+    rest = [b"".join(whole for number, _, whole in fields(path.read_bytes()) if number != 1)
+            for path in (spiece, released)]
+    assert rest[0] == rest[1]
 
 
 def test_word_starts_truth_table(spiece):

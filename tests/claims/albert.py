@@ -2,15 +2,18 @@
 
 Flags that are no study's belong to albert.py: --init, --preset, --corpus, --length and so on.
 
-The commands of the older tables (old-*.json) are those of their commits. Since then --lr is the rate of 4,096 sequences
-(5e-3 at --batch 32 is 0.0566 now), --warmup a share of the steps, --embedding 0 what E = H was (no mapping),
---train_rows the first rows of GLUE and SQuAD instead of evenly spaced ones, SQuAD's windows of a short
+The older tables (old-*.json) ran at their commits, the commands beside them are today's nearest. Since then --lr is the
+rate of 4,096 sequences (5e-3 at --batch 32 is 0.0566 now), --warmup a share of the steps, --embedding 0 what E = H was
+(no mapping), --train_rows the first rows of GLUE and SQuAD instead of evenly spaced ones, SQuAD's windows of a short
 --finetune_length overlap by two thirds, --eval_every counts updates of a fine-tuning, MNLI always starts RTE, STS-B and
 MRPC, and a task's folder holds its median run, not its best. Segments are whole sentences with no gap between them
 (they were moved, and text fell out between), which changes what all those runs have read.
 """
+import argparse
 import dataclasses
 import functools
+import json
+import os
 import statistics
 import time
 
@@ -20,7 +23,11 @@ import torch.nn.functional as F
 import albert
 from common import cli
 from common.distributed import autocast, launch, pick_device, seed_everything
-from data.inputs import open_run
+from common.files import read_json, read_jsonl, write_atomic
+from common.tokenization import load_tokenizer
+from data.corpus import Corpus
+from data.inputs import ROOT, made_once, open_run
+from data.text import make_corpus
 from tests.claims import study
 
 paper = functools.partial(study.published, "albert")
@@ -196,7 +203,260 @@ def speed(options, turns=8):
                                                                                  for name, value in TABLE2.items()))
 
 
-CLAIMS = {"parameters": parameters, "layers": layers, "flops": flops, "speed": speed}
+# Primary question, written down before its runs: does the order of sentences teach what the next sentence does not
+# (Table 5)? A chain is the demo's: words alone at 16 tokens (3,000 updates of 64 rows; two sentences hardly ever fit,
+# so the arms share it), then 64 tokens with the arm's objective (3,000 updates of 32 rows). Arms: sop, nsp, none, and
+# as a control shuffled, SOP with labels drawn apart from the order. Two kinds of text: documents of a few sentences
+# (the demo's, 4 on average) and of many (novels, 200 and more, with --many). Same weights at the start, text, order and
+# masks for the arms of a seed.
+#
+# Scores, on held-out documents, one pass or 4,096 sequences: masked words (on pairs in their order, D5), and accuracy
+# on SOP's and on NSP's pairs, standard error 1.5 points or less. The model's own head (D4, D5: one head for both) says
+# little about a task that it was not trained for: NSP's calls all pairs of SOP consecutive, which is right for half of
+# them whatever the model knows, and that of "none" stays as it was drawn. So what is judged is a two-way head fitted
+# anew for each model and task: a logistic regression on the state of [CLS], all that the paper's head reads, with pairs
+# of the training text, the encoder left as it is (tuned, it would learn the task then). Own heads stand beside it.
+#
+# Hypotheses, for each text, over differences paired by seed with 95% intervals:
+# H1 the NSP model is at chance on SOP: its mean is within 3 points of 50 (the paper calls 52.0 chance);
+# H2 the SOP model is above chance on SOP: the interval of its difference to the control lies above 0;
+# H3 so does that of its difference to the NSP model on SOP;
+# H4 NSP is learnt by NSP's model, and by SOP's in part: each one's difference to the control on NSP lies above 0;
+# H5 SOP costs no words: the interval of its difference to "none" lies above -1 point (the paper's is -0.9).
+# The paper's ordering holds on a text if H1, H2, H3 and H5 do; H4 is told beside it. Added when the first two models
+# were scored, and judged by nothing: what the NSP model's [CLS] tells of the order (57%) beyond that of "none".
+# Pilots chose the updates: on the demo's text SOP is at 62% after 1,000 of 6,000 updates and at 63% at the end, three
+# seeds; on novels (seed 0, 4,000 updates) masked words reach 25%, SOP stays at 50. So a null is expected there.
+# Budget: 75 core-minutes. Stopping rule: three seeds, no more, whatever comes out.
+ORDER = {"H1": "the NSP model is at chance on SOP", "H2": "the SOP model is above it", "H3": "and above the NSP model",
+         "H4": "both learn NSP", "H5": "SOP costs no words"}
+ARMS = ("sop", "nsp", "none", "shuffled")
+TABLE5 = {row: {task: paper("Table 5", f"{row}, {task}") for task in ("MLM", "NSP", "SOP")}
+          for row in ("None", "NSP", "SOP")}
+SIXTEEN = ["albert.py", "--pretrain", "--length", 16, "--batch", 64, "--save_minutes", 0.5]  # the demo's first run
+
+
+def own_flags(options, **defaults):
+    """A namespace of a claim's own flags, which are taken out of options.flags; a default of () takes several words."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in defaults.items():
+        several = default == ()
+        parser.add_argument(f"--{name}", type=str if several else type(default), default=default,
+                            nargs="+" if several else None)
+    mine, options.flags = parser.parse_known_args(options.flags)
+    return mine
+
+
+def prepared(options, name, paths, pieces, held_out):
+    """(folder with tokenizer and token files of a text, which runs share; --held_out's value; sequences of 64 tokens in
+    one pass over the held-out part)."""
+    folder = options.runs / "text" / name
+    _, corpus = make_corpus(paths or made_once(ROOT / "data" / "demo")["corpus"], folder, pieces, tell=print,
+                            workers=os.cpu_count() or 1)
+    held = held_out if len(corpus.ids) > 2 * held_out else len(corpus.ids) // 5  # a short text gives a fifth
+    return folder, held, corpus.split(1.0, held)[1].slots(61)
+
+
+def cls_states(model, corpus, tokenizer, cfg, objective, rows, device):
+    """([CLS] states (n, H), labels (n,)) of the labelled ones of so many sequences of a text, masks as in training."""
+    model.eval()
+    states, labels = [], []
+    for position in range(0, rows, 64):
+        *inputs, _, _, order = albert.language_batch(corpus, tokenizer, cfg, objective, position,
+                                                     min(64, rows - position), device)
+        states.append(model.encoder(*inputs)[:, 0][order != -100])
+        labels.append(order[order != -100])
+    return torch.cat(states).double(), torch.cat(labels)
+
+
+def fit_head(states, labels, decay=1e-3):
+    """(weight (H,), bias) of the logistic regression of labels on standardised states, as a map of raw ones."""
+    with torch.enable_grad():
+        scale = states.std(0) + 1e-6
+        inputs, targets = (states - states.mean(0)) / scale, labels.double()
+        weight = torch.zeros(states.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
+
+        def loss():
+            optimizer.zero_grad()
+            value = (F.binary_cross_entropy_with_logits(inputs @ weight[:-1] + weight[-1], targets)
+                     + decay * weight[:-1].square().sum())
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+    raw = weight.detach()[:-1] / scale
+    return raw, weight.detach()[-1] - states.mean(0) @ raw
+
+
+@torch.no_grad()
+def score_order(folder, text, held, fitting):
+    """What a run of albert.py knows of SOP and NSP: {"mlm", "own nsp", "own sop", "nsp", "sop", "asked", "seconds"},
+    kept in the folder. fitting: sequences of the training text on whose pairs the heads are fitted."""
+    path = folder / f"scores-{fitting}.json"
+    if path.exists():
+        return read_json(path)
+    done, settings = read_json(folder / "done.json"), read_json(folder / "config.json")["settings"]
+    cfg = dataclasses.replace(albert.Config(**{key: tuple(value) if isinstance(value, list) else value
+                                               for key, value in settings.items()}), seed=0, init=str(folder))
+    source, tokenizer = albert.read_source(cfg), load_tokenizer(text)
+    model, device = albert.LanguageModel(cfg), torch.device("cpu")
+    albert.start_from(model, source)
+    train, dev = Corpus(text, tokenizer).split(1.0, held)
+    found = {"mlm": done["mlm"], "own nsp": done["nsp"], "own sop": done["sop"], "asked": done["scored"],
+             "seconds": read_jsonl(folder / "log.jsonl")[-1]["elapsed"]}
+    for task in ("nsp", "sop"):
+        weight, bias = fit_head(*cls_states(model, train, tokenizer, cfg, task, fitting, device))
+        states, labels = cls_states(model, dev, tokenizer, cfg, task, cfg.dev_rows, device)
+        found[task] = ((states @ weight + bias > 0) == labels.bool()).double().mean().item()
+    write_atomic(path, json.dumps(found))
+    return found
+
+
+def train_arms(options, name, text, held, rows, mine):
+    """[{arm: its scores} of each seed] on one kind of text."""
+    data = ["--corpus", text, "--held_out", held, *options.flags]
+    first = study.run_all(options, {f"{name}-words-{seed}": [
+        *SIXTEEN, "--objective", "none", "--seed", seed, "--steps", min(3000, mine.updates), "--dev_rows", 64,
+        "--save_every", mine.updates, *data] for seed in range(options.seeds)})
+    arms = {(seed, arm): f"{name}-{arm}-{seed}" for seed in range(options.seeds) for arm in ARMS}
+    study.run_all(options, {run: [
+        "albert.py", "--pretrain", "--init", first[f"{name}-words-{seed}"], "--objective", arm, "--seed", seed,
+        "--steps", mine.updates, "--dev_rows", rows, "--save_every", mine.updates, "--save_minutes", 0.5, *data]
+        for (seed, arm), run in arms.items()})
+    found = {key: score_order(options.runs / run, text, held, mine.fitting) for key, run in arms.items()}
+    return [{arm: found[seed, arm] for arm in ARMS} for seed in range(options.seeds)]
+
+
+def judge_order(each):
+    """({hypothesis: whether it holds}, {what: interval}, in points) of one text."""
+    def gap(task, one, other):
+        return study.interval([100 * (seed[one][task] - seed[other][task]) for seed in each])
+
+    def above(found, bound=0):
+        return found[1] is not None and found[1] > bound
+
+    gaps = {"NSP model - 50 on SOP": study.interval([100 * seed["nsp"]["sop"] - 50 for seed in each]),
+            "SOP model - control on SOP": gap("sop", "sop", "shuffled"),
+            "SOP model - NSP model on SOP": gap("sop", "sop", "nsp"),
+            "NSP model - control on NSP": gap("nsp", "nsp", "shuffled"),
+            "SOP model - control on NSP": gap("nsp", "sop", "shuffled"),
+            "SOP model - none on words": gap("mlm", "sop", "none"),
+            "NSP model - none on SOP": gap("sop", "nsp", "none")}
+    chance, learnt, better, own, other, words, _ = gaps.values()
+    return {"H1": abs(chance[0]) < 3, "H2": above(learnt), "H3": above(better), "H4": above(own) and above(other),
+            "H5": above(words, -1)}, gaps
+
+
+def judged_by(hypotheses):
+    """The verdict of [{hypothesis: whether it holds}]."""
+    every = [value for holds in hypotheses for value in holds.values()]
+    return "holds" if all(every) else "holds in part" if any(every) else "does not hold at this size"
+
+
+def show_holds(holds, words):
+    return ", ".join(f"{words[key]}: {'yes' if value else 'no'}" for key, value in holds.items())
+
+
+def show_gaps(gaps):
+    """Differences in points with their intervals."""
+    return "; ".join(f"{what} {mean:+.2f}" + (f" [{low:+.2f}, {high:+.2f}]" if low is not None else "")
+                     for what, (mean, low, high) in gaps.items())
+
+
+def order(options):
+    """Table 5, the primary question: SOP against NSP against none; --many TEXT: documents of many sentences too"""
+    mine = own_flags(options, few=(), many=(), updates=3000, fitting=8192, pieces=0)
+    columns = ["text", "trained on", "masked words", "NSP", "SOP", "NSP, own head", "SOP, own head"]
+    rows, found, verdicts, judged = [], {}, [], []
+    for name, paths, pieces, held_out in (("few", mine.few, 1000, 1250), ("many", mine.many, 2000, 40)):
+        if name == "many" and not paths:
+            verdicts.append("documents of many sentences: not run")
+            continue
+        text, held, sequences = prepared(options, name, paths, mine.pieces or pieces, held_out)
+        each = train_arms(options, name, text, held, min(sequences, 4096), mine)
+        holds, gaps = judge_order(each)
+        found[name] = {"seeds": each, "differences": gaps, "hypotheses": holds}
+        judged.append({key: value for key, value in holds.items() if key != "H4"})
+        rows += [[f"{name} sentences", arm, *(study.show_mean([100 * (seed[arm][key] or 0) for seed in each])
+                                              for key in ("mlm", "nsp", "sop", "own nsp", "own sop"))] for arm in ARMS]
+        verdicts.append(f"documents of {name} sentences: {show_holds(holds, ORDER)} ({show_gaps(gaps)})")
+    study.write(options, columns, rows, claim="Sentence order teaches what the next sentence does not (Table 5)",
+                paper="masked words, NSP, SOP in percent: " + "; ".join(
+                    f"{row} {', '.join(map(str, values.values()))}" for row, values in TABLE5.items()),
+                verdict=f"{judged_by(judged)}: {'. '.join(verdicts)}", numbers=found)
+
+
+# Further question, written down before its runs: what do E and sharing cost off the plateau (Tables 3, 4)? The demo's
+# first run (2 layers, H = 64, 16 tokens, 3,000 updates of 64 rows) with E of 16, 32 and 64 = H (without mapping there,
+# D9) and four sharings; words alone; of at least 20,000 held-out pieces. Differences paired by seed (same text, order,
+# masks), 95% intervals.
+# H1 (Table 4) sharing everything costs words: not-shared minus all-shared lies above 0 at every E, and
+# H2 most of it comes from the feed-forward part: shared-attention minus shared-FFN lies above 0 at every E;
+# H3 (Table 3) not shared, words gain from E = 16 to 64; H4 all-shared, E = 32 is as good as 64: E = 64 minus 32 lies
+# below 0.5 points. Budget: 20 core-minutes a seed. Stopping rule: three seeds, no more, whatever comes out.
+SHARING = {"H1": "sharing all costs words", "H2": "most by the feed-forward part", "H3": "not shared, E helps",
+           "H4": "all shared, E = 32 is enough"}
+WIDTHS = (16, 32, 64)
+AVERAGES = {"Table 3": (("not-shared", "all-shared"), (64, 128, 256, 768)), "Table 4": (tuple(SHARES), (128, 768))}
+TABLES34 = "; ".join(f"{table}, {name}: " + ", ".join(
+    f"{paper(table, f'{name} E={E}, average')} at E = {E}" for E in widths)
+    for table, (names, widths) in AVERAGES.items() for name in names)
+
+
+def draw_sharing(axes, words):
+    """Masked words against E: a line a sharing, a dot a seed."""
+    for place, (name, marker) in enumerate(zip(SHARES, "osD^")):
+        scores = [[100 * value for value in words[name, E]] for E in WIDTHS]
+        axes.plot(WIDTHS, [statistics.mean(values) for values in scores], marker=marker, color=f"C{place}", label=name)
+        axes.plot([E for E, values in zip(WIDTHS, scores) for _ in values], sum(scores, []), ".", color=f"C{place}",
+                  alpha=0.5)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(WIDTHS, [f"{E}" if E < 64 else "64 = H" for E in WIDTHS])
+    axes.set(xlabel="E, dimensions of an embedding", ylabel="masked words found, %", title="A dot a seed, lines: means")
+    axes.legend(frameon=False)
+
+
+def sharing(options):
+    """Tables 3 and 4: E of 16, 32, 64 times four sharings at H = 64, masked words"""
+    mine = own_flags(options, few=(), updates=3000, rows=11000, pieces=1000)
+    text, held, _ = prepared(options, "few", mine.few, mine.pieces, 1250)
+    runs = {(name, E, seed): f"{name}-{E}-{seed}" for seed in range(options.seeds) for E in WIDTHS for name in SHARES}
+    folders = study.run_all(options, {run: [
+        *SIXTEEN, "--objective", "none", "--hidden", 64, "--embedding", E % 64, "--share", SHARES[name], "--seed", seed,
+        "--steps", mine.updates, "--save_every", mine.updates, "--dev_rows", mine.rows, "--corpus", text, "--held_out",
+        held, *options.flags]
+        for (name, E, seed), run in runs.items()})
+    done = {key: read_json(folders[run] / "done.json") for key, run in runs.items()}
+    words = {(name, E): [done[name, E, seed]["mlm"] for seed in range(options.seeds)]
+             for name in SHARES for E in WIDTHS}
+    rows = [[name, *(study.show_mean([100 * value for value in words[name, E]]) for E in WIDTHS),
+             *(f"{done[name, E, 0]['parameters']:,}" for E in WIDTHS)] for name in SHARES]
+
+    def gap(one, other):
+        return study.interval([100 * (a - b) for a, b in zip(words[one], words[other])])
+
+    gaps = {f"not-shared - all-shared at E = {E}": gap(("not-shared", E), ("all-shared", E)) for E in WIDTHS}
+    gaps |= {f"shared-attention - shared-FFN at E = {E}": gap(("shared-attention", E), ("shared-FFN", E))
+             for E in WIDTHS}
+    gaps["E = 64 - E = 16, not-shared"] = gap(("not-shared", 64), ("not-shared", 16))
+    gaps["E = 64 - E = 32, all-shared"] = gap(("all-shared", 64), ("all-shared", 32))
+    bounds = [(low, high) if low is not None else (0, 100) for _, low, high in gaps.values()]
+    holds = {"H1": all(low > 0 for low, _ in bounds[:3]), "H2": all(low > 0 for low, _ in bounds[3:6]),
+             "H3": bounds[6][0] > 0, "H4": bounds[7][1] < 0.5}
+    columns = [f"{what}, E = {E}" for what in ("masked words", "parameters") for E in WIDTHS]
+    study.write(options, ["shared", *columns], rows,
+                claim="Sharing costs words, most by the feed-forward part, and a small E suffices (Tables 3, 4)",
+                paper=f"mean of five tasks in percent: {TABLES34}",
+                verdict=(f"{judged_by([holds])}: {show_holds(holds, SHARING)} " if options.seeds > 2 else
+                         f"not judged: {options.seeds} of 3 seeds ") + f"({show_gaps(gaps)})",
+                numbers={"seeds": {f"{name} E={E}": values for (name, E), values in words.items()},
+                         "asked": done["all-shared", 16, 0]["scored"]["mlm"], "differences": gaps, "hypotheses": holds},
+                draw=lambda axes: draw_sharing(axes, words))
+
+
+CLAIMS = {"order": order, "sharing": sharing, "parameters": parameters, "layers": layers, "flops": flops,
+          "speed": speed}
 
 if __name__ == "__main__":
     study.as_program("albert", CLAIMS)

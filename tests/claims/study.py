@@ -6,13 +6,15 @@ A claim is one command from data to verdict,
 
 It runs the paper file's own command lines (run_all: run folders that are finished are skipped, so that a killed study
 goes on), reads the run folders, and writes results/PAPER/NAME.json with every raw number, and NAME.png where matplotlib
-is installed. PAPER.md is made from the JSON files by `python -m tests.claims.PAPER page`.
+is installed. `python -m tests.claims.PAPER redraw` draws again, from the JSON files, what pictures.py knows;
+PAPER.md is made of them and of listed.py, where every claim of a paper stands, by `python -m tests.claims.PAPER page`.
 """
 import argparse
 import functools
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -23,14 +25,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common import metrics
+from common import metrics, rehearsal
 from common.cli import UserError, run
 from common.files import read_json, write_atomic
 from common.runs import environment
+from tests.claims.listed import CLAIMS
+from tests.claims.pictures import PICTURES, draw_figure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
-COUNTED = ("layer", "rank", "step", "evaluated candidates")  # how the label of an axis of whole numbers begins
+DAYS = re.compile(r"\{days: ([^{}:]+), (\d) shards?: ([\de.]+)\}")
+VERDICTS = ("holds in part", "holds", "does not hold at this size", "does not hold", "not run", "not judged")
+PLACE = re.compile(r"\{((?:Table|Figure|Sec\.|App\.) [^:{}]+): ([^{}]+)\}")  # {Table 5: SOP, average}
+ABOUT = (  # at the head of each page
+    "A verdict is of the size that stands beside it, which is never the paper's own. ± is the standard deviation "
+    "over n seeds, [low, high] a 95% interval of Student's t. Hardware: one thread of a two-core x86-64 CPU, "
+    "torch 2.13, float32, where nothing else is said. A table was measured at the commit that stands beside it; "
+    "what has changed since may move its numbers, and its command is today's nearest. Days of an H100 are those "
+    "of the rehearsed FLOPs ([what fits](rehearsal.md)) at 35% of its peak, which no card has confirmed. What a "
+    "symbol means is in [glossary.md](glossary.md), ten questions to test a reading of the file in "
+    "[questions/{paper}.md](questions/{paper}.md).")
 
 
 @functools.cache
@@ -80,6 +94,14 @@ def interval(differences):
     return mean, mean - half, mean + half
 
 
+def bootstrap(statistic, *columns, draws=2000):
+    """(statistic(*columns), low, high): the 95% percentile interval over the rows, drawn again with replacement."""
+    columns, generator = [np.asarray(column) for column in columns], np.random.default_rng(0)
+    rows = generator.integers(len(columns[0]), size=(draws, len(columns[0])))
+    low, high = np.percentile([statistic(*(column[each] for column in columns)) for each in rows], [2.5, 97.5])
+    return statistic(*columns), float(low), float(high)
+
+
 def pair_signs(values):
     """(n, n) int8: 1 where the row's value is larger than the column's, -1 where it is smaller, 0 where they tie."""
     values = values[:, None]
@@ -122,11 +144,13 @@ def run_all(options, commands, done="done.json"):
             return
         folders[name].parent.mkdir(parents=True, exist_ok=True)
         argv = [sys.executable, str(ROOT / commands[name][0]), *map(str, commands[name][1:]), "--out", folders[name]]
+        began = time.time()
         with open(folders[name].with_name(f"{folders[name].name}.txt"), "a") as log:
             status = subprocess.run(argv, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
         if status or not (folders[name] / done).exists():
             raise UserError(f"{log.name}: the run {name} ended with status {status}; read there why; "
                             "the same command goes on")
+        write_atomic(folders[name].with_name(f"{folders[name].name}.seconds"), f"{time.time() - began:.1f}")
         print(f"finished: {name}", flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -145,53 +169,129 @@ def write(options, columns, rows, *, claim, paper="", verdict="not judged", numb
     print(table(columns, rows))
     picture = options.results / f"{options.name}.png"
     shown = draw_figure(picture, draw) if draw else False
-    here = environment(torch.device("cpu"))
+    here, runs = environment(torch.device("cpu")), [*options.runs.glob("*.seconds")]
     record = {"claim": claim, "paper": paper, "verdict": verdict, "columns": columns, "rows": rows,
               **(numbers or {}), "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
               "picture": picture.name if shown else None, "seconds": round(time.time() - options.began, 1),
+              **({"run_seconds": sum(float(path.read_text()) for path in runs)} if runs else {}),
               **{key: here[key] for key in ("commit", "hardware", "torch")}}
     write_atomic(options.results / f"{options.name}.json", json.dumps(record, indent=1))
     print(f"verdict: {verdict}\nwritten: {options.results / options.name}.json")
 
 
-def draw_figure(path, draw):
-    """Save what draw(axes) draws, with whole numbers where things are counted; False, with a word, where matplotlib is
-    missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print(f"no picture {path.name}: pip install matplotlib")
-        return False
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    draw(figure.add_subplot())
-    for axes in figure.axes:
-        if axes.get_xlabel().startswith(COUNTED) and axes.get_xscale() == "linear":
-            axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.savefig(path, dpi=110)
-    return True
+def fill(text, paper):
+    """A text whose {Table: row} are the values of published.json, and whose {days: phase, shards: rows} are days_of."""
+    def value(found):
+        number = published(paper, *found.groups())
+        return f"{number:.2g}" if isinstance(number, float) and number >= 1e6 else str(number)
+
+    def days(found):
+        number = days_of(found[1], int(found[2]), float(found[3]))
+        return f"{number:.0f} days" if number >= 10 else f"{number:.2g} days"
+
+    return DAYS.sub(days, PLACE.sub(value, text))
+
+
+def days_of(phase, shards, rows):
+    """Days of one H100 at 35% of its peak for so many rows, by the FLOPs of a phase in results/rehearsal.json, which
+    are those of so many shards of as many rows as its name says."""
+    flops = read_json(RESULTS / "rehearsal.json")[phase]["flops"]
+    own = shards * int(re.search(r"(\d+) (rows|pictures)", phase)[1])
+    return flops / own * rows / (rehearsal.CARDS["H100"][1] * 0.35) / 86400
+
+
+def capital(text):
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text):
+    """With a capital letter and a full stop; "" stays so."""
+    return capital(text) + "." * bool(text and not text.endswith("."))
+
+
+def split_verdict(text):
+    """(one of VERDICTS, or "", and what else a verdict says)."""
+    word = next((word for word in VERDICTS if re.match(rf"{word}\b", text)), "")
+    return word, text.removeprefix(word).lstrip(":;,. ") if word else text
+
+
+def judge(claim, records):
+    """(verdict, its words, names of the results to show, whether the words are listed.py's): of the first result that
+    judges itself; while there is none, what listed.py says of it or of older ones."""
+    names = [name for name in claim.results if name in records]
+    for name in names:
+        word, words = split_verdict(records[name]["verdict"])
+        if word:
+            return word, words, names, False
+    word, words = split_verdict(claim.verdict)
+    if names and word == "not run":
+        return "not judged", records[names[0]]["verdict"].removeprefix("not judged"), names, False
+    return word, words, names or [name for name in claim.older if name in records], True
+
+
+def show_result(paper, record):
+    """The lines of one result on the page: its table, picture, command and where it was measured."""
+    lines = ["", record["text"] if "text" in record else table(record["columns"], record["rows"])]
+    if record.get("picture"):
+        lines += ["", f"![{record['claim']}](results/{paper}/{record['picture']})"]
+    since = record["verdict"].partition("; ")[2] if record["verdict"].startswith("measured at") else ""
+    told = ", ".join(filter(None, [
+        f"at {(record.get('commit') or 'unknown')[:7]}", record.get("hardware"), since,
+        f"{record['seconds']:.0f} s" if "seconds" in record else "",
+        f"its runs {record['run_seconds'] / 60:.0f} min" if "run_seconds" in record else ""]))
+    return lines + ["", f"`{record['command']}` ({told})" if record.get("command") else f"({told})"]
 
 
 def page(paper, results=RESULTS):
-    """The Markdown page of a paper, made from its JSON files: first what the present code has measured, then the older
-    tables with the commit that they were measured at."""
+    """The Markdown page of a paper: an overview, then every claim of listed.py with the results that judge it, then the
+    results that belong to none."""
     records = {path.stem: read_json(path) for path in sorted((results / paper).glob("*.json"))}
-    lines = [f"# {paper}.py: what the paper claims, measured", "",
-             f"Made from results/{paper}/*.json by `python -m tests.claims.{paper} page`."]
-    for name, record in sorted(records.items(), key=lambda item: ("text" in item[1], item[0])):
-        lines += ["", f"## {record['claim']}", "", f"**{record['verdict'][:1].upper() + record['verdict'][1:]}.**"]
-        if record.get("paper"):
-            lines += ["", f"The paper: {record['paper']}"]
-        lines += ["", record["text"] if "text" in record else table(record["columns"], record["rows"])]
-        if record.get("picture"):
-            lines += ["", f"![{record['claim']}](results/{paper}/{record['picture']})"]
-        if record.get("command"):
-            seconds = f", {record['seconds']:.0f} s" if "seconds" in record else ""
-            lines += ["", f"`{record['command']}` (at {(record.get('commit') or 'unknown')[:7]}{seconds})"]
-    return "\n".join(lines) + "\n"
+    lines, overview, shown = [], [], {}  # shown: {result: number of the claim it stands under}
+    for number, claim in enumerate(CLAIMS[paper], 1):
+        word, words, names, by_hand = judge(claim, records)
+        overview.append([number, f"[{claim.claim}](#{claim.name})", claim.where, word])
+        lines += ["", f'## {number}. {claim.claim} <a id="{claim.name}"></a>', "",
+                  f"**{capital(word)}.** {sentence(words)}".rstrip(), "",
+                  f"The paper ({claim.where}): {sentence(fill(claim.paper, paper))}"]
+        lines += ["", f"Ours: {sentence(fill(claim.ours, paper))}"] if by_hand and claim.ours else []
+        for name in names:
+            if name in shown:
+                lines += ["", f"{records[name]['claim']}: under claim {shown[name]}."]
+            else:
+                lines += ["", f"*{sentence(records[name]['claim'])}*", *show_result(paper, records[name])]
+            shown.setdefault(name, number)
+        superseded = [] if by_hand else [name for name in claim.older if name in records and name not in shown]
+        for name in superseded:
+            lines += ["", f"Superseded: [{records[name]['claim']}](results/{paper}/{name}.json)."]
+            shown[name] = number
+        lines += ["", f"It would take: {sentence(fill(claim.needs, paper))}"] if claim.needs else []
+    rest = {name: record for name, record in records.items() if name not in shown}
+    lines += ["", "## Beside the claims"] if rest else []
+    for name, record in rest.items():
+        lines += ["", f'### {record["claim"]} <a id="{name}"></a>', "",
+                  " ".join([sentence(record["verdict"]), sentence(record.get("paper") or "")]).rstrip(),
+                  *show_result(paper, record)]
+    head = [f"# {paper}.py: what the paper claims, measured", "",
+            ABOUT.format(paper=paper), "",
+            table(["", "claim", "in the paper", "verdict"], overview)]
+    made = (f"Made of listed.py, published.json and results/{paper}/*.json by `python -m tests.claims.{paper} page`; "
+            f"`python -m tests.claims.{paper} --help` lists the studies.")
+    return "\n".join([*head, *lines, "", "---", "", made]) + "\n"
+
+
+def redraw(paper, results):
+    """Draw the pictures that pictures.py draws from the JSON files, without measuring again."""
+    for name, draw in PICTURES[paper].items():
+        path = results / f"{name}.json"
+        if path.exists():
+            record = read_json(path)
+            if draw_figure(path.with_suffix(".png"), lambda axes: draw(axes, record)):
+                write_atomic(path, json.dumps({**record, "picture": f"{name}.png"}, indent=1))
+                print(f"drawn: {path.with_suffix('.png')}")
 
 
 def main(paper, claims, argv=None):
-    """The command line of a paper's claims: NAME, or `page`. Flags that are not a study's go to the paper file.
+    """The command line of a paper's claims: NAME, `redraw` or `page`. Flags that are no study's go to the paper file.
 
     claims: {name: function(options)}; options: name, paper, folders, jobs, seeds, runs, results, flags (the paper
     file's), argv, began.
@@ -201,7 +301,8 @@ def main(paper, claims, argv=None):
                       for name, function in claims.items())
     parser = argparse.ArgumentParser(prog=f"python -m tests.claims.{paper}", allow_abbrev=False, epilog=words,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=[*claims, "page"], metavar="NAME", help="a claim (below), or page: write the page")
+    parser.add_argument("name", choices=[*claims, "redraw", "page"], metavar="NAME",
+                        help="a claim (below); redraw: pictures from the results that stand here; page: write the page")
     parser.add_argument("--folders", nargs="+", type=Path, default=[], help="run folders to read, for what reads only")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each outcome (default: 3)")
@@ -212,6 +313,8 @@ def main(paper, claims, argv=None):
     options.runs = options.runs or Path("runs") / "claims" / paper / options.name
     if options.name == "page":
         write_atomic(Path(__file__).parent / f"{paper}.md", page(paper))
+    elif options.name == "redraw":
+        redraw(paper, options.results)
     else:
         claims[options.name](options)
     return 0

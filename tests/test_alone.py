@@ -1,0 +1,40 @@
+"""One paper file in another project: copied into an empty folder, without common/ and data/, it runs its example."""
+import shutil
+import subprocess
+import sys
+
+from conftest import ROOT
+
+
+def run_alone(name, folder):
+    """What tests/alone/NAME_example.py prints in a folder that has NAME.py and nothing else."""
+    for path in (ROOT / f"{name}.py", ROOT / "tests" / "alone" / f"{name}_example.py"):
+        shutil.copy(path, folder)
+    result = subprocess.run([sys.executable, "-E", f"{name}_example.py"], cwd=folder, capture_output=True, text=True)
+    assert not result.returncode, result.stderr
+    return result.stdout
+
+
+def test_autotinybert(tmp_path):
+    losses = [float(line.split()[-1]) for line in run_alone("autotinybert", tmp_path).splitlines()]
+    assert len(losses) == 3 and losses[2] < losses[0] < 0.07  # a constant's is 0.08
+
+
+def test_autobert_zero(tmp_path):
+    assert run_alone("autobert_zero", tmp_path) == "(2, 20, 64) gradients: True\n"
+
+
+def test_albert(tmp_path):
+    """12 layers are made of 1 block, of 3, of 1 attention and 12 feed-forward blocks, of 12."""
+    lines = run_alone("albert", tmp_path).splitlines()
+    sizes = [int(line.split("}")[1].split()[0]) for line in lines]
+    attention, ffn = 4 * (32 * 32 + 32) + 64, 2 * 32 * 64 + 32 + 64 + 64
+    assert [size - sizes[0] for size in sizes] == [0, 2 * (attention + ffn), 11 * ffn, 11 * (attention + ffn)]
+    assert all(line.endswith("gradients everywhere: True") for line in lines)
+
+
+def test_mformer(tmp_path):
+    shape, order, first = run_alone("mformer", tmp_path).splitlines()
+    assert shape == "(2, 300, 64), without its padding the same: True"
+    assert order.startswith("best of 40 new ones: layers 3, hidden 64, types ('linear', 'linear', 'linear')")
+    assert first == "what matters most: types"

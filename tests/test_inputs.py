@@ -1,0 +1,112 @@
+"""What the data flags of a command stand for: looked at before a folder is touched, fingerprinted as far as it is read."""
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common.cli import UserError
+from common.distributed import Ranks
+from common.files import release_locks
+from data.inputs import open_run, tasks_of
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def unlocked():
+    yield
+    release_locks()
+
+
+@dataclasses.dataclass
+class Config:
+    out: str
+    restart: bool = False
+    dry_run: bool = False
+    corpus: tuple = ()
+    glue: str = ""
+    squad: str = ""
+    cifar10: str = ""
+    race: str = ""
+    train_text: str = ""
+    languages: tuple = ("en", "de")
+    tokenizer: str = ""
+    tasks: str = ""
+    vocab_size: int = 30
+    held_out: float = 0.05
+    program, given = "albert", frozenset()
+
+
+@pytest.fixture
+def command(tmp_path):
+    """command(action, *needs, **settings): opens a run folder as a paper file does."""
+    def given(action, *needs, only=None, **settings):
+        config = Config(str(tmp_path / "run"), **settings)
+        config.action = action
+        run, _ = open_run(config, action, ALONE, *needs, only=only)
+        release_locks()
+        return run
+    return given
+
+
+@pytest.fixture
+def glue(tmp_path):
+    for name in ("RTE", "MRPC", "CoLA"):
+        (tmp_path / "glue" / name).mkdir(parents=True)
+        for split in ("train", "dev"):
+            (tmp_path / "glue" / name / f"{split}.tsv").write_text(f"{name} {split}\n")
+    return tmp_path / "glue"
+
+
+@pytest.mark.parametrize("flag, value", [
+    ("glue", "typo"), ("squad", "typo"), ("cifar10", "typo"), ("race", "typo"), ("train_text", "typo"), ("corpus", ("typo.txt",)), ("tokenizer", "typo.model")])
+def test_a_mistyped_path_does_not_cost_the_run_that_restart_would_replace(command, glue, flag, value):
+    command("finetune", "glue", glue=str(glue), tasks="RTE").log(step=1)
+    folder = command("finetune", "glue", glue=str(glue), tasks="RTE").folder
+    (folder / "checkpoint.pt").write_text("weeks of work")
+    wrong = {"glue": str(glue), flag: value}
+    with pytest.raises(UserError, match="typo.*no "):
+        command("finetune", "glue", *([flag] if flag != "glue" else []), tasks="RTE,SQuAD1.1", restart=True, **wrong)
+    assert (folder / "checkpoint.pt").read_text() == "weeks of work"
+    command("finetune", "glue", glue=str(glue), tasks="RTE", restart=True)
+    assert not (folder / "checkpoint.pt").exists()
+
+
+def test_a_corpus_is_looked_at_and_fingerprinted(command, tmp_path):
+    (tmp_path / "a.txt").write_text("A sentence.\n\nAnother one.\n" * 200)
+    run = command("search", "corpus", "glue", corpus=(str(tmp_path / "a.txt"),), glue=str(tmp_path), tasks="MLM",
+                  tokenizer="", vocab_size=25, held_out=0.05)
+    assert list(json.loads((run.folder / "config.json").read_text())["read"]) == [str(tmp_path / "a.txt")]
+    (tmp_path / "a.txt").write_bytes(b"A\0")
+    with pytest.raises(UserError, match="UTF-16 or binary"):
+        command("search", "corpus", corpus=(str(tmp_path / "a.txt"),), restart=True)
+
+
+def test_a_missing_file_of_the_last_task_is_named_before_the_first_is_trained(command, glue, tmp_path):
+    (glue / "MRPC" / "dev.tsv").unlink()
+    with pytest.raises(UserError, match="MRPC/dev.tsv: no such file; point --glue"):
+        command("finetune", "glue", glue=str(glue), tasks="RTE,MRPC")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="the preset's --tasks names MRPC"):
+        command("search", "glue", glue=str(glue), tasks="RTE,MRPC")
+    command("finetune", "glue", glue=str(glue), tasks="RTE,CoLA")
+
+
+def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(command, glue):
+    folder = command("finetune", "glue", glue=str(glue), tasks="MRPC", only=["RTE"]).folder  # `only` goes before tasks
+    (folder / "checkpoint.pt").touch()
+    assert {name.rsplit("/", 2)[-2] for name in json.loads((folder / "config.json").read_text())["read"]} == {"RTE"}
+    (glue / "CoLA" / "train.tsv").write_text("another")
+    (glue / "QNLI").mkdir()
+    command("finetune", "glue", glue=str(glue), tasks="MRPC", only=["RTE"])
+    (glue / "RTE" / "dev.tsv").write_text("another")
+    with pytest.raises(UserError, match="RTE/dev.tsv has changed since"):
+        command("finetune", "glue", glue=str(glue), tasks="MRPC", only=["RTE"])
+
+
+@pytest.mark.parametrize("words, names", [
+    ("mrpc, SQUAD1.1 MLM", ["MRPC", "SQuAD1.1", "MLM"]), ("", []), ("glue", None), ("CoLA,paper", None)])
+def test_words_that_stand_for_several_tasks_leave_the_whole_folder(words, names):
+    assert tasks_of(SimpleNamespace(tasks=words)) == names
