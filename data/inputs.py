@@ -138,10 +138,10 @@ def what_is_read(value):
     """The files and folders that the value of a data flag stands for. Of a run folder its checkpoint counts."""
     found = []
     for path in map(Path, filter(None, value if isinstance(value, tuple) else (value,))):
-        own = [path / name for name in ("checkpoint.pt", "spiece.model", "vocab.txt") if (path / name).is_file()]
-        if (path / "checkpoint.pt").is_file():
+        own = [path / name for name in ("checkpoint.pt", "spiece.model", "vocab.txt") if os.path.isfile(path / name)]
+        if os.path.isfile(path / "checkpoint.pt"):
             found += own
-        elif path.exists():
+        elif os.path.exists(path):  # False, where pathlib fails, of an architecture's text: too long for a name
             found.append(path)
         else:  # a PREFIX of parallel text, or a name; what is missing is named by who reads it
             found += sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if path.name else []

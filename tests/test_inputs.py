@@ -9,7 +9,7 @@ import torch
 from common.cli import UserError
 from common.distributed import Ranks
 from common.files import release_locks
-from data.inputs import open_run, tasks_of
+from data.inputs import open_run, tasks_of, what_is_read
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -104,6 +104,13 @@ def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(command, glue):
     (glue / "RTE" / "dev.tsv").write_text("another")
     with pytest.raises(UserError, match="RTE/dev.tsv has changed since"):
         command("finetune", "glue", glue=str(glue), tasks="MRPC", only=["RTE"])
+
+
+def test_an_architecture_of_many_layers_is_no_file(tmp_path, monkeypatch):
+    """Its text is longer than a file's name may be."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best.json").write_text("{}")
+    assert what_is_read("best.json") and what_is_read(" | ".join(["softmax(scale(Q @ K.T)) @ V"] * 12)) == []
 
 
 @pytest.mark.parametrize("words, names", [
