@@ -1,5 +1,5 @@
 """README.md, data/README.md and tests/claims/*.md: every command names files, actions and flags that exist, links lead
-somewhere, the demo's commands and those of "Bring your own" run, every paper has its finding, the glossary its letters.
+somewhere, every paper has its finding, the glossary its letters. tests/test_readme_run.py runs the commands.
 """
 import importlib
 import inspect
@@ -7,10 +7,7 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -26,9 +23,9 @@ BARE = {"--help"}
 
 def commands_of(path):
     """The commands of a page: lines of its code blocks up to three blanks, and what stands in backticks."""
-    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    text = re.sub(r"\s*\\\n\s*", " ", path.read_text(encoding="utf-8"))
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = [re.split(r"\s{3,}|\s{2,}#", re.sub(r" {2,}(?=--)", " ", line))[0].rpartition("&& ")[2]
+    lines = [re.split(r"\s{3,}|\s{2,}#", line)[0].rpartition("&& ")[2]
              for block in blocks for line in block.split("\n")]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     return [line for line in [*lines, *inline] if re.match(r"(python|torchrun|pytest) \S", line)]
@@ -163,113 +160,3 @@ def test_the_glossary_has_the_letters_of_each_file():
         legend = re.search(r"^# B.*?(?=\n\n)", source, re.MULTILINE | re.DOTALL).group().replace("\n#", "")
         letters = set(re.findall(r"(?:^# |, )([A-Z])\b", legend))
         assert {row[0] for row in rows if row[column]} == letters, paper
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_demo_commands_run_one_after_the_other(paper, tmp_path, monkeypatch, demo):
-    """With --dry_run, whose run folders end in -dry: the next command starts from them."""
-    monkeypatch.chdir(tmp_path)
-    lines = [line for line in commands_of(PAGES[0]) if line in OF_FILES and arguments(line)[0] == paper
-             and not re.search(r"--preset|--teacher|path/to(?!/folder)", line)]
-    assert len(lines) >= 2
-    for line in lines:
-        words = re.sub(r"(--(?:init|arch) runs/[\w-]+)", r"\1-dry", line)
-        dry = [] if re.search("--(export|describe)", line) else ["--dry_run"]
-        importlib.import_module(paper).main([*arguments(words)[1], *dry])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("paper, name", [("autobert_zero", "counts"), ("autotinybert", "space"), ("albert", "flops"),
-                                         ("mformer", "counts"), ("mformer", "shape")])
-def test_claims_that_count_run(paper, name, tmp_path):
-    ran = subprocess.run([sys.executable, "-m", f"tests.claims.{paper}", name, "--results", tmp_path], cwd=ROOT,
-                         capture_output=True, text=True)
-    assert ran.returncode == 0 and (tmp_path / f"{name}.json").exists(), ran.stderr
-
-
-# --- bring your own ------------------------------------------------------------------------------
-
-TINY = {  # what makes each command of "Bring your own" small; the last of two flags counts
-    "albert": ["--vocab_size", "40", "--length", "64", "--hidden", "16", "--heads", "2", "--ffn", "32", "--layers", "1",
-               "--embedding", "16"],
-    "autobert_zero": ["--train_rows", "32"],
-    "autotinybert": ["--largest", "2-24-48-2-24", "--smallest", "1-24-24-2-24", "--length", "16", "--reference",
-                     "2-24-48-2-24", "--speedup", "1.05"],
-    "mformer": []}
-
-
-@pytest.fixture(scope="module")
-def my(tmp_path_factory):
-    """The files of a user, in the layouts of data/README.md."""
-    folder, rng = tmp_path_factory.mktemp("own") / "my", np.random.default_rng(0)
-    for name in ("texts", "glue/SST-2", "pairs", "pictures"):
-        (folder / name).mkdir(parents=True)
-    words = "stone river lamp green small house winter paper garden quiet early bread north letter".split()
-
-    def sentence():
-        return f"The {rng.choice(words)} {rng.choice(words)} was {rng.choice(words)}."
-    documents = ["\n".join(sentence() for _ in range(5)) for _ in range(60)]
-    (folder / "texts" / "one.txt").write_text("\n\n".join(documents) + "\n")
-    for split in ("train", "dev"):
-        rows = [f"{sentence()}\t{label}" for label in (0, 1) * 20]
-        (folder / "glue" / "SST-2" / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    (folder / "glue" / "SST-2" / "test.tsv").write_text(f"index\tsentence\n0\t{sentence()}\n")
-    for ending in ("fr", "it"):
-        (folder / "pairs" / f"train.{ending}").write_text("".join(sentence() + "\n" for _ in range(120)))
-    for name in ("data_batch_1", "test_batch"):
-        records = rng.integers(256, size=(80, 3073), dtype=np.uint8)
-        records[:, 0] %= 10
-        (folder / "pictures" / f"{name}.bin").write_bytes(records.tobytes())
-    return folder
-
-
-@pytest.fixture
-def run_own(my, monkeypatch):
-    """Run a command of the page beside the folder my/, made small; it must leave JSON files that were not there."""
-    monkeypatch.chdir(my.parent)
-
-    def files():
-        return {(path, path.stat().st_mtime_ns) for path in my.parent.rglob("*.json")}
-
-    def work(line, *more):
-        (file, argv), before = arguments(line), files()
-        importlib.import_module(file).main([*argv, *TINY[file], *more])
-        assert files() - before
-    return work
-
-
-def own(flag):
-    line, = (line for line in OWN if flag in line)
-    return line
-
-
-def test_a_corpus_of_ones_own(run_own):
-    run_own(own("my/texts --vocab_size"), "--dry_run")
-
-
-def test_a_task_of_ones_own(run_own, my):
-    run_own("autobert_zero.py --pretrain --corpus my/texts", "--vocab_size", "40", "--steps", "1", "--layers", "1",
-            "--out", "runs/autobert_zero-pretrain-demo")
-    run_own(own("my/glue --init"), "--dry_run")
-
-
-@pytest.mark.slow
-def test_a_device_of_ones_own(run_own):
-    run_own(own("--latency_device"), "--dry_run")
-
-
-def test_a_teacher_of_ones_own(run_own):
-    run_own("autotinybert.py --further_train --arch 2-24-48-2-24 --corpus my/texts --vocab_size 40",
-            "--further_steps", "1", "--eval_every", "1", "--out", "runs/tiny")
-    run_own("autotinybert.py --export my/teacher --init runs/tiny")
-    run_own(own("my/teacher"), "--dry_run")
-
-
-@pytest.mark.slow
-def test_a_language_pair_of_ones_own(run_own):
-    run_own(own("--languages"), "--vocab_size", "40", "--dry_run")
-
-
-def test_pictures_of_another_size(run_own):
-    run_own(own("--image"), "--dry_run")
