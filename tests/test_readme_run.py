@@ -169,7 +169,8 @@ def run(home, monkeypatch, capsys):
         dry = [] if re.search("--(export|describe) ", line) else ["--dry_run"]
         assert importlib.import_module(file).main([*argv, *small, *dry]) == 0
         made = {path.name for path, _ in files() - before}
-        assert made & {"done.json", "predictor.pt"} if dry else made or json.loads(capsys.readouterr().out)["parameters"]
+        finished = made & {"done.json", "predictor.pt"} if dry else made
+        assert finished or json.loads(capsys.readouterr().out)["parameters"]
         for folder in Path("runs").glob("*-dry"):  # the next command finds it by the name that it has on the page
             if not (known := folder.with_name(folder.name.removesuffix("-dry"))).exists():
                 known.symlink_to(folder.name)

@@ -65,8 +65,9 @@ def published(paper, table, row):
 
 
 def table(columns, rows):
-    """A Markdown table; floats get four significant digits."""
-    cells = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in [columns, *rows]]
+    """A Markdown table; floats get four significant digits, None an empty cell."""
+    cells = [[f"{cell:.4g}" if isinstance(cell, float) else "" if cell is None else str(cell) for cell in row]
+             for row in [columns, *rows]]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
@@ -253,7 +254,8 @@ def page(paper, results=RESULTS):
         lines += ["", f'## {number}. {claim.claim} <a id="{claim.name}"></a>', "",
                   f"**{capital(word)}.** {sentence(words)}".rstrip(), "",
                   f"The paper ({claim.where}): {sentence(fill(claim.paper, paper))}"]
-        lines += ["", f"Ours: {sentence(fill(claim.ours, paper))}"] if by_hand and claim.ours else []
+        ours = claim.ours if by_hand else claim.size
+        lines += ["", f"Ours: {sentence(fill(ours, paper))}"] if ours else []
         for name in names:
             if name in shown:
                 lines += ["", f"{records[name]['claim']}: under claim {shown[name]}."]
