@@ -121,8 +121,7 @@ def make_text(home, demo):
         path.mkdir(parents=True, exist_ok=True)
         multistream(path / "enwiki-20260101-pages-articles-multistream.xml.bz2", pages())
     (home / "enwiki-20260101-pages-articles-multistream.xml.bz2").rename(home / "FILE.xml.bz2")
-    for prefix, endings in (("path/to/wmt14/", "en de"), ("path/to/", "en de"), ("wmt14/", "en de"),
-                            ("my/pairs/", "fr it")):
+    for prefix, endings in (("path/to/", "en de"), ("wmt14/", "en de"), ("my/pairs/", "fr it")):
         for part, rows in (("train", 400), ("valid", 60), ("test", 60)):
             name = prefix + ("val" if prefix + part == "path/to/valid" else part)
             for theirs, ours in zip(("en", "de"), endings.split()):
@@ -135,7 +134,7 @@ def home(tmp_path_factory, demo):
     home, demo = tmp_path_factory.mktemp("home"), Path(demo["corpus"]).parent
     make_tasks(home, demo)
     make_text(home, demo)
-    for folder in ("path/to/cifar-10-batches-bin", "my/pictures"):
+    for folder in ("path/to/cifar10", "path/to/cifar-10-batches-bin", "my/pictures"):
         (home / folder).mkdir(parents=True)
         for file in (demo / "cifar10").iterdir():
             (home / folder / file.name).write_bytes(file.read_bytes()[:60 * 3073])
@@ -204,7 +203,7 @@ def official(file, home):
     if file.data_set == "wmt14":
         return tar({name: b'<seg id="1"> One. </seg>' if name.endswith("sgm") else b"One.\n"
                     for name in file.holds.split()[1:]})
-    folder = to / {"race": "race", "cifar10": "cifar-10-batches-bin"}.get(file.data_set, f"glue/{file.holds}")
+    folder = to / (f"glue/{file.holds}" if file.data_set == "glue" else file.data_set)
     return tar({f"top/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()})
 
 
