@@ -1136,14 +1136,14 @@ def read_run(cfg):
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """The architecture of --arch, else own, of --init, else what the search in --init or of this task and preset found,
-    else in the preset base the paper's. cfg.arch becomes its text."""
+    """--arch's, else own, of --init, else what the search in --init or of this task and preset found, else in the preset
+    base the paper's. cfg.arch becomes its text."""
     found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
     text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")
     if not cfg.arch and not own:
         say(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
-        text = str(read_json(text, dict).get("arch", text))
+        text = str(read_json(text, dict, "--search first").get("arch", text))
     arch = parse_arch(text, cfg)
     cfg.arch = arch_text(arch)
     return arch

@@ -1081,6 +1081,12 @@ def test_table_5_of_a_network_that_is_linear_everywhere(monkeypatch, tmp_path):
     assert seen == [{"as found": arch, "all softmax": mf.parse_arch("cosformer*-softmax", paper("wmt14"))}]  # "all linear" is what was found
 
 
+def test_a_training_before_any_search_is_told_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="mformer-search-cifar10-demo/best.json: no such file; --search first"):
+        mf.main(["--train"])
+
+
 def test_missing_test_data_end_a_claim_before_it_trains(tmp_path, pictures, sentences, monkeypatch):
     monkeypatch.setattr(claims, "run_all", lambda *args, **kwargs: pytest.fail("trained"))
     (tmp_path / "data").mkdir()
