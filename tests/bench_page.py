@@ -57,7 +57,7 @@ export OMP_NUM_THREADS=8
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit torchrun --nnodes="$SLURM_NNODES" --nproc_per_node=8 \\
     --rdzv_backend=c10d --rdzv_id="$SLURM_JOB_ID" --rdzv_endpoint="$first:29500" \\
-    albert.py --pretrain --preset base --accumulate 64 --corpus /shared/corpus --out /shared/runs/base
+    albert.py --pretrain --preset base --accumulate 64 --corpus path/to/prepared --out path/to/run
 ```
 
 Without SLURM: the same torchrun line on each machine, or `--node_rank=0`, `1`, ... in place of the two `--rdzv_backend`

@@ -25,7 +25,7 @@ def commands_of(path):
     """The commands of a page: lines of its code blocks up to three blanks, and what stands in backticks."""
     text = re.sub(r"\s*\\\n\s*", " ", path.read_text(encoding="utf-8"))
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = [re.split(r"\s{3,}|\s{2,}#", line)[0].rpartition("&& ")[2]
+    lines = [re.sub(r"^(.*&& |srun \S+ )", "", re.split(r"\s{3,}|\s{2,}#", line)[0])
              for block in blocks for line in block.split("\n")]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     return [line for line in [*lines, *inline] if re.match(r"(python|torchrun|pytest) \S", line)]
