@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import autobert_zero as abz
+from common.cli import UserError
 from common import cli, distributed
 from common.runs import Checkpoint
 from common.tasks import Recipe, parse_tasks, show, summarise
@@ -600,6 +601,23 @@ def test_claim_of_the_search(tmp_path):
     cut = tmp_path / "runs" / "glue" / "RTE"
     seen = {line for split in rows for line in (cut / f"{split}.tsv").read_text().splitlines()[1:]}
     assert seen == rows["train"] and not seen & rows["dev"]
+
+
+@pytest.mark.slow
+def test_claim_of_the_demo_s_winner(tmp_path):
+    """It and itself of convolutions alone; a winner of convolutions alone has no attention to ask about."""
+    folder, tiny = tmp_path / "search", ["--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1"]
+    folder.mkdir()
+    scores = {"conv3 | Q @ K.T @ V | conv5 | conv3": 0.4, "conv3 | conv5 | conv5 | conv3": 0.3, "conv7 | Q + K | Q + K | Q + K": 0.2}
+    (folder / "history.jsonl").write_text("".join(json.dumps({"arch": arch, "score": score}) + "\n"
+                                                  for arch, score in scores.items()))
+    (folder / "best.json").write_text(json.dumps({"arch": next(iter(scores))}))
+    found = claim("attention", tmp_path, "--folders", folder, *tiny)
+    assert [row[1] for row in found["rows"]] == [0.4, 0.3] and "not judged" in found["verdict"]
+    assert list(found["networks"].values()) == ["conv3 | Q @ K.T @ V | conv5 | conv3", "conv3 | Q @ K.T @ V | conv5 | conv3/conv-only"]
+    (folder / "best.json").write_text(json.dumps({"arch": "conv3 | conv5 | conv5 | conv3"}))
+    with pytest.raises(UserError, match="convolutions alone"):
+        claim("attention", tmp_path, "--folders", folder, *tiny)
 
 
 def test_claims_without_a_run(tmp_path):

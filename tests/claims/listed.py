@@ -31,6 +31,11 @@ AUTOBERT_ZERO = (
           "demo data, n 3. CoLA: Matthews' correlation, the others: accuracy, as shares; the differences are those of "
           "the mean of four, in pairs. Hybrid: conv3 and BERT's attention in turn, twice. Published layers: two of "
           "the paper's six pairs (D14)"),
+    Claim("attention", "The attention in a searched network earns its place", "Sec. 4.2, Table 5",
+          "the published network with its attentions replaced by convolutions: {Table 5: Conv-only, average} against "
+          "{Table 5: AutoBERT-Zero, average}", "not run", results=("attention",),
+          size="the network that `torchrun autobert_zero.py --search` found, and itself with the convolution before each "
+          "attention in its place; trained from scratch and tuned as in claim 1, n 3"),
     Claim("op-nas", "OP-NAS finds better networks than evolution and random search", "Figure 6", "curves, no numbers",
           "does not hold at this size: the winners of the three strategies are equal once each is trained alone",
           "best of 24 in the search 0.127 ± 0.036 (OP-NAS), 0.124 ± 0.033 (evolution), 0.114 ± 0.021 (random), n 5. "
