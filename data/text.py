@@ -37,6 +37,7 @@ from common.files import fingerprint, fingerprints, read_json, write_atomic
 from common.tokenization import load_tokenizer
 from data.corpus import NAMES, Corpus, read_meta
 from data.vocabulary import text_files, train_sentencepiece
+from data.words import WordCache, token_dtype
 
 # bytes: what decides the layout, a worker's share, where its end is looked for
 SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
@@ -179,11 +180,7 @@ def chunks(path):
             start = end
 
 
-def token_dtype(tokenizer):
-    return np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
-
-
-def encode_chunk(tokenizer, job):
+def encode_chunk(words, job):
     """(path, bytes, token array, tokens per sentence, sentences per document, undecodable sequences) of one chunk."""
     path, start, end, layout = job
     with open(path, "rb") as file:
@@ -192,9 +189,7 @@ def encode_chunk(tokenizer, job):
     text = raw.decode("utf-8", errors="replace")
     broken = text.count("\ufffd") - raw.count("\ufffd".encode())
     documents = read_documents(text.removeprefix("\ufeff"), layout)
-    rows = tokenizer.encode_batch(list(chain.from_iterable(documents)))
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    tokens = np.fromiter(chain.from_iterable(rows), token_dtype(tokenizer), int(lengths.sum()))
+    tokens, lengths = words.encode(list(chain.from_iterable(documents)))
     owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])[lengths > 0]
     counts = np.bincount(owner, minlength=1)
     return path, end - start, tokens, lengths[lengths > 0], counts[counts > 0], broken
@@ -276,7 +271,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
     total, jobs = sum(bodies), chain.from_iterable(map(chunks, files))
     try:
         with tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None if progress else True) as bar:
-            count = write_parts(in_order(encode_chunk, tokenizer, jobs, workers), parts, bar)
+            count = write_parts(in_order(encode_chunk, WordCache(tokenizer), jobs, workers), parts, bar)
         if not count["sentences"]:
             raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")
         (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written the folder is no corpus
