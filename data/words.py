@@ -54,6 +54,8 @@ class WordCache:
 
     def encode(self, sentences):
         """(ids of all sentences, how many each has); sentences: list of str without line ends."""
+        if not self.longest:
+            return self.ask(sentences)
         blocks = [self.encode_block(sentences[k:k + BLOCK]) for k in range(0, len(sentences), BLOCK)]
         empty = np.empty(0, self.ids.dtype), np.empty(0, np.int64)
         return tuple(map(np.concatenate, zip(empty, *blocks)))
@@ -100,12 +102,17 @@ class WordCache:
     def learn(self, words):
         """Put the words' ids at the end of self.ids; returns what look_up does."""
         index = {word: number for number, word in enumerate(dict.fromkeys(words))}
-        rows = self.tokenizer.encode_batch(list(index))
-        count = np.array([len(row) for row in rows])
-        end = self.used + count.sum()
+        ids, count = self.ask(list(index))
+        end = self.used + len(ids)
         if end > len(self.ids):
-            self.ids = np.concatenate([self.ids[:self.used], np.empty(end - self.used + IDS, self.ids.dtype)])
-        self.ids[self.used:end] = np.fromiter(chain.from_iterable(rows), self.ids.dtype, end - self.used)
+            self.ids = np.concatenate([self.ids[:self.used], np.empty(len(ids) + IDS, self.ids.dtype)])
+        self.ids[self.used:end] = ids
         place, self.used = self.used + np.cumsum(count) - count, end
         numbers = [index[word] for word in words]
         return place[numbers], count[numbers]
+
+    def ask(self, texts):
+        """(ids, how many each text has), of the tokenizer."""
+        rows = self.tokenizer.encode_batch(texts)
+        count = np.array([len(row) for row in rows], np.int64)
+        return np.fromiter(chain.from_iterable(rows), self.ids.dtype, int(count.sum())), count
