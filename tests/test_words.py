@@ -18,7 +18,8 @@ WORDS = """the The THE cafe Café café cafe\u0301 \u0301 \u0301cafe naïve İst
  ❤️ 👩‍👩‍👧 ▁ a▁b ▁▁ [CLS] [MASK] <unk> <pad> <s> ``quoted'' '' `` "Stop!" 2011, 1,000,000 a1, 5 £9.99 - – — co-operate ==
  \u200b ab\u200bcd \ufeff \x00 a\x00 \x01 \x85 \x7f a\x1cb a\tb \u3000 x\u3000y \xa0 x\xa0 ¨ \u0903
  responsibilities l’Empereur!” pocket-handkerchief,""".replace("\n ", " ").split(" ")
-SAMPLE = WORDS + ["x" * 15, "x" * 16, "x" * 17, "y" * 150, "é" * 7, "é" * 8, "", ""]
+FIFTEEN = "fifteen-letters"  # as long as words are that have a slot; 256 bytes: a length that ends in a zero byte
+SAMPLE = WORDS + [FIFTEEN, FIFTEEN + "\x0f" + "z" * 240, "x" * 15, "x" * 16, "x" * 17, "y" * 150, "é" * 7, "é" * 8, "", ""]
 
 
 def write(path, lines):
@@ -104,6 +105,14 @@ def test_models_whose_pieces_or_blanks_join_words(vocabularies, change):
     else:
         tokenizer.names[-1] = "a▁b"
     assert longest_apart(tokenizer) == 0
+
+
+def test_memory_does_not_grow(vocabularies, monkeypatch):
+    monkeypatch.setattr(module, "IDS", 1000)
+    cache = WordCache(load_tokenizer(vocabularies / "ours.model"))
+    for k in range(100):
+        assert same(cache, [f"word{k}x{n}" for n in range(50)])
+    assert len(cache.ids) < 4000
 
 
 def test_a_cache_travels_empty(vocabularies):
