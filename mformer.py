@@ -374,8 +374,8 @@ def causal_linear_attention(q, k, v, turns, chunk=0):
     return normalise(sums, weights).reshape(B, N, -1, D)[:, :, :T]
 
 
-def softmax_attention(q, k, v, table=None, visible=None, first=0):
-    """Eq. 1. table (2R + 1, D): relative positions on the keys, or None; visible: bool, broadcasts to (B, N, T, S), or
+def softmax_attention(q, k, v, visible=None, table=None, first=0):
+    """Eq. 1. visible: bool, broadcasts to (B, N, T, S), or None; table (2R + 1, D): relative positions on the keys, or
     None; q stands at positions from `first`. (B, N, T, D) -> the same"""
     q, bias = q / math.sqrt(q.shape[-1]), visible
     if table is not None:  # q_i . r_(j - i), distances clipped at the table's ends
@@ -431,24 +431,23 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2), width)  # (B, N, T, D) -> (B, T, H)
 
     def forward(self, x, kind, heads, turns, mask=None, cache=None, first=0):
-        """Self-attention. mask (B, T): no padding; cache: None for whole sequences, else a dict of what earlier calls
-        kept, x being the one token at position `first` (causal)."""
+        """Self-attention. mask (B, T): no padding; cache: None, or a list of what earlier calls kept for x, the one
+        token at position `first` (causal)."""
         (q,), (k, v) = self.project(self.query, x, heads), self.project(self.key_value, x, heads, 2)
         if kind == "linear" and cache is not None:
             new = linear_state(reweight(k, turns), v)
-            cache["self"] = tuple(old + part.float() for old, part in zip(cache.get("self", (0, 0)), new))
-            return self.join(linear_read(reweight(q, turns), *cache["self"]), x.shape[-1])
+            cache[:] = [old + part.float() for old, part in zip(cache or (0, 0), new)]
+            return self.join(linear_read(reweight(q, turns), *cache), x.shape[-1])
         if kind == "linear":
             return self.join(causal_linear_attention(q, k, v, turns) if self.causal
                              else linear_attention(q, k, v, turns, mask), x.shape[-1])
         visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
         if cache is not None:
-            k, v = (torch.cat(pair, dim=2) for pair in zip(cache["self"], (k, v))) if "self" in cache else (k, v)
-            cache["self"] = (k, v)
+            cache[:] = k, v = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] or (k, v)
         elif self.causal:
-            visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()  # (T, S)
+            visible = q.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()  # (T, S)
         table = self.relative[:, :q.shape[-1]] if kind == "softmax" else None
-        return self.join(softmax_attention(q, k, v, table, visible, first), x.shape[-1])
+        return self.join(softmax_attention(q, k, v, visible, table, first), x.shape[-1])
 
     def remember(self, memory, turns, mask, kind, heads):
         """What cross-attention keeps of memory (B, S, H), turns (S, 2, 1) and mask (B, S): tensors."""
@@ -458,11 +457,7 @@ class Attention(nn.Module):
     def read(self, x, kept, kind, heads, turns):
         """Cross-attention from tokens to what remember() kept. The beams of a row are read as its tokens."""
         (q,) = self.project(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
-        if kind == "linear":
-            mixed = linear_read(reweight(q, turns), *kept)
-        else:
-            k, v, visible = kept
-            mixed = softmax_attention(q, k, v, visible=visible)
+        mixed = linear_read(reweight(q, turns), *kept) if kind == "linear" else softmax_attention(q, *kept)
         return self.join(mixed, x.shape[-1]).view(x.shape)
 
 
@@ -576,13 +571,13 @@ class Translator(nn.Module):
         return [layer.remember(states, turns, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
-        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else dicts, target the one token at
+        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else lists, target the one token at
         position `first` of each beam, the beams of a row of memories side by side."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
         turns = fixed_turns(self.cfg.length, x.device)[first:first + x.shape[1]]
-        for number, layer in enumerate(self.decoder_layers[:arch.decoder_layers]):
-            x = layer(x, arch, turns, None, memories[number], caches[number] if caches else None, first)
+        for layer, memory, cache in zip(self.decoder_layers, memories, caches or [None] * len(memories)):
+            x = layer(x, arch, turns, None, memory, cache, first)
         return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
 
     def forward(self, source, lengths, target, arch=None):
@@ -805,7 +800,7 @@ def measure_latency(arch, cfg, device):
         if cfg.task == "cifar10":
             return model(image)
         kept = model.encode(source, lengths)
-        caches = [{} for _ in kept]
+        caches = [[] for _ in kept]
         for step in range(source.shape[1]):
             model.decode(tokens, kept, None, caches, step)
     clock = time.process_time if cfg.cost == "cpu" and device.type == "cpu" else time.perf_counter

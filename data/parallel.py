@@ -266,8 +266,9 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
     the greatest length. Finished rows leave every eighth step: until then nothing is read back from the device.
     """
     B, device = len(source), source.device
+    barred = torch.tensor([eos, *barred], device=device)
     limits, memories = (lengths + lengths // 2 + 10).clamp(max=longest), model.encode(source, lengths)
-    caches, rows, living = [{} for _ in memories], torch.arange(B, device=device), limits > 0
+    caches, rows, living = [[] for _ in memories], torch.arange(B, device=device), limits > 0
     tokens, history = (torch.full((B * beam, 1), bos, device=device),
                        torch.zeros(B, beam, 0, dtype=torch.long, device=device))
     scores = torch.full((B, beam), float("-inf"), device=device)
@@ -276,13 +277,13 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
     found, steps = torch.zeros(B, int(limits.max()), dtype=torch.long, device=device), int(limits.max())
     for step in range(steps):
         logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
-        total = scores[..., None] + F.log_softmax(logits, dim=-1).view(len(rows), beam, -1)  # (B, K, V)
+        total = F.log_softmax(logits, dim=-1).view(len(rows), beam, -1).add_(scores[..., None])  # (B, K, V)
         end, which = (total[..., eos] / (step + 1) ** penalty).max(1)
         better = living & (end > best[rows])
         ended = history.gather(1, which[:, None, None].expand(-1, 1, step))[:, 0]  # (B, step)
         found[rows, :step] = torch.where(better[:, None], ended, found[rows, :step])
         best[rows], sizes[rows] = torch.where(better, end, best[rows]), torch.where(better, step, sizes[rows])
-        total[..., [eos, *barred]] = float("-inf")
+        total.index_fill_(-1, barred, float("-inf"))
         scores, flat = total.flatten(1).topk(beam)  # (B, K)
         parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
         history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
@@ -294,5 +295,5 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
             rows, scores, history, tokens, parents = (part[living] for part in (rows, scores, history, tokens, parents))
             memories, living = [tuple(part[living] for part in kept) for kept in memories], living[living]
         lines, tokens = parents.flatten(), tokens.view(-1, 1)
-        caches = [{"self": tuple(part[lines] for part in cache["self"])} for cache in caches]
+        caches = [[part.index_select(0, lines) for part in cache] for cache in caches]
     return [(ids[:size], score) for ids, size, score in zip(found.tolist(), sizes.tolist(), best.tolist())]

@@ -109,7 +109,7 @@ def test_relative_softmax_is_the_sum_it_stands_for():
     q, k, v = (each.detach() for each in heads(2, 2, 7, 4))
     table, lengths = torch.randn(5, 4), torch.tensor([7, 4])
     visible = (torch.arange(7) < lengths[:, None])[:, None, None]
-    found = mf.softmax_attention(q, k, v, table, visible)
+    found = mf.softmax_attention(q, k, v, visible, table)
     for row, i in itertools.product(range(2), range(7)):
         scores = torch.stack([(q[row, :, i] * (k[row, :, j] + table[min(max(j - i, -2), 2) + 2])).sum(-1) / 2 for j in range(lengths[row])], -1)
         expected = (scores.softmax(-1)[:, None] @ v[row, :, :lengths[row]])[:, 0]
@@ -134,7 +134,7 @@ def test_memory_of_linear_attention_is_linear():
     table, turns = torch.randn(9, 8, requires_grad=True), mf.fixed_turns(9999, torch.device("cpu"))
     for function, growth in ((lambda q, k, v: mf.linear_attention(q, k, v, turns[:q.shape[2]]), 2),
                              (lambda q, k, v: mf.causal_linear_attention(q, k, v, turns[:q.shape[2]]), 2),
-                             (lambda q, k, v: mf.softmax_attention(q, k, v, table), 4)):
+                             (lambda q, k, v: mf.softmax_attention(q, k, v, table=table), 4)):
         assert memory_of(function, 2048) / memory_of(function, 1024) == pytest.approx(growth, rel=0.1)
 
 
@@ -317,7 +317,7 @@ def test_cached_decoding_equals_uncached(number):
     torch.manual_seed(number)
     model = mf.Translator(text_archs()[number], TEXT).eval()
     source, lengths, target = text_batch()
-    memories, caches = model.encode(source, lengths), [{} for _ in range(model.arch.decoder_layers)]
+    memories, caches = model.encode(source, lengths), [[] for _ in range(model.arch.decoder_layers)]
     steps = [model.decode(target[:, step:step + 1], memories, None, caches, step) for step in range(7)]
     torch.testing.assert_close(torch.cat(steps, 1), model(source, lengths, target), rtol=1e-4, atol=1e-5)
 

@@ -409,7 +409,7 @@ def attention_call(kind, tokens, device):
     q, k, v = (torch.randn(1, heads, tokens, dim, device=device, requires_grad=True) for _ in range(3))
     table, turns = torch.randn(29, dim, device=device, requires_grad=True), mf.fixed_turns(tokens, device)
     return {"plain softmax": lambda: mf.softmax_attention(q, k, v),
-            "relative softmax": lambda: mf.softmax_attention(q, k, v, table),
+            "relative softmax": lambda: mf.softmax_attention(q, k, v, table=table),
             "linear": lambda: mf.linear_attention(q, k, v, turns),
             "causal linear": lambda: mf.causal_linear_attention(q, k, v, turns)}[kind]
 
