@@ -578,7 +578,10 @@ class Translator(nn.Module):
         turns = fixed_turns(self.cfg.length, x.device)[first:first + x.shape[1]]
         for layer, memory, cache in zip(self.decoder_layers, memories, caches or [None] * len(memories)):
             x = layer(x, arch, turns, None, memory, cache, first)
-        return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
+        return self.logits(self.decoder_norm(x))
+
+    def logits(self, x):
+        return F.linear(x, self.words[:, :x.shape[-1]])
 
     def forward(self, source, lengths, target, arch=None):
         return self.decode(target, self.encode(source, lengths, arch), arch)
@@ -767,10 +770,12 @@ def evolve(space, fitness, allowed, cfg):
 
 
 def cast(model, cfg, device):
-    """The model in the type of --dtype for good: autocast casts weights at every step of a decoder."""
+    """The model for inference, in the type of --dtype for good, as autocast casts weights at every step of a decoder;
+    in float32 on a CPU packed."""
     with autocast(cfg.dtype, device):
         low = torch.is_autocast_enabled(device.type)
-        return model.to(device, torch.get_autocast_dtype(device.type) if low else torch.float32)
+        model = model.to(device, torch.get_autocast_dtype(device.type) if low else torch.float32).eval()
+    return model if low or device.type != "cpu" else pack(model, Linear)
 
 
 def timed_text(cfg, device):
@@ -788,9 +793,10 @@ def measure_latency(arch, cfg, device):
         return model_flops(arch, cfg) / 1e9
     with torch.device("meta"):
         model = make_model(arch, cfg)
-    model, count = cast(model.to_empty(device=device), cfg, device).eval(), cfg.latency_batch
+    model, count = model.to_empty(device=device), cfg.latency_batch
     for value in model.parameters():
         value.fill_(0.01)
+    model = cast(model, cfg, device)
     image = torch.zeros(count, 3, cfg.image, cfg.image, device=device)
     lengths = torch.full((count,), min(30, cfg.length), device=device)
     source, tokens = (torch.zeros(size, dtype=torch.long, device=device)
@@ -976,6 +982,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from data import bleu, rehearsals
     from data.cifar10 import Pictures
     from data.inputs import open_run
+    from data.packed import pack
     from data.parallel import Translations, read_lines
     from data.published import MFORMER, MFORMER_ARCHS
     PUBLISHED = {task: {name: read_arch(text) for name, text in rows.items()} for task, rows in MFORMER_ARCHS.items()}
@@ -1167,7 +1174,7 @@ def evaluate(cfg):
     with launch(cfg.device) as ranks:
         weights, own, _ = read_run(cfg)
         arch = chosen_arch(cfg, ranks, own)
-        model = cast(extract(weights, arch, cfg), cfg, ranks.device).eval()
+        model = cast(extract(weights, arch, cfg), cfg, ranks.device)
         run, data = open_data(cfg, "translate" if cfg.translate else "evaluate", ranks)
         if cfg.translate:
             found = data.translate(model, on_main(ranks, read_lines, cfg.translate), LENGTH_PENALTY)

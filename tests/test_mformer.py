@@ -594,6 +594,26 @@ def test_beams_in_a_batch_equal_one_by_one():
     assert all(one[1] <= four[1] + 1e-5 or one[0] != four[0] for one, four in zip(greedy, together))
 
 
+def test_a_packed_network_predicts_the_same():
+    """cast() for the CPU: products of packed weights, of the same sentences and scores as those of the plain network."""
+    ffn, heads, kinds = "ffn=512,300 ", "heads=4,8", "types=softmax,linear"
+    text = (f"layers=2 hidden=320 {ffn}{heads} {kinds} decoder_layers=2 decoder_hidden=256 decoder_{ffn} decoder_{heads} "
+            f"decoder_{kinds} cross_{heads} cross_types=linear,softmax connect=1,2")
+    cfg = dataclasses.replace(TEXT, qkv=256, vocab_size=400, length=40)
+    torch.manual_seed(0)
+    model, packed = (mf.Translator(mf.parse_arch(text, cfg), cfg).eval() for _ in range(2))
+    with torch.no_grad():
+        model.words.mul_(4)  # sharp distributions
+    packed.load_state_dict(model.state_dict())
+    packed = mf.cast(packed, cfg, torch.device("cpu"))
+    where = {name for name, part in packed.named_modules() if "forward" in vars(part) or "logits" in vars(part)}
+    assert {"", "layers.0.attention.key_value", "decoder_layers.1.cross.query"} <= where and "norm" not in where
+    source, lengths = torch.randint(4, 400, (9, 12)), torch.tensor([12, 3, 7, 1, 12, 5, 9, 2, 12])
+    assert torch.allclose(packed(source, lengths, source), model(source, lengths, source), atol=1e-4)
+    for one, two in zip(*(beam_search(each, source, lengths, 39, BOS, EOS, (PAD, BOS)) for each in (model, packed))):
+        assert one[0] == two[0] and one[1] == pytest.approx(two[1], abs=1e-4)
+
+
 # --- objective -----------------------------------------------------------------------------------
 
 def test_schedules_of_section_6():
