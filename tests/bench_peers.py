@@ -162,8 +162,9 @@ def fine_tuning(shape, rows, tokens, batches=4):
 
 
 def translation(shape, rows, tokens, beam=4):
-    """Beam search of mformer.py over a plain Transformer, and generate() of MarianMTModel: as many steps as the source
-    has tokens. Length penalty 1 with random weights, by which no search ends early."""
+    """Beam search of mformer.py over a plain Transformer, cast as --evaluate does it, and generate() of MarianMTModel:
+    as many steps as the source has tokens. Length penalty 1 with random weights, by which no search of ours ends early;
+    theirs knows no end mark, which is faster than to forbid it."""
     from transformers import MarianConfig, MarianMTModel
     L, H, N, ffn, V = (shape[name] for name in ("layers", "hidden", "heads", "ffn", "vocab_size"))
     each = {"ffn": ffn, "heads": N, "types": "plain"}
@@ -172,12 +173,12 @@ def translation(shape, rows, tokens, beam=4):
     words += [f"{name}={side[part]}" for part in side for name in (part, f"decoder_{part}")]
     words += [f"cross_heads={side['heads']} cross_types={side['types']} connect={','.join(['1'] * L)}"]
     cfg = mformer.Config(task="wmt14", vocab_size=V, qkv=H, length=max(64, tokens + 1), dtype="float32")
-    ours = mformer.make_model(mformer.parse_arch(" ".join(words), cfg), cfg).eval()
+    ours = mformer.cast(mformer.make_model(mformer.parse_arch(" ".join(words), cfg), cfg), cfg, CPU)
     source, lengths = numbers(rows, tokens, below=V - 4) + 4, torch.full((rows,), tokens)
     theirs = MarianMTModel(MarianConfig(
         vocab_size=V, d_model=H, encoder_layers=L, decoder_layers=L, encoder_attention_heads=N, encoder_ffn_dim=ffn,
         decoder_attention_heads=N, decoder_ffn_dim=ffn, max_position_embeddings=cfg.length, activation_function="relu",
-        pad_token_id=0, eos_token_id=2, bos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=None)).eval()
+        pad_token_id=0, eos_token_id=None, bos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=None)).eval()
     about, decode = {"ours": size_of(ours), "theirs": size_of(theirs), "steps": 0}, ours.decode
 
     def counted(*args):
@@ -193,7 +194,7 @@ def translation(shape, rows, tokens, beam=4):
     def generate():
         with torch.no_grad():
             found = theirs.generate(source, attention_mask=torch.ones_like(source), num_beams=beam, do_sample=False,
-                                    min_new_tokens=tokens, max_new_tokens=tokens, length_penalty=1.0)
+                                    max_new_tokens=tokens, length_penalty=1.0)
         about["their_steps"] = found.shape[1] - 1
     return search, generate, about
 
