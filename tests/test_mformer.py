@@ -595,10 +595,10 @@ def test_beams_in_a_batch_equal_one_by_one():
 
 
 def test_a_packed_network_predicts_the_same():
-    """cast() for the CPU: products of packed weights, of the same sentences and scores as those of the plain network."""
+    """cast() for the CPU packs weights; sentences and scores stay those of the plain network."""
     ffn, heads, kinds = "ffn=512,300 ", "heads=4,8", "types=softmax,linear"
-    text = (f"layers=2 hidden=320 {ffn}{heads} {kinds} decoder_layers=2 decoder_hidden=256 decoder_{ffn} decoder_{heads} "
-            f"decoder_{kinds} cross_{heads} cross_types=linear,softmax connect=1,2")
+    text = (f"layers=2 hidden=320 {ffn}{heads} {kinds} decoder_layers=2 decoder_hidden=256 decoder_{ffn} "
+            f"decoder_{heads} decoder_{kinds} cross_{heads} cross_types=linear,softmax connect=1,2")
     cfg = dataclasses.replace(TEXT, qkv=256, vocab_size=400, length=40)
     torch.manual_seed(0)
     model, packed = (mf.Translator(mf.parse_arch(text, cfg), cfg).eval() for _ in range(2))
