@@ -4,11 +4,10 @@ Soricut; ICLR 2020, arXiv:1909.11942).
 BERT with far fewer parameters: words are embedded in E dimensions and mapped to H, and all layers share one set of
 weights. Next-sentence prediction gives way to sentence-order prediction: are two segments in their order or swapped?
 
-Run:     python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16
-           a minute of a core: masked words 27% (commonest: 14%)
-         python albert.py --pretrain --init runs/16 --out runs/64  three more: masked words 29%, order 63%
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64 --finetune_batch 16 --finetune_epochs 5
-           a good minute: 51, 79, 74% (guessing: 33, 50, 50%)
+Run:     python albert.py --pretrain --length 16 --batch 64 --lr 0.08 --steps 4500 --out runs/16
+           a good minute of a core: masked words 29% (commonest: 14%)
+         python albert.py --pretrain --init runs/16 --out runs/64  four more: masked words 30%, order 64%
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  two: 51, 79, 74% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 5 -> evaluate_language_model     Sec. 4.9 -> finetune (MNLI first), ensemble_job
@@ -57,16 +56,16 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
     compile: bool = False  # torch.compile the model of --pretrain
     accumulate: int = 1  # parts in which a batch is worked off, at least one a process in --pretrain >= 1
-    recompute: bool = False  # gradient checkpointing: keep each layer's input only
+    recompute: bool = False  # gradient checkpointing: keep layers' inputs only
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face ALBERT folder
     # data; what is left out is the demo data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
     dev_corpus: tuple[str, ...] = ()  # text to evaluate on, Sec. 4.2.1; default: documents held out of the corpus (D4)
-    glue: str = ""  # folder with the GLUE tasks in their official layout
+    glue: str = ""  # folder with the GLUE tasks, official layout
     squad: str = ""  # folder with train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
-    tokenizer: str = ""  # spiece.model or vocab.txt to use; default: that of --init, else one trained on the corpus
+    tokenizer: str = ""  # spiece.model or vocab.txt; default: that of --init, else one trained on the corpus
     vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1 >= 1
     held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
     train_rows: int = 0  # training rows of each task; 0: all
@@ -77,7 +76,7 @@ class Config:
     ffn: int = 3072  # 4 H, Sec. 3.1 >= 1
     embedding: int = 128  # E, Table 3; 0: words are H wide and not mapped, as in BERT (D9)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
-    groups: int = 1  # groups of neighbouring layers that share, Sec. 4.5; L / groups is the group size M >= 1
+    groups: int = 1  # groups of layers that share, Sec. 4.5; L / groups is the group size M >= 1
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
     positions: int = 512  # longest input >= 1
     init_std: float = 0.02  # of new weights; 0.1 where H is 64 (0, 1)
@@ -91,7 +90,7 @@ class Config:
     lr: float = 1.76e-3  # peak learning rate of 4,096 sequences, Sec. 4.1; goes with the root of the batch > 0
     warmup: float = 0.025  # share of the steps: 3,125 of 125,000 (official code) [0, 1)
     weight_decay: float = 0.01  # not on biases and LayerNorms (official code), --finetune too
-    save_every: int = 1000  # updates between checkpoints, and evaluations on held-out text >= 1
+    save_every: int = 1000  # updates between checkpoints and looks at held-out text >= 1
     save_minutes: float = 0  # minutes between further checkpoints; 0: none
     dev_rows: int = 1024  # held-out sequences of an evaluation >= 1
     # fine-tuning; what is not given is Table 14's
@@ -103,17 +102,17 @@ class Config:
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
     runs: int = 1  # of each task; their median is reported, Sec. 4.2.2 >= 1
     eval_every: int = 0  # updates between looks at dev, the best one counts (Sec. 4.2.2); 0: a twentieth of the steps
-    ensemble: tuple[str, ...] = ()  # run folders of --finetune; averages their predictions, trains nothing (Sec. 4.9)
+    ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged (Sec. 4.9)
     given, program = frozenset(), "albert"  # the flags that were given, the file's name
 
 
 # D17: the paper starts from 6 layers (footnote 5, no more is said): --layers 6, --init --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
-    "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=48, positions=128, init_std=0.1,
-                 dropout=0.0, length=64, steps=6000, batch=32, warmup=0.1, save_every=500, dev_rows=1024,
-                 lr=0.08, finetune_epochs=3, finetune_batch=32, finetune_lr=1e-3,  # lr: 7e-3 for batch 32
-                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=100),
+    "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60, positions=128, init_std=0.1,
+                 dropout=0.0, length=64, steps=10000, batch=32, warmup=0.1, save_every=1000, dev_rows=1024,
+                 lr=0.05, finetune_epochs=5, finetune_batch=16, finetune_lr=1e-3,  # lr: 4.4e-3 for batch 32
+                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=200),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
@@ -159,10 +158,15 @@ def init_weights(std, *roots):
             nn.init.zeros_(module.bias)
 
 
+def pick(x, places):
+    """(B, T, H) at places (B, M) -> (B, M, H)."""
+    return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+
+
 class Attention(nn.Module):
     """Multi-head attention, residual, LayerNorm. Query, key and value are matrices of their own: LAMB adapts each.
     D15: one dropout everywhere, as in all configurations of the paper; the official code has two settings.
-    (B, T, H), mask (B, 1, 1, T) of what is seen, or None -> (B, T, H)."""
+    asked (B, M, H) of x (B, T, H), mask (B, 1, 1, T) of what is seen, or None -> (B, M, H)."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -171,13 +175,11 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
 
-    def forward(self, x, mask):
-        B, T, H = x.shape
-        q, k, v = (part(x).view(B, T, self.heads, H // self.heads).transpose(1, 2)  # (B, N, T, D)
-                   for part in (self.query, self.key, self.value))
+    def forward(self, asked, x, mask):
+        q, k, v = (part(states).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, N, M or T, D)
+                   for part, states in ((self.query, asked), (self.key, x), (self.value, x)))
         mixed = F.scaled_dot_product_attention(q, k, v, mask, self.dropout.p if self.training else 0.0)
-        # (B, N, T, D) -> (B, T, H)
-        return self.norm(x + self.dropout(self.output(mixed.transpose(1, 2).reshape(B, T, H))))
+        return self.norm(asked + self.dropout(self.output(mixed.transpose(1, 2).flatten(2))))
 
 
 class FeedForward(nn.Module):
@@ -202,7 +204,7 @@ def blocks(cfg):
 
 class Encoder(nn.Module):
     """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), lengths (B,) real tokens
-    or None -> (B, T, H).
+    or None -> (B, T, H); with places (B, M) only what they and [CLS] need of the last layer, (B, 1 + M, H).
 
     What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
     """
@@ -223,21 +225,21 @@ class Encoder(nn.Module):
         self.ffns = nn.ModuleList(FeedForward(cfg) for _ in range(ffns))
         init_weights(cfg.init_std, self)
 
-    def layer(self, number, x, mask):
+    def layer(self, number, x, mask, places):
         attention = self.attentions[number * len(self.attentions) // self.depth]
-        return self.ffns[number * len(self.ffns) // self.depth](attention(x, mask))
+        asked = x if places is None or number < self.depth - 1 else pick(x, F.pad(places, (1, 0)))
+        return self.ffns[number * len(self.ffns) // self.depth](attention(asked, x, mask))
 
-    def forward(self, ids, segments, lengths=None):
-        T = ids.shape[1]
-        places = torch.arange(T, device=ids.device)
-        mask = None if lengths is None else (places < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
-        x = self.words(ids) + self.segments(segments) + self.positions(places)  # (B, T, E)
+    def forward(self, ids, segments, lengths=None, places=None):
+        at = torch.arange(ids.shape[1], device=ids.device)
+        mask = None if lengths is None else (at < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
+        x = self.words(ids) + self.segments(segments) + self.positions(at)  # (B, T, E)
         x = self.mapping(self.dropout(self.norm(x)))  # (B, T, E) -> (B, T, H)
         for number in range(self.depth):
             if self.recompute and self.training:
-                x = recompute(self.layer, number, x, mask, use_reentrant=False)
+                x = recompute(self.layer, number, x, mask, places, use_reentrant=False)
             else:
-                x = self.layer(number, x, mask)
+                x = self.layer(number, x, mask, places)
         return x
 
 
@@ -270,9 +272,8 @@ class LanguageModel(nn.Module):
 
     def forward(self, ids, segments, lengths, positions):
         """positions (B, M): where words are to be predicted. Returns MLM logits (B, M, V) and order logits (B, 2)."""
-        x = self.encoder(ids, segments, lengths)  # (B, T, H)
-        masked = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # (B, M, H)
-        return self.mlm(masked, self.encoder.words.weight), self.order(torch.tanh(self.pooler(x[:, 0])))
+        x = self.encoder(ids, segments, lengths, positions)  # (B, 1 + M, H)
+        return self.mlm(x[:, 1:], self.encoder.words.weight), self.order(torch.tanh(self.pooler(x[:, 0])))
 
 
 # Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless all are full, and more.
@@ -290,7 +291,7 @@ class Classifier(nn.Module):
         init_weights(cfg.init_std, self.pooler, self.head)
 
     def forward(self, batch):
-        x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"))  # (B, T, H)
+        x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"), batch["ids"][:, :0])  # (B, 1, H)
         return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
     def loss(self, batch):
@@ -352,9 +353,8 @@ class AnswerModel(nn.Module):
         """End logits (B, K, T) given the starts (B, K). The map of [token; start] is a map of the token plus one of the
         start, so the pairs need not be laid out."""
         H, mix = x.shape[-1], self.answer["end_mix"]
-        at_start = x.gather(1, starts[..., None].expand(-1, -1, H))  # (B, K, H)
         mixed = (F.linear(x, mix.weight[:, :H])[:, None]
-                 + F.linear(at_start, mix.weight[:, H:], mix.bias)[:, :, None])  # (B, K, T, H)
+                 + F.linear(pick(x, starts), mix.weight[:, H:], mix.bias)[:, :, None])  # (B, K, T, H)
         logits = self.answer["end"](self.answer["end_norm"](torch.tanh(mixed)))[..., 0]  # (B, K, T)
         return logits.float().masked_fill(p_mask[:, None], -1e30)
 
@@ -401,10 +401,11 @@ def countings(cfg):
 
 
 def flops(cfg):
-    """FLOPs of one forward pass over `length` tokens, both heads included: matrix products, 2 a multiply-add."""
+    """FLOPs of a forward pass over `length` tokens with both heads: matrix products, 2 a multiply-add."""
     T, H, E, M = cfg.length, cfg.hidden, cfg.embedding or cfg.hidden, masked_count(cfg)
-    layer = 2 * T * (4 * H * H + 2 * H * cfg.ffn) + 4 * T * T * H
-    return (2 * T * cfg.embedding * H + cfg.layers * layer + 2 * H * H + 4 * H  # mapping, layers, pooler, order
+    states = (cfg.layers - 1) * T + 1 + M  # of all layers; the last one's are those of [CLS] and of masked words
+    layers = 4 * cfg.layers * T * H * H + 4 * states * (H * H + H * cfg.ffn + T * H)  # keys and values; the rest
+    return (2 * T * cfg.embedding * H + layers + 2 * H * H + 4 * H  # mapping, layers, pooler, order
             + 2 * M * (H * E + E * cfg.vocab_size))
 
 # --- objective ------------
@@ -655,8 +656,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
 
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
-    """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP. One two-way head answers both: 0 is "in
-    order".
+    """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP, which one two-way head answers.
 
     D4: held-out documents of the corpus, or --dev_corpus; the paper reads SQuAD's and RACE's dev text. D5: words are
     scored on pairs in their order, the same tokens for every objective; with none the order head stays untrained.
@@ -680,7 +680,7 @@ def evaluate_language_model(model, text, cfg, ranks):
 
 
 def pretrain(cfg):
-    """Pre-train (Sec. 4.1) and evaluate on held-out text."""
+    """Pre-train (Sec. 4.1)."""
     with launch(cfg.device) as ranks:
         source, pieces = read_source(cfg), cfg.vocab_size
         cfg.accumulate = max(cfg.accumulate, ranks.size)  # another number has other masks
@@ -699,9 +699,7 @@ def pretrain(cfg):
             say(ranks, f"{100 * labelled.float().mean():.0f}% of the sequences hold two sentences or more (D1, D11)")
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
-            if cfg.objective == "none":  # D5
-                model.pooler.requires_grad_(False)
-                model.order.requires_grad_(False)
+            nn.ModuleList([model.pooler, model.order]).requires_grad_(cfg.objective != "none")  # D5
             say(ranks, start_from(model, source) if source else "from scratch")
             say(ranks, f"{count(model):,} parameters, {cfg.steps} updates of {cfg.batch} x {cfg.length} tokens")
             optimizer = Lamb(model.to(ranks.device).parameters(), cfg.lr, weight_decay=cfg.weight_decay)
@@ -710,12 +708,12 @@ def pretrain(cfg):
             found = {"parameters": count(model), **evaluate_language_model(model, text, cfg, ranks)}
             run.log(phase="dev", step=cfg.steps, **found)
             run.finish({"steps": cfg.steps, **found})
-        found = run.finished
         say(ranks, f"{run.folder}: finished; held-out accuracy in percent: " + ", ".join(
-            f"{name} {100 * found[name]:.1f} (of {total})" for name, total in found["scored"].items() if total))
+            f"{name} {100 * run.finished[name]:.1f} (of {total})"
+            for name, total in run.finished["scored"].items() if total))
 
 
-# What a model starts from. data/hf_albert.py reads and writes folders of others.
+# What a model starts from
 
 Source = namedtuple("Source", "path weights task")  # weights under our names; task: whose head is among them, or ""
 HEADS = ("head", "span", "answer")
@@ -756,9 +754,8 @@ def table_size(tokenizer, pieces):
 
 
 def start_from(model, source, task=""):
-    """Copy a Source's weights into a model; returns a line on what was taken over, made anew and left out. Encoder,
-    pooler and pre-training's heads must fit where they are there (UserError); a task's head is taken over where it is
-    this task's and fits."""
+    """Copy a Source's weights into a model; returns a line on it. Encoder, pooler and pre-training's heads must
+    fit where they are there (UserError); a task's head is taken over where it is this task's and fits."""
     own, weights = model.state_dict(), source.weights
     if source.task not in ("", task):
         weights = {name: value for name, value in weights.items() if not name.startswith(HEADS)}
@@ -779,7 +776,7 @@ def export(cfg, folder):
     print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
 
 
-# Fine-tuning (App. A.4). A job is one run of one task on one process.
+# Fine-tuning (App. A.4). A job is one run of one task
 
 TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; what counts (official code)
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
@@ -879,7 +876,7 @@ def train_task(model, task, seed, cfg, folder, device):
 
 
 def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
-    """One run of a task: training, and the best model's predictions in a folder."""
+    """One run of a task: training, the best model's predictions."""
     seed, device = seed_of(cfg.seed, "fine-tuning", task.name, number), ranks.device
     seed_everything(seed, "weights")
     shape = dataclasses.replace(cfg, dropout=task.recipe.dropout)
@@ -904,7 +901,7 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
 
 def write_predictions(task, found, folder):
     """Write what predict found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
-    metrics, those of other splits with labels under "SPLIT METRIC"."""
+    metrics, other labelled splits' under "SPLIT METRIC"."""
     metrics = task.score("dev", found["dev"])
     if "best_f1_thresh" in metrics:  # SQuAD v2.0 at this split's own best threshold (official)
         best = squad.evaluate(task.rows["dev"], found["dev"].texts, found["dev"].null_odds, metrics["best_f1_thresh"])
@@ -922,7 +919,8 @@ def write_predictions(task, found, folder):
 
 def fingerprint(task):
     """A hash of the rows that are predicted."""
-    return hashlib.sha256(repr([rows for split, rows in task.rows.items() if split != "train"]).encode()).hexdigest()
+    asked = [rows for split, rows in task.rows.items() if split != "train"]
+    return hashlib.sha256(repr(asked).encode()).hexdigest()
 
 
 def ensemble_job(name, cfg, folder):
@@ -952,8 +950,8 @@ def choose_members(found, task):
 
 
 def average_predictions(several):
-    """Sec. 4.9: mean probabilities; SQuAD: mean scores of a span over the models that have
-    it among their best, and of "no answer" over all."""
+    """Sec. 4.9: mean probabilities; SQuAD: mean scores of a span over the models that have it among their best, and of
+    "no answer" over all."""
     if isinstance(several[0], torch.Tensor):
         return torch.stack(several).mean(0)
     result = squad.Predictions({}, {}, {})
@@ -981,7 +979,7 @@ def paper_average(tasks):
 
 def choose_recipe(cfg, flags):
     """The demo's settings hold for its weights on its tasks (no data flag of `flags` is given), elsewhere Table 14, but
-    for flags that are given. Returns a line that says so."""
+    for flags that are given. Returns a line on it."""
     config = read_json(path) if (path := Path(cfg.init) / "config.json").exists() else {}
     if config.get("settings", {}).get("preset") != "demo" or cfg.given & flags:
         for name, value in PRESETS["demo"].items():
@@ -1022,10 +1020,9 @@ def finetune(cfg, words):
             results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
             result = on_main(ranks, summarise, run.folder, results)
             run.finish({**result, "average": paper_average(result["tasks"])})
-        result = run.finished
-        show(result, ranks)
-        if result["average"] is not None:
-            say(ranks, f"Avg (Table 2) {100 * result['average']:.2f}")
+        show(run.finished, ranks)
+        if run.finished["average"] is not None:
+            say(ranks, f"Avg (Table 2) {100 * run.finished['average']:.2f}")
 
 
 def describe(cfg):

@@ -46,7 +46,7 @@ MADE_BY = {  # what a command starts from: the command that makes it
     "path/to/albert-base-v2": "python albert.py --export path/to/albert-base-v2 --init runs/small",
     "path/to/albert-xxlarge-v2": "python albert.py --export path/to/albert-xxlarge-v2 --init runs/small",
     "runs/small": "python albert.py --pretrain --preset base --corpus path/to/prepared --out runs/small",
-    "runs/16": "python albert.py --pretrain --length 16 --batch 64 --steps 3000 --out runs/16",
+    "runs/16": "python albert.py --pretrain --length 16 --batch 64 --lr 0.08 --steps 4500 --out runs/16",
     "runs/64": "python albert.py --pretrain --init runs/16 --out runs/64",
     "runs/autobert_zero-search-base":
         "python autobert_zero.py --search --preset base --corpus path/to/prepared --glue path/to/glue",

@@ -87,9 +87,9 @@ def layer_distances(model, batches):
     model.eval()
     totals, tokens, states, layer = torch.zeros(model.depth, 2, dtype=torch.float64), 0, [], model.layer
 
-    def watched(number, x, mask):
+    def watched(number, x, mask, places):
         states.append(x)
-        return layer(number, x, mask)
+        return layer(number, x, mask, places)
 
     model.layer = watched
     for ids, segments, lengths in batches:
@@ -233,7 +233,8 @@ ORDER = {"H1": "the NSP model is at chance on SOP", "H2": "the SOP model is abov
 ARMS = ("sop", "nsp", "none", "shuffled")
 TABLE5 = {row: {task: paper("Table 5", f"{row}, {task}") for task in ("MLM", "NSP", "SOP")}
           for row in ("None", "NSP", "SOP")}
-SIXTEEN = ["albert.py", "--pretrain", "--length", 16, "--batch", 64, "--save_minutes", 0.5]  # the demo's first run
+# the demo's first run, as it was when the questions below were written
+SIXTEEN = ["albert.py", "--pretrain", "--length", 16, "--batch", 64, "--lr", 0.08, "--save_minutes", 0.5]
 
 
 def own_flags(options, **defaults):
@@ -317,13 +318,13 @@ def train_arms(options, name, text, held, rows, mine):
     """[{arm: its scores} of each seed] on one kind of text."""
     data = ["--corpus", text, "--held_out", held, *options.flags]
     first = study.run_all(options, {f"{name}-words-{seed}": [
-        *SIXTEEN, "--objective", "none", "--seed", seed, "--steps", min(3000, mine.updates), "--dev_rows", 64,
-        "--save_every", mine.updates, *data] for seed in range(options.seeds)})
+        *SIXTEEN, "--embedding", 48, "--objective", "none", "--seed", seed, "--steps", min(3000, mine.updates),
+        "--dev_rows", 64, "--save_every", mine.updates, *data] for seed in range(options.seeds)})
     arms = {(seed, arm): f"{name}-{arm}-{seed}" for seed in range(options.seeds) for arm in ARMS}
     study.run_all(options, {run: [
         "albert.py", "--pretrain", "--init", first[f"{name}-words-{seed}"], "--objective", arm, "--seed", seed,
-        "--steps", mine.updates, "--dev_rows", rows, "--save_every", mine.updates, "--save_minutes", 0.5, *data]
-        for (seed, arm), run in arms.items()})
+        "--steps", mine.updates, "--lr", 0.08, "--dev_rows", rows, "--save_every", mine.updates, "--save_minutes", 0.5,
+        *data] for (seed, arm), run in arms.items()})
     found = {key: score_order(options.runs / run, text, held, mine.fitting) for key, run in arms.items()}
     return [{arm: found[seed, arm] for arm in ARMS} for seed in range(options.seeds)]
 
