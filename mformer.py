@@ -1138,7 +1138,7 @@ def read_run(cfg):
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """--arch's, else own, of --init, else what the search in --init or of this task and preset found, else in the preset
+    """--arch's, else own, of --init, else what the search in --init or of this task and preset found, else in preset
     base the paper's. cfg.arch becomes its text."""
     found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
     text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")

@@ -937,7 +937,7 @@ def test_a_dry_run_is_small(corpus, tmp_path):
     assert (settings["batch"], settings["steps"]) == (16, 2) and (tmp_path / "run-dry" / "done.json").exists()
 
 
-@pytest.mark.parametrize("flags, batch, peak", [([], 64, 1e-2), (["--lr", "1.76e-3"], 64, 2.2e-4), (["--lr", "1.76e-3"], 16, 1.1e-4)])
+@pytest.mark.parametrize("flags, batch, peak", [([], 64, 0.05 / 8), (["--lr", "1.76e-3"], 64, 2.2e-4), (["--lr", "1.76e-3"], 16, 1.1e-4)])
 def test_learning_rate_goes_with_the_root_of_the_batch(flags, batch, peak, corpus, tmp_path):
     pretrain(corpus, tmp_path, *flags, "--batch", batch, "--steps", "1", "--warmup", "0")
     first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
