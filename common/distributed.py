@@ -3,15 +3,10 @@
     with launch(cfg.device) as ranks:                           # torchrun or plain python, CPU or CUDA
         run = RunFolder(cfg, "pretrain", ranks)                 # common/runs.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
-        start = checkpoint.restore().get("step", 0)
-        pace = Pace(ranks, cfg.save_minutes)
+        start, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
         for step in range(start, cfg.steps):
             seed_everything(cfg.seed, "pretrain", step)         # stateless: no generator has to be saved
             stop, save, log = pace()                            # save and log: so many minutes, or one, have gone by
-            if stop or save:
-                checkpoint.save(step=step + 1)
-            if stop:
-                raise Stop
 
 Randomness is a function of (seed, phase, step, shard), never of what was drawn before: a checkpoint holds no state of
 generators, a resumed run repeats an uninterrupted one, and the number of processes does not matter.
@@ -72,9 +67,8 @@ def launch(device="auto"):
 
 
 def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):  # candidates are of unequal cost
-    """init_process_group; its store. What torchrun starts again (--max-restarts) finds there where the processes before
-    it listened, and may wait for those (torch 2.13 keeps one store for all starts): on one machine each start has names
-    of its own. On several machines the number of a start is not the same everywhere."""
+    """init_process_group; its store. What torchrun starts again (--max-restarts) may wait there for the dead (torch 2.13
+    keeps one store): on one machine, where all know its number, each start has names of its own."""
     store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
@@ -199,14 +193,25 @@ class ShardSum:
         return flat
 
 
+class FastLinear(nn.Linear):
+    """In float32 by oneDNN: on AMD's processors half the time of MKL, which F.linear calls."""
+
+    def forward(self, x):
+        if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        return nn.functional.linear(x.to_mkldnn(), self.weight, self.bias).to_dense()
+
+
 def data_parallel(model, ranks, compile=False):
     """The model as a loop calls it: compiled where asked, its gradients averaged over the processes."""
     if compile:
         torch.compiler.reset()  # a search compiles one network after the other, and after eight torch would give up
         model = torch.compile(model)
-    if ranks.size == 1:
-        return model
-    return nn.parallel.DistributedDataParallel(
+    elif ranks.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        for part in model.modules():
+            if isinstance(part, nn.Linear) and min(part.weight.shape) >= 256:  # smaller ones do not pay for the copies
+                part.__class__ = FastLinear
+    return model if ranks.size == 1 else nn.parallel.DistributedDataParallel(
         model, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
 
 
@@ -310,11 +315,9 @@ def stopping(ranks):
 
 
 class Pace:
-    """When a loop logs, saves and looks whether it is to stop: by the clock of rank 0, the same on every rank.
-
-    Asking is a meeting of all ranks, so it happens about every two seconds: a notice of the scheduler is obeyed in
-    time, however long an update takes, and updates of a millisecond are not slowed down.
-    """
+    """When a loop logs, saves and looks whether it is to stop: by the clock of rank 0, the same on every rank. Asking
+    is a meeting of all ranks, so it happens about every two seconds: in time for a notice of the scheduler, however
+    long an update takes, and updates of a millisecond are not slowed down."""
 
     def __init__(self, ranks, save_minutes=0):
         self.ranks, self.save_seconds, self.wait, self.asked = ranks, 60 * save_minutes, 1, time.monotonic()

@@ -23,9 +23,8 @@ WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.*", "c
 
 def environment(device):
     """What config.json keeps about the machine and the code."""
-    source = Path(__file__).resolve().parent.parent
-    git = (subprocess.run(["git", "-C", source, "rev-parse", "HEAD"], capture_output=True, text=True)
-           if shutil.which("git") else None)
+    git = (subprocess.run(["git", "-C", Path(__file__).resolve().parent, "rev-parse", "HEAD"], capture_output=True,
+                          text=True) if shutil.which("git") else None)
     commit = git.stdout.strip() if git and git.returncode == 0 else None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device),

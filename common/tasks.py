@@ -244,9 +244,6 @@ def summarise(folder, results):
     return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
 
 
-AVERAGES = {"paper_avg": "mean of AutoBERT-Zero's nine numbers", "glue_avg": "mean of GLUE's nine tasks"}
-
-
 def show(result, ranks):
     """Print what summarise returned, in percent, with the names of the metrics; averages where they are complete."""
     for name, entry in result["tasks"].items():
@@ -259,6 +256,7 @@ def show(result, ranks):
                          if key != main)
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
         say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{diverged}")
-    for name, words in AVERAGES.items():
+    for name, words in (("paper_avg", "mean of AutoBERT-Zero's nine numbers"),
+                        ("glue_avg", "mean of GLUE's nine tasks")):
         if result["averages"].get(name) is not None and not result["averages"][name.replace("avg", "missing")]:
             say(ranks, f"{words}: {100 * result['averages'][name]:.2f}")

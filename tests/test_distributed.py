@@ -1,5 +1,6 @@
 """common/distributed.py, files.py, runs.py: run folders, checkpoints, sums and seeds that do not depend on the number
 of processes."""
+import copy
 import dataclasses
 import json
 import multiprocessing
@@ -17,8 +18,8 @@ import pytest
 import torch
 
 from common.cli import Stop, UserError
-from common.distributed import (Pace, Ranks, ShardSum, ahead, launch, milliseconds, seed_everything, seed_of,
-                                share_out, shard_range)
+from common.distributed import (FastLinear, Pace, Ranks, ShardSum, ahead, data_parallel, launch, milliseconds,
+                                seed_everything, seed_of, share_out, shard_range)
 from common.files import (fingerprints, load_file, load_newest, lock, read_json, read_jsonl, release_locks, save_file,
                           write_atomic)
 from common.runs import Checkpoint, RunFolder
@@ -448,3 +449,17 @@ def test_a_lock_is_given_back_while_a_forked_worker_lives(tmp_path):
         release_locks()
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
+
+
+def test_wide_linear_maps_of_a_cpu_give_the_same_by_the_faster_library():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 300), torch.nn.GELU(), torch.nn.Linear(300, 8))
+    x, found = torch.randn(2, 5, 256, requires_grad=True), []
+    for network in (model, data_parallel(copy.deepcopy(model), Ranks(0, 1, torch.device("cpu")))):
+        y = network(x)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *network.parameters()])])
+    assert [type(part) for part in network] == [FastLinear, torch.nn.GELU, torch.nn.Linear]
+    assert all(torch.allclose(one, two, atol=1e-4) for one, two in zip(*found))
+    assert network.state_dict().keys() == model.state_dict().keys()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(x).dtype == torch.bfloat16 and torch.equal(network(x), model(x))
