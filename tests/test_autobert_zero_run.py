@@ -589,9 +589,10 @@ def test_claim_of_table_5(tmp_path):
 
 
 @pytest.mark.slow
-def test_claim_of_the_search(tmp_path):
+@pytest.mark.parametrize("name", ["op_nas", "alone"])
+def test_claim_of_the_search(tmp_path, name):
     """OP-NAS and random search share their initial candidates; the search sees none of the dev rows that judge it."""
-    found = claim("op_nas", tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1",
+    found = claim(name, tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1",
                   "--steps", "2", "--length", "16", "--population", "2", "--rounds", "1", "--parents", "1")
     assert len(found["rows"]) == 6 and set(found["differences"]) == {row[0] for row in found["rows"][1:]}
     scores, = found["search_scores"]

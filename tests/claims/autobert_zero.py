@@ -451,15 +451,15 @@ def hold_out(source, folder):
     return folder
 
 
-def winners(options):
+def winners(options, settings):
     """[{arm: architecture}] of each seed: both strategies' winners, their best initial candidate, networks made by
-    hand; and [{strategy: the scores of its candidates}]."""
+    hand; and [{strategy: the scores of its candidates}]. settings: flags of the searches."""
     cfg = read_flags(options, "search")[0]
     with launch("cpu") as ranks:
         fill_in(cfg, ranks, "glue")
     held_out = hold_out(Path(cfg.glue), options.runs / "glue")
     folders = study.run_all(options, {f"search-{strategy}-{seed}": [
-        "autobert_zero.py", "--search", *SEARCH, "--strategy", strategy, "--seed", seed, *options.flags,
+        "autobert_zero.py", "--search", *settings, "--strategy", strategy, "--seed", seed, *options.flags,
         "--glue", held_out.resolve()] for seed in range(options.seeds) for strategy in STRATEGIES})
     arms, scores = [], []
     for seed in range(options.seeds):
@@ -473,12 +473,13 @@ def winners(options):
     return arms, scores
 
 
-def op_nas(options):
+def op_nas(options, settings=SEARCH, worse=("random search",),
+           claim="OP-NAS finds better networks than random search"):
     """Figure 6, the primary question: OP-NAS against random search, the winners trained alone"""
     own, flags = argparse.ArgumentParser(allow_abbrev=False), options.flags
     own.add_argument("--updates", type=int, default=1500)
     mine, options.flags = own.parse_known_args(flags)
-    arms, scores = winners(options)
+    arms, scores = winners(options, settings)
     each = []
     for seed, networks in enumerate(arms):
         names = {arch: name for name, arch in reversed(networks.items())}  # what two found is trained once
@@ -488,9 +489,10 @@ def op_nas(options):
             for arm in each[0]]
     others = [name for name in each[0] if name != "OP-NAS"]
     gaps = {other: study.interval([seed["OP-NAS"]["mean"] - seed[other]["mean"] for seed in each]) for other in others}
-    mean, low, high = gaps["random search"]
-    judged = ("not judged from one seed" if low is None else "holds" if low > 0 else
-              "does not hold: random search is better" if high < 0 else "does not hold at this size")
+    above = [gaps[name][1] > 0 for name in worse] if len(each) > 1 else []
+    judged = ("not judged from one seed" if not above else "holds" if all(above) else "holds in part" if any(above)
+              else "does not hold: random search is better" if gaps["random search"][2] < 0
+              else "does not hold at this size")
     said = "; ".join(f"OP-NAS - {name}: {gap:+.3f}" + (f" [{least:+.3f}, {most:+.3f}]" if least is not None else "")
                      for name, (gap, least, most) in gaps.items())
 
@@ -504,8 +506,21 @@ def op_nas(options):
         axes.legend(frameon=False)
 
     study.write(options, ["network", "masked words: loss", *PAIRS, "mean of four"], rows,
-                claim="OP-NAS finds better networks than random search (Figure 6)", verdict=f"{judged}: {said}",
+                claim=f"{claim} (Figure 6)", verdict=f"{judged}: {said}",
                 numbers={"seeds": each, "networks": arms, "search_scores": scores, "differences": gaps}, draw=draw)
+
+
+# The remedy that (b1) asks for, written down before its runs. (b1) failed by its score: winners that had inherited
+# weights of 24 candidates were at chance from scratch, and where all initial candidates are at chance nothing follows.
+# Here each candidate is trained alone, twice as long (600 updates), all else as in (b1), winners too. Pilot of one seed:
+# the hybrid has .57, .73, .62 (CoLA, QNLI, RTE) after 600 updates alone. Hypotheses: OP-NAS's winners beat random
+# search's; they beat BERT and convolution only, which (b1)'s did not. Stopping rule: three search seeds a strategy,
+# whatever comes out. About 65 core-minutes of searches, 20 of winners:
+#     alone --jobs 2
+def alone(options):
+    """Figure 6 once more: the searches of op_nas with candidates that inherit no weights"""
+    op_nas(options, [*SEARCH, "--no_weight_sharing", "--steps", 600], ("random search", "BERT", "convolution only"),
+           "Without inherited weights OP-NAS finds better networks than random search, BERT, convolution only")
 
 
 # Primary question (c), written down before its runs: does the attention in the network that the demo's search found earn
@@ -539,8 +554,9 @@ def attention(options):
                 numbers={"seeds": each, "networks": arms})
 
 
-CLAIMS = {"hybrid": hybrid, "op_nas": op_nas, "attention": attention, "fidelity": fidelity, "counts": counts,
-          "search": search, "operations": operations, "diagram": diagram, "uniformity": uniformity, "latency": latency}
+CLAIMS = {"hybrid": hybrid, "op_nas": op_nas, "alone": alone, "attention": attention, "fidelity": fidelity,
+          "counts": counts, "search": search, "operations": operations, "diagram": diagram, "uniformity": uniformity,
+          "latency": latency}
 
 if __name__ == "__main__":
     study.as_program("autobert_zero", CLAIMS)
