@@ -21,7 +21,6 @@ Differs: D1 segments without an order have no label · D2 n-grams stay inside a 
          sentences, two that do not fit have no label · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
          head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states ·
          D16 an ensemble is the n members best on dev · D17 xxlarge is trained from scratch
-         (each with its reason: grep D4)
 """
 import dataclasses
 import functools
@@ -39,21 +38,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-# B, R batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked, L layers, K beams, C choices
+# B batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked, L layers, K beams, C choices
 
 # --- configuration --------
 
 
 @dataclasses.dataclass
 class Config:
-    """Every knob. The comment is the help text and the range at its end is enforced; a preset overrides the default, a
-    flag the preset."""
+    """Every knob. Its comment is the help text and ends in the range; a preset overrides the default, a flag both."""
     preset: str = "demo"  # demo (minutes, 2 cores), base, large, xlarge, xxlarge(-1m, -1.5m), bert-base, bert-large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
-    restart: bool = False  # begin anew in a run folder that is there
+    restart: bool = False  # begin anew in the run folder
     seed: int = 0  # of everything drawn
     device: str = "auto"  # auto | cpu | cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --pretrain
     accumulate: int = 1  # parts in which a batch is worked off, at least one a process in --pretrain >= 1
     recompute: bool = False  # gradient checkpointing: keep layers' inputs only
@@ -76,7 +74,7 @@ class Config:
     ffn: int = 3072  # 4 H, Sec. 3.1 >= 1
     embedding: int = 128  # E, Table 3; 0: words are H wide and not mapped, as in BERT (D9)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
-    groups: int = 1  # groups of layers that share, Sec. 4.5; L / groups is the group size M >= 1
+    groups: int = 1  # groups of layers that share; L / groups is Sec. 4.5's group size >= 1
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
     positions: int = 512  # longest input >= 1
     init_std: float = 0.02  # of new weights; 0.1 where H is 64 (0, 1)
@@ -110,9 +108,9 @@ class Config:
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
     "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60, positions=128, init_std=0.1,
-                 dropout=0.0, length=64, steps=10000, batch=32, warmup=0.1, save_every=1000, dev_rows=1024,
-                 lr=0.05, finetune_epochs=5, finetune_batch=16, finetune_lr=1e-3,  # lr: 4.4e-3 for batch 32
-                 finetune_warmup=0.1, finetune_length=128, finetune_dropout=0.0, eval_every=200),
+                 dropout=0.0, length=64, steps=10000, batch=32, lr=0.05, warmup=0.1,  # lr: 4.4e-3 for batch 32
+                 finetune_epochs=5, finetune_batch=16, finetune_lr=1e-3, finetune_warmup=0.1, finetune_length=128,
+                 finetune_dropout=0.0, eval_every=200),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
@@ -227,7 +225,7 @@ class Encoder(nn.Module):
 
     def layer(self, number, x, mask, places):
         attention = self.attentions[number * len(self.attentions) // self.depth]
-        asked = x if places is None or number < self.depth - 1 else pick(x, F.pad(places, (1, 0)))
+        asked = x if places is None or number < self.depth - 1 else pick(x, F.pad(places, (1, 0)))  # 0: [CLS]
         return self.ffns[number * len(self.ffns) // self.depth](attention(asked, x, mask))
 
     def forward(self, ids, segments, lengths=None, places=None):
@@ -276,7 +274,8 @@ class LanguageModel(nn.Module):
         return self.mlm(x[:, 1:], self.encoder.words.weight), self.order(torch.tanh(self.pooler(x[:, 0])))
 
 
-# Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless all are full, and more.
+# Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless all are full, and more;
+# SQuAD's p_mask (B, T) is True where no answer can be.
 
 
 class Classifier(nn.Module):
@@ -391,13 +390,13 @@ def parts(cfg):
 
 
 def countings(cfg):
-    """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12. D has position and segment
-    tables and their LayerNorm H wide."""
+    """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12: A the encoder, B with pooler,
+    C with the heads too, D as B with position and segment tables and their LayerNorm H wide."""
     found = parts(cfg)
-    A = found["embeddings"] + found["mapping"] + found["attention"] + found["ffn"]
-    B = A + found["pooler"]
-    return {"A": A, "B": B, "C": sum(found.values()),
-            "D": B + (cfg.positions + 4) * (cfg.hidden - (cfg.embedding or cfg.hidden))}
+    encoder = sum(found[name] for name in ("embeddings", "mapping", "attention", "ffn"))
+    pooled = encoder + found["pooler"]
+    return {"A": encoder, "B": pooled, "C": sum(found.values()),
+            "D": pooled + (cfg.positions + 4) * (cfg.hidden - (cfg.embedding or cfg.hidden))}
 
 
 def flops(cfg):
@@ -418,15 +417,15 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
     shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: a text without a sentence
     boundary is one segment and has none; the official code pairs it with another document and calls that "swapped".
-    segments: data.corpus.Segments: first, second, consecutive, and other, from another document, (R, width), with their
-    lengths, 0 for none. Returns ids, segments (R, T), lengths (R,), labels (R,).
+    segments: data.corpus.Segments: first, second, consecutive, and other, from another document, (B, width), with their
+    lengths, 0 for none. Returns ids, segments (B, T), lengths (B,), labels (B,).
     """
     first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
     pair, labels = b > 0, (torch.rand(len(a), generator=generator) < 0.5).long()
     pair = pair & (segments.other_length > 0) if objective == "nsp" else pair
-    changed = pair & labels.bool()  # (R,)
+    changed = pair & labels.bool()  # (B,)
     if objective in ("sop", "shuffled"):
-        first, second = (torch.where(changed[:, None], *two) for two in ((second, first), (first, second)))
+        first, second = torch.where(changed[:, None], second, first), torch.where(changed[:, None], first, second)
         a, b = torch.where(changed, b, a), torch.where(changed, a, b)
         labels = torch.randint(2, labels.shape, generator=generator) if objective == "shuffled" else labels
     elif objective == "nsp":
@@ -471,7 +470,7 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
         fits &= ~(taken.gather(1, ngram) & fits).any(1, keepdim=True)
         taken.scatter_(1, ngram, taken.gather(1, ngram) | fits)
         left -= (pieces * fits).sum(1)
-        if turn % 8 == 7 and not left.any():
+        if not left.any():
             break
     return text & taken.gather(1, word)
 
@@ -500,13 +499,12 @@ def mask_tokens(ids, segments, tokenizer, cfg, generator):
 
 
 def mean_loss(logits, labels):
-    """Mean cross-entropy of logits (R, C) over the labels (R,) that are not -100; 0 where there is none."""
-    return (F.cross_entropy(logits.float(), labels, reduction="sum")
-            / (labels != -100).sum().clamp(min=1))
+    """Mean cross-entropy of logits (rows, classes) over labels (rows,) that are not -100; 0 where there is none."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone still imports, builds its model and steps
+if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model and steps
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
     from common.distributed import (Pace, Ranks, ahead, autocast, data_parallel, gather, launch, on_main, peak_memory,
@@ -531,7 +529,7 @@ class Lamb(torch.optim.Optimizer):
 
     so a tensor moves by about the share lr of its own length. There is no bias correction of m and v and no bound on
     the trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms have neither decay nor ratio.
-    adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning.
+    adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning (official code).
     """
 
     def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, adapt=True):
@@ -544,35 +542,36 @@ class Lamb(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             b1, b2 = group["betas"]
-            weights = [value for value in group["params"] if value.grad is not None]
-            if not weights:
+            w = [value for value in group["params"] if value.grad is not None]  # lists of tensors, as g, m, v, u
+            if not w:
                 continue
-            grads = [value.grad for value in weights]
-            for value in weights:
+            g = [value.grad for value in w]
+            for value in w:
                 if value not in self.state:
                     self.state[value] = {"m": torch.zeros_like(value), "v": torch.zeros_like(value)}
-            m, v = ([self.state[value][key] for value in weights] for key in ("m", "v"))
-            torch._foreach_lerp_(m, grads, 1 - b1)
+            m, v = ([self.state[value][key] for value in w] for key in ("m", "v"))
+            torch._foreach_lerp_(m, g, 1 - b1)
             torch._foreach_mul_(v, b2)
-            torch._foreach_addcmul_(v, grads, grads, 1 - b2)
+            torch._foreach_addcmul_(v, g, g, 1 - b2)
             root = torch._foreach_sqrt(v)
             torch._foreach_add_(root, group["eps"])
-            update = torch._foreach_div(m, root)
-            torch._foreach_add_(update, weights, alpha=group["weight_decay"])
+            u = torch._foreach_div(m, root)
+            torch._foreach_add_(u, w, alpha=group["weight_decay"])
             if group["adapt"]:
-                w, u = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, update))  # (tensors,)
-                torch._foreach_mul_(update, torch.where((w > 0) & (u > 0), w / u, 1.0).unbind())
-            torch._foreach_add_(weights, update, alpha=-group["lr"])
+                w_norm, u_norm = (torch.stack(torch._foreach_norm(tensors)) for tensors in (w, u))  # (tensors,)
+                torch._foreach_mul_(u, torch.where((w_norm > 0) & (u_norm > 0), w_norm / u_norm, 1.0).unbind())
+            torch._foreach_add_(w, u, alpha=-group["lr"])
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak learning rate at an update, from 0: a warm-up, then a linear decay (official code)."""
+    """Share of the peak learning rate at an update, from 0: a warm-up, then a linear decay that counts from update 0,
+    so the rate drops between (official code)."""
     return step / warmup if step < warmup else 1 - step / steps
 
 
 def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
-    """Examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (R, T),
-    lengths (R,), positions, labels (R, M) of the masked words, order (R,)."""
+    """Examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (B, T),
+    lengths (B,), positions, labels (B, M) of the masked words, order (B,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
     # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
     # label. The official code takes tokens off at random ends
@@ -628,7 +627,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             for module in model.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
-            torch.compiler.reset()  # with --recompute torch would stop at the change
+            torch.compiler.reset()  # what was compiled fails at it with --recompute
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
         update(network, model, optimizer, batches(step), sums, cfg, ranks)
@@ -683,7 +682,7 @@ def pretrain(cfg):
     """Pre-train (Sec. 4.1)."""
     with launch(cfg.device) as ranks:
         source, pieces = read_source(cfg), cfg.vocab_size
-        cfg.accumulate = max(cfg.accumulate, ranks.size)  # another number has other masks
+        cfg.accumulate = max(cfg.accumulate, ranks.size)  # rules the masks: a setting of the run
         cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
         if cfg.batch % cfg.accumulate:
             raise UserError(f"--batch {cfg.batch} is no multiple of its {cfg.accumulate} parts (--accumulate)")
@@ -730,7 +729,7 @@ def read_source(cfg):
             weights, task = hf_albert.read(path, config, cfg.groups)
             cfg.tokenizer = cfg.tokenizer or cfg.init
         elif cfg.init:
-            own = config["settings"].get("share") != "all"  # layers with weights of their own do not multiply
+            own = config["settings"].get("share") != "all"  # layers can be added only where all is shared
             owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), (*SHAPE, *["layers"] * own)), FREE)
             task = next(iter(owned.keys() - {"model", "optimizer"}), "")
             weights = owned[task or "model"]
@@ -792,7 +791,7 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),  # v2 models: 1e-5 and dropout 0 (official README)
 }
-FINE_TUNING = ("finetune_", "eval_", "train_")  # prefixes of its settings
+FINE_TUNING = ("finetune_", "eval_", "train_")  # its flags begin so
 Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # Table 2's tasks: --finetune paper
 
@@ -1040,12 +1039,12 @@ ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
     "finetune": (finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)", "TASKS"),
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
-    "describe": (describe, "print the model's parameters, FLOPs, memory, the cards that it fits and days, as JSON"),
+    "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
 
 
 def main(argv=None):
-    """Run one action of the command line."""
+    """Run one action."""
     return cli.start(Config, PRESETS, ACTIONS, __doc__, argv=argv)
 
 
