@@ -79,7 +79,7 @@ class Config:
     batch: int = 160  # sequences an update, App. D.1 >= 1
     lr: float = 2e-4  # peak learning rate, App. D.1 > 0
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
-    weight_decay: float = 0.01  # AdamW's, in fine-tuning too
+    weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
     accumulate: int = 1  # parts of a batch, shared out over the processes >= 1
     compile: bool = False  # torch.compile, in pre-training
     recompute: bool = False  # gradient checkpointing: half the memory, a third more time
@@ -98,12 +98,12 @@ class Config:
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
     population: int = 100  # initial random candidates, Sec. 4.1 >= 1
-    rounds: int = 27  # after the population; 100 + 27 x 25 = 775 candidates
+    rounds: int = 27  # after the population (Alg. 1: to convergence): 100 + 27 x 25 = 775 candidates
     parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
     ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) (0, 1000000]
     no_weight_sharing: bool = False  # candidates start from random weights
-    given = frozenset()  # no knobs: the flags that were given, this file's name, what else its run folders hold
+    given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
     writes = "round-*", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?"
 
@@ -122,7 +122,7 @@ PRESETS = {
                     population=2, rounds=1, parents=1),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
-CLIP = 1.0  # largest gradient norm
+CLIP = 1.0  # largest gradient norm, BERT's
 MASK_RATE = 0.15  # of the tokens, as in BERT
 EDITS = ("replace", "insert", "delete", "rewire")  # of an attention, D7
 MAX_PATH = 12  # operations of a searched attention; D29: the paper sets no limit, Figure 7's longest has 11
@@ -137,7 +137,7 @@ KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 BINARY = ("add", "matmul", "cosine", "euclidean")  # Table 1
-OPS = UNARY + BINARY  # D3: on matrices alone, no scalar nodes (Sec. 3.1); they reach all of Figure 7
+OPS = UNARY + BINARY  # D3: on matrices alone, no scalar nodes (Sec. 3.1); these reach all of Figure 7
 
 
 def infer(op, *shapes):
@@ -191,7 +191,7 @@ def canonical(graph, node=None):
 
 
 def used_inputs(graph):
-    """Numbers of the inputs that a graph reads, in order."""
+    """Numbers of the inputs that a graph reads, sorted."""
     return sorted({operand for _, *operands in graph for operand in operands if operand < len(INPUTS)})
 
 
@@ -215,7 +215,8 @@ def why_illegal(graph, max_path=None):
 
 
 def grow(rng, length):
-    """A random graph of `length` operations, or None: no step leaves more loose ends than those to come can tie."""
+    """A random graph of `length` operations, or None. Loose ends, what none reads yet, never outnumber what those
+    to come can tie."""
     shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
     loose, graph = set(shapes), []
     for left in reversed(range(length)):
@@ -426,9 +427,10 @@ def plan_graph(graph):
     """(infer_graph's shapes, found). Where the output is softmax(scale(A @ X)) @ C, A, C "nd", X "dn", found is A, X, C
     and the set of those operations, for scaled_dot_product_attention, which never keeps the "nn"; else None."""
     shapes, chain = infer_graph(graph), [len(graph) + len(INPUTS) - 1]
-    for op in ("matmul", "softmax", "scale", "matmul"):  # back from the output, which none reads, the others one
+    for op in ("matmul", "softmax", "scale", "matmul"):  # back from the output: 0 readers, then 1 each
         node = graph[chain[-1] - len(INPUTS)] if chain[-1] >= len(INPUTS) else [None]
-        if node[0] != op or sum(rest.count(chain[-1]) for _, *rest in graph) != (len(chain) > 1):
+        readers = sum(rest.count(chain[-1]) for _, *rest in graph)
+        if node[0] != op or readers != (len(chain) > 1):
             return shapes, None
         chain.append(node[1])
     *product, values = *node[1:], graph[-1][2]
@@ -468,7 +470,7 @@ class AttentionMixer(nn.Module):
 
     def forward(self, x, mask):
         B, T, H = x.shape
-        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads)
+        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads)  # (B, T, I, N, D)
         inputs = dict(zip(self.reads, stacked.permute(2, 0, 3, 1, 4)))  # (I, B, N, T, D)
         mixed = run_graph(self.graph, inputs, mask, self.dropout if self.training else 0.0, self.plan)
         return self.output(mixed.transpose(1, 2).reshape(B, T, H))  # (B, N, T, D) -> (B, T, H)
@@ -722,7 +724,7 @@ class OperationPriority:
 
 
 def applied(operands, below):
-    """Every operation on these operands. With a single one, the other of a binary one is any numbered below `below`."""
+    """Every operation on these operands; to a single one a binary operation takes any numbered below `below`."""
     for op in OPS:
         if op in UNARY:
             yield from ((op, operand) for operand in operands)
@@ -758,7 +760,7 @@ def edits(graph, kind, position):
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
     """A legal graph one edit away, or None. Kind and place are random; a new operation is drawn by the priorities of
-    the position where it will stand (D7: of k operations that may be the k + 1st, where Sec. 3.2 has the first k)."""
+    the position where it will stand (D7: in a path of k that may be the k + 1st; Sec. 3.2 has the first k)."""
     for kind, position in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
         children = {}  # {the new operation's position or None: {operation: [child]}}
         for child, node in edits(graph, kind, position):
@@ -798,8 +800,8 @@ def mutate(parent, rng, priority):
 
 
 def round_sizes(cfg):
-    """Candidates in each round: the initial population, then children. D11: the population comes in rounds of their
-    size, so that the super-net learns from its start."""
+    """Candidates in each round: the initial population, then children. D11: the population comes in rounds of the
+    same size, so that the super-net learns from its start."""
     later = cfg.parents ** 2
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
@@ -819,14 +821,10 @@ def propose(history, number, cfg):
     priority = OperationPriority(history, cfg)  # Alg. 1, line 12
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
-        for _ in range(100):
-            arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
-            if arch_text(arch) not in seen:
-                break
-        else:
-            parent, arch = None, sample_arch(rng, cfg.layers)
-        seen.add(arch_text(arch))
-        proposals.append((parent["id"] if parent else None, arch))
+        arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
+        if arch_text(arch) not in seen:
+            seen.add(arch_text(arch))
+            proposals.append((parent["id"] if parent else None, arch))
     return proposals
 
 
@@ -835,7 +833,7 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
     pre-trained weights. number: of the round, each of which has its own text."""
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
     model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
-    supernet.fetch(model)
+    supernet.fetch(model)  # Alg. 1, line 8
     checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model.to(data.device))
     try:
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
@@ -916,9 +914,9 @@ def search(cfg):
 
 
 def draw_next_sentence(segments, generator):
-    """Ids (R, width), lengths (R,) and labels (R,) of what stands behind R segments: the continuation (0) or, half the
-    time, text from elsewhere (1). A run without a sentence boundary has no continuation and no label, -100: text from
-    elsewhere begins with a sentence, which would give it away."""
+    """Ids (B, width), lengths (B,) and labels (B,) of what stands behind B segments: the continuation (0) or, half the
+    time, text from elsewhere (1). D28: a run without a sentence boundary has no label, -100: text from elsewhere
+    begins with a sentence, which would give it away."""
     single = (segments.second_length == 0) | (segments.other_length == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     return (torch.where(other[:, None], segments.other, segments.second),
@@ -972,7 +970,7 @@ def schedule(step, steps, warmup):
 
 
 def make_optimizer(model, weight_decay):
-    """BERT's AdamW: weight decay on all matrices but transforms, near the identity."""
+    """Adam with BERT's weight decay: on all matrices but transforms, near the identity."""
     groups = [{"params": [value for name, value in model.named_parameters()
                           if (value.dim() > 1 and not name.endswith("conv.transform")) == decayed],
                "weight_decay": weight_decay * decayed} for decayed in (True, False)]
@@ -985,7 +983,7 @@ def language_batch(data, corpus, cfg, position, rows):
     segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, kinds, lengths = join(segments.first, segments.first_length, second, second_length, data.tokenizer,
-                               empty_second=True)  # [CLS] A [SEP] B [SEP], (R, T)
+                               empty_second=True)  # [CLS] A [SEP] B [SEP], (B, T)
     ids, positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
     return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
             for tensor in (ids, kinds, lengths, positions, labels, next_labels)]
@@ -994,7 +992,7 @@ def language_batch(data, corpus, cfg, position, rows):
 def language_losses(model, batch, cfg, device):
     """Masked-language-model and next-sentence loss (Sec. 4.1; 0 without a label), and [(logits, labels)] of both."""
     with autocast(cfg.dtype, device):
-        logits = model(*batch[:4])  # (M, V), (R, 2)
+        logits = model(*batch[:4])  # (M, V), (B, 2)
     answers = [(scores.float(), labels) for scores, labels in zip(logits, batch[4:])]
     return [F.cross_entropy(scores, labels, reduction="sum") / (labels >= 0).sum().clamp_min(1)
             for scores, labels in answers], answers
@@ -1002,7 +1000,7 @@ def language_losses(model, batch, cfg, device):
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
     """Pre-training on the examples from `first` on, from the checkpoint on. Each of a batch's --accumulate shards has
-    its own seed, whatever the number of processes. Calls report(step, losses, rate); Diverged, Stop."""
+    its own seed, whatever the number of processes. Calls report(step, losses, rate); raises Diverged, Stop."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
     network, mine = data_parallel(model, ranks, cfg.compile), shard_range(ranks, cfg.accumulate)
@@ -1142,7 +1140,7 @@ def with_shapes(arch):
 
 
 def write_best(path, arch, source, cfg):
-    """Write a network as FILE.py, .mmd (a drawing) and .pt. source, result: as of start_from."""
+    """Write a network as FILE.py, .mmd (a drawing) and .pt, from start_from's source; returns its line."""
     model = LanguageModel(arch, cfg)
     note = start_from(model, source)
     write_network(path, with_shapes(arch), model.state_dict(), cfg)
@@ -1150,7 +1148,7 @@ def write_best(path, arch, source, cfg):
 
 
 def export(cfg, name):
-    """write_best of --init, a search or a pre-training."""
+    """write_best of --init, a search or pre-training."""
     path, source = Path(name), read_run(cfg) if cfg.init else None
     if path.suffix != ".py" or path.exists() or not path.parent.is_dir() or not source or "head.weight" in source[0]:
         raise UserError(f"--export {name}: name a new .py in a folder that is there, --init a search or pre-training")
@@ -1184,7 +1182,7 @@ def open_proxies(cfg, data):
 def task_loss(task, logits, batch):
     """Cross-entropy of logits (B, classes); a value's squared error; of a span (B, T, 2) the mean of start and end."""
     if task.kind == "span":
-        logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)
+        logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)  # no answer there
         return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
     if task.kind == "value":
         return F.mse_loss(logits[:, 0], batch["labels"])
