@@ -1,5 +1,5 @@
 """ALBERT: A Lite BERT for Self-supervised Learning of Language Representations (Lan, Chen, Goodman, Gimpel, Sharma,
-Soricut; ICLR 2020, arXiv:1909.11942).
+Soricut; ICLR 2020, arXiv:1909.11942). Official code: google-research/ALBERT at b772393.
 
 BERT with far fewer parameters: words are embedded in E dimensions and mapped to H, and all layers share one set of
 weights. Next-sentence prediction gives way to sentence-order prediction: are two segments in their order or swapped?
@@ -56,15 +56,15 @@ class Config:
     accumulate: int = 1  # parts in which a batch is worked off, at least one a process in --pretrain >= 1
     recompute: bool = False  # gradient checkpointing: keep layers' inputs only
     dry_run: bool = False  # two real steps of every phase
-    init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face ALBERT folder
+    init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face folder
     # data; what is left out is the demo data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
     dev_corpus: tuple[str, ...] = ()  # text to evaluate on, Sec. 4.2.1; default: documents held out of the corpus (D4)
-    glue: str = ""  # folder with the GLUE tasks, official layout
-    squad: str = ""  # folder with train- and dev-v1.1.json, train- and dev-v2.0.json
+    glue: str = ""  # folder of the GLUE tasks, official layout
+    squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt; default: that of --init, else one trained on the corpus
-    vocab_size: int = 30000  # pieces of the vocabulary, Sec. 4.1 >= 1
+    vocab_size: int = 30000  # pieces, Sec. 4.1 >= 1
     held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
     train_rows: int = 0  # training rows of each task; 0: all
     # model; --init's where it is given, but for FREE
@@ -661,7 +661,7 @@ def evaluate_language_model(model, text, cfg, ranks):
     scored on pairs in their order, the same tokens for every objective; with none the order head stays untrained.
     """
     model.eval()
-    rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # the same examples for every seed
+    rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # same examples for every seed
     for objective in ("none", "nsp", "sop"):
         right = torch.zeros(4, device=ranks.device)  # words found, words asked, labels found, labels asked
         for position in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):
