@@ -512,10 +512,10 @@ def op_nas(options, settings=SEARCH, worse=("random search",),
 
 # The remedy that (b1) asks for, written down before its runs. (b1) failed by its score: winners that had inherited
 # weights of 24 candidates were at chance from scratch, and where all initial candidates are at chance nothing follows.
-# Here each candidate is trained alone, twice as long (600 updates), all else as in (b1), winners too. Pilot of one seed:
-# the hybrid has .57, .73, .62 (CoLA, QNLI, RTE) after 600 updates alone. Hypotheses: OP-NAS's winners beat random
-# search's; they beat BERT and convolution only, which (b1)'s did not. Stopping rule: three search seeds a strategy,
-# whatever comes out. About 65 core-minutes of searches, 20 of winners:
+# Here each candidate is trained alone, twice as long (600 updates), all else as in (b1), winners too. Pilot of one
+# seed: the hybrid has .57, .73, .62 (CoLA, QNLI, RTE) after 600 updates alone. Hypotheses: OP-NAS's winners beat
+# random search's; they beat BERT and convolution only, which (b1)'s did not. Stopping rule: three search seeds a
+# strategy, whatever comes out. About 65 core-minutes of searches, 20 of winners:
 #     alone --jobs 2
 def alone(options):
     """Figure 6 once more: the searches of op_nas with candidates that inherit no weights"""
@@ -523,11 +523,11 @@ def alone(options):
            "Without inherited weights OP-NAS finds better networks than random search, BERT, convolution only")
 
 
-# Primary question (c), written down before its runs: does the attention in the network that the demo's search found earn
-# its place? Hypothesis: the network beats itself with convolutions in the place of its attentions (/conv-only), in the
-# mean of CoLA (Matthews) and MRPC, QNLI, RTE (accuracy), each trained from scratch as in (a) (2,000 updates, best look at
-# dev). It holds where the 95% interval of the paired differences over the seeds lies above 0. Stopping rule: three
-# seeds, whatever comes out. About 15 core-minutes:
+# Primary question (c), written down before its runs: does the attention in the network that the demo's search found
+# earn its place? Hypothesis: the network beats itself with convolutions in the place of its attentions (/conv-only),
+# in the mean of CoLA (Matthews) and MRPC, QNLI, RTE (accuracy), each trained from scratch as in (a) (2,000 updates,
+# best look at dev). It holds where the 95% interval of the paired differences over the seeds lies above 0. Stopping
+# rule: three seeds, whatever comes out. About 15 core-minutes:
 #     attention --folders runs/autobert_zero-search-demo --jobs 2
 def attention(options):
     """Does the demo's winner need its attention: trained from scratch with it, and with convolutions in its place"""
