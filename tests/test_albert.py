@@ -485,13 +485,11 @@ def test_claim_of_table_5(corpus, tmp_path, run_here):
     text = corpus.parent / "text.txt"
     arguments = [*CLAIMED, "--embedding", "8", "--fitting", "64", "--few", text, "--pieces", "50"]
     found = run_claim("order", tmp_path, *arguments)
-    assert [row[1] for row in found["rows"]] == list(claims.ARMS) and "many sentences: not run" in found["verdict"]
+    assert [row[0] for row in found["rows"]] == list(claims.ARMS) and "few sentences" in found["claim"]
     assert len(run_here) == 5 and all("--init" in words for name, *words in run_here if "-words-" not in name)
-    scores = found["few"]["seeds"][0]["sop"]
+    scores = found["seeds"][0]["sop"]
     assert {"mlm", "nsp", "sop", "own nsp", "own sop", "seconds"} < scores.keys() and scores["asked"]["sop"] > 20
-    again = run_claim("order", tmp_path, *arguments, "--many", text)  # what is there is not done again
-    assert len(run_here) == 10 and again["few"] == found["few"] and again["many"]["differences"]
-    assert not {name for name, *_ in run_here[5:] if name.startswith("few")}
+    assert run_claim("order", tmp_path, *arguments)["seeds"] == found["seeds"] and len(run_here) == 5  # done before
 
 
 def test_a_fitted_head_tells_what_a_state_tells():
@@ -517,7 +515,7 @@ def test_table_5_is_judged_by_what_was_written_down():
         seed["sop"]["sop"] = value
     holds, _ = claims.judge_order(seeds)
     assert [name for name, value in holds.items() if not value] == ["H2", "H3"]
-    assert claims.judged_by([holds]) == "holds in part"
+    assert claims.judged_by(holds) == "holds in part"
 
 
 def test_claim_of_tables_3_and_4(corpus, tmp_path, run_here):

@@ -349,10 +349,10 @@ def judge_order(each):
             "H5": above(words, -1)}, gaps
 
 
-def judged_by(hypotheses):
-    """The verdict of [{hypothesis: whether it holds}]."""
-    every = [value for holds in hypotheses for value in holds.values()]
-    return "holds" if all(every) else "holds in part" if any(every) else "does not hold at this size"
+def judged_by(holds):
+    """The verdict of {hypothesis: whether it holds}."""
+    return ("holds" if all(holds.values()) else "holds in part" if any(holds.values()) else
+            "does not hold at this size")
 
 
 def show_holds(holds, words):
@@ -366,26 +366,23 @@ def show_gaps(gaps):
 
 
 def order(options):
-    """Table 5, the primary question: SOP against NSP against none; --many TEXT: documents of many sentences too"""
+    """Table 5, the primary question: SOP against NSP against none; --many TEXT: on documents of many sentences"""
     mine = own_flags(options, few=(), many=(), updates=3000, fitting=8192, pieces=0)
-    columns = ["text", "trained on", "masked words", "NSP", "SOP", "NSP, own head", "SOP, own head"]
-    rows, found, verdicts, judged = [], {}, [], []
-    for name, paths, pieces, held_out in (("few", mine.few, 1000, 1250), ("many", mine.many, 2000, 40)):
-        if name == "many" and not paths:
-            verdicts.append("documents of many sentences: not run")
-            continue
-        text, held, sequences = prepared(options, name, paths, mine.pieces or pieces, held_out)
-        each = train_arms(options, name, text, held, min(sequences, 4096), mine)
-        holds, gaps = judge_order(each)
-        found[name] = {"seeds": each, "differences": gaps, "hypotheses": holds}
-        judged.append({key: value for key, value in holds.items() if key != "H4"})
-        rows += [[f"{name} sentences", arm, *(study.show_mean([100 * (seed[arm][key] or 0) for seed in each])
-                                              for key in ("mlm", "nsp", "sop", "own nsp", "own sop"))] for arm in ARMS]
-        verdicts.append(f"documents of {name} sentences: {show_holds(holds, ORDER)} ({show_gaps(gaps)})")
-    study.write(options, columns, rows, claim="Sentence order teaches what the next sentence does not (Table 5)",
+    name, paths, pieces, held_out = ("many", mine.many, 2000, 40) if mine.many else ("few", mine.few, 1000, 1250)
+    options.name += "-many" * bool(mine.many)
+    text, held, sequences = prepared(options, name, paths, mine.pieces or pieces, held_out)
+    each = train_arms(options, name, text, held, min(sequences, 4096), mine)
+    holds, gaps = judge_order(each)
+    columns = ["trained on", "masked words", "NSP", "SOP", "NSP, own head", "SOP, own head"]
+    rows = [[arm, *(study.show_mean([100 * (seed[arm][key] or 0) for seed in each])
+                    for key in ("mlm", "nsp", "sop", "own nsp", "own sop"))] for arm in ARMS]
+    ruling = {key: value for key, value in holds.items() if key != "H4"}
+    study.write(options, columns, rows,
+                claim=f"Sentence order teaches what the next sentence does not: documents of {name} sentences (Table 5)",
                 paper="masked words, NSP, SOP in percent: " + "; ".join(
                     f"{row} {', '.join(map(str, values.values()))}" for row, values in TABLE5.items()),
-                verdict=f"{judged_by(judged)}: {'. '.join(verdicts)}", numbers=found)
+                verdict=f"{judged_by(ruling)}: {show_holds(holds, ORDER)} ({show_gaps(gaps)})",
+                numbers={"seeds": each, "differences": gaps, "hypotheses": holds})
 
 
 # Further question, written down before its runs: what do E and sharing cost off the plateau (Tables 3, 4)? The demo's
@@ -449,7 +446,7 @@ def sharing(options):
     study.write(options, ["shared", *columns], rows,
                 claim="Sharing costs words, most by the feed-forward part, and a small E suffices (Tables 3, 4)",
                 paper=f"mean of five tasks in percent: {TABLES34}",
-                verdict=(f"{judged_by([holds])}: {show_holds(holds, SHARING)} " if options.seeds > 2 else
+                verdict=(f"{judged_by(holds)}: {show_holds(holds, SHARING)} " if options.seeds > 2 else
                          f"not judged: {options.seeds} of 3 seeds ") + f"({show_gaps(gaps)})",
                 numbers={"seeds": {f"{name} E={E}": values for (name, E), values in words.items()},
                          "asked": done["all-shared", 16, 0]["scored"]["mlm"], "differences": gaps, "hypotheses": holds},
