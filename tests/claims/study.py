@@ -260,7 +260,9 @@ def page(paper, results=RESULTS):
             if name in shown:
                 lines += ["", f"{records[name]['claim']}: under claim {shown[name]}."]
             else:
-                lines += ["", f"*{sentence(records[name]['claim'])}*", *show_result(paper, records[name])]
+                own = records[name]["verdict"] if split_verdict(records[name]["verdict"])[1] != words else ""
+                own = capital(sentence(own)) if split_verdict(own)[0] else ""  # a second result's, beside the first's
+                lines += ["", f"*{sentence(records[name]['claim'])}* {own}".rstrip(), *show_result(paper, records[name])]
             shown.setdefault(name, number)
         superseded = [] if by_hand else [name for name in claim.older if name in records and name not in shown]
         for name in superseded:
