@@ -19,13 +19,12 @@ Differs: (reasons where it happens) D1 GELU · D2 Mut() and the roulette · D3 c
          the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
          sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments,
          some short, no next-sentence loss · D9 no padding and no masks in distillation · D10 SentencePiece
-         · D11 one fast candidate a depth · D12 MLM is a task · D13 at most 1,000 documents are held out
+         · D11 which fast candidate a depth · D12 MLM is a task · D13 at most 1,000 documents are held out
          · D14 SQuAD trains positions above 128 · D15 a mean is the fitness · D16 one winner in Figure 1's study
 """
 import copy
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import random
@@ -49,8 +48,8 @@ from torch import nn
 @dataclasses.dataclass
 class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
-    given, program = frozenset(), "autotinybert"  # set by common.cli: the flags that were given, the file's name
-    # beside common.runs.WRITES what --restart deletes
+    given, program = frozenset(), "autotinybert"  # the flags that were given, the file's name; open_run adds run
+    # what --restart deletes, beside common.runs.WRITES
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.jsonl", "predictor.pt*",
               "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
               "WNLI")
@@ -90,7 +89,7 @@ class Config:
     batch: int = 256  # sequences an update, Sec. 4.1 >= 1
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 > 0
     warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
-    weight_decay: float = 0.01  # AdamW, not on biases and LayerNorms
+    weight_decay: float = 0.01  # AdamW, BERT's; not on biases and LayerNorms
     eval_every: int = 32000  # steps between looks at held-out text >= 1
     save_every: int = 1000  # steps between checkpoints >= 1
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
@@ -162,7 +161,7 @@ class Arch:
 
 
 def parse_arch(text):
-    """The Arch of a text such as 5-564-1054-8-512, any sizes that the heads divide; ValueError says what is wrong."""
+    """The Arch of its text, any sizes that the heads divide; ValueError says what is wrong."""
     if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*){4}", text.strip()):
         raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512")
     arch = Arch(*map(int, text.split("-")))
@@ -216,7 +215,7 @@ def sample_arch(space, rng, identical=True):
 
 def flops(arch, tokens=128):
     """Operations of encoder and pooler for one sequence, in matrix products, 2 a multiply-add."""
-    count = arch.hidden ** 2
+    count = arch.hidden ** 2  # pooler
     for ffn, _, qkv in map(arch.shape, range(arch.layers)):
         count += tokens * (4 * arch.hidden * qkv + 2 * arch.hidden * ffn) + 2 * tokens * tokens * qkv
     return 2 * count
@@ -246,7 +245,7 @@ class Layer(nn.Module):
         goes into the softmax, unmasked (B, N, T, T), too."""
         if at is None:
             query, key, value = self.project(x, self.qkv, self.qkv_bias)  # (B, N, T, D)
-        else:  # split: a slice's gradient is filled up with zeros
+        else:  # not by slices, whose gradients are as large as the whole
             first, others = zip(self.qkv.split((1, 2)), self.qkv_bias.split((1, 2)))
             key, value = self.project(x, *others)
             x = x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
@@ -258,9 +257,9 @@ class Layer(nn.Module):
             mixed = F.dropout(weights, rate) @ value  # Eq. 1
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, mask, rate)  # Eq. 1
-        # Eq. 2; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
+        # Eq. 1: each head's W^o, summed; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
         mixed = F.linear(mixed.transpose(1, 2).flatten(2), self.output.flatten(1), self.output_bias)
-        x = self.attention_norm(x + self.dropout(mixed))
+        x = self.attention_norm(x + self.dropout(mixed))  # Eq. 2
         # Eq. 3; D1: it prints the ReLU of the generic Transformer, BERT has GELU
         x = self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
         return (x, scores) if with_scores else x
@@ -285,8 +284,7 @@ class Encoder(nn.Module):
     def forward(self, ids, segments, lengths=None, at=None, with_scores=False):
         """lengths: real tokens of each row; None: all are. at: the places (B, I) whose states are wanted, None: all.
         with_scores: the last layer's raw attention scores (B, N, T, T) too."""
-        T = ids.shape[1]
-        mask = None
+        T, mask = ids.shape[1], None
         if lengths is not None:
             mask = (torch.arange(T, device=ids.device) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
         x = self.words(ids) + self.positions.weight[:T] + self.segments(segments)  # (B, T, E)
@@ -302,14 +300,12 @@ class Encoder(nn.Module):
 
 
 def init_weights(module):
-    """BERT's initialisation."""
-    if isinstance(module, Layer):
-        nn.init.normal_(module.qkv, std=0.02)
-        nn.init.normal_(module.output, std=0.02)
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
+    """BERT's initialisation, not truncated."""
+    for name, value in module.named_parameters(recurse=False):
+        if "bias" in name:
+            nn.init.zeros_(value)
+        elif not isinstance(module, nn.LayerNorm):
+            nn.init.normal_(value, std=0.02)
 
 
 class LanguageModel(nn.Module):
@@ -361,15 +357,15 @@ def parameters(arch, vocab_size, positions=512):
         encoder = Encoder(arch, vocab_size, positions=positions)
     counts = {"embeddings": 0, "layers": 0, "pooler": 0}
     for name, value in encoder.named_parameters():
-        counts[next((part for part in ("layers", "pooler") if name.startswith(part)), "embeddings")] += value.numel()
+        part = name.split(".")[0]
+        counts[part if part in counts else "embeddings"] += value.numel()
     return counts
 
 # --- supernet -------------
 
 
 def sub_models(cfg, variant, step, shard):
-    """Alg. 1, line 7: the sub-models of sub-batch `shard` of update `step`, M others on each; without EBL one for the
-    whole batch."""
+    """Alg. 1, line 7: the M sub-models of sub-batch `shard` of update `step`; without EBL one for the whole batch."""
     identical, _, batch_wise = VARIANTS[variant]
     rng = random.Random(f"{cfg.seed} sub-models {step} {shard if batch_wise else 0}")
     space = search_space(cfg, variant)
@@ -400,7 +396,7 @@ def leading(weight, axes, sizes):
     if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
         weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
     shape = [min(most, sizes.get(axis, most)) for axis, most in zip(axes, weight.shape)]
-    return weight.as_strided(shape, weight.stride())  # slices: two operations an axis
+    return weight.as_strided(shape, weight.stride())  # one operation, slices two an axis
 
 
 def part_of(module, name, arch, layer=0):
@@ -439,7 +435,7 @@ def extract(model, arch):
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW; as in BERT, biases and LayerNorms do not decay. The pooler, which no LanguageModel reads, is left alone.
+    """AdamW with BERT's eps, no decay of biases and LayerNorms. The pooler, which no LanguageModel reads, stays.
 
     D6: entries that no sub-model of an update used decay, and move on by their moments, as in the released code;
     the paper does not say.
@@ -460,16 +456,16 @@ def is_matrix(name):
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from measurements.
 
-    D5: hundreds where the paper has 10k, and a least-squares fit of the costs that a Transformer's time is made of
-    where the paper has a feed-forward network (tests/claims compares them).
+    D5: hundreds where the paper has 10k, and least squares over a Transformer's costs where the paper has a
+    feed-forward network (tests/claims compares them).
     """
 
     def __init__(self, tokens, weights=None):
         self.tokens, self.weights = tokens, weights
 
     def terms(self, archs):
-        """(n, costs a token): projections, attention, feed-forward; softmax, LayerNorm, GELU, copies; a layer's calls;
-        once: embeddings, pooler, start."""
+        """(n, 11) costs a token: projections, attention, feed-forward; softmax, LayerNorm, GELU, copies; calls of a
+        layer; once: embeddings, pooler, start."""
         return torch.tensor([[l * d * q, l * self.tokens * q, l * d * f, l * h * self.tokens, l * d, l * f, l * q, l, d,
                               d * d / self.tokens, 1] for l, d, f, h, q in map(dataclasses.astuple, archs)]).double()
 
@@ -490,7 +486,7 @@ class Predictor:
             weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
             if not (weights < 0).any():
                 break
-            kept &= weights > weights.min()
+            kept &= weights > weights.min()  # without the most negative
         # the last bits of a fit vary from run to run
         self.weights = torch.tensor([float(f"{weight:.9g}") for weight in (weights / scale).tolist()]).double()
         return self
@@ -528,7 +524,7 @@ def sample_within(space, rng, allowed):
 def fast_candidates(space, predict, limit):
     """Sec. 4.4: architectures by the rule 1.6 d^m <= d^f <= 1.9 d^m, 0.7 d^m <= d^q|k|v <= d^m, one for each depth.
 
-    D11: the one predicted slowest within 95% of the limit; most must meet it when they are measured.
+    D11: the one predicted slowest within 95% of the limit, so that most meet it when measured.
     """
     found = []
     for layers in space["layers"]:
@@ -551,7 +547,7 @@ def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow; here all are new and predicted
-    within the limit, fewer than S only where it leaves no more.
+    within the limit, fewer than S where the limit leaves no more.
     """
     rng, space = random.Random(f"{cfg.seed} generation {number}"), search_space(cfg)
     if cfg.strategy == "fast":
@@ -694,7 +690,7 @@ def make_objective(data, cfg, batch):
 
 @torch.no_grad()
 def held_out_losses(model, data, cfg, rows=256, most=256):
-    """[the objective on each batch, of `most` rows at most, of held-out text], the same for every model."""
+    """[the objective on each batch of at most `most` of `rows` held-out rows], the same for all models."""
     model.eval()
     size = min(most, cfg.batch)
     batches = text_batches(data.dev, data, cfg, "held out", 0, size, math.ceil(rows / size))
@@ -720,20 +716,21 @@ def products(model):
             and "pooler" not in name for value in module._parameters.values()]
 
 
-def train_on(batch, archs, share, flat, data, cfg, *key):
-    """Gradients of sub-models (None: the whole), in flat.gradients; [loss of each], over `share`."""
+def train_on(batch, archs, count, flat, data, cfg, *key):
+    """Gradients of sub-models (None: the whole) in flat.gradients; [loss of each], divided by an update's `count`."""
     loss_of, losses = make_objective(data, cfg, batch), []
     flat.gradients.zero_()  # Alg. 1, line 5
     for sample, arch in enumerate(archs):  # Alg. 1, line 6
         seed_everything(cfg.seed, *key, sample)
-        losses.append(loss_of(flat.used if arch is None else sub_model(flat.used, arch)) / share)
-        losses[-1].backward()  # Alg. 1, line 9
+        loss = loss_of(flat.used if arch is None else sub_model(flat.used, arch)) / count
+        loss.backward()  # Alg. 1, line 9
         flat.collect()
-    return [loss.detach() for loss in losses]
+        losses.append(loss.detach())
+    return losses
 
 
 def keep_trained(model, curve, data, cfg, ranks, folder):
-    """What --init and the next pretrain read."""
+    """Write what --init and the next pretrain read."""
     model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
     settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
     on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)
@@ -751,13 +748,13 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    with autocast(cfg.dtype, data.device):
+    with autocast(cfg.dtype, data.device):  # one tensor of all gradients; under autocast a twin in bfloat16
         flat = Flat(model, trained, products if torch.is_autocast_enabled(data.device.type) else None)
     # FOLDER.pt, the state of a training that goes on; FOLDER/checkpoint.pt is the trained model
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
-    # one micro-batch a process where nothing is sampled, unless --accumulate is given; a checkpoint keeps N
+    # one sub-batch a process where nothing is sampled, unless --accumulate is given; a checkpoint keeps N
     N = saved.get("shards", ranks.size if probes == (None,) and "accumulate" not in cfg.given else cfg.accumulate)
     shards, rows = shard_range(ranks, N), cfg.batch // N
     if cfg.compile and probes == (None,):
@@ -862,7 +859,7 @@ TABLE_D1 = {  # task: (batch, learning rate, epochs, metric of Table 1); WNLI, w
     "QQP": (32, 2e-5, 5, "accuracy"), "STS-B": (32, 3e-5, 10, "pearson+spearman"), "RTE": (32, 2e-5, 10, "accuracy"),
     "WNLI": (32, 2e-5, 10, "accuracy")}
 
-GRID = list(itertools.product((1e-5, 2e-5, 3e-5), (4, 5, 10)))  # Sec. 4.1: learning rates and epochs of GLUE's tasks
+GRID = [(lr, epochs) for lr in (1e-5, 2e-5, 3e-5) for epochs in (4, 5, 10)]  # Sec. 4.1, GLUE's tasks
 
 
 def recipes():
@@ -908,7 +905,7 @@ def fine_tune(encoder, task, cfg, device, seed):
 
 
 def score_task(model, name, data, cfg, number=0, folder=None):
-    """A task's metrics on dev after fine-tuning; `folder` keeps model and predictions. Raises Diverged, and Stop."""
+    """A task's metrics on dev after fine-tuning `number`, added to the seed; `folder` keeps model and predictions."""
     if name == "MLM":
         return score_mlm(model, data, cfg)
     task, logits = data.tasks[name], {}
@@ -932,7 +929,7 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 
 def judge(model, data, cfg):
-    """A LanguageModel's worth: {score, error, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
+    """Perf(.) of Eq. 4: {score, error, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
     the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness. error: its standard error."""
     began, score, scores, errors, diverged = time.perf_counter(), -1.0, {}, [], False
     try:
@@ -1070,7 +1067,7 @@ def yardsticks(cfg):
 
 
 def limit_of(cfg, times):
-    """Milliseconds that a model may take, where the yardsticks take {Arch: milliseconds}."""
+    """T of Eq. 4: milliseconds that a model may take, where the yardsticks take {Arch: milliseconds}."""
     last = times[yardsticks(cfg)[-1]]
     return last if "-" in cfg.speedup else last / float(cfg.speedup)
 
@@ -1082,12 +1079,12 @@ def learn_latency(cfg, run):
 
     def learn():
         found = latency_log.read(cfg, run.folder, parse_arch)
-        archs = dict.fromkeys([*fixed, *(arch for arch in found if why_outside(arch, top) is None)])
+        archs = dict.fromkeys([*fixed, *(arch for arch in found if not why_outside(arch, top))])
         while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
             archs[sample_arch(space, rng)] = None
         rounds = dict.fromkeys(archs, cfg.latency_rounds) | dict.fromkeys(fixed, max(5, cfg.latency_rounds))
         times = latency_log.measure(cfg, run.folder, found, rounds, time_model)
-        inside = [arch for arch in times if why_outside(arch, top) is None]
+        inside = [arch for arch in times if not why_outside(arch, top)]
         predict = Predictor(cfg.latency_length).fit(inside, [times[arch] for arch in inside])
         limit, fastest = limit_of(cfg, times), max(times[fixed[-1]], *predict(fixed[-1:]))
         if fastest > limit:
@@ -1127,7 +1124,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
 
 
 def time_finalists(lines, cfg):
-    """The lines that measure within the limit, beside the reference."""
+    """The history lines that keep the limit in the median round, measured beside the reference."""
     rounds, found = time_together([*yardsticks(cfg), *(parse_arch(line["arch"]) for line in lines)], cfg), []
     limits = [limit_of(cfg, dict(zip(rounds, times))) for times in zip(*rounds.values())]
     for line in lines:
