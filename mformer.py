@@ -1,17 +1,17 @@
 """mFormer: Neural Architecture Search on Efficient Transformers and Beyond (Liu, Li, Lu, Qin, Sun, Xu, Zhong;
 arXiv:2207.13955v1).
 
-Linear attention (cosFormer) costs O(N), softmax attention scores better. mFormer lets a search decide, layer by layer,
-which of the two stands where, with widths, heads, depth and the encoder layers that the decoder sees. The search is
-RankNAS: a super-net holds every architecture, two rankers learn from pairs of its sub-nets to order them by loss and
-by latency, unimportant features are pruned, and an evolution walks through the rest.
+Linear attention (cosFormer) costs O(T) for T tokens; softmax attention, O(T^2), scores better. mFormer lets a search
+decide, layer by layer, which of the two stands where, with widths, heads, depth and the encoder layers that the decoder
+sees. The search is RankNAS: a super-net holds every architecture, two rankers learn from pairs of its sub-nets to order
+them by loss and by latency, unimportant features are pruned, and an evolution walks through the rest.
 
 Run:     python mformer.py --search --dry_run          every phase of a search, in seconds; without --dry_run in minutes
          python mformer.py --train                     what --search has found, from scratch; then --evaluate --init RUN
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --train_text wmt16/train ...
 Tour:    reweight, linear_state and linear_read (the idea); Attention, Layer, ImageModel; Ranker, prune, evolve, search.
          Skip at first: caches, beams, causal_linear_attention (translation), set_limit, all below "training".
-Map:     Eq. 1 -> softmax_attention    Eq. 2, 3 -> linear_attention    Table 1, 2 -> FEATURES, space_of
+Map:     Eq. 1 -> softmax_attention    Eq. 2 -> linear_read    Eq. 3 -> reweight    Table 1, 2 -> FEATURES, space_of
          Table 3, 4, 5 -> data/published.py    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
          Sec. 7, 8, Fig. 1, 5, 6, Table 5 -> tests/claims/mformer.py
@@ -46,8 +46,8 @@ from torch.utils.flop_counter import FlopCounterMode
 @dataclasses.dataclass
 class Config:
     """Every knob; a preset (by task) overrides the default, a flag the preset."""
-    given, program = frozenset(), "mformer"  # the flags that were given; no knobs
-    writes = ("weights-*.pt", "text", "valid", "limit.json", "translations.*", "classes.txt")  # for --restart
+    given, program = frozenset(), "mformer"  # the flags that were given, the file's name
+    writes = ("weights-*.pt", "text", "valid", "limit.json", "translations.*", "classes.txt")  # --restart deletes
     preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (257 tokens) | base (the paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
@@ -65,7 +65,7 @@ class Config:
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
     valid_text: str = ""  # PREFIX of the validation text; default: --held_out pairs of the training text
     test_text: str = ""  # PREFIX of the test text
-    languages: tuple[str, ...] = ("en", "de")  # endings of the source and the target files
+    languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
     vocab_size: int = 32768  # joint SentencePiece unigrams; D14: for joint BPE >= 1
     train_rows: int = 0  # training examples to use; 0: all
@@ -82,7 +82,7 @@ class Config:
     head_dim: int = 64  # a head's width where --qkv is 0 >= 1
     qkv: int = 0  # joint width of all heads, which share it (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 >= 1
-    image: int = 224  # width of the images, in pixels >= 1
+    image: int = 224  # width of an image in pixels >= 1
     patch: int = 16  # width of a patch >= 1
     length: int = 256  # pieces of a sentence with its end mark, longer pairs are dropped (D14); of the cosine (D1) >= 2
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
@@ -98,14 +98,14 @@ class Config:
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
     # search
-    samples: int = 2000  # sub-nets whose loss and latency teach the rankers
+    samples: int = 2000  # sub-nets whose loss and latency teach the rankers, as released
     cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones >= 1
     latency_batch: int = 1  # images or sentences of a timed run >= 1
     latency_limit: float = 0.0  # slowest architecture allowed, in the unit of --cost; 0: as --limit_share says
     limit_share: float = 0.9  # of the median of random architectures; 0: no limit
     keep: int = 3  # most important features that stay free (D7); 0: no pruning
-    generations: int = 30  # of the evolution >= 1
+    generations: int = 30  # of the evolution, HAT's >= 1
     population: int = 125  # a fifth parents, two fifths mutants, crossovers >= 1
     finalists: int = 10  # best-ranked architectures that are measured (D9) >= 1
     # evaluation
@@ -142,8 +142,8 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
                       decoder_layers=(1, 2, 3), batch=1024, warmup=1 / 6, steps=1200, save_every=40,
                       search=dict(save_every=100, held_out=300, samples=160)),
         # D10: Sec. 6.1's 4,400 tokens are read as those of one of 8 GPUs; what is not listed is RankNAS's: 0.3 of
-        # dropout (without its 0.1 on attention and ReLU), 50,000 updates of the super-net, which here never end
-        # early; not its 16 batches an update, 800 epochs
+        # dropout (without its 0.1 on attention and ReLU), 50,000 updates of the super-net (8,000 of warm-up), which
+        # here never end early; not its 16 batches an update, 800 epochs
         "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                      relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
                      weight_decay=0.1, steps=200000, keep=7,
@@ -161,7 +161,7 @@ PARTS = ("types", "decoder_types", "cross_types")  # where an attention stands
 
 
 class Feature(NamedTuple):
-    title: str  # Tables 1 to 4
+    title: str  # Tables 1 to 4, Sec. 7
     depth: str | None  # the feature that says how many layers it has a value for; None: one value
 
 
@@ -193,10 +193,11 @@ def space_of(cfg):
         space |= dict(decoder_layers=cfg.decoder_layers, decoder_hidden=cfg.hidden, decoder_ffn=cfg.ffn,
                       decoder_heads=cfg.heads, decoder_types=kinds, cross_heads=cfg.heads, connect=cfg.connect,
                       cross_types=kinds)
-    for name, one in ((name, one) for name, choices in space.items() for one in choices):
-        smallest = build_arch(space, lambda own, choices, slot=0: one if own == name else min(choices))
-        if reason := why_illegal(smallest, cfg):
-            raise UserError(f"the search space holds what cannot be built: {reason}")
+    for name, choices in space.items():
+        for one in choices:
+            arch = build_arch(space, lambda own, choices, slot=0: one if own == name else min(choices))
+            if reason := why_illegal(arch, cfg):
+                raise UserError(f"the search space holds what cannot be built: {reason}")
     return space
 
 
@@ -318,7 +319,7 @@ def turns_of(positions, longest):
     """cos a and sin a of Eq. 3, a = pi/2 i/M, at positions i (T,). longest M: a number -> (T, 2, 1), or (B,) ->
     (B, 1, T, 2, 1)"""
     longest = longest.view(-1, 1, 1) if torch.is_tensor(longest) else longest
-    # padding must not turn its cosine negative
+    # in padding cosines would be negative
     angle = (math.pi / 2) * positions.clamp(max=longest - 1) / longest
     return torch.stack([angle.cos(), angle.sin()], dim=-1)[..., None]
 
@@ -403,7 +404,7 @@ class Linear(nn.Module):
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x):
-        width = x.shape[-1]  # a bare [:width] copies whole gradients
+        width = x.shape[-1]  # bare [:width] copies gradients at full width too
         return F.layer_norm(x, (width,), self.weight[..., :width], self.bias[..., :width])
 
 
@@ -443,7 +444,8 @@ class Attention(nn.Module):
                              else linear_attention(q, k, v, turns, mask), x.shape[-1])
         visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
         if cache is not None:
-            cache[:] = k, v = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] or (k, v)
+            k, v = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] or (k, v)  # empty at the first token
+            cache[:] = k, v
         elif self.causal:
             visible = q.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()  # (T, S)
         table = self.relative[:, :q.shape[-1]] if kind == "softmax" else None
@@ -463,7 +465,7 @@ class Attention(nn.Module):
 
 class Layer(nn.Module):
     """Attention, in a decoder cross-attention too, and a ReLU network, each with LayerNorm before, residual around it.
-    (B, T, H) -> the same. side: "" in an encoder, "decoder_" in a decoder, as in the features' names."""
+    (B, T, H) -> the same. side: "" or "decoder_", as in the features' names."""
 
     def __init__(self, side, number, arch, cfg, space):
         super().__init__()
@@ -630,7 +632,7 @@ WORST = 1e9  # loss of a sub-net that has diverged: infinity is no JSON
 
 
 def features_of(arch, space):
-    """What a ranker sees: {feature with a choice: shares of the largest}; one a layer as its mean and its layers,
+    """What a ranker sees: {feature with a choice: shares of the largest}; of one by layer the mean, then each layer,
     filled up with the mean, so that a width does not tell the depth."""
     found = {}
     for name, choices in space.items():
@@ -654,7 +656,7 @@ def agreement(found, wanted):
 class Ranker:
     """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a behind b) = sigmoid(g(a) - g(b)), g a small
     network. Fitted to 80% of the rows; 10% choose when to stop, 10% give Kendall's tau and the pairs ordered alike."""
-    # D6: the released code regresses with boosted trees, importance is a feature's |tau|
+    # D6: in the released code boosted trees regress, and importance is a feature's |tau|
 
     def __init__(self, space, archs, values, seed=0, steps=400):
         self.space, generator = space, torch.Generator().manual_seed(seed)
@@ -735,8 +737,8 @@ def latency_text(value, cfg):
 
 
 def latency_window(scores, latencies, limit):
-    """(lowest, highest) latency score of the evolution: no slowest tenth, no fastest unless no other keeps the limit
-    (D8), none beyond it."""
+    """(lowest, highest) latency score of the evolution: without the slowest tenth, the fastest (unless no other keeps
+    the limit) and what breaks it. D8"""
     scores, within = sorted(scores), sum(each <= limit for each in latencies) / len(latencies)
     high = min(1 - DROPPED_ARCHITECTURES, within)
     low = DROPPED_ARCHITECTURES if DROPPED_ARCHITECTURES < high else 0
@@ -770,8 +772,8 @@ def evolve(space, fitness, allowed, cfg):
 
 
 def cast(model, cfg, device):
-    """The model for inference, in the type of --dtype for good, as autocast casts weights at every step of a decoder;
-    in float32 on a CPU packed."""
+    """The model for inference, in the type of --dtype for good (autocast casts weights at every step of a decoder); in
+    float32 on a CPU packed."""
     with autocast(cfg.dtype, device):
         low = torch.is_autocast_enabled(device.type)
         model = model.to(device, torch.get_autocast_dtype(device.type) if low else torch.float32).eval()
@@ -857,8 +859,7 @@ def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
     history += [{"id": len(history) + index, "round": kind, "parent": None, "arch": arch_text(arch),
                  "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
                  "seconds": seconds} for index, arch in enumerate(archs)]
-    text = "".join(json.dumps(line) + "\n" for line in history)
-    on_main(ranks, write_atomic, run.folder / "history.jsonl", text)
+    on_main(ranks, write_atomic, run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
 
 
 def collect_samples(supernet, data, space, cfg, ranks, run):
@@ -996,7 +997,6 @@ def set_shards(cfg, ranks):
         cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: it is no multiple of its {cfg.accumulate} shards (--accumulate)")
-    return shard_range(ranks, cfg.accumulate)
 
 
 def open_data(cfg, action, ranks):
@@ -1084,21 +1084,21 @@ def train_network(model, data, cfg, ranks, run, space=None):
     for step in range(begin, cfg.steps):
         model.train()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, cfg)
+            group["lr"] = rate = learning_rate(step, cfg)
         # a function of the step: every rank and shard trains the same sub-net
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
         loss, count = accumulate_gradients(network, model, batches, cfg, ranks, step, arch)
         norm = nn.utils.get_total_norm([value.grad for value in model.parameters() if value.grad is not None])
         if cfg.clip:
             nn.utils.clip_grads_with_norm_(model.parameters(), cfg.clip, norm)
-        seen = seen + count
+        seen += count
         optimizer.step()
         optimizer.zero_grad()
         bar.update()
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
         stop, due, log = pace()
         if saves or stop or due or log or (step + 1) % 50 == 0:
-            value, rate = loss.item(), learning_rate(step, cfg)
+            value = loss.item()
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
             speed = began and round(float(seen) / (time.perf_counter() - began))
