@@ -560,7 +560,7 @@ def attention(options, updates=2000):
 #     attention_demo --folders runs/autobert_zero-search-demo --jobs 2
 def attention_demo(options):
     """The same, pre-trained as the demo does it"""
-    options.flags = ["--lr", 2e-3, "--init_std", 0.07, *options.flags]
+    options.flags = ["--lr", "2e-3", "--init_std", "0.07", *options.flags]
     attention(options, abz.PRESETS["demo"]["pretrain"]["steps"])
 
 
