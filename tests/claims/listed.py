@@ -198,7 +198,8 @@ ALBERT = (
           size="two layers of width 64, 3,000 updates of 64 rows of 16 tokens on words alone, then 3,000 of 32 rows of "
           "64 with each objective, demo text (documents of four sentences), n 3, in pairs. Percent of about 25,000 "
           "masked words and 1,850 pairs. NSP, SOP: by a logistic regression on [CLS] of the frozen model; own head: by "
-          "the one that was trained. Shuffled: SOP with random labels"),
+          "the one that was trained. Shuffled: SOP with random labels. The second table is of novels (200 sentences a "
+          "document and more), where a pilot had seen no order learnt: a null was expected"),
     Claim("embedding", "A small E is enough where layers are shared", "Table 3",
           "average for E of 64, 128, 256, 768, shared: {Table 3: all-shared E=64, average}, "
           "{Table 3: all-shared E=128, average}, {Table 3: all-shared E=256, average}, "
