@@ -589,7 +589,7 @@ def test_claim_of_table_5(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["op_nas", "alone"])
+@pytest.mark.parametrize("name", ["op_nas", "op_nas_demo"])
 def test_claim_of_the_search(tmp_path, name):
     """OP-NAS and random search share their initial candidates; the search sees none of the dev rows that judge it."""
     found = claim(name, tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1",

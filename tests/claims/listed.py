@@ -40,7 +40,7 @@ AUTOBERT_ZERO = (
           "does not hold at this size: the winners of the three strategies are equal once each is trained alone",
           "best of 24 in the search 0.127 ± 0.036 (OP-NAS), 0.124 ± 0.033 (evolution), 0.114 ± 0.021 (random), n 5. "
           "Over evolution +0.0030 ± 0.0014 in pairs, over random +0.013 ± 0.008 (standard errors). The winners "
-          "trained alone: 0.147, 0.147, 0.150 (± 0.015, n 4)", ("op_nas", "alone", "search"), ("old-search",),
+          "trained alone: 0.147, 0.147, 0.150 (± 0.015, n 4)", ("op_nas", "op_nas_demo", "search"), ("old-search",),
           size="four layers of width 64, demo data; a search: 24 candidates of 300 updates each (32 rows of 40 tokens), "
           "scored by CoLA, QNLI and RTE with inherited weights; then each winner from scratch, 1,500 updates, tuned on "
           "all rows, judged on dev rows that no search saw; n 3 searches a strategy, differences in pairs. It is the "
