@@ -518,7 +518,7 @@ def op_nas(options, training=(), updates=1500, worse=("random search",),
 # (3,000 updates, --lr 2e-3, --init_std 0.07), tuned and judged as in (b1). Hypotheses: OP-NAS's winners beat random
 # search's; they beat BERT and convolution only. Stopping rule: (b1)'s three seeds, whatever comes out. About 50 core-
 # minutes behind the searches. A remedy tried before it was given up after one search seed: without inherited weights
-# (--no_weight_sharing, 600 updates a candidate) 13 of OP-NAS's 24 candidates and 17 of random search's stayed at
+# (--no_weight_sharing, 600 updates a candidate) 15 of OP-NAS's 24 candidates and 18 of random search's stayed at
 # chance.
 #     op_nas_demo --jobs 2
 def op_nas_demo(options):
