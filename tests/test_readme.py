@@ -123,7 +123,7 @@ def test_a_new_result_judges_its_claim_and_supersedes_the_older(tmp_path):
     def section(page, name):
         return re.search(rf'^## [^\n]*<a id="{name}">.*?(?=^## )', page, re.DOTALL | re.MULTILINE).group()
     shutil.copytree(study.RESULTS / "albert", tmp_path / "albert")
-    for name in ("order", "sharing"):
+    for name in ("order", "order-many", "sharing"):
         (tmp_path / "albert" / f"{name}.json").unlink()
     before = study.page("albert", tmp_path)
     assert "Ours: 800 updates" in section(before, "order") and "Superseded" not in before
@@ -134,6 +134,9 @@ def test_a_new_result_judges_its_claim_and_supersedes_the_older(tmp_path):
     assert "**Holds.** By 3 points [2, 4].\n" in section(after, "order") and "Ours: 800" not in after
     assert "(at 1234567, its runs 2 min)" in section(after, "order")
     assert "Superseded: [NSP and SOP](results/albert/old-order.json)." in section(after, "order")
+    (tmp_path / "albert" / "order-many.json").write_text(json.dumps({**record, "verdict": "does not hold: by 1 point"}))
+    both = section(study.page("albert", tmp_path), "order")
+    assert "**Holds in part.** By the first table it holds: by 3 points [2, 4].\n" in both and "*Measured anew.* Does not hold: by 1 point." in both
     assert "**Not judged.**" in section(after, "layers") and "**Not run.**" in section(before, "layers")
     assert section(after, "parameters") == section(before, "parameters")
 

@@ -217,13 +217,16 @@ def split_verdict(text):
 
 
 def judge(claim, records):
-    """(verdict, its words, names of the results to show, whether the words are listed.py's): of the first result that
-    judges itself; while there is none, what listed.py says of it or of older ones."""
+    """(verdict, its words, names of the results to show, whether the words are listed.py's): of the results that judge
+    themselves, in the words of the first, "holds in part" where they differ; while there is none, what listed.py says
+    of it or of older ones."""
     names = [name for name in claim.results if name in records]
-    for name in names:
-        word, words = split_verdict(records[name]["verdict"])
-        if word:
-            return word, words, names, False
+    judged = [found for found in (split_verdict(records[name]["verdict"]) for name in names) if found[0]]
+    if judged:
+        word, words = judged[0]
+        if len({word for word, _ in judged}) > 1:
+            return "holds in part", f"by the first table it {word}: {words}", names, False
+        return word, words, names, False
     word, words = split_verdict(claim.verdict)
     if names and word == "not run":
         return "not judged", records[names[0]]["verdict"].removeprefix("not judged"), names, False
@@ -260,8 +263,8 @@ def page(paper, results=RESULTS):
             if name in shown:
                 lines += ["", f"{records[name]['claim']}: under claim {shown[name]}."]
             else:
-                own = records[name]["verdict"] if split_verdict(records[name]["verdict"])[1] != words else ""
-                own = capital(sentence(own)) if split_verdict(own)[0] else ""  # a second result's, beside the first's
+                own = records[name]["verdict"] if name != names[0] else ""  # a second result's, beside the first's
+                own = capital(sentence(own)) if split_verdict(own)[0] else ""
                 lines += ["", f"*{sentence(records[name]['claim'])}* {own}".rstrip(), *show_result(paper, records[name])]
             shown.setdefault(name, number)
         superseded = [] if by_hand else [name for name in claim.older if name in records and name not in shown]
