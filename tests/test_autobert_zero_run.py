@@ -605,7 +605,8 @@ def test_claim_of_the_search(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_claim_of_the_demo_s_winner(tmp_path):
+@pytest.mark.parametrize("name", ["attention", "attention_demo"])
+def test_claim_of_the_demo_s_winner(tmp_path, name):
     """It and itself of convolutions alone; a winner of convolutions alone has no attention to ask about."""
     folder, tiny = tmp_path / "search", ["--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1"]
     folder.mkdir()
@@ -613,12 +614,12 @@ def test_claim_of_the_demo_s_winner(tmp_path):
     (folder / "history.jsonl").write_text("".join(json.dumps({"arch": arch, "score": score}) + "\n"
                                                   for arch, score in scores.items()))
     (folder / "best.json").write_text(json.dumps({"arch": next(iter(scores))}))
-    found = claim("attention", tmp_path, "--folders", folder, *tiny)
+    found = claim(name, tmp_path, "--folders", folder, *tiny)
     assert [row[1] for row in found["rows"]] == [0.4, 0.3] and "not judged" in found["verdict"]
     assert list(found["networks"].values()) == ["conv3 | Q @ K.T @ V | conv5 | conv3", "conv3 | Q @ K.T @ V | conv5 | conv3/conv-only"]
     (folder / "best.json").write_text(json.dumps({"arch": "conv3 | conv5 | conv5 | conv3"}))
     with pytest.raises(UserError, match="convolutions alone"):
-        claim("attention", tmp_path, "--folders", folder, *tiny)
+        claim(name, tmp_path, "--folders", folder, *tiny)
 
 
 def test_claims_without_a_run(tmp_path):
