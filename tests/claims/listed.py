@@ -34,24 +34,24 @@ AUTOBERT_ZERO = (
     Claim("attention", "The attention in a searched network earns its place", "Sec. 4.2, Table 5",
           "the published network with its attentions replaced by convolutions: {Table 5: Conv-only, average} against "
           "{Table 5: AutoBERT-Zero, average}", "not run", results=("attention", "attention_demo"),
-          size="the network that `torchrun autobert_zero.py --search` found, and itself with the convolution before each "
-          "attention in its place; from scratch, n 3. First table: as in claim 1 (2,000 updates at a learning rate of "
-          "4e-3), where one of three winners does not leave the plateau; second: as the demo pre-trains (3,000 updates, "
-          "2e-3, smaller initial weights), where all do"),
+          size="the network that `torchrun autobert_zero.py --search` found, and itself with the convolution before "
+          "each attention in its place; from scratch, n 3. First table: as in claim 1 (2,000 updates at a learning "
+          "rate of 4e-3), where one of three winners does not leave the plateau; second: as the demo pre-trains "
+          "(3,000 updates, 2e-3, smaller initial weights), where all do"),
     Claim("op-nas", "OP-NAS finds better networks than evolution and random search", "Figure 6", "curves, no numbers",
           "does not hold at this size: the winners of the three strategies are equal once each is trained alone",
           "best of 24 in the search 0.127 ± 0.036 (OP-NAS), 0.124 ± 0.033 (evolution), 0.114 ± 0.021 (random), n 5. "
           "Over evolution +0.0030 ± 0.0014 in pairs, over random +0.013 ± 0.008 (standard errors). The winners "
           "trained alone: 0.147, 0.147, 0.150 (± 0.015, n 4)", ("op_nas", "op_nas_demo", "search"), ("old-search",),
-          size="four layers of width 64, demo data; a search: 24 candidates of 300 updates each (32 rows of 40 tokens), "
-          "scored by CoLA, QNLI and RTE with inherited weights; then each winner from scratch, 1,500 updates, tuned on "
-          "all rows, judged on dev rows that no search saw; n 3 searches a strategy, differences in pairs. It is the "
-          "inheritance that fails: the OP-NAS winners of seeds 0 and 2 have 0.735 and 0.616 in the search, on weights "
-          "that 24 candidates have trained, and from scratch they are at chance (0.375). In seed 1 no candidate of "
-          "either search leaves chance, so both return the same initial one. Second table: the same searches (its minutes "
-          "count them again), the networks pre-trained as the demo does it, the remedy; one of the winners that failed "
-          "learns then (0.651), random search's are ahead still. How well the score orders networks: "
-          "[fidelity](#fidelity)"),
+          size="four layers of width 64, demo data; a search: 24 candidates of 300 updates each (32 rows of 40 "
+          "tokens), scored by CoLA, QNLI and RTE with inherited weights; then each winner from scratch, 1,500 "
+          "updates, tuned on all rows, judged on dev rows that no search saw; n 3 searches a strategy, differences in "
+          "pairs. What fails is the score: the OP-NAS winners of seeds 0 and 2 have 0.735 and 0.616 in the search, on "
+          "weights that 24 candidates have trained, and from scratch they are at chance (0.375). In seed 1 no "
+          "candidate of either search leaves chance, so both return the same initial one. Second table: the same "
+          "searches (its minutes count them again), the networks pre-trained as the demo does it, the remedy; one of "
+          "the two winners that failed learns then (0.651), one does not, random search's are ahead still. How well "
+          "the score orders networks: [fidelity](#fidelity)"),
     Claim("glue", "The published network beats BERT of its size", "Table 2",
           "GLUE dev {Table 2: AutoBERT-Zero, GLUE dev} against {Table 2: BERT-base, GLUE dev}. Started from the "
           "super-net {Table 2: AutoBERT-Zero*, GLUE dev}, and on test {Table 2: AutoBERT-Zero*, GLUE test}, more than "
@@ -87,8 +87,8 @@ AUTOBERT_ZERO = (
           needs="a GPU: `python -m tests.claims.autobert_zero latency --preset base --device cuda`, a minute"),
     Claim("uniformity", "Its tokens stay more different from each other", "Figure 5", "curves, no numbers",
           "holds in part: in every layer in the mean, by both measures, the last layer's clearly by one",
-          "last of six layers, n 3: relative residual 0.84 ± 0.01 against 0.81 ± 0.00, 0.03 apart [0.005, 0.055], mean "
-          "cosine 0.28 ± 0.02 against 0.33 ± 0.01, 0.05 apart [-0.01, 0.11]", ("uniformity",), ("old-uniformity",)),
+          "last of six layers, n 3: relative residual 0.84 ± 0.01 against 0.81 ± 0.00, 0.03 apart [0.005, 0.055], "
+          "mean cosine 0.28 ± 0.02 against 0.33 ± 0.01, 0.05 apart [-0.01, 0.11]", ("uniformity",), ("old-uniformity",)),
     Claim("fidelity", "Scores with shared weights rank architectures as full training does", "Figure 8, App. B",
           "a picture of Kendall's correlations, no numbers",
           "holds in part: the tau of five architectures swings between 0.40 and 1.00",
@@ -96,9 +96,9 @@ AUTOBERT_ZERO = (
           "0.60, five architectures of one search", ("fidelity",), ("old-weight-sharing",),
           size="16 of the 24 architectures of claim 3's OP-NAS search of seed 0, spread by score, each from scratch "
           "(1,500 updates of 32 rows of 40 tokens), CoLA, QNLI and RTE on dev rows that the search has not seen; 95% "
-          "intervals by the bootstrap over architectures. The score tells networks that never learn from those that can: "
-          "the seven lowest are at chance from scratch too. Of the nine above, three are at chance from scratch, the "
-          "search's best among them"),
+          "intervals by the bootstrap over architectures. The score tells networks that never learn from those that "
+          "can: the seven lowest are at chance from scratch too. Of the nine above, three are at chance from scratch, "
+          "the search's best among them"),
     Claim("sharing", "Shared weights save most of a candidate's training", "Sec. 3.2, 4.1",
           "{Sec. 3.2: evaluation cost saved by BIWS}% of a candidate's cost, so {Sec. 4.1: cost of the search} V100 "
           "hours in place of {Sec. 4.1: cost of evolution without BIWS}",
@@ -124,9 +124,9 @@ AUTOTINYBERT = (
           "does not hold at this size: no gain over the rule at its best depth that three seeds could show",
           "masked words at a limit of 4.6: searched 15.41 ± 0.33%, rule 15.36 ± 0.13%, +0.05 points [-0.46, +0.55], n "
           "3. Random shapes 14.4 ± 0.6%", ("shape", "pareto"), ("old-pareto",),
-          size="real text, a SuperPLM of 4-96-384-6-96 with 4,000 updates of 32 rows of 48 tokens, each shape 500 more "
-          "from there, n 5, in pairs. The loss is of masked words, in nats (36,681 of them), ms of one row of 128 "
-          "tokens, of encoder and pooler unless it says otherwise"),
+          size="real text, a SuperPLM of 4-96-384-6-96 with 4,000 updates of 32 rows of 48 tokens, each shape 500 "
+          "more from there, n 5, in pairs. The loss is of masked words, in nats (36,681 of them), ms of one row of "
+          "128 tokens, of encoder and pooler unless it says otherwise"),
     Claim("speedups", "The published shapes are as many times as fast as BERT-base", "Tables 1, 4, F.1",
           "the column published, and what another table prints", "not run", results=("latency",),
           size="networks without training, one row of 128 tokens, medians of five rounds in which all take turns. KD: "
@@ -199,11 +199,11 @@ ALBERT = (
           "800 updates from one NSP model, n 3: SOP trained 63.2 ± 0.1% in SOP and 57.0 ± 2.9% in NSP, NSP trained "
           "57.3 ± 1.2 and 62.9 ± 0.5, shuffled 50.2 ± 0.1. The difference of SOP in SOP is 5.9 points [2.9, 8.9]",
           ("order", "order-many"), ("old-order",),
-          size="two layers of width 64, 3,000 updates of 64 rows of 16 tokens on words alone, then 3,000 of 32 rows of "
-          "64 with each objective, demo text (documents of four sentences), n 3, in pairs. Percent of about 25,000 "
-          "masked words and 1,850 pairs. NSP, SOP: by a logistic regression on [CLS] of the frozen model; own head: by "
-          "the one that was trained. Shuffled: SOP with random labels. The second table is of novels (200 sentences a "
-          "document and more), where a pilot had seen no order learnt: a null was expected"),
+          size="two layers of width 64, 3,000 updates of 64 rows of 16 tokens on words alone, then 3,000 of 32 rows "
+          "of 64 with each objective, demo text (documents of four sentences), n 3, in pairs. Percent of about 25,000 "
+          "masked words and 1,850 pairs. NSP, SOP: by a logistic regression on [CLS] of the frozen model; own head: "
+          "by the one that was trained. Shuffled: SOP with random labels. The second table is of novels (200 "
+          "sentences a document and more), where a pilot had seen no order learnt: a null was expected"),
     Claim("embedding", "A small E is enough where layers are shared", "Table 3",
           "average for E of 64, 128, 256, 768, shared: {Table 3: all-shared E=64, average}, "
           "{Table 3: all-shared E=128, average}, {Table 3: all-shared E=256, average}, "
@@ -212,8 +212,8 @@ ALBERT = (
           "does not hold at this size: masked words gain from every step of E up to H",
           "shared, E of 4, 8, 16, 48 at H = 48: 6.1 ± 0.4, 8.4 ± 0.2, 11.3 ± 0.1, 13.5 ± 0.1%, n 3", ("sharing",),
           ("old-sharing",),
-          size="two layers of width H = 64, 3,000 updates of 64 rows of 16 tokens, masked words alone, demo text, n 1, "
-          "so no intervals. Percent of 21,176 masked words, differences in points"),
+          size="two layers of width H = 64, 3,000 updates of 64 rows of 16 tokens, masked words alone, demo text, n "
+          "1, so no intervals. Percent of 21,176 masked words, differences in points"),
     Claim("sharing", "Sharing costs little, and most of that by the feed-forward part", "Table 4",
           "average at E = 768 and 128: nothing shared {Table 4: not-shared E=768, average} and "
           "{Table 4: not-shared E=128, average}, attention {Table 4: shared-attention E=768, average} and "
@@ -226,8 +226,8 @@ ALBERT = (
     Claim("parameters", "ALBERT's configurations have a fraction of BERT's parameters", "Tables 1, 3, 4, 12",
           "{Table 1: ALBERT base, parameters} M for base in place of {Table 1: BERT base, parameters} M, and so on, "
           "in the column paper", "not run", results=("parameters",),
-          size="counted four ways: A encoder, B and its pooler, C and both heads, D as B with positions and segments H "
-          "wide"),
+          size="counted four ways: A encoder, B and its pooler, C and both heads, D as B with positions and segments "
+          "H wide"),
     Claim("speed", "ALBERT trains faster than BERT of its shape", "Table 2",
           "speed over BERT large: base {Table 2: ALBERT base, speed-up} (BERT base {Table 2: BERT base, speed-up}), "
           "large {Table 2: ALBERT large, speed-up}, xlarge {Table 2: ALBERT xlarge, speed-up}, xxlarge "
@@ -289,10 +289,10 @@ MFORMER = (
           "holds in part: no loss in accuracy with 15% fewer FLOPs, but no time is saved at 65 tokens",
           "CIFAR-10 (10,000 pictures), n 3: mixed 46.9 ± 0.4%, softmax 46.9 ± 1.2%, linear 43.0 ± 0.4%. Mixed less "
           "softmax is 0.0 points [-2.8, +2.7]. One search seed each", ("mixed", "pareto"), ("old-pictures",),
-          size="CIFAR-10, 10,000 pictures to train on and 2,000 to score, patches of 2: 257 tokens. Three searches of one "
-          "seed (100 samples, limit 0.09 GFLOPs); each network found from scratch, 800 updates of 16 pictures (1.3 "
-          "passes: the start of a training), n 3, differences in pairs. ms: a picture on one core, in turns. Rows of one "
-          "architecture are one network: the mixed search found softmax alone, the best of its own random samples"),
+          size="CIFAR-10, 10,000 pictures to train on and 2,000 to score, patches of 2: 257 tokens. Three searches of "
+          "one seed (100 samples, limit 0.09 GFLOPs); each network found from scratch, 800 updates of 16 pictures "
+          "(1.3 passes: the start of a training), n 3, differences in pairs. ms: a picture on one core, in turns. "
+          "Rows of one architecture are one network: the mixed search found softmax alone, the best of its own random samples"),
     Claim("translation", "It translates like the softmax network with fewer parameters", "Table 3, Table 5",
           "BLEU {Table 5: WMT'14, mFormer} with {Table 5: WMT'14, mformer, parameters} M parameters, Transformer* "
           "{Table 5: WMT'14, Transformer*} with {Table 5: WMT'14, transformer*, parameters} M",
