@@ -88,7 +88,8 @@ AUTOBERT_ZERO = (
     Claim("uniformity", "Its tokens stay more different from each other", "Figure 5", "curves, no numbers",
           "holds in part: in every layer in the mean, by both measures, the last layer's clearly by one",
           "last of six layers, n 3: relative residual 0.84 ± 0.01 against 0.81 ± 0.00, 0.03 apart [0.005, 0.055], "
-          "mean cosine 0.28 ± 0.02 against 0.33 ± 0.01, 0.05 apart [-0.01, 0.11]", ("uniformity",), ("old-uniformity",)),
+          "mean cosine 0.28 ± 0.02 against 0.33 ± 0.01, 0.05 apart [-0.01, 0.11]",
+          ("uniformity",), ("old-uniformity",)),
     Claim("fidelity", "Scores with shared weights rank architectures as full training does", "Figure 8, App. B",
           "a picture of Kendall's correlations, no numbers",
           "holds in part: the tau of five architectures swings between 0.40 and 1.00",
@@ -292,7 +293,8 @@ MFORMER = (
           size="CIFAR-10, 10,000 pictures to train on and 2,000 to score, patches of 2: 257 tokens. Three searches of "
           "one seed (100 samples, limit 0.09 GFLOPs); each network found from scratch, 800 updates of 16 pictures "
           "(1.3 passes: the start of a training), n 3, differences in pairs. ms: a picture on one core, in turns. "
-          "Rows of one architecture are one network: the mixed search found softmax alone, the best of its own random samples"),
+          "Rows of one architecture are one network: the mixed search found softmax alone, the best of its own random "
+          "samples"),
     Claim("translation", "It translates like the softmax network with fewer parameters", "Table 3, Table 5",
           "BLEU {Table 5: WMT'14, mFormer} with {Table 5: WMT'14, mformer, parameters} M parameters, Transformer* "
           "{Table 5: WMT'14, Transformer*} with {Table 5: WMT'14, transformer*, parameters} M",
