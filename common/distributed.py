@@ -193,13 +193,11 @@ class ShardSum:
         return flat
 
 
-class FastLinear(nn.Linear):
-    """In float32 by oneDNN: on an AMD EPYC down to half of F.linear's time, which is MKL's. Only rounding differs."""
-
-    def forward(self, x):
-        if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-            return super().forward(x)
-        return nn.functional.linear(x.to_mkldnn(), self.weight, self.bias).to_dense()
+def by_onednn(weight, bias, x):
+    """F.linear in float32 by oneDNN: on an AMD EPYC down to half the time of its own MKL. Only rounding differs."""
+    if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return nn.functional.linear(x, weight, bias)
+    return nn.functional.linear(x.to_mkldnn(), weight, bias).to_dense()
 
 
 def data_parallel(model, ranks, compile=False):
@@ -210,7 +208,7 @@ def data_parallel(model, ranks, compile=False):
     elif ranks.device.type == "cpu" and torch.backends.mkldnn.is_available():
         for part in model.modules():
             if type(part) is nn.Linear and min(part.weight.shape) >= 256:  # smaller ones do not pay for the copies
-                part.__class__ = FastLinear
+                part.forward = functools.partial(by_onednn, part.weight, part.bias)
     return model if ranks.size == 1 else nn.parallel.DistributedDataParallel(
         model, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
 
