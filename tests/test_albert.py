@@ -1,4 +1,5 @@
 """albert.py: published counts, parity with transformers, LAMB, masking, sentence order, resuming, fine-tuning, errors."""
+import argparse
 import ast
 import dataclasses
 import functools
@@ -525,6 +526,57 @@ def test_claim_of_tables_3_and_4(corpus, tmp_path, run_here):
     assert len(found["seeds"]) == 12 and len(found["differences"]) == 8 and found["asked"] > 50
     sizes = [int(size.replace(",", "")) for size in found["rows"][0][4:]]
     assert sizes == sorted(sizes)
+
+
+def test_contrasts_are_judged_by_their_intervals(corpus, tmp_path, run_here):
+    """Words found are made up: 2 layers are ahead of 1 in every seed, by the same; 4 and 8 are as 2."""
+    flags = [*CLAIMED[2:], "--embedding", "8", "--few", corpus.parent / "text.txt", "--rows", "64", "--pieces", "50"]
+    del flags[2:4]  # --layers is what an arm says
+    found = run_claim("depth", tmp_path, "--seeds", "1", *flags)
+    assert len(run_here) == 4 and [row[0] for row in found["rows"]] == list(claims.ARMS_OF["depth"])
+    assert found["verdict"].startswith("not judged: 1 of 3 seeds")
+    layers = [words[words.index("--layers") + 1] for words in run_here]
+    assert layers == ["1", "2", "4", "8"]
+    for (arm, seed), value in {(arm, seed): 0.1 * seed + 0.2 * (arm != "1 layer") for seed in range(3) for arm in
+                               claims.ARMS_OF["depth"]}.items():
+        folder = tmp_path / "runs" / f"{arm}-{seed}".replace(" ", "")
+        folder.mkdir(exist_ok=True)
+        (folder / "done.json").write_text(json.dumps({"mlm": value, "parameters": 5, "scored": {"mlm": 100}}))
+    found = run_claim("depth", tmp_path, *flags)
+    assert found["hypotheses"] == {"2 layers beat 1": True, "4 beat 2": False, "8 beat 4": False, "less to gain": True}
+    assert found["verdict"].startswith("holds in part: 2 layers beat 1 +20.00 [+20.00, +20.00]")
+
+
+def test_equal_time_gives_the_slower_network_fewer_updates(corpus, tmp_path, run_here):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "slowness.json").write_text("2.0")
+    found = run_claim("equal_time", tmp_path, "--seeds", "1", "--updates", "2", "--rows", "64", "--pieces", "50", "--few",
+                      corpus.parent / "text.txt", "--device", "cpu", "--batch", "2")
+    assert [(row[0], row[-1]) for row in found["rows"]] == [("BERT, 1", 2), ("ALBERT, 1", 1), ("BERT, 2", 4), ("ALBERT, 2", 2),
+                                                           ("BERT, 4", 8), ("ALBERT, 4", 4)]
+
+
+def test_slowness_is_measured_once(tmp_path):
+    options = argparse.Namespace(runs=tmp_path / "runs")
+    shapes = {"wide": ["--hidden", 128, "--heads", 4, "--ffn", 512], "narrow": ["--hidden", 32, "--ffn", 32]}
+    threads = torch.get_num_threads()
+    try:
+        assert claims.slowness(options, shapes, turns=3) > 1
+    finally:
+        torch.set_num_threads(threads)
+    (options.runs / "slowness.json").write_text("7.5")
+    assert claims.slowness(options, shapes) == 7.5
+
+
+def test_smoothness_of_figure_1(corpus, tmp_path, run_here):
+    def curve(*degrees):
+        return [{"layer": number, "l2": 1.0, "degrees": value} for number, value in enumerate(degrees, 1)]
+    assert claims.roughness(curve(40, 30, 20, 10)) == 0 and claims.roughness(curve(20, 10, 20, 10)) == pytest.approx(10 / 15)
+    found = run_claim("smoothness", tmp_path, "--seeds", "1", "--updates", "2", "--rows", "64", "--pieces", "50", "--few",
+                      corpus.parent / "text.txt", "--device", "cpu", "--hidden", "16", "--heads", "2", "--ffn", "32",
+                      "--embedding", "8")
+    assert len(run_here) == 2 and len(found["rows"]) == 4 and len(found["columns"]) == 10
+    assert found["curves"]["8 layers, seed 0"][0] != found["curves"]["8 layers, seed 0"][1], "trained and random are one model"
 
 
 def test_the_picture_of_sharing_has_a_line_for_each():

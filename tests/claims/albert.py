@@ -290,6 +290,13 @@ def fit_head(states, labels, decay=1e-3):
     return raw, weight.detach()[-1] - states.mean(0) @ raw
 
 
+def run_config(folder):
+    """The Config of a run of --pretrain, with what it has learnt as --init."""
+    settings = read_json(folder / "config.json")["settings"]
+    return dataclasses.replace(albert.Config(**{key: tuple(value) if isinstance(value, list) else value
+                                                for key, value in settings.items()}), seed=0, init=str(folder))
+
+
 @torch.no_grad()
 def score_order(folder, text, held, fitting):
     """What a run of albert.py knows of SOP and NSP: {"mlm", "own nsp", "own sop", "nsp", "sop", "asked", "seconds"},
@@ -297,9 +304,7 @@ def score_order(folder, text, held, fitting):
     path = folder / f"scores-{fitting}.json"
     if path.exists():
         return read_json(path)
-    done, settings = read_json(folder / "done.json"), read_json(folder / "config.json")["settings"]
-    cfg = dataclasses.replace(albert.Config(**{key: tuple(value) if isinstance(value, list) else value
-                                               for key, value in settings.items()}), seed=0, init=str(folder))
+    done, cfg = read_json(folder / "done.json"), run_config(folder)
     source, tokenizer = albert.read_source(cfg), load_tokenizer(text)
     model, device = albert.LanguageModel(cfg), torch.device("cpu")
     albert.start_from(model, source)
@@ -453,8 +458,181 @@ def sharing(options):
                 draw=lambda axes: draw_sharing(axes, words))
 
 
-CLAIMS = {"order": order, "sharing": sharing, "parameters": parameters, "layers": layers, "flops": flops,
-          "speed": speed}
+# Further questions, written down before their runs: what do depth, width and dropout do for a shared stack off the
+# plateau (Tables 11, 12, 8), and what does a wide shared network make of the time of a narrower one that shares nothing
+# (Table 6)? The settings of `sharing` with E = 32 (mapped to H in all shared networks), every layer shared; one thing
+# differs from arm to arm. A hypothesis is a contrast, a weighted sum of the arms' percents of masked words found,
+# formed within a seed (same text, order, masks); it holds where the 95% interval over the seeds lies above 0. In "less
+# to gain" the first doubling's gain is asked to be larger than the last one's. Width 6,144, where the paper's network
+# gets worse, has no counterpart here. Stopping rule: three seeds of each, no more, whatever comes out. A core needs 7
+# minutes a seed for depth, 4 for width, 2 for dropout, 6 for time.
+BASE = ["--embedding", 32, "--share", "all"]
+WORDS = dict(few=(), updates=3000, rows=11000, pieces=1000)  # own flags
+ARMS_OF = {
+    "depth": {"1 layer": ["--layers", 1], **{f"{number} layers": ["--layers", number] for number in (2, 4, 8)}},
+    "width": {f"H = {32 * heads}": ["--hidden", 32 * heads, "--heads", heads, "--ffn", 64 * heads]
+              for heads in (1, 2, 4)},
+    "dropout": {"none": ["--dropout", 0], "0.1": ["--dropout", 0.1]}}
+CONTRASTS = {
+    "depth": {"2 layers beat 1": {"2 layers": 1, "1 layer": -1}, "4 beat 2": {"4 layers": 1, "2 layers": -1},
+              "8 beat 4": {"8 layers": 1, "4 layers": -1},
+              "less to gain": {"2 layers": 1, "1 layer": -1, "8 layers": -1, "4 layers": 1}},
+    "width": {"H = 64 beats 32": {"H = 64": 1, "H = 32": -1}, "128 beats 64": {"H = 128": 1, "H = 64": -1},
+              "less to gain": {"H = 64": 2, "H = 32": -1, "H = 128": -1}},
+    "dropout": {"without it more words": {"none": 1, "0.1": -1}}}
+
+
+def train_arms_on_words(options, arms, mine):
+    """{(arm, seed): run folder} of {arm: its flags}."""
+    text, held, _ = prepared(options, "few", mine.few, mine.pieces, 1250)
+    runs = {(arm, seed): f"{arm}-{seed}".replace(" ", "") for seed in range(options.seeds) for arm in arms}
+    folders = study.run_all(options, {run: [
+        *SIXTEEN, *BASE, "--objective", "none", "--steps", mine.updates, "--seed", seed, "--dev_rows", mine.rows,
+        "--save_every", mine.updates, "--corpus", text, "--held_out", held, *options.flags, *arms[arm]]
+        for (arm, seed), run in runs.items()})
+    return {key: folders[run] for key, run in runs.items()}
+
+
+def contrast(values, weights, seeds):
+    """study.interval over the seeds of a weighted sum of arms. values: {arm: [value of each seed]}."""
+    return study.interval([sum(weight * values[arm][seed] for arm, weight in weights.items()) for seed in range(seeds)])
+
+
+def compare(options, arms, contrasts, mine, claim, printed, more=()):
+    """Train {arm: its flags} with every seed, judge {hypothesis: {arm: weight}} by masked words, write the table.
+
+    more: [(column, {arm: value})] beside the words."""
+    done = {key: read_json(folder / "done.json") for key, folder in train_arms_on_words(options, arms, mine).items()}
+    words = {arm: [100 * done[arm, seed]["mlm"] for seed in range(options.seeds)] for arm in arms}
+    gaps = {name: contrast(words, weights, options.seeds) for name, weights in contrasts.items()}
+    holds = {name: low is not None and low > 0 for name, (_, low, _) in gaps.items()}
+    judged = judged_by(holds) if options.seeds > 2 else f"not judged: {options.seeds} of 3 seeds"
+    study.write(options, ["network", "masked words", "parameters", *(column for column, _ in more)], [
+        [arm, study.show_mean(words[arm]), f"{done[arm, 0]['parameters']:,}", *(values[arm] for _, values in more)]
+        for arm in arms], claim=claim, paper=printed, verdict=f"{judged}: {show_gaps(gaps)}",
+        numbers={"seeds": words, "asked": next(iter(done.values()))["scored"]["mlm"], "differences": gaps,
+                 "hypotheses": holds})
+
+
+def averages(table, *rows):
+    return "mean of five tasks in percent: " + "; ".join(f"{row} {paper(table, f'{row}, average')}" for row in rows)
+
+
+def depth(options):
+    """Table 11: 1, 2, 4, 8 layers that share everything, masked words"""
+    compare(options, ARMS_OF["depth"], CONTRASTS["depth"], own_flags(options, **WORDS),
+            "Depth helps a shared stack, with less and less to gain (Table 11)",
+            averages("Table 11", "1, 3, 6, 12, 24, 48 layers"))
+
+
+def width(options):
+    """Table 12: H of 32, 64, 128 at two shared layers, masked words"""
+    compare(options, ARMS_OF["width"], CONTRASTS["width"], own_flags(options, **WORDS),
+            "Width helps, with less and less to gain (Table 12)", averages("Table 12", "H of 1024, 2048, 4096, 6144"))
+
+
+def dropout(options):
+    """Table 8: with and without dropout, masked words"""
+    compare(options, ARMS_OF["dropout"], CONTRASTS["dropout"], own_flags(options, **WORDS),
+            "Without dropout more masked words are found (Table 8)",
+            averages("Table 8", "with dropout", "without dropout"))
+
+
+def equal_time(options):
+    """Table 6: ALBERT of H = 128 against BERT of H = 64 at three equal budgets of time, masked words"""
+    mine = own_flags(options, **{**WORDS, "updates": 1000})
+    shapes = {"ALBERT": ["--hidden", 128, "--heads", 4, "--ffn", 256], "BERT": ["--embedding", 0, "--share", "none"]}
+    slower, arms, contrasts = slowness(options, shapes), {}, {}
+    for times in (1, 2, 4):
+        arms[f"BERT, {times}"] = [*shapes["BERT"], "--steps", times * mine.updates]
+        arms[f"ALBERT, {times}"] = [*shapes["ALBERT"], "--steps", round(times * mine.updates / slower)]
+        contrasts[f"ALBERT ahead at {times}"] = {f"ALBERT, {times}": 1, f"BERT, {times}": -1}
+    compare(options, arms, contrasts, mine, "At equal time the wide network that shares its layers wins (Table 6)",
+            averages("Table 6", "BERT-large", "ALBERT-xxlarge"),
+            [("updates", {arm: flags[-1] for arm, flags in arms.items()})])
+
+
+def slowness(options, shapes, turns=40):
+    """How many times as long an update of the first shape takes as one of the second, both in turns; kept in a file."""
+    path = options.runs / "slowness.json"
+    if not path.exists():
+        torch.set_num_threads(1)  # as the runs have it
+        cfgs = [cli.parse(albert.Config, albert.PRESETS, {"pretrain": (None, "")}, "", ["--pretrain", *map(str, [
+            *SIXTEEN[2:], *BASE, *shape])])[2] for shape in shapes.values()]
+        seconds = training_seconds({name: albert.LanguageModel(cfg) for name, cfg in zip(shapes, cfgs)}, cfgs[0],
+                                   torch.device("cpu"), turns)
+        one, two = (times[1:] for times in seconds.values())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(statistics.median(a / b for a, b in zip(one, two))))
+    return read_json(path, float)
+
+
+# Further question, written down before its runs: do layers that share their weights change their input more smoothly
+# than layers that do not, and do they never stop (Figure 1)? Eight layers, shared (the arm of `depth`) and not, as
+# there. The angle between a layer's input and its output, on 1,024 held-out rows. Roughness of a curve: how far an angle
+# is from the middle of its two neighbours in the mean, as a share of the mean angle (0 on a straight line). H1 the
+# unshared network's is larger, paired by seed; H2 the shared network's last layer still turns by more than half of its
+# mean angle. Both by 95% intervals over three seeds; random weights beside them. 4 core-minutes a seed for each.
+SMOOTH = {"8 layers": ["--layers", 8], "8 layers, not shared": ["--layers", 8, "--share", "none"]}
+SMOOTHER = {"H1": "smoother than without sharing", "H2": "the last layer still turns its input"}
+
+
+def roughness(curve):
+    degrees = [line["degrees"] for line in curve]
+    bends = [abs(here - (before + after) / 2) for before, here, after in zip(degrees, degrees[1:], degrees[2:])]
+    return statistics.mean(bends) / statistics.mean(degrees)
+
+
+def curves_of(folder, rows=1024):
+    """(layer_distances of a run's model on the text that it held out, the same of random weights)."""
+    cfg = run_config(folder)
+    tokenizer = load_tokenizer(cfg.corpus[0])
+    dev = Corpus(cfg.corpus[0], tokenizer).split(1.0, int(cfg.held_out))[1]  # a number of documents
+    batches = [albert.language_batch(dev, tokenizer, cfg, "none", position, 64, torch.device("cpu"))[:3]
+               for position in range(0, rows, 64)]
+    source, found = albert.read_source(cfg), []
+    for weights in (source, None):
+        seed_everything(cfg.seed, "pretrain", "weights")
+        model = albert.LanguageModel(cfg)
+        if weights:
+            albert.start_from(model, weights)
+        found.append(layer_distances(model.encoder, batches))
+    return found
+
+
+def smoothness(options):
+    """Figure 1: how layers that share their weights and layers that do not turn their input"""
+    mine = own_flags(options, **WORDS)
+    found = {key: curves_of(folder) for key, folder in train_arms_on_words(options, SMOOTH, mine).items()}
+    curves, rough = {}, {}
+    for arm in SMOOTH:
+        for place, kind in enumerate(("trained", "random weights")):
+            each = [found[arm, seed][place] for seed in range(options.seeds)]
+            rough[arm, kind] = [roughness(curve) for curve in each]
+            curves[f"{arm}, {kind}"] = [
+                {"layer": lines[0]["layer"], **{key: statistics.mean(line[key] for line in lines)
+                                                for key in ("l2", "degrees")}} for lines in zip(*each)]
+    turns = [[line["degrees"] for line in found["8 layers", seed][0]] for seed in range(options.seeds)]
+    gaps = {"roughness, not shared - shared": study.interval([
+                two - one for one, two in zip(*(rough[arm, "trained"] for arm in SMOOTH))]),
+            "the shared network's last angle - half of its mean": study.interval([
+                degrees[-1] - statistics.mean(degrees) / 2 for degrees in turns])}
+    holds = dict(zip(SMOOTHER, (low is not None and low > 0 for _, low, _ in gaps.values())))
+    judged = judged_by(holds) if options.seeds > 2 else f"not judged: {options.seeds} of 3 seeds"
+    rows = [[name, *(f"{line['degrees']:.1f}" for line in lines), study.show_mean(rough[tuple(name.rsplit(", ", 1))])]
+            for name, lines in curves.items()]
+    study.write(options, ["degrees", *(f"layer {number}" for number in range(1, 9)), "roughness"], rows,
+                claim="Layers that share their weights change their input smoothly, and never stop (Figure 1)",
+                paper=f"curves of {LAYERS} layers, no numbers",
+                verdict=f"{judged}: {show_holds(holds, SMOOTHER)} ({show_gaps(gaps)})",
+                numbers={"curves": {f"{arm}, seed {seed}": both for (arm, seed), both in found.items()},
+                         "differences": gaps, "hypotheses": holds},
+                draw=lambda axes: draw_layers(axes, curves))
+
+
+CLAIMS = {"order": order, "sharing": sharing, "depth": depth, "width": width, "dropout": dropout,
+          "equal_time": equal_time, "smoothness": smoothness, "parameters": parameters, "layers": layers,
+          "flops": flops, "speed": speed}
 
 if __name__ == "__main__":
     study.as_program("albert", CLAIMS)

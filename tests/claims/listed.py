@@ -249,13 +249,13 @@ ALBERT = (
           "average {Table 6: ALBERT-xxlarge, average} against {Table 6: BERT-large, average}",
           "does not hold at this size: at a minute of training the network with twice the updates wins",
           "masked words, n 3: ALBERT of H = 96 13.3 ± 0.2%, BERT of H = 48 in as many CPU seconds 14.8 ± 0.1%",
-          older=("old-equal-time",)),
+          ("equal_time",), ("old-equal-time",)),
     Claim("depth", "Depth helps a shared stack, with less and less to gain", "Tables 11, 13",
           "average for 1, 3, 6, 12, 24, 48 layers: {Table 11: 1, 3, 6, 12, 24, 48 layers, average}. xxlarge of 12 and "
           "24 layers: {Table 13: 12 and 24 layers, average}",
           "does not hold at this size: 1, 2 and 4 layers are equal after 1,000 updates",
           "11.3 ± 0.1, 11.3 ± 0.1, 11.1 ± 0.1%, n 3. A warm start from the shallower model gains what as many updates "
-          "without it gain (13.6 ± 0.2 and 13.5 ± 0.3)", older=("old-depth",)),
+          "without it gain (13.6 ± 0.2 and 13.5 ± 0.3)", ("depth",), ("old-depth",)),
     Claim("groups", "Smaller groups of shared layers do better", "Sec. 4.5", "no numbers",
           "does not hold at this size: no difference beyond a deviation",
           "4 layers in 1, 2, 4 groups: 11.1 ± 0.1, 11.0 ± 0.3, 11.3 ± 0.5%, n 3", older=("old-depth",)),
@@ -263,13 +263,14 @@ ALBERT = (
           "average {Table 8: with dropout, average} with it, {Table 8: without dropout, average} without",
           "holds: in masked words, by half a point",
           "dropout 0.1: 10.7 ± 0.1%, none 11.3 ± 0.1%, in pairs 0.53 points [0.25, 0.82], taken out half-way "
-          "10.9 ± 0.1%, n 3", older=("old-depth",)),
+          "10.9 ± 0.1%, n 3", ("dropout",), ("old-depth",)),
     Claim("width", "Width helps, up to a point", "Table 12",
           "average for H of 1024, 2048, 4096, 6144: {Table 12: H of 1024, 2048, 4096, 6144, average}", "not run",
-          needs="`python albert.py --pretrain --layers 3` at four widths, 2 core-hours at H of 48 to 384"),
+          results=("width",)),
     Claim("layers", "Layers change their input smoothly, and never stop", "Figure 1",
           "{Figure 1: layers of BERT-large and ALBERT-large} layers, curves, no numbers", "not run",
-          results=("layers",), needs="`python -m tests.claims.albert layers --init path/to/albert-large`, a minute"),
+          results=("smoothness", "layers"),
+          needs="`python -m tests.claims.albert layers --init path/to/albert-large`, a minute"),
     Claim("data", "More text helps, but for SQuAD", "Table 7, Figure 2",
           "average {Table 7: with additional data, average} against {Table 7: no additional data, average}", "not run",
           needs="two trainings of base, {days: albert | base | pre-training, 64 rows of 512, 2 shards: 512e6} of an "
