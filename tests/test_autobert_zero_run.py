@@ -589,6 +589,21 @@ def test_claim_of_table_5(tmp_path):
 
 
 @pytest.mark.slow
+def test_claim_of_table_5_on_other_tasks(tmp_path):
+    """The demo's files in place of the real ones; one arm and one task less."""
+    for name in ("CoLA", "MRPC"):
+        shutil.copytree(ROOT / "data/demo/glue" / name, tmp_path / "glue" / name)
+    (tmp_path / "glue" / "SST-2").mkdir()
+    for split in ("train", "dev"):
+        (tmp_path / "glue" / "SST-2" / f"{split}.tsv").write_text(
+            "sentence\tlabel\n" + "".join(f"{word} film\t{label}\n" for label, word in enumerate(("bad", "good")) for _ in range(8)))
+    found = claim("hybrid_real", tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1",
+                  "--glue", tmp_path / "glue", "--vocab_size", "300")
+    assert [row[0] for row in found["rows"]] == list(claims.ARMS)[:-1] and len(found["differences"]) == 6
+    assert found["columns"][3:] == ["CoLA", "MRPC", "SST-2", "mean of three"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["op_nas", "op_nas_demo"])
 def test_claim_of_the_search(tmp_path, name):
     """OP-NAS and random search share their initial candidates; the search sees none of the dev rows that judge it."""

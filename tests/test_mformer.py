@@ -1053,6 +1053,24 @@ def test_interleaved_turns_and_their_middle():
     assert claims.middle(range(101)) == (40, 50, 61) and claims.middle([3.0]) == (3.0, 3.0, 3.0)
 
 
+def test_time_of_whole_networks_is_judged_at_the_longest(tmp_path, monkeypatch):
+    """Made-up times: a mix of four is a quarter softmax; what is judged are the 1,025 tokens, by its own softmax."""
+    asked = []
+
+    def time_networks(archs, cfg, device, turns):
+        asked.append(((cfg.image // cfg.patch) ** 2 + 1, turns))
+        return {name: [sum({"softmax": 4.0, "plain": 2.0, "linear": 1.0}[kind] for kind in arch.types)] * turns
+                for name, arch in archs.items()}
+    monkeypatch.setattr(claims, "time_networks", time_networks)
+    found = claim("networks", tmp_path, "--turns", "3", "--device", "cpu")
+    assert asked == [(65, 3), (257, 3), (1025, 3)] and len(found["rows"]) == 15
+    ratios = {row[1]: row[3] for row in found["rows"][-5:]}
+    assert ratios["relative, one softmax of four"] == 7 / 16 and ratios["plain, one softmax of four"] == 5 / 8
+    assert ratios["plain softmax"] == ratios["linear"] == 1 and found["verdict"].startswith("holds: the mix takes")
+    monkeypatch.setattr(claims, "SHORT", 0.6)
+    assert claim("networks", tmp_path, "--device", "cpu")["verdict"].startswith("holds in part")
+
+
 def test_claims_that_need_no_run(tmp_path):
     rows = claim("shape", tmp_path, "--arch", "mformer", "cosformer*")["rows"]
     assert rows[3][:2] == ["cosformer*", "Enc FFN Dim"] and rows[3][2].startswith("1792 1792 1344")

@@ -383,7 +383,8 @@ def order(options):
                     for key in ("mlm", "nsp", "sop", "own nsp", "own sop"))] for arm in ARMS]
     ruling = {key: value for key, value in holds.items() if key != "H4"}
     study.write(options, columns, rows,
-                claim=f"Sentence order teaches what the next sentence does not: documents of {name} sentences (Table 5)",
+                claim="Sentence order teaches what the next sentence does not: documents of "
+                f"{name} sentences (Table 5)",
                 paper="masked words, NSP, SOP in percent: " + "; ".join(
                     f"{row} {', '.join(map(str, values.values()))}" for row, values in TABLE5.items()),
                 verdict=f"{judged_by(ruling)}: {show_holds(holds, ORDER)} ({show_gaps(gaps)})",
@@ -569,8 +570,8 @@ def slowness(options, shapes, turns=40):
 
 # Further question, written down before its runs: do layers that share their weights change their input more smoothly
 # than layers that do not, and do they never stop (Figure 1)? Eight layers, shared (the arm of `depth`) and not, as
-# there. The angle between a layer's input and its output, on 1,024 held-out rows. Roughness of a curve: how far an angle
-# is from the middle of its two neighbours in the mean, as a share of the mean angle (0 on a straight line). H1 the
+# there. The angle between a layer's input and its output, on 1,024 held-out rows. Roughness of a curve: how far its
+# angles are from the middle of their neighbours, in the mean, as a share of the mean angle (a straight line: 0). H1 the
 # unshared network's is larger, paired by seed; H2 the shared network's last layer still turns by more than half of its
 # mean angle. Both by 95% intervals over three seeds; random weights beside them. 4 core-minutes a seed for each.
 SMOOTH = {"8 layers": ["--layers", 8], "8 layers, not shared": ["--layers", 8, "--share", "none"]}

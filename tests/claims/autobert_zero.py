@@ -365,37 +365,40 @@ PUBLISHED_AVERAGES = {row: paper("Table 5", f"{row}, average")
                       for row in ("AutoBERT-Zero", "Att-only", "BERT-base", "Conv-only")}
 
 
-def pretrain_and_tune(options, seed, arms, steps=2000):
-    """{arm: {"loss" of masked words, "MLM" accuracy, each of PAIRS, "mean"}} of one seed. arms: {name: --arch}."""
+def pretrain_and_tune(options, seed, arms, steps=2000, tasks=PAIRS):
+    """{arm: {"loss" of masked words, "MLM" accuracy, each of tasks, "mean"}} of one seed. arms: {name: --arch}."""
     common = ["--seed", seed, *options.flags]
     runs = study.run_all(options, {f"pretrain {arm} {seed}".replace(" ", "-").replace(",", ""): [
         "autobert_zero.py", "--pretrain", "--arch", arms[arm], "--init_std", 0.1, "--lr", 4e-3,
         "--steps", steps * (4 if "times" in arm else 1), *common] for arm in arms})
     tuned = study.run_all(options, {name.replace("pretrain", "tune"): [
-        "autobert_zero.py", "--finetune", ",".join(PAIRS), "--init", folder, "--runs", 1, *common]
+        "autobert_zero.py", "--finetune", ",".join(tasks), "--init", folder, "--runs", 1, *common]
         for name, folder in runs.items()})
     found = {}
     for arm, one, two in zip(arms, runs.values(), tuned.values()):
-        text, tasks = read_json(one / "done.json"), read_json(two / "done.json")["tasks"]
-        scores = {name: tasks[name]["metrics"]["matthews" if name == "CoLA" else "accuracy"] for name in PAIRS}
+        text, scored = read_json(one / "done.json"), read_json(two / "done.json")["tasks"]
+        scores = {name: scored[name]["metrics"]["matthews" if name == "CoLA" else "accuracy"] for name in tasks}
         found[arm] = {"loss": text["mlm_loss"], "MLM": text["mlm_accuracy"], **scores,
                       "mean": statistics.mean(scores.values())}
     return found
 
 
-def hybrid(options):
+def hybrid(options, tasks=PAIRS, left_out=(), on=""):
     """Table 5, the primary question: hybrid, convolution only, attention only, BERT, published layers"""
     own, flags = argparse.ArgumentParser(allow_abbrev=False), options.flags
     own.add_argument("--updates", type=int, default=2000)
     mine, options.flags = own.parse_known_args(flags)
-    each = [pretrain_and_tune(options, seed, ARMS, mine.updates) for seed in range(options.seeds)]
-    columns = ["network", "masked words: loss", "accuracy", *PAIRS, "mean of four"]
-    rows = [[arm] + [study.show_mean([seed[arm][key] for seed in each]) for key in ("loss", "MLM", *PAIRS, "mean")]
-            for arm in ARMS]
+    arms = {arm: arch for arm, arch in ARMS.items() if arm not in left_out}
+    each = [pretrain_and_tune(options, seed, arms, mine.updates, tasks) for seed in range(options.seeds)]
+    columns = ["network", "masked words: loss", "accuracy", *tasks, f"mean of {('three', 'four')[len(tasks) > 3]}"]
+    rows = [[arm] + [study.show_mean([seed[arm][key] for seed in each]) for key in ("loss", "MLM", *tasks, "mean")]
+            for arm in arms]
     gaps, verdicts = {}, []
     for better in ("hybrid", "published layers"):
         for other in ("convolution only", "published, attention only", "BERT", "BERT, 4 times the updates"):
-            gaps[f"{better} - {other}"] = study.interval([seed[better]["mean"] - seed[other]["mean"] for seed in each])
+            if other in arms:
+                gaps[f"{better} - {other}"] = study.interval([seed[better]["mean"] - seed[other]["mean"]
+                                                              for seed in each])
     for name, (mean, low, high) in gaps.items():
         span = f" [{low:+.3f}, {high:+.3f}]" if low is not None else ""
         verdicts.append(f"{name}: {mean:+.3f}{span}")
@@ -403,19 +406,35 @@ def hybrid(options):
     judged = "holds" if all(above) else "holds in part" if any(above) else "does not hold at this size"
 
     def draw(axes):
-        for index, arm in enumerate(ARMS):
+        for index, arm in enumerate(arms):
             values = [seed[arm]["mean"] for seed in each]
             axes.barh(index, statistics.mean(values), color=f"C{index}", alpha=0.6)
             axes.plot(values, [index] * len(values), "k.")
-        axes.set_yticks(range(len(ARMS)), ARMS)
+        axes.set_yticks(range(len(arms)), arms)
         axes.invert_yaxis()
-        axes.set(xlabel="mean of CoLA (Matthews), MRPC, QNLI, RTE", title="A dot a seed")
+        axes.set(xlabel=f"mean of {', '.join(tasks).replace('CoLA', 'CoLA (Matthews)')}", title="A dot a seed")
 
-    study.write(options, columns, rows, claim="Networks of convolution and attention beat either alone (Table 5)",
+    study.write(options, columns, rows, claim=f"Networks of convolution and attention beat either alone{on} (Table 5)",
                 paper="mean of nine GLUE dev numbers: " + ", ".join(
                     f"{row} {value}" for row, value in PUBLISHED_AVERAGES.items()),
                 verdict=f"{judged}: {'; '.join(verdicts)}",
                 numbers={"seeds": each, "differences": gaps}, draw=draw)
+
+
+# (a) on real text and real tasks, written down before its runs: the same hypotheses over the mean of MRPC, SST-2
+# (accuracy) and CoLA (Matthews), the pair task and the two single sentences of which there were data. Settings as in
+# (a), but 4,000 pieces and 16 rows of 128 tokens: at 64 tokens 86% of MRPC's pairs are cut. Pilot (hybrid, seed 0):
+# masked words leave the plateau (loss 4.26), SST-2 is learnt in part (67.9%), MRPC stands at 69.9% where one constant
+# answer has 68.4, CoLA at 0.01: a null is expected in the pair task. BERT with four times the updates is left out (10
+# core-minutes a seed). Stopping rule: three seeds, no more, whatever comes out. About 50 core-minutes:
+#     hybrid_real --corpus path/to/corpus --glue path/to/glue --jobs 2
+REAL = ["--vocab_size", "4000", "--length", "128", "--batch", "16"]
+
+
+def hybrid_real(options):
+    """The same on real text and real tasks: CoLA, MRPC, SST-2"""
+    options.flags = [*REAL, *options.flags]
+    hybrid(options, ("CoLA", "MRPC", "SST-2"), ("BERT, 4 times the updates",), " on real text and real tasks")
 
 
 # Primary question (b1), written down before its runs: does OP-NAS find better networks than random search? Hypothesis:
@@ -568,9 +587,9 @@ def attention_demo(options):
     attention(options, abz.PRESETS["demo"]["pretrain"]["steps"])
 
 
-CLAIMS = {"hybrid": hybrid, "op_nas": op_nas, "op_nas_demo": op_nas_demo, "attention": attention,
-          "attention_demo": attention_demo, "fidelity": fidelity, "counts": counts, "search": search,
-          "operations": operations, "diagram": diagram, "uniformity": uniformity, "latency": latency}
+CLAIMS = {"hybrid": hybrid, "hybrid_real": hybrid_real, "op_nas": op_nas, "op_nas_demo": op_nas_demo,
+          "attention": attention, "attention_demo": attention_demo, "fidelity": fidelity, "counts": counts,
+          "search": search, "operations": operations, "diagram": diagram, "uniformity": uniformity, "latency": latency}
 
 if __name__ == "__main__":
     study.as_program("autobert_zero", CLAIMS)
