@@ -987,8 +987,9 @@ def test_claims_about_a_finished_search(tmp_path, pictures, monkeypatch):
     mf.main(["--search", *flags(dataclasses.replace(RUN_IMAGES, steps=2), pictures), "--out", str(tmp_path / "search")])
     rows = claim("importance", tmp_path, "--folders", tmp_path / "search")["rows"]
     assert {row[2] for row in rows} == {"Enc Layer Num", "Enc Emb Dim", "Enc FFN Dim", "Enc Head Num", "Enc Attn Type"} and len(rows) == 10
-    rows = claim("ranker", tmp_path, "--folders", tmp_path / "search", "--seeds", 1)["rows"]
-    assert [row[0] for row in rows[6:]] == ["keep 3", "whole space"]
+    found = claim("ranker", tmp_path, "--folders", tmp_path / "search", "--seeds", 1)
+    assert [row[0] for row in found["rows"]] == ["loss ranker", "latency ranker", "keep 3", "whole space"]
+    assert found["rows"][0][1] == 16 and found["verdict"].startswith("not judged from one seed")
 
 
 @pytest.mark.slow

@@ -466,13 +466,14 @@ def sharing(options):
 # formed within a seed (same text, order, masks); it holds where the 95% interval over the seeds lies above 0. In "less
 # to gain" the first doubling's gain is asked to be larger than the last one's. Width 6,144, where the paper's network
 # gets worse, has no counterpart here. Stopping rule: three seeds of each, no more, whatever comes out. A core needs 7
-# minutes a seed for depth, 4 for width, 2 for dropout, 6 for time.
+# minutes a seed for depth, 6 for groups (Sec. 4.5), 4 for width, 2 for dropout, 6 for time.
 BASE = ["--embedding", 32, "--share", "all"]
 WORDS = dict(few=(), updates=3000, rows=11000, pieces=1000)  # own flags
 ARMS_OF = {
     "depth": {"1 layer": ["--layers", 1], **{f"{number} layers": ["--layers", number] for number in (2, 4, 8)}},
     "width": {f"H = {32 * heads}": ["--hidden", 32 * heads, "--heads", heads, "--ffn", 64 * heads]
               for heads in (1, 2, 4)},
+    "groups": {f"{number} group{'s' * (number > 1)}": ["--layers", 4, "--groups", number] for number in (1, 2, 4)},
     "dropout": {"none": ["--dropout", 0], "0.1": ["--dropout", 0.1]}}
 CONTRASTS = {
     "depth": {"2 layers beat 1": {"2 layers": 1, "1 layer": -1}, "4 beat 2": {"4 layers": 1, "2 layers": -1},
@@ -480,6 +481,7 @@ CONTRASTS = {
               "less to gain": {"2 layers": 1, "1 layer": -1, "8 layers": -1, "4 layers": 1}},
     "width": {"H = 64 beats 32": {"H = 64": 1, "H = 32": -1}, "128 beats 64": {"H = 128": 1, "H = 64": -1},
               "less to gain": {"H = 64": 2, "H = 32": -1, "H = 128": -1}},
+    "groups": {"2 groups beat 1": {"2 groups": 1, "1 group": -1}, "4 beat 2": {"4 groups": 1, "2 groups": -1}},
     "dropout": {"without it more words": {"none": 1, "0.1": -1}}}
 
 
@@ -524,6 +526,12 @@ def depth(options):
     compare(options, ARMS_OF["depth"], CONTRASTS["depth"], own_flags(options, **WORDS),
             "Depth helps a shared stack, with less and less to gain (Table 11)",
             averages("Table 11", "1, 3, 6, 12, 24, 48 layers"))
+
+
+def groups(options):
+    """Sec. 4.5: four layers in 1, 2 and 4 groups that share, masked words"""
+    compare(options, ARMS_OF["groups"], CONTRASTS["groups"], own_flags(options, **WORDS),
+            "Smaller groups of shared layers find more words (Sec. 4.5)", "no numbers")
 
 
 def width(options):
@@ -631,7 +639,7 @@ def smoothness(options):
                 draw=lambda axes: draw_layers(axes, curves))
 
 
-CLAIMS = {"order": order, "sharing": sharing, "depth": depth, "width": width, "dropout": dropout,
+CLAIMS = {"order": order, "sharing": sharing, "depth": depth, "groups": groups, "width": width, "dropout": dropout,
           "equal_time": equal_time, "smoothness": smoothness, "parameters": parameters, "layers": layers,
           "flops": flops, "speed": speed}
 

@@ -453,7 +453,14 @@ def hybrid_real(options):
 #     op_nas --jobs 2
 SEARCH = ["--tasks", "CoLA,QNLI,RTE", "--init_std", 0.1, "--lr", 4e-3, "--length", 40, "--batch", 32, "--steps", 300,
           "--train_rows", 2000, "--population", 8, "--parents", 2, "--rounds", 4]
-STRATEGIES = {"op-nas": "OP-NAS", "random": "random search"}
+PROGRAM, VARIANT = ["autobert_zero.py", "--search"], "tests/claims/variants.py"
+SEARCHES = {  # name of a search, for --against: (in the table, its command); the last four are OP-NAS, one part changed
+    "op-nas": ("OP-NAS", PROGRAM), "random": ("random search", [*PROGRAM, "--strategy", "random"]),
+    "evolution": ("evolution", [*PROGRAM, "--strategy", "evolution"]),
+    "no-sharing": ("OP-NAS, no shared weights", [*PROGRAM, "--no_weight_sharing"]),
+    "eq-3": ("OP-NAS, Eq. 3 in 0..1 (D9)", [*PROGRAM, "--ucb_unit", "1"]),
+    "averaging": ("OP-NAS, means written back (D10)", [VARIANT, "averaging", "--search"]),
+    "no-rewiring": ("OP-NAS, no rewiring (D7)", [VARIANT, "no-rewiring", "--search"])}
 BESIDE = ("hybrid", "convolution only", "BERT")
 DEMO = ["--lr", "2e-3", "--init_std", "0.07"]  # of the demo's pre-training
 HELD_OUT = 600  # rows, as many as dev has
@@ -471,19 +478,19 @@ def hold_out(source, folder):
     return folder
 
 
-def winners(options):
-    """[{arm: architecture}] of each seed: both strategies' winners, their best initial candidate, networks made by
-    hand; and [{strategy: the scores of its candidates}]."""
+def winners(options, rival):
+    """[{arm: architecture}] of each seed: the winners of OP-NAS and its rival, their best initial candidate, networks
+    made by hand; and [{search: the scores of its candidates}]."""
     cfg = read_flags(options, "search")[0]
     with launch("cpu") as ranks:
         fill_in(cfg, ranks, "glue")
     held_out = hold_out(Path(cfg.glue), options.runs / "glue")
-    folders = study.run_all(options, {f"search-{strategy}-{seed}": [
-        "autobert_zero.py", "--search", *SEARCH, "--strategy", strategy, "--seed", seed, *options.flags,
-        "--glue", held_out.resolve()] for seed in range(options.seeds) for strategy in STRATEGIES})
+    folders = study.run_all(options, {f"search-{name}-{seed}": [
+        *SEARCHES[name][1], *SEARCH, "--seed", seed, *options.flags, "--glue", held_out.resolve()]
+        for seed in range(options.seeds) for name in ("op-nas", rival)})
     arms, scores = [], []
     for seed in range(options.seeds):
-        histories = {name: read_history(folders[f"search-{strategy}-{seed}"]) for strategy, name in STRATEGIES.items()}
+        histories = {SEARCHES[name][0]: read_history(folders[f"search-{name}-{seed}"]) for name in ("op-nas", rival)}
         initial = [line for line in histories["OP-NAS"]
                    if line["id"] < read_settings(folders[f"search-op-nas-{seed}"], "search")["population"]]
         best = {**histories, "best initial candidate": initial}
@@ -493,13 +500,15 @@ def winners(options):
     return arms, scores
 
 
-def op_nas(options, training=(), updates=1500, worse=("random search",),
-           claim="OP-NAS finds better networks than random search"):
-    """Figure 6, the primary question: OP-NAS against random search, the winners trained alone"""
+def op_nas(options, training=(), updates=1500, beside=()):
+    """Figure 6, the primary question: OP-NAS against random search (--against), the winners trained alone"""
     own, flags = argparse.ArgumentParser(allow_abbrev=False), options.flags
     own.add_argument("--updates", type=int, default=updates)
+    own.add_argument("--against", choices=list(SEARCHES)[1:], default="random")
     mine, options.flags = own.parse_known_args(flags)
-    arms, scores = winners(options)
+    worse = SEARCHES[mine.against][0], *beside
+    options.name += f"-{mine.against}" * (mine.against != "random")
+    arms, scores = winners(options, mine.against)
     options.flags = [*training, *options.flags]
     each = []
     for seed, networks in enumerate(arms):
@@ -512,13 +521,13 @@ def op_nas(options, training=(), updates=1500, worse=("random search",),
     gaps = {other: study.interval([seed["OP-NAS"]["mean"] - seed[other]["mean"] for seed in each]) for other in others}
     above = [gaps[name][1] > 0 for name in worse] if len(each) > 1 else []
     judged = ("not judged from one seed" if not above else "holds" if all(above) else "holds in part" if any(above)
-              else "does not hold: random search is better" if gaps["random search"][2] < 0
+              else f"does not hold: {worse[0]} is better" if gaps[worse[0]][2] < 0
               else "does not hold at this size")
     said = "; ".join(f"OP-NAS - {name}: {gap:+.3f}" + (f" [{least:+.3f}, {most:+.3f}]" if least is not None else "")
                      for name, (gap, least, most) in gaps.items())
 
     def draw(axes):
-        for place, name in enumerate(STRATEGIES.values()):
+        for place, name in enumerate(scores[0]):
             for seed in scores:
                 best = [max(seed[name][:index + 1]) for index in range(len(seed[name]))]
                 axes.step(range(1, len(best) + 1), best, where="post", color=f"C{place}",
@@ -527,8 +536,9 @@ def op_nas(options, training=(), updates=1500, worse=("random search",),
         axes.legend(frameon=False)
 
     study.write(options, ["network", "masked words: loss", *PAIRS, "mean of four"], rows,
-                claim=f"{claim} (Figure 6)", verdict=f"{judged}: {said}",
-                numbers={"seeds": each, "networks": arms, "search_scores": scores, "differences": gaps}, draw=draw)
+                claim=f"OP-NAS finds better networks than {' and '.join(worse)} (Figure 6)",
+                verdict=f"{judged}: {said}", draw=draw,
+                numbers={"seeds": each, "networks": arms, "search_scores": scores, "differences": gaps})
 
 
 # The remedy that (b1) asks for, written down before its runs. (b1)'s winners did not learn from scratch in 1,500
@@ -542,8 +552,7 @@ def op_nas(options, training=(), updates=1500, worse=("random search",),
 #     op_nas_demo --jobs 2
 def op_nas_demo(options):
     """Figure 6 once more: the winners of op_nas's searches, pre-trained as the demo does it"""
-    op_nas(options, DEMO, abz.PRESETS["demo"]["pretrain"]["steps"], ("random search", "BERT", "convolution only"),
-           "OP-NAS finds better networks than random search, BERT and convolution only")
+    op_nas(options, DEMO, abz.PRESETS["demo"]["pretrain"]["steps"], ("BERT", "convolution only"))
 
 
 # Primary question (c), written down before its runs: does the attention in the network that the demo's search found

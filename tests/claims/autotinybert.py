@@ -572,8 +572,8 @@ def shape_second(options):
     shape(options)
 
 
-CLAIMS = {"shape": shape, "shape_second": shape_second, "space": space, "latency": latency, "speedups": speedups, "predictor": predictor,
-          "ranking": ranking, "pareto": pareto, "convergence": convergence}
+CLAIMS = {"shape": shape, "shape_second": shape_second, "space": space, "latency": latency, "speedups": speedups,
+          "predictor": predictor, "ranking": ranking, "pareto": pareto, "convergence": convergence}
 
 if __name__ == "__main__":
     study.as_program("autotinybert", CLAIMS)

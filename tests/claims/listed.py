@@ -21,6 +21,12 @@ class Claim(NamedTuple):
     size: str = ""  # of the runs behind a result that judges itself: networks, data, seeds; what its columns mean
 
 
+class Question(NamedTuple):
+    text: str  # asked of a claim, and not run
+    command: str
+    hours: float  # of one core, estimated from runs like it
+
+
 AUTOBERT_ZERO = (
     Claim("hybrid", "Networks of convolution and attention beat either alone", "Table 5",
           "mean of nine GLUE numbers (dev): AutoBERT-Zero {Table 5: AutoBERT-Zero, average}, attention alone "
@@ -258,7 +264,7 @@ ALBERT = (
           "without it gain (13.6 ± 0.2 and 13.5 ± 0.3)", ("depth",), ("old-depth",)),
     Claim("groups", "Smaller groups of shared layers do better", "Sec. 4.5", "no numbers",
           "does not hold at this size: no difference beyond a deviation",
-          "4 layers in 1, 2, 4 groups: 11.1 ± 0.1, 11.0 ± 0.3, 11.3 ± 0.5%, n 3", older=("old-depth",)),
+          "4 layers in 1, 2, 4 groups: 11.1 ± 0.1, 11.0 ± 0.3, 11.3 ± 0.5%, n 3", ("groups",), ("old-depth",)),
     Claim("dropout", "Taking dropout out helps", "Table 8, Figure 2",
           "average {Table 8: with dropout, average} with it, {Table 8: without dropout, average} without",
           "holds: in masked words, by half a point",
@@ -363,3 +369,50 @@ MFORMER = (
 )
 
 CLAIMS = {"autobert_zero": AUTOBERT_ZERO, "autotinybert": AUTOTINYBERT, "albert": ALBERT, "mformer": MFORMER}
+
+OP_NAS = "python -m tests.claims.autobert_zero op_nas --against "
+ASKED = {
+    "autobert_zero": (
+        Question("OP-NAS against plain evolution, equal budgets, winners trained alone", f"{OP_NAS}evolution", 1.5),
+        Question("Against itself without shared weights, equal updates a candidate", f"{OP_NAS}no-sharing", 1.5),
+        Question("Against itself with the mean of a round's weights written back (D10)", f"{OP_NAS}averaging", 1.5),
+        Question("Against itself with Eq. 3 of scores in 0..1 (D9)", f"{OP_NAS}eq-3", 1.5),
+        Question("Against itself without rewiring (D7)", f"{OP_NAS}no-rewiring", 1.5),
+        Question("BERT with four times the updates on real text (claim 1's second table leaves it out)",
+                 "python autobert_zero.py --pretrain --arch bert --steps 8000 --init_std 0.1 --lr 4e-3 "
+                 "--vocab_size 4000 --length 128 --batch 16 --corpus path/to/corpus", 0.6),
+        Question("A search scored by SST-2", "python autobert_zero.py --search --tasks SST-2 --glue path/to/glue "
+                 "--corpus path/to/corpus", 0.3),
+        Question("Masked words alone as the score: a pilot of an earlier commit saw the number of convolutions rule it",
+                 "python autobert_zero.py --search --tasks MLM", 0.2)),
+    "autotinybert": (
+        Question("A third SuperPLM", "python -m tests.claims.autotinybert shape_second --seed 7 --corpus "
+                 "path/to/corpus --runs runs/claims/autotinybert/third --results path/to/results", 0.9),
+        Question("Searched shapes against random ones in the last tenth of the limit, and the rule's, further trained",
+                 "python -m tests.claims.autotinybert pareto --tasks MLM --largest 4-96-384-6-96 --reference "
+                 "4-96-384-6-96 --length 48 --vocab_size 4000 --steps 4000 --further_steps 500 --corpus path/to/corpus "
+                 "--limits 1.8,4", 1.5),
+        Question("Sec. 4.4's rule in place of the search",
+                 "python autotinybert.py --search --strategy fast --tasks MLM --largest 4-96-384-6-96 --reference 4-96-384-6-96 --length 48 --vocab_size 4000 --steps 4000 "
+                 "--further_steps 500 --corpus path/to/corpus", 0.5),
+        Question("One-shot ranking by HAT, identical layers, sub-matrices and Algorithm 1, three seeds",
+                 "python -m tests.claims.autotinybert ranking --tasks MLM --largest 4-64-256-8-64 --smallest "
+                 "1-16-28-1-8 --reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --steps 1000 "
+                 "--further_steps 400 --corpus path/to/corpus", 1.2),
+        Question("Distillation by a teacher trained ten times as long as its students (trained here first)",
+                 "python autotinybert.py --further_train --setting distill --teacher path/to/teacher --arch "
+                 "2-64-256-4-64 --corpus path/to/corpus", 2.5),
+        Question("The best shape of a grid within the limit, each trained alone (one of some thirty)",
+                 "python autotinybert.py --further_train --arch 2-64-256-4-64 --further_steps 4500 --vocab_size 4000 "
+                 "--length 48 --corpus path/to/corpus", 3)),
+    "albert": (
+        Question("What E and sharing cost in sentence order, and then in CoLA and QNLI, for each of `sharing`'s runs",
+                 "python albert.py --pretrain --init runs/claims/albert/sharing/all-shared-32-0 --objective sop", 4),),
+    "mformer": (
+        Question("Other seeds of the three searches, and ten times the updates", "python -m tests.claims.mformer mixed "
+                 "--seeds 6 --steps 8000 --cifar10 path/to/cifar-10-batches-bin", 20),
+        Question("Translation of eight sentences joined to a line (200 to 300 tokens), BLEU and time; `paste -d ' ' "
+                 "- - - - - - - -` joins them",
+                 "python -m tests.claims.mformer types --task wmt14 --preset small "
+                 "--arch mformer --train_text path/to/train --test_text path/to/test", 3)),
+}

@@ -29,7 +29,7 @@ from common import metrics, rehearsal
 from common.cli import UserError, run
 from common.files import read_json, write_atomic
 from common.runs import environment
-from tests.claims.listed import CLAIMS
+from tests.claims.listed import ASKED, CLAIMS
 from tests.claims.pictures import PICTURES, draw_figure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -278,6 +278,8 @@ def page(paper, results=RESULTS):
         lines += ["", f'### {record["claim"]} <a id="{name}"></a>', "",
                   " ".join([sentence(record["verdict"]), sentence(record.get("paper") or "")]).rstrip(),
                   *show_result(paper, record)]
+    lines += ["", '## Asked, and not run <a id="asked"></a>', "", table(["question", "command", "core-hours"], [
+        [question.text, f"`{question.command}`", question.hours] for question in ASKED[paper]])]
     head = [f"# {paper}.py: what the paper claims, measured", "",
             ABOUT.format(paper=paper), "",
             table(["", "claim", "in the paper", "verdict"], overview)]
