@@ -395,10 +395,6 @@ ASKED = {
         Question("Sec. 4.4's rule in place of the search",
                  "python autotinybert.py --search --strategy fast --tasks MLM --largest 4-96-384-6-96 --reference 4-96-384-6-96 --length 48 --vocab_size 4000 --steps 4000 "
                  "--further_steps 500 --corpus path/to/corpus", 0.5),
-        Question("One-shot ranking by HAT, identical layers, sub-matrices and Algorithm 1, three seeds",
-                 "python -m tests.claims.autotinybert ranking --tasks MLM --largest 4-64-256-8-64 --smallest "
-                 "1-16-28-1-8 --reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --steps 1000 "
-                 "--further_steps 400 --corpus path/to/corpus", 1.2),
         Question("Distillation by a teacher trained ten times as long as its students (trained here first)",
                  "python autotinybert.py --further_train --setting distill --teacher path/to/teacher --arch "
                  "2-64-256-4-64 --corpus path/to/corpus", 2.5),
