@@ -222,7 +222,8 @@ ALBERT = (
           "shared, E of 4, 8, 16, 48 at H = 48: 6.1 ± 0.4, 8.4 ± 0.2, 11.3 ± 0.1, 13.5 ± 0.1%, n 3", ("sharing",),
           ("old-sharing",),
           size="two layers of width H = 64, 3,000 updates of 64 rows of 16 tokens, masked words alone, demo text, n "
-          "1, so no intervals. Percent of 21,176 masked words, differences in points"),
+          "3, in pairs. Percent of 21,176 masked words, differences in points. With E = 16 the seeds of "
+          "one network are up to 5 points apart: hence the wide intervals"),
     Claim("sharing", "Sharing costs little, and most of that by the feed-forward part", "Table 4",
           "average at E = 768 and 128: nothing shared {Table 4: not-shared E=768, average} and "
           "{Table 4: not-shared E=128, average}, attention {Table 4: shared-attention E=768, average} and "
