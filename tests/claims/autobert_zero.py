@@ -546,11 +546,11 @@ def op_nas(options, training=(), updates=1500, beside=()):
 # updates at a rate that a pilot had chosen for the hybrid; one seed of (c), below, saw an attention that fails so
 # learn at the demo's own settings. Here (b1)'s searches as they are, and each winner from scratch as the demo does it
 # (3,000 updates, --lr 2e-3, --init_std 0.07), tuned and judged as in (b1). Hypotheses: OP-NAS's winners beat random
-# search's; they beat BERT and convolution only. Stopping rule: (b1)'s three seeds, whatever comes out. About 50 core-
-# minutes behind the searches. A remedy tried before it was given up after one search seed: without inherited weights
+# search's; they beat BERT and convolution only. Stopping rule: (b1)'s seeds, whatever comes out. About 65 core-minutes
+# behind the searches. A remedy tried before it was given up after one search seed: without inherited weights
 # (--no_weight_sharing, 600 updates a candidate) 15 of OP-NAS's 24 candidates and 18 of random search's stayed at
 # chance.
-#     op_nas_demo --jobs 2
+#     op_nas_demo --seeds 4 --jobs 2
 def op_nas_demo(options):
     """Figure 6 once more: the winners of op_nas's searches, pre-trained as the demo does it"""
     op_nas(options, DEMO, abz.PRESETS["demo"]["pretrain"]["steps"], ("BERT", "convolution only"))
