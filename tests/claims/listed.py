@@ -151,7 +151,11 @@ AUTOTINYBERT = (
           "{Table 3: stand-alone, SQuAD}",
           "holds in part: Algorithm 1 ranks best, by less than one seed can tell from identical layers alone",
           "pairwise accuracy 80.0% (HAT), 91.7 (identical layers), 89.2 (and sub-matrices), 92.1 (all), 16 "
-          "architectures, n 1", ("ranking",), ("old-ranking",)),
+          "architectures, n 1", ("ranking",), ("old-ranking",),
+          size="real text, 16 architectures (depths 1 to 4, widths 8 to 64), a SuperPLM of 1,000 updates a variant and "
+          "seed, each architecture alone 600 updates, scores of masked words in percent of a guesser's loss saved, n 3, "
+          "in pairs. Nothing is left to tell apart: two seeds of the truth order 91% of the pairs alike (tau 0.82), and "
+          "so well does each variant, HAT's layers of their own too. Algorithm 1 has the highest scores"),
     Claim("distillation", "Searched shapes win under distillation too", "Table 2",
           "average, searched against rule: S1 {Table 2: AutoTinyBERT-KD-S1, average} and "
           "{Table 2: BERT-KD-S1, average}, S2 {Table 2: AutoTinyBERT-KD-S2, average} and "
