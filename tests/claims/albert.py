@@ -465,11 +465,11 @@ def sharing(options):
 # differs from arm to arm. A hypothesis is a contrast, a weighted sum of the arms' percents of masked words found,
 # formed within a seed (same text, order, masks); it holds where the 95% interval over the seeds lies above 0. In "less
 # to gain" the first doubling's gain is asked to be larger than the last one's. Width 6,144, where the paper's network
-# gets worse, has no counterpart here. Depth, groups, width and smoothness (below) are asked at half the learning rate and three
-# times the warm-up: as the others are, a first run of `depth` left four and eight layers on the plateau (13.9 ± 6.3 and
-# 7.3 ± 0.0% of the words, 2 layers 25.3 ± 0.5, n 3), `equal_time`, which stands as it is, H = 128 as well, and of two
-# pilots of eight layers this one left it. Stopping rule: three seeds of each, no more, whatever comes out. A core needs 7
-# minutes a seed for depth, 6 for groups (Sec. 4.5), 4 for width, 2 for dropout, 6 for time.
+# gets worse, has no counterpart here. Depth, groups, width and smoothness (below) are asked at half the learning rate
+# and three times the warm-up: as the others are, a first run of `depth` left four and eight layers on the plateau (13.9
+# ± 6.3 and 7.3 ± 0.0% of the words, 2 layers 25.3 ± 0.5, n 3), `equal_time`, which stands as it is, H = 128 as well,
+# and of two pilots of eight layers this one left it. Stopping rule: three seeds of each, no more, whatever comes out. A
+# core needs 7 minutes a seed for depth, 6 for groups (Sec. 4.5), 4 for width, 2 for dropout, 6 for time.
 BASE = ["--embedding", 32, "--share", "all"]
 GENTLE = ["--lr", 0.04, "--warmup", 0.3]
 WORDS = dict(few=(), updates=3000, rows=11000, pieces=1000)  # own flags
