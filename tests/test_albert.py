@@ -547,6 +547,16 @@ def test_contrasts_are_judged_by_their_intervals(corpus, tmp_path, run_here):
     assert found["verdict"].startswith("holds in part: 2 layers beat 1 +20.00 [+20.00, +20.00]")
 
 
+@pytest.mark.parametrize("name, grown", [("dropout", [0, 0]), ("groups", [0, 0.3, 1]), ("width", [0, 0.2, 1])])
+def test_claims_of_one_difference(corpus, tmp_path, run_here, name, grown):
+    """Each arm is its own network: groups add blocks, width adds to everything, dropout adds nothing."""
+    found = run_claim(name, tmp_path, "--seeds", "1", "--updates", "2", "--rows", "64", "--pieces", "50", "--few",
+                      corpus.parent / "text.txt", "--device", "cpu", "--batch", "2")
+    assert [row[0] for row in found["rows"]] == list(claims.ARMS_OF[name]) and len(run_here) == len(grown)
+    counts = [int(row[2].replace(",", "")) for row in found["rows"]]
+    assert [round((count - counts[0]) / max(1, counts[-1] - counts[0]), 1) for count in counts] == grown
+
+
 def test_equal_time_gives_the_slower_network_fewer_updates(corpus, tmp_path, run_here):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "slowness.json").write_text("2.0")

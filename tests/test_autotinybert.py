@@ -1051,6 +1051,11 @@ def test_the_searched_shape_is_compared_with_the_rules(tiny_data, tmp_path):
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "shape").rglob("*") if path.is_file()}
 
 
+def test_a_second_superplm_has_a_seed_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "shape", lambda options: (tmp_path / "shape_second.json").write_text(json.dumps(options.flags)))
+    assert claimed("shape_second", ["--corpus", "text"], tmp_path) == ["--seed", "6", "--corpus", "text"]
+
+
 def test_the_picture_of_speedups_is_drawn_from_the_json_alone(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="draws: pip install matplotlib")
     monkeypatch.setattr(atb, "time_model", None)  # nothing is measured

@@ -432,8 +432,8 @@ ASKED = {
                  "4-96-384-6-96 --length 48 --vocab_size 4000 --steps 4000 --further_steps 500 --corpus "
                  "path/to/corpus", 0.5),
         Question("Distillation by a teacher trained ten times as long as its students (trained here first)",
-                 "python autotinybert.py --further_train --setting distill --teacher path/to/teacher --arch "
-                 "2-64-256-4-64 --corpus path/to/corpus", 2.5),
+                 "python autotinybert.py --further_train --setting distill --teacher runs/super --arch 3-48-192-8-48 "
+                 "--corpus path/to/corpus", 2.5),
         Question("The best shape of a grid within the limit, each trained alone (one of some thirty)",
                  "python autotinybert.py --further_train --arch 2-64-256-4-64 --further_steps 4500 --vocab_size 4000 "
                  "--length 48 --corpus path/to/corpus", 3)),
