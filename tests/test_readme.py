@@ -123,7 +123,7 @@ def test_a_new_result_judges_its_claim_and_supersedes_the_older(tmp_path):
     def section(page, name):
         return re.search(rf'^## [^\n]*<a id="{name}">.*?(?=^## )', page, re.DOTALL | re.MULTILINE).group()
     shutil.copytree(study.RESULTS / "albert", tmp_path / "albert")
-    for name in ("order", "order-many", "sharing", "depth", "dropout", "equal_time", "width", "smoothness"):
+    for name in ("order", "order-many", "sharing", "depth", "groups", "dropout", "equal_time", "width", "smoothness"):
         (tmp_path / "albert" / f"{name}.json").unlink()
     before = study.page("albert", tmp_path)
     assert "Ours: 800 updates" in section(before, "order") and "Superseded" not in before

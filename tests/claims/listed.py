@@ -439,9 +439,7 @@ ASKED = {
                  "--length 48 --corpus path/to/corpus", 3)),
     "albert": (
         Question("What E and sharing cost in sentence order, and then in CoLA and QNLI, for each of `sharing`'s runs",
-                 "python albert.py --pretrain --init runs/16 --objective sop", 4),
-        Question("Groups of shared layers, at settings at which eight layers learn",
-                 "python -m tests.claims.albert groups --jobs 2", 0.3)),
+                 "python albert.py --pretrain --init runs/16 --objective sop", 4),),
     "mformer": (
         Question("Other seeds of the three searches, and ten times the updates", "python -m tests.claims.mformer mixed "
                  "--seeds 6 --steps 8000 --cifar10 path/to/cifar-10-batches-bin", 18),
