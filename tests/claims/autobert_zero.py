@@ -425,7 +425,7 @@ def hybrid(options, tasks=PAIRS, left_out=(), on=""):
 # (accuracy) and CoLA (Matthews), the pair task and the two single sentences of which there were data. Settings as in
 # (a), but 4,000 pieces and 16 rows of 128 tokens: at 64 tokens 86% of MRPC's pairs are cut. Pilot (hybrid, seed 0):
 # masked words leave the plateau (loss 4.26), SST-2 is learnt in part (67.9%), MRPC stands at 69.9% where one constant
-# answer has 68.4, CoLA at 0.01: a null is expected in the pair task. BERT with four times the updates is left out (10
+# answer has 68.9, CoLA at 0.01: a null is expected in the pair task. BERT with four times the updates is left out (10
 # core-minutes a seed). Stopping rule: three seeds, no more, whatever comes out. About 50 core-minutes:
 #     hybrid_real --corpus path/to/corpus --glue path/to/glue --jobs 2
 REAL = ["--vocab_size", "4000", "--length", "128", "--batch", "16"]

@@ -278,7 +278,7 @@ def page(paper, results=RESULTS):
         lines += ["", f'### {record["claim"]} <a id="{name}"></a>', "",
                   " ".join([sentence(record["verdict"]), sentence(record.get("paper") or "")]).rstrip(),
                   *show_result(paper, record)]
-    lines += ["", '## Asked, and not run <a id="asked"></a>', "", table(["question", "command", "core-hours"], [
+    lines += ["", '## Asked, and not run <a id="asked"></a>', "", table(["question", "command", "core-hours, estimated"], [
         [question.text, f"`{question.command}`", question.hours] for question in ASKED[paper]])]
     head = [f"# {paper}.py: what the paper claims, measured", "",
             ABOUT.format(paper=paper), "",
