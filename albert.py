@@ -53,7 +53,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --pretrain
-    accumulate: int = 1  # parts in which a batch is worked off, at least one a process in --pretrain >= 1
+    accumulate: int = 1  # parts in which a batch is worked off, at least one a process in --pretrain [>= 1]
     recompute: bool = False  # gradient checkpointing: keep layers' inputs only
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face folder
@@ -64,41 +64,41 @@ class Config:
     squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt; default: that of --init, else one trained on the corpus
-    vocab_size: int = 30000  # pieces, Sec. 4.1 >= 1
-    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
+    vocab_size: int = 30000  # pieces, Sec. 4.1 [>= 1]
+    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many [> 0]
     train_rows: int = 0  # training rows of each task; 0: all
     # model; --init's where it is given, but for FREE
-    layers: int = 12  # L, Table 1; more than --init's is a depth warm start (Table 11) >= 1
-    hidden: int = 768  # H >= 1
-    heads: int = 12  # H / 64, Sec. 3.1 >= 1
-    ffn: int = 3072  # 4 H, Sec. 3.1 >= 1
+    layers: int = 12  # L, Table 1; more than --init's is a depth warm start (Table 11) [>= 1]
+    hidden: int = 768  # H [>= 1]
+    heads: int = 12  # H / 64, Sec. 3.1 [>= 1]
+    ffn: int = 3072  # 4 H, Sec. 3.1 [>= 1]
     embedding: int = 128  # E, Table 3; 0: words are H wide and not mapped, as in BERT (D9)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
-    groups: int = 1  # groups of layers that share; L / groups is Sec. 4.5's group size >= 1
+    groups: int = 1  # groups of layers that share; L / groups is Sec. 4.5's group size [>= 1]
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
-    positions: int = 512  # longest input >= 1
+    positions: int = 512  # longest input [>= 1]
     init_std: float = 0.02  # of new weights; 0.1 where H is 64 (0, 1)
     dropout: float = 0.1  # hidden and attention dropout of --pretrain; 0 in long runs (Sec. 4.8) and all of v2 [0, 1)
     dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
     # pre-training
     objective: Literal["sop", "nsp", "none", "shuffled"] = "sop"  # Table 5; shuffled (control): SOP with random labels
-    length: int = 512  # tokens a sequence, special ones included, Sec. 4.1 >= 8
-    steps: int = 125000  # updates, Sec. 4.1 >= 1
-    batch: int = 4096  # sequences an update, Sec. 4.1 >= 1
-    lr: float = 1.76e-3  # peak learning rate of 4,096 sequences, Sec. 4.1; goes with the root of the batch > 0
+    length: int = 512  # tokens a sequence, special ones included, Sec. 4.1 [>= 8]
+    steps: int = 125000  # updates, Sec. 4.1 [>= 1]
+    batch: int = 4096  # sequences an update, Sec. 4.1 [>= 1]
+    lr: float = 1.76e-3  # peak learning rate of 4,096 sequences, Sec. 4.1; goes with the root of the batch [> 0]
     warmup: float = 0.025  # share of the steps: 3,125 of 125,000 (official code) [0, 1)
     weight_decay: float = 0.01  # not on biases and LayerNorms (official code), --finetune too
-    save_every: int = 1000  # updates between checkpoints and looks at held-out text >= 1
+    save_every: int = 1000  # updates between checkpoints and looks at held-out text [>= 1]
     save_minutes: float = 0  # minutes between further checkpoints; 0: none
-    dev_rows: int = 1024  # held-out sequences of an evaluation >= 1
+    dev_rows: int = 1024  # held-out sequences of an evaluation [>= 1]
     # fine-tuning; what is not given is Table 14's
-    finetune_epochs: float | None = None  # passes over the training rows, in place of Table 14's steps > 0
-    finetune_batch: int | None = None  # rows an update >= 1
-    finetune_lr: float | None = None  # peak learning rate > 0
+    finetune_epochs: float | None = None  # passes over the training rows, in place of Table 14's steps [> 0]
+    finetune_batch: int | None = None  # rows an update [>= 1]
+    finetune_lr: float | None = None  # peak learning rate [> 0]
     finetune_warmup: float | None = None  # share of the steps [0, 1)
-    finetune_length: int | None = None  # tokens an input >= 8
+    finetune_length: int | None = None  # tokens an input [>= 8]
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
-    runs: int = 1  # of each task; their median is reported, Sec. 4.2.2 >= 1
+    runs: int = 1  # of each task; their median is reported, Sec. 4.2.2 [>= 1]
     eval_every: int = 0  # updates between looks at dev, the best one counts (Sec. 4.2.2); 0: a twentieth of the steps
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged (Sec. 4.9)
     given, program = frozenset(), "albert"  # the flags that were given, the file's name
@@ -507,8 +507,8 @@ def mean_loss(logits, labels):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model and steps
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
-    from common.distributed import (Pace, Ranks, ahead, autocast, data_parallel, gather, launch, on_main, peak_memory,
-                                    progress, say, seed_everything, seed_of, shard_range, travelling)
+    from common.distributed import (Pace, Ranks, autocast, gather, launch, no_sync_until, on_main, peak_memory,
+                                    prefetch, prepare_model, progress, say, seed_everything, seed_of, shard_range)
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
@@ -586,7 +586,7 @@ def update(network, model, optimizer, batches, sums, cfg, ranks):
     """One update from this process's batches. Adds to sums (3,) both losses and the norm of the gradient."""
     share = cfg.accumulate // ranks.size
     for number, (*inputs, labels, order) in enumerate(batches, 1):
-        with travelling(network, ranks, number == share):  # processes meet once an update
+        with no_sync_until(network, ranks, number == share):  # processes meet once an update
             with autocast(cfg.dtype, ranks.device):
                 logits, order_logits = network(*inputs)
             # D1: rows without an order count in the mean, as 0; few labels would drown the words in their noise
@@ -606,15 +606,17 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     Each of a batch's --accumulate shards has its own text, masks and dropout: the same for any number of processes.
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)
-    rows, network = cfg.batch // cfg.accumulate, data_parallel(model, ranks, cfg.compile)
+    rows, network = cfg.batch // cfg.accumulate, prepare_model(model, ranks, cfg.compile)
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # You et al. 2019
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
     began, logged, pace = None, start, Pace(ranks, cfg.save_minutes)
 
     # a thread makes the next batch; it draws from generators of its own
-    made = ahead(language_batch(text.train, text.tokenizer, cfg, cfg.objective, step * cfg.batch + shard * rows, rows,
-                                ranks.device) for step in range(start, cfg.steps) for shard in shards)
+    made = prefetch(
+        language_batch(text.train, text.tokenizer, cfg, cfg.objective, step * cfg.batch + shard * rows, rows,
+                       ranks.device)
+        for step in range(start, cfg.steps) for shard in shards)
 
     def batches(step):
         for shard in shards:

@@ -60,46 +60,46 @@ class Config:
     glue: str = ""  # folder of the GLUE tasks, official layout; default: demo tasks
     squad: str = ""  # folder of train-v1.1.json, ...; default: demo questions
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: a trained SentencePiece (D13)
-    vocab_size: int = 30000  # pieces, App. D.2 >= 1
-    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
+    vocab_size: int = 30000  # pieces, App. D.2 [>= 1]
+    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many [> 0]
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
     train_rows: int = 0  # training rows of each task; 0: all
     # model
     arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json; with /att-only, /conv-only: Table 5
-    layers: int = 12  # L >= 1
-    hidden: int = 768  # d >= 1
-    heads: int = 12  # A >= 1
-    ffn: int = 3072  # d_ff >= 1
+    layers: int = 12  # L [>= 1]
+    hidden: int = 768  # d [>= 1]
+    heads: int = 12  # A [>= 1]
+    ffn: int = 3072  # d_ff [>= 1]
     embedding: int = 0  # width of word embeddings; 0: hidden; 128 gives the 13M of small
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
-    init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 > 0
+    init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 [> 0]
     # pre-training, in --search of a candidate
     length: int = 128  # tokens a sequence, special ones included [8, 512]
     steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, App. D.2, --pretrain only
-    batch: int = 160  # sequences an update, App. D.1 >= 1
-    lr: float = 2e-4  # peak learning rate, App. D.1 > 0
+    batch: int = 160  # sequences an update, App. D.1 [>= 1]
+    lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
     weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
-    accumulate: int = 1  # parts of a batch, shared out over the processes >= 1
+    accumulate: int = 1  # parts of a batch, shared out over the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
     recompute: bool = False  # gradient checkpointing: half the memory, a third more time
     init: str = ""  # run folder to start from: of a search (its super-net), a pre-training, a fine-tuning's TASK
-    save_every: int = 1000  # steps between checkpoints and, in --pretrain, looks at held-out text >= 1
+    save_every: int = 1000  # steps between checkpoints and, in --pretrain, looks at held-out text [>= 1]
     save_minutes: float = 0  # minutes between checkpoints too; 0: none
     # fine-tuning; left out: as in recipes()
-    finetune_lr: float | None = None  # peak learning rate > 0
-    finetune_batch: int | None = None  # rows an update >= 1
-    finetune_epochs: int | None = None  # passes over the rows >= 1
+    finetune_lr: float | None = None  # peak learning rate [> 0]
+    finetune_batch: int | None = None  # rows an update [>= 1]
+    finetune_epochs: int | None = None  # passes over the rows [>= 1]
     finetune_warmup: float | None = None  # share of the steps [0, 1]
     finetune_length: int | None = None  # tokens of a row; else --length, of SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between looks at dev, App. D.2; 0: a twentieth of the steps
-    runs: int = 1  # seeds of each fine-tuning; the median counts >= 1
+    runs: int = 1  # seeds of each fine-tuning; the median counts [>= 1]
     grid: bool = False  # every setting of App. D.2
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
-    population: int = 100  # initial random candidates, Sec. 4.1 >= 1
+    population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
     rounds: int = 27  # after the population (Alg. 1: to convergence): 100 + 27 x 25 = 775 candidates
-    parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 >= 1
+    parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
     ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) (0, 1000000]
     no_weight_sharing: bool = False  # candidates start from random weights
@@ -943,9 +943,9 @@ def mask_tokens(ids, tokenizer, rate, generator):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
-    from common.distributed import (Pace, Ranks, ahead, autocast, barrier, data_parallel, launch, on_main, peak_memory,
-                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out,
-                                    travelling)
+    from common.distributed import (Pace, Ranks, autocast, barrier, launch, no_sync_until, on_main, peak_memory,
+                                    prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
+                                    shard_range, share_out)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
@@ -1003,17 +1003,17 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
     its own seed, whatever the number of processes. Calls report(step, losses, rate); raises Diverged, Stop."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
-    network, mine = data_parallel(model, ranks, cfg.compile), shard_range(ranks, cfg.accumulate)
+    network, mine = prepare_model(model, ranks, cfg.compile), shard_range(ranks, cfg.accumulate)
     rows = cfg.batch // cfg.accumulate
-    batches = ahead(language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
-                    for step in range(begin, cfg.steps) for shard in mine)
+    batches = prefetch(language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
+                       for step in range(begin, cfg.steps) for shard in mine)
     model.train()
     for step in range(begin, cfg.steps):
         for group in optimizer.param_groups:
             group["lr"] = rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
         for shard in mine:
             seed_everything(cfg.seed, "language model", first, step, shard)
-            with travelling(network, ranks, last=shard == mine[-1]):
+            with no_sync_until(network, ranks, last=shard == mine[-1]):
                 losses, _ = language_losses(network, next(batches), cfg, ranks.device)
                 (sum(losses) / len(mine)).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)

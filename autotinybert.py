@@ -60,7 +60,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
-    accumulate: int = 16  # N of Alg. 1, sub-batches; if not given, raised to a multiple of the processes >= 1
+    accumulate: int = 16  # N of Alg. 1, sub-batches; if not given, raised to a multiple of the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run or Hugging Face folder to start from; in --search and --evolve, the SuperPLM
     # data
@@ -68,8 +68,8 @@ class Config:
     glue: str = ""  # folder with the GLUE tasks; default: the demo tasks
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's or the teacher's, else a new one
-    vocab_size: int = 30522  # pieces of the vocabulary >= 1
-    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many > 0
+    vocab_size: int = 30522  # pieces of the vocabulary [>= 1]
+    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many [> 0]
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: the loss on held-out text (D12)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # SuperPLM
@@ -77,44 +77,44 @@ class Config:
     largest: str = "8-768-3072-12-768"  # the SuperPLM, Sec. 3.4
     smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; mlm reads heads, distill qkv
     dropout: float = 0.1  # hidden and attention dropout [0, 1)
-    init_std: float = 0.02  # deviation of new weights; narrow models want more > 0
+    init_std: float = 0.02  # deviation of new weights; narrow models want more [> 0]
     setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: pre-training (fewer heads), distillation (narrower heads)
     teacher: str = ""  # of --setting distill: a BERT, ELECTRA or run folder
     variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # one-shot training, Table 3; ebl is the paper's
     # one-shot and further training
-    samples: int = 3  # M of Alg. 1: sub-models on each sub-batch >= 1
+    samples: int = 3  # M of Alg. 1: sub-models on each sub-batch [>= 1]
     length: int = 128  # tokens a sequence, special ones included [8, 512]
     steps: int = 0  # updates of the SuperPLM; 0: 5 passes over the corpus, Sec. 4.1
     further_steps: int = 0  # updates of one architecture; 0: 5 passes, from scratch 10 as the paper's BERT-S*
-    batch: int = 256  # sequences an update, Sec. 4.1 >= 1
-    lr: float = 1e-5  # peak learning rate, Sec. 4.1 > 0
+    batch: int = 256  # sequences an update, Sec. 4.1 [>= 1]
+    lr: float = 1e-5  # peak learning rate, Sec. 4.1 [> 0]
     warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
     weight_decay: float = 0.01  # AdamW, BERT's; not on biases and LayerNorms
-    eval_every: int = 32000  # steps between looks at held-out text >= 1
-    save_every: int = 1000  # steps between checkpoints >= 1
+    eval_every: int = 32000  # steps between looks at held-out text [>= 1]
+    save_every: int = 1000  # steps between checkpoints [>= 1]
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     # fine-tuning; Table D.1's number where not given
-    finetune_epochs: int | None = None  # passes over the task >= 1
-    finetune_batch: int | None = None  # examples an update >= 1
-    finetune_lr: float | None = None  # peak learning rate > 0
+    finetune_epochs: int | None = None  # passes over the task [>= 1]
+    finetune_batch: int | None = None  # examples an update [>= 1]
+    finetune_lr: float | None = None  # peak learning rate [> 0]
     finetune_warmup: float = 0.1  # share of the steps [0, 1]
     finetune_length: int | None = None  # tokens a row; else 128, SQuAD's windows 384 [8, 512]
-    runs: int = 1  # fine-tunings with other seeds in --finetune >= 1
+    runs: int = 1  # fine-tunings with other seeds in --finetune [>= 1]
     grid: bool = False  # GLUE's tasks at every learning rate and number of epochs of Sec. 4.1; the best stands
     # latency
     speedup: str = "7.2"  # over --reference, Table 1; or as fast as the architecture given
     reference: str = "12-768-3072-12-768"  # what speed-ups are counted from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # target device
-    latency_threads: int = 1  # CPU threads there; a single one's CPU seconds count >= 1
-    latency_batch: int = 1  # sequences at a time there >= 1
-    latency_length: int = 128  # tokens a sequence there >= 1
-    latency_rounds: int = 2  # times that each is measured; the lowest counts >= 1
-    latency_archs: int = 400  # architectures to measure for the predictor >= 2
+    latency_threads: int = 1  # CPU threads there; a single one's CPU seconds count [>= 1]
+    latency_batch: int = 1  # sequences at a time there [>= 1]
+    latency_length: int = 128  # tokens a sequence there [>= 1]
+    latency_rounds: int = 2  # times that each is measured; the lowest counts [>= 1]
+    latency_archs: int = 400  # architectures to measure for the predictor [>= 2]
     # search
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or Sec. 4.4's rule
-    population: int = 25  # S of Alg. 2 >= 1
-    generations: int = 4  # T of Alg. 2, the first one included >= 1
-    winners: int | None = None  # architectures trained further; else 3, Sec. 4.1, and 1 of --strategy fast >= 1
+    population: int = 25  # S of Alg. 2 [>= 1]
+    generations: int = 4  # T of Alg. 2, the first one included [>= 1]
+    winners: int | None = None  # architectures trained further; else 3, Sec. 4.1, and 1 of --strategy fast [>= 1]
 
 
 MUTATION = EXPLORATION = 0.5  # p_m and p_e of Alg. 2
@@ -622,8 +622,8 @@ def distillation_loss(student, teacher, lengths):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, launch, on_main, peak_memory,
-                                    progress, reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory, prefetch, progress,
+                                    reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
@@ -761,8 +761,9 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
         torch.compiler.reset()  # after eight networks torch would give up
         flat.used.encoder.compile()
     bar, began = progress(ranks, steps, folder.name, first), time.perf_counter()
-    text = ahead(list(text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards)))
-                 for step in range(first, steps))  # a thread makes the next step's
+    text = prefetch(  # a thread makes the next step's
+        list(text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards)))
+        for step in range(first, steps))
     for step, batches in zip(range(first, steps), text):
         total, losses = ShardSum(ranks), []
         flat.cast()
@@ -882,7 +883,7 @@ def fine_tune(encoder, task, cfg, device, seed):
     seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
     optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))
-    for step, batch in zip(range(task.steps), ahead(task.batches(seed))):
+    for step, batch in zip(range(task.steps), prefetch(task.batches(seed))):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
         seed_everything(seed, "fine-tuning", task.name, step)

@@ -56,7 +56,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
     compile: bool = False  # torch.compile the model of --train
-    accumulate: int = 1  # shards of an update; if not given, raised to a multiple of the processes >= 1
+    accumulate: int = 1  # shards of an update; if not given, raised to a multiple of the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run folder of --search or --train to start from
     arch: str = ""  # mformer, cosformer*-softmax, ...; "layers=1 hidden=64 ffn=96 heads=2 types=linear"; a best.json
@@ -67,49 +67,49 @@ class Config:
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
-    vocab_size: int = 32768  # joint SentencePiece unigrams; D14: for joint BPE >= 1
+    vocab_size: int = 32768  # joint SentencePiece unigrams; D14: for joint BPE [>= 1]
     train_rows: int = 0  # training examples to use; 0: all
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
     search_decoder: bool = False  # the decoder's types too, as in Table 1, not as in Sec. 4.1.2
-    layers: tuple[int, ...] = (12, 13, 14)  # Enc Layer Num, Table 2 >= 1
-    hidden: tuple[int, ...] = (320, 384, 448)  # Enc and Dec Emb Dim >= 1
-    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # Enc and Dec FFN Dim, each layer its own >= 1
-    heads: tuple[int, ...] = (5, 6, 7)  # Enc, Dec and En-De Head Num, each layer its own >= 1
-    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Dec Layer Num, Table 1 >= 1
-    connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: encoder layers seen >= 1
-    head_dim: int = 64  # a head's width where --qkv is 0 >= 1
+    layers: tuple[int, ...] = (12, 13, 14)  # Enc Layer Num, Table 2 [>= 1]
+    hidden: tuple[int, ...] = (320, 384, 448)  # Enc and Dec Emb Dim [>= 1]
+    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # Enc and Dec FFN Dim, each layer its own [>= 1]
+    heads: tuple[int, ...] = (5, 6, 7)  # Enc, Dec and En-De Head Num, each layer its own [>= 1]
+    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Dec Layer Num, Table 1 [>= 1]
+    connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: encoder layers seen [>= 1]
+    head_dim: int = 64  # a head's width where --qkv is 0 [>= 1]
     qkv: int = 0  # joint width of all heads, which share it (translation); 0: heads x head_dim
-    relative: int = 14  # farthest relative position of softmax attention, Sec. 6 >= 1
-    image: int = 224  # width of an image in pixels >= 1
-    patch: int = 16  # width of a patch >= 1
-    length: int = 256  # pieces of a sentence with its end mark, longer pairs are dropped (D14); of the cosine (D1) >= 2
+    relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
+    image: int = 224  # width of an image in pixels [>= 1]
+    patch: int = 16  # width of a patch [>= 1]
+    length: int = 256  # pieces of a sentence and its end mark (D14: longer pairs are dropped); of the cosine, D1 [>= 2]
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
-    steps: int = 140000  # updates, Sec. 6.2 >= 1
-    batch: int = 64  # images, or tokens of the longer side, an update >= 1
-    lr: float = 1e-3  # peak learning rate, Sec. 6.2 > 0
+    steps: int = 140000  # updates, Sec. 6.2 [>= 1]
+    batch: int = 64  # images, or tokens of the longer side, an update [>= 1]
+    lr: float = 1e-3  # peak learning rate, Sec. 6.2 [> 0]
     lr_start: float = 1e-6  # at the start of the warm-up, and the cosine's end, Sec. 6.2
     warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # AdamW, Sec. 6.2
     clip: float = 0.0  # largest gradient norm; 0: any, as released (Sec. 6)
-    save_every: int = 1000  # updates between checkpoints >= 1
+    save_every: int = 1000  # updates between checkpoints [>= 1]
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
     # search
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers, as released
     cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs
-    latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones >= 1
-    latency_batch: int = 1  # images or sentences of a timed run >= 1
+    latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
+    latency_batch: int = 1  # images or sentences of a timed run [>= 1]
     latency_limit: float = 0.0  # slowest architecture allowed, in the unit of --cost; 0: as --limit_share says
     limit_share: float = 0.9  # of the median of random architectures; 0: no limit
     keep: int = 3  # most important features that stay free (D7); 0: no pruning
-    generations: int = 30  # of the evolution, HAT's >= 1
-    population: int = 125  # a fifth parents, two fifths mutants, crossovers >= 1
-    finalists: int = 10  # best-ranked architectures that are measured (D9) >= 1
+    generations: int = 30  # of the evolution, HAT's [>= 1]
+    population: int = 125  # a fifth parents, two fifths mutants, crossovers [>= 1]
+    finalists: int = 10  # best-ranked architectures that are measured (D9) [>= 1]
     # evaluation
-    beam: int = 4  # Sec. 4.1.4 >= 1
+    beam: int = 4  # Sec. 4.1.4 [>= 1]
     translate: str = ""  # with --evaluate: a file of sentences to translate
 
 
@@ -975,8 +975,8 @@ def learning_rate(step, cfg):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its models and steps its searcher
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, ahead, autocast, gather, launch, milliseconds, on_main,
-                                    peak_memory, progress, say, seed_everything, shard_range, stopping)
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, milliseconds, on_main,
+                                    peak_memory, prefetch, progress, say, seed_everything, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
@@ -1079,8 +1079,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
     begin, name = checkpoint.restore().get("step", 0), "super-net" if space else "train"
     network, bar = torch.compile(model) if cfg.compile and not space else model, progress(ranks, cfg.steps, name, begin)
     pace, seen, began = Pace(ranks, cfg.save_minutes), 0, None
-    batches = ahead(data.batch(step * cfg.accumulate + shard) for step in range(begin, cfg.steps)
-                    for shard in shard_range(ranks, cfg.accumulate))
+    batches = prefetch(data.batch(step * cfg.accumulate + shard) for step in range(begin, cfg.steps)
+                       for shard in shard_range(ranks, cfg.accumulate))
     for step in range(begin, cfg.steps):
         model.train()
         for group in optimizer.param_groups:

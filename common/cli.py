@@ -5,8 +5,8 @@ A paper file keeps every knob in one dataclass, one line a knob:
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
 
 The type rules the parsing (Literal[...] gives the choices), the trailing comment is the help text, and the range at its
-end is enforced: an interval, `>= 1` or `> 0`; a number without one may not be negative. A preset overrides the default,
-a flag the preset. Abbreviations and unknown flags are errors.
+end is enforced: an interval as above, `[>= 1]` or `[> 0]`; a number without one may not be negative. A preset overrides
+the default, a flag the preset. Abbreviations and unknown flags are errors.
 """
 import argparse
 import dataclasses
@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|(>=?) (-?[\d.]+)$")
+RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
 MOST = 10 ** 9  # the largest whole number of a knob
 DEEPEST = 10_000  # layers; what torch keeps of a layer without weights takes 20 to 40 kB and 2 to 7 ms to build
 
@@ -110,12 +110,13 @@ def check_setting(config_class, name, value):
             continue
         if type(one) is int and one > MOST and name != "seed":
             raise UserError(f"--{name} {one}: no machine has the memory or the time; choose a number up to {MOST:,}")
-        found = RANGE.search(field_comments(config_class).get(name, "")) or RANGE.search(">= 0")
+        found = RANGE.search(field_comments(config_class).get(name, "")) or RANGE.search("[>= 0]")
         opening, low, high, closing, sign, least = found.groups()
         low, high = float(low or least), float(high or "inf")
         if not (low < one < high or one == low and (opening == "[" or sign == ">=")
                 or one == high and closing == "]"):
-            raise UserError(f"--{name} {one}: choose a number {'in ' if opening else ''}{found.group()}")
+            words = f"in {found.group()}" if opening else f"{sign} {least}"
+            raise UserError(f"--{name} {one}: choose a number {words}")
 
 
 def check_memory(place, layers, weights):

@@ -200,8 +200,10 @@ def by_onednn(weight, bias, x):
     return nn.functional.linear(x.to_mkldnn(), weight, bias).to_dense()
 
 
-def data_parallel(model, ranks, compile=False):
-    """The model as a loop calls it: compiled where asked, its gradients averaged over the processes."""
+def prepare_model(model, ranks, compile=False):
+    """The model as a training loop calls it: compiled where asked, and where there are several processes wrapped in
+    DistributedDataParallel, which averages the gradients over them. On a CPU, where it is not compiled, the forward of
+    its larger nn.Linear becomes by_onednn."""
     if compile:
         torch.compiler.reset()  # a search compiles one network after the other, and after eight torch would give up
         model = torch.compile(model)
@@ -213,8 +215,8 @@ def data_parallel(model, ranks, compile=False):
         model, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
 
 
-def travelling(network, ranks, last):
-    """A context in which gradients travel between the processes only with the last micro-batch of an update."""
+def no_sync_until(network, ranks, last):
+    """A context in which processes exchange gradients only with the last micro-batch of an update."""
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
 
 
@@ -245,13 +247,14 @@ def share_out(ranks, names, folder, label, work, before=0, total=0, cost=lambda 
     return [read_json(paths[name], dict, "delete the file") for name in names]
 
 
-def ahead(items):
+def prefetch(items):
     """The items of an iterator, each made by a thread while the caller still works on the one before: same items, same
     order. What making one raises is raised in its place; a caller that leaves early waits for the item under way.
     Making one must not draw from the generators that seed_everything() seeds: the caller draws from them meanwhile."""
     items, end = iter(items), object()
     device = (torch.cuda.current_device(),) if torch.cuda.is_initialized() else ()  # a new thread would take device 0
-    with concurrent.futures.ThreadPoolExecutor(1, "ahead", torch.cuda.set_device if device else None, device) as thread:
+    choose = torch.cuda.set_device if device else None
+    with concurrent.futures.ThreadPoolExecutor(1, "prefetch", choose, device) as thread:
         coming = thread.submit(next, items, end)
         while (item := coming.result()) is not end:
             coming = thread.submit(next, items, end)

@@ -1,10 +1,9 @@
 """What is rehearsed of each paper file: its model and optimizer, an update as its training loop does it and its largest
-evaluation, on batches of the right shapes. file: the paper file's module. Returns what common.rehearsal takes.
+evaluation, on batches of the right shapes. file: the paper file's module. Returns what common.describe takes.
 """
 import dataclasses
 import functools
 import math
-import os
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -12,51 +11,22 @@ from unittest import mock
 import torch
 from torch import nn
 
-from common import rehearsal
+from common import describe
+from common.describe import ids
 from common.tasks import EVALUATED
 from data import parallel
 
 CPU = torch.device("cpu")
 
 
-def ids(*shape):
-    return torch.zeros(shape, dtype=torch.long)
-
-
 def forecast(name, cfg, updates, *more, least=1):
-    """what_it_takes of the paper file whose module has this name; more: what its function below takes."""
+    """common.describe.forecast of the paper file whose module has this name; more: what its function below takes."""
     build = functools.partial({"albert": albert, "autobert_zero": autobert_zero, "autotinybert": autotinybert,
                                "mformer": mformer}[cfg.program], sys.modules[name], *more)
     try:
-        return what_it_takes(cfg, build, updates, least)
+        return describe.forecast(cfg, build, updates, least)
     finally:
         forget(sys.modules[name])
-
-
-def what_it_takes(cfg, build, updates, least=1):
-    """What --describe says of so many updates of --batch, `least` rows in the smallest shard, on $WORLD_SIZE processes
-    of a card each. For other --accumulate the peak is read off a line from the smallest shard to the largest: it is the
-    larger of sums that grow with the rows, so never above the line. Where a run counts in passes over a corpus, updates
-    is 0, and the days are those of 1,000."""
-    updates = updates or 1000
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    given, dtype = math.lcm(cfg.accumulate, processes), "bfloat16" if cfg.dtype == "auto" else cfg.dtype
-    choices = [number for number in range(processes, max(given, cfg.batch // least) + 1, processes)
-               if cfg.batch % number == 0]
-    rows = [max(1, cfg.batch // number) for number in (given, choices[0], choices[-1])]
-    shards = [min(2, given // processes), 2, 2]  # the second meets the gradients of the first
-    memory, large, small = rehearsal.rehearse(dataclasses.replace(cfg, dtype=dtype), build, *zip(rows, shards))
-    peak, most, smallest = (max(each["update"], each["evaluation"]) for each in (memory, large, small))
-    buckets = (processes > 1) * small["weights"]  # in which gradients travel
-    slope, fits, days = (most - smallest) / max(1, rows[1] - rows[2]), {}, {}
-    for name, (size, *peaks) in rehearsal.CARDS.items():
-        enough = [number for number in choices
-                  if smallest + slope * (cfg.batch // number - rows[2]) + buckets <= size * 1e9]
-        fits[f"{size} GB"] = {"fits": peak + buckets <= size * 1e9, "accumulate": min(enough, default=None)}
-        seconds = memory["flops"] / shards[0] * given * updates / processes / peaks[dtype == "float32"]
-        days[name] = {f"{share:.0%}": float(f"{seconds / share / 86400:.3g}") for share in rehearsal.SHARES}
-    return {"memory": {**memory, "buckets": buckets, "rows": rows[0], "dtype": dtype, "processes": processes},
-            "fits": fits, "days": {"updates": updates, **days}}
 
 
 def forget(file):

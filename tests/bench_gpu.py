@@ -13,13 +13,13 @@ from unittest import mock
 import torch
 
 import test_rehearsal
-from common import rehearsal
+from common import describe
 from data import rehearsals
 
 RESULTS = Path(__file__).parent / "claims" / "results" / "rehearsal.json"
 SOURCES = """Sources of a row, gpu 'PHASE'. Peak: {results}, made by `python tests/test_rehearsal.py 'PHASE'`, the
 step on tensors without content. A second: 35% (a usual run's share) of {card}'s {peak:.0f} TFLOP/s in bfloat16 (its
-data sheet: CARDS in common/rehearsal.py) over the FLOPs of that row. Waits: 0, as `python -m pytest tests/test_flow.py`
+data sheet: CARDS in common/describe.py) over the FLOPs of that row. Waits: 0, as `python -m pytest tests/test_flow.py`
 counts them on a CPU in the files' own loops."""
 HEAD = ("| command | peak GB, expected | measured | a second, expected | measured | waits in a step (0) |\n"
         "|---|---|---|---|---|---|")
@@ -63,20 +63,20 @@ def on_device(device, cfg, build, size, file, steps=10, updates=True):
 def main(argv):
     parser = argparse.ArgumentParser(prog="bench.py gpu", description=__doc__)
     parser.add_argument("words", nargs="?", default="", help="of the phases to run")
-    parser.add_argument("--card", default="H100", choices=rehearsal.CARDS)
+    parser.add_argument("--card", default="H100", choices=describe.CARDS)
     own, there, rows = parser.parse_args(argv), torch.cuda.is_available(), json.loads(RESULTS.read_text())
     name = torch.cuda.get_device_name() if there else "no GPU here: the list of what one must confirm"
-    card = next((known for known in rehearsal.CARDS if known in name), own.card)
+    card = next((known for known in describe.CARDS if known in name), own.card)
     print(name + "\n" + SOURCES.format(results="tests/claims/results/rehearsal.json", card=card,
-                                       peak=rehearsal.CARDS[card][1] / 1e12) + "\n" + HEAD)
+                                       peak=describe.CARDS[card][1] / 1e12) + "\n" + HEAD)
     chosen = {key: run for key, run in test_rehearsal.phases().items() if own.words in ", ".join(key)}
     for key, run in chosen.items():
         phase = rows[" | ".join(key)]
-        with mock.patch.object(rehearsal, "rehearse", lambda cfg, build, size: [(cfg, build, size)]):
+        with mock.patch.object(describe, "rehearse", lambda cfg, build, size: [(cfg, build, size)]):
             cfg, build, size = run()
         count, what = units(key[2], cfg, *size)
         work = phase["flops"] or phase["evaluation_flops"]
-        rate, real = count * 0.35 * rehearsal.CARDS[card][1] / work, ["", "", ""]
+        rate, real = count * 0.35 * describe.CARDS[card][1] / work, ["", "", ""]
         if there and phase["peak"] > torch.cuda.get_device_properties(0).total_memory:
             real[0] = "does not fit"
         elif there:

@@ -14,7 +14,7 @@ FITS = """# At the paper's size
 ## What fits
 
 Bytes in GB (10^9) of one process in bfloat16 with the rules of CUDA's autocast, from `python tests/test_rehearsal.py`:
-real steps on tensors without content (common/rehearsal.py), on a CPU; no GPU has confirmed them. Peak: the larger of
+real steps on tensors without content (common/describe.py), on a CPU; no GPU has confirmed them. Peak: the larger of
 the second shard's update and the largest evaluation. Largest: the largest tensor of the update, of the evaluation, that
 is no weight, gradient or state of the optimizer. A candidate is the one of AutoBERT-Zero's first hundred that keeps
 most matrices of tokens x tokens; a beam search ends no sentence early. "4 rows of the 32": so many at once of a batch.

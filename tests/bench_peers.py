@@ -23,7 +23,7 @@ import albert
 import autobert_zero
 import mformer
 from common import glue
-from common.distributed import Ranks, data_parallel
+from common.distributed import Ranks, prepare_model
 from data.parallel import beam_search
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def bert(shape, rows, tokens, arch="bert"):
     from transformers import BertConfig, BertForPreTraining
     cfg = autobert_zero.Config(**shape, dtype="float32", dropout=0.1)
     ours = autobert_zero.LanguageModel(autobert_zero.read_arch(arch, cfg.layers), cfg).train()
-    ours = data_parallel(ours, Ranks(0, 1, CPU))
+    ours = prepare_model(ours, Ranks(0, 1, CPU))
     optimizer = autobert_zero.make_optimizer(ours, cfg.weight_decay)
     text = ids, segments, positions, labels, order = masked_text(rows, tokens, cfg.vocab_size)
     places = (positions + tokens * torch.arange(rows)[:, None]).flatten()
@@ -105,7 +105,7 @@ def albert_base(shape, rows, tokens):
     E = min(128, shape["hidden"])
     cfg = albert.Config(**shape, embedding=E, dtype="float32", dropout=0.1, length=tokens)
     ours, sums, ranks = albert.LanguageModel(cfg).train(), torch.zeros(3), Ranks(0, 1, CPU)
-    ours = data_parallel(ours, ranks)
+    ours = prepare_model(ours, ranks)
     optimizer = albert.Lamb(ours.parameters(), 1e-4, weight_decay=cfg.weight_decay)
     text = ids, segments, positions, labels, order = masked_text(rows, tokens, cfg.vocab_size)
     batch = ids, segments, torch.full((rows,), tokens), positions, labels, order

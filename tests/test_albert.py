@@ -868,10 +868,10 @@ def kill(monkeypatch, name, at):
 
 
 def test_kill_and_resume_equals_an_uninterrupted_run(corpus, tmp_path, monkeypatch):
-    dropout, thread = ["--dropout", "0.1", "--dropout_steps", "5"], albert.ahead
-    monkeypatch.setattr(albert, "ahead", iter)  # batches that no thread makes are the same
+    dropout, thread = ["--dropout", "0.1", "--dropout_steps", "5"], albert.prefetch
+    monkeypatch.setattr(albert, "prefetch", iter)  # batches that no thread makes are the same
     whole = pretrain(corpus, tmp_path / "whole", *dropout)
-    monkeypatch.setattr(albert, "ahead", thread)
+    monkeypatch.setattr(albert, "prefetch", thread)
     calls = kill(monkeypatch, "mean_loss", 9)  # in update 5, after the checkpoint of update 4
     with pytest.raises(KeyboardInterrupt):
         pretrain(corpus, tmp_path / "parts", *dropout)

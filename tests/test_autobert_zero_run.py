@@ -206,14 +206,14 @@ def test_batches_made_ahead_change_nothing(files, tmp_path, monkeypatch, capsys)
     more = "--arch", "conv3 | softmax(scale(Q @ K.T)) @ V", "--dropout", "0.1", "--accumulate", "2"
     whole, parts = (command(files, ["--pretrain"], tmp_path / name, *more)[2:] for name in ("whole", "parts"))
     assert abz.main(whole) == 0
-    travelling, calls = abz.travelling, itertools.count()
+    no_sync_until, calls = abz.no_sync_until, itertools.count()
 
     def dying(*args, **kwargs):
         if next(calls) == 9:  # in the second shard of update 5, after the checkpoint of update 4
             raise Killed
-        return travelling(*args, **kwargs)
-    monkeypatch.setattr(abz, "ahead", iter)
-    monkeypatch.setattr(abz, "travelling", dying)
+        return no_sync_until(*args, **kwargs)
+    monkeypatch.setattr(abz, "prefetch", iter)
+    monkeypatch.setattr(abz, "no_sync_until", dying)
     with pytest.raises(Killed):
         abz.main(parts)
     monkeypatch.undo()

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from common.cli import Stop, UserError
-from common.distributed import (Pace, Ranks, ShardSum, ahead, data_parallel, launch, milliseconds,
+from common.distributed import (Pace, Ranks, ShardSum, launch, milliseconds, prefetch, prepare_model,
                                 seed_everything, seed_of, share_out, shard_range)
 from common.files import (fingerprints, load_file, load_newest, lock, read_json, read_jsonl, release_locks, save_file,
                           write_atomic)
@@ -376,14 +376,14 @@ def test_items_made_ahead_are_the_same_and_one_ahead():
             made.append((number, threading.current_thread().name))
             yield number
     seen = []
-    for item in ahead(items()):
+    for item in prefetch(items()):
         deadline = time.monotonic() + 10
         while len(made) < min(item + 2, 5) and time.monotonic() < deadline:  # the next one comes without being asked for
             time.sleep(0.001)
         assert len(made) == min(item + 2, 5)  # and only the next one
         seen.append(item)
-    assert seen == [number for number, _ in made] == list(range(5)) and {name for _, name in made} == {"ahead_0"}
-    assert list(ahead([])) == [] and list(ahead(iter([None, 0]))) == [None, 0]
+    assert seen == [number for number, _ in made] == list(range(5)) and {name for _, name in made} == {"prefetch_0"}
+    assert list(prefetch([])) == [] and list(prefetch(iter([None, 0]))) == [None, 0]
 
 
 def test_what_goes_wrong_ahead_is_raised_in_its_place_and_no_thread_is_left():
@@ -393,13 +393,13 @@ def test_what_goes_wrong_ahead_is_raised_in_its_place_and_no_thread_is_left():
         raise UserError("line 3: broken")
     seen = []
     with pytest.raises(UserError, match="line 3"):
-        for item in ahead(items()):
+        for item in prefetch(items()):
             seen.append(item)
     assert seen == [1, 2]
-    for item in ahead(range(10 ** 9)):
+    for item in prefetch(range(10 ** 9)):
         if item == 3:
             break
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_config_json_says_which_vocabulary_is_used(tmp_path):
@@ -455,7 +455,7 @@ def test_wide_linear_maps_of_a_cpu_give_the_same_by_the_faster_library():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 300), torch.nn.GELU(), torch.nn.Linear(300, 8))
     x, found = torch.randn(2, 5, 256, requires_grad=True), []
-    for network in (model, data_parallel(copy.deepcopy(model), Ranks(0, 1, torch.device("cpu")))):
+    for network in (model, prepare_model(copy.deepcopy(model), Ranks(0, 1, torch.device("cpu")))):
         y = network(x)
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, *network.parameters()])])
     assert ["forward" in vars(part) for part in network] == [True, False, False]

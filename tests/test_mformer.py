@@ -888,7 +888,7 @@ def test_training_resumes_and_ends_with_the_average_of_the_last_checkpoints(tmp_
     assert all(line["norm"] > 0 for line in lines) and len(log) >= 8
     assert lines[0]["images_per_second"] is None and all(line["images_per_second"] > 0 for line in lines[1:])
     assert kept["steps"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list((tmp_path / "whole").glob("weights-*"))
-    monkeypatch.setattr(mf, "ahead", iter)  # what no thread has made is the same
+    monkeypatch.setattr(mf, "prefetch", iter)  # what no thread has made is the same
     for home, place, after in ((mf, "accumulate_gradients", 5), (LastWeights, "mean", 0)):
         real, calls = getattr(home, place), itertools.count()
 

@@ -15,7 +15,7 @@ import autobert_zero
 import autotinybert
 import bench_page
 import mformer
-from common import rehearsal
+from common import describe
 from data import rehearsals
 
 ALBERT = functools.partial(rehearsals.albert, albert)
@@ -70,7 +70,7 @@ def test_peaks_are_the_real_ones(name, dtype):
     settings, build = PLANS[name]
     cfg, shards = settings(dtype=dtype, batch=16), 2
     rows = 512 if name == "translation" else 8
-    memory, = rehearsal.rehearse(cfg, build, (rows, shards), card=False)
+    memory, = describe.rehearse(cfg, build, (rows, shards), card=False)
     optimizer, step, look = build(cfg)
     flat = {value.grad.untyped_storage().data_ptr(): value.grad.untyped_storage().nbytes()  # AutoTinyBERT's
             for group in optimizer.param_groups for value in group["params"] if value.grad is not None}
@@ -87,7 +87,7 @@ def test_peaks_are_the_real_ones(name, dtype):
 
 def test_recompute_keeps_less_and_costs_a_third_more():
     cfg = albert_at("base", dtype="bfloat16", layers=6)
-    plain, again = (rehearsal.rehearse(dataclasses.replace(cfg, recompute=way), ALBERT, (8, 1))[0]
+    plain, again = (describe.rehearse(dataclasses.replace(cfg, recompute=way), ALBERT, (8, 1))[0]
                     for way in (False, True))
     assert again["activations"] < plain["activations"] / 2
     assert 1.25 < again["flops"] / plain["flops"] < 1.34
@@ -95,7 +95,7 @@ def test_recompute_keeps_less_and_costs_a_third_more():
 
 def test_flops_are_the_files_own():
     cfg = albert_at("base", layers=2, dev_rows=4)
-    found, = rehearsal.rehearse(cfg, ALBERT, (1, 1))
+    found, = describe.rehearse(cfg, ALBERT, (1, 1))
     assert found["evaluation_flops"] == 4 * albert.flops(cfg)
 
 
@@ -104,7 +104,7 @@ def test_flops_of_autotinybert_are_the_files_own(setting):
     """The difference: no pooler, the head, in MLM the last layer at I places; backwards the kernel's q @ k again."""
     cfg, teacher = PLANS["autotinybert"][0](batch=4, setting=setting), WHOLE if setting == "distill" else None
     build = functools.partial(rehearsals.autotinybert, autotinybert, WHOLE, 0, teacher=teacher)
-    found, = rehearsal.rehearse(cfg, build, (4, 1))
+    found, = describe.rehearse(cfg, build, (4, 1))
     T, I, H, Q, F, V = cfg.length, round(autotinybert.MASK_RATE * cfg.length), 128, 128, 512, 500
     layers = autotinybert.flops(WHOLE, T) - 2 * H * H
     if teacher:
@@ -124,7 +124,7 @@ def test_flops_of_searched_layers_are_the_files_own(text, banded):
     layers = 2 if text == "autobert-zero" else 4
     cfg = autobert_zero.Config(layers=layers, hidden=64, heads=4, ffn=96, vocab_size=50, length=128, batch=2)
     arch, T, H, M = autobert_zero.read_arch(text, layers), 128, 64, round(0.15 * 2 * 128)
-    found, = rehearsal.rehearse(cfg, functools.partial(rehearsals.autobert_zero, autobert_zero, arch), (1, 1))
+    found, = describe.rehearse(cfg, functools.partial(rehearsals.autobert_zero, autobert_zero, arch), (1, 1))
     heads = M * (H * H + H * 50) + 2 * (H * H + H * 2)  # masked words, and pairs of sentences
     wide = [layer for layer in arch if isinstance(layer, int) and layer >= autobert_zero.BAND_FROM]
     bands = 2 * T * H * (len(wide) * T - banded)
@@ -137,7 +137,7 @@ def test_flops_of_pictures_are_the_files_own(kind):
     """Of an evaluation of 500 exactly. An update has three times as many, less the patches' gradient, which nobody
     needs, and more the scores, which the kernel of softmax attention makes anew on its way back."""
     cfg, arch = mformer.Config(image=32, patch=4, dtype="float32"), mformer.retype(IMAGES, kind)
-    found, = rehearsal.rehearse(cfg, functools.partial(rehearsals.mformer, mformer, arch), (8, 1))
+    found, = describe.rehearse(cfg, functools.partial(rehearsals.mformer, mformer, arch), (8, 1))
     own, scores, patches = mformer.model_flops(arch, cfg), 2 * 2 * 65 * 65 * 128, 2 * 64 * 48 * 128
     assert found["evaluation_flops"] == 500 * own
     assert found["flops"] == 8 * (3 * own - patches + (kind != "linear") * scores)
@@ -149,7 +149,7 @@ def test_flops_of_translation_are_the_files_own(encoder, decoder):
     """Of 64 sentences as long as the file's own count takes them, and of an update of 17, with the scores made anew."""
     cfg = mformer.Config(task="wmt14", vocab_size=500, length=30, qkv=128, dtype="float32")
     arch = mformer.retype(mformer.retype(TEXTS, encoder), decoder, ("decoder_types", "cross_types"))
-    found, = rehearsal.rehearse(cfg, functools.partial(rehearsals.mformer, mformer, arch), (512, 1))
+    found, = describe.rehearse(cfg, functools.partial(rehearsals.mformer, mformer, arch), (512, 1))
     own, score = mformer.model_flops(arch, cfg), 2 * 30 * 30 * 128  # cross-attention sees two layers
     assert found["evaluation_flops"] == 64 * own
     assert found["flops"] == 17 * (3 * own + score * (2 * (encoder == "softmax") + 3 * (decoder == "softmax")))
@@ -157,7 +157,7 @@ def test_flops_of_translation_are_the_files_own(encoder, decoder):
 
 def test_on_a_card_layer_norms_are_float32_and_masks_bytes():
     x, norm = torch.zeros(2, 64, requires_grad=True), torch.nn.LayerNorm(64)
-    with rehearsal.on_card(), torch.autocast("cpu", torch.bfloat16):
+    with describe.on_card(), torch.autocast("cpu", torch.bfloat16):
         assert norm(x.bfloat16()).dtype == torch.float32 and x.bfloat16().softmax(-1).dtype == torch.float32
         assert torch.nn.functional.dropout(x, 0.5).grad_fn.name() == "NativeDropoutBackward0"
     assert norm.bfloat16()(x.bfloat16()).dtype == torch.bfloat16  # and nothing stays changed
@@ -165,16 +165,16 @@ def test_on_a_card_layer_norms_are_float32_and_masks_bytes():
 
 def test_forecast(monkeypatch):
     cfg = albert_at(**TINY, length=64, embedding=64, batch=4096, dtype="bfloat16")
-    found = rehearsals.what_it_takes(cfg, ALBERT, updates=1000)
+    found = describe.forecast(cfg, ALBERT, updates=1000)
     json.dumps(found)
     memory, days = found["memory"], found["days"]
-    assert sum(memory[kind] for kind in rehearsal.KINDS) == memory["update"] and memory["rows"] == 4096
+    assert sum(memory[kind] for kind in describe.KINDS) == memory["update"] and memory["rows"] == 4096
     for size, (fits, accumulate) in {size: fit.values() for size, fit in found["fits"].items()}.items():
-        least, = rehearsal.rehearse(cfg, ALBERT, (4096 // accumulate, min(2, accumulate)))
+        least, = describe.rehearse(cfg, ALBERT, (4096 // accumulate, min(2, accumulate)))
         assert max(least["update"], least["evaluation"]) <= float(size.split()[0]) * 1e9 and fits == (accumulate == 1)
     assert days["H100"]["20%"] > days["H100"]["50%"] > 0 and days["updates"] == 1000
     monkeypatch.setenv("WORLD_SIZE", "4")
-    shared = rehearsals.what_it_takes(cfg, ALBERT, updates=1000)
+    shared = describe.forecast(cfg, ALBERT, updates=1000)
     assert shared["memory"]["rows"] == 1024 and shared["memory"]["buckets"] == memory["weights"]
     assert shared["days"]["H100"]["50%"] == pytest.approx(days["H100"]["50%"] / 4, rel=0.01, abs=0.001)
 
@@ -182,7 +182,7 @@ def test_forecast(monkeypatch):
 def fine_tuned(cfg, task, rows, arch=None):
     """Memory of two shards of an update on a task, its longest rows, and of its prediction."""
     build = functools.partial(rehearsals.fine_tuning, sys.modules[cfg.program], task, arch=arch)
-    return rehearsal.rehearse(cfg, build, (rows, 2))[0]
+    return describe.rehearse(cfg, build, (rows, 2))[0]
 
 
 def network(name, **settings):
@@ -200,7 +200,7 @@ def albert_phases():
                                     ("bert-base", 64, False), ("bert-large", 32, False)):
         cfg = albert_at(preset, dtype="bfloat16", recompute=recompute)
         phase = f"pre-training, {rows} rows of 512" + " --recompute" * recompute
-        found["albert", preset, phase] = lambda cfg=cfg, rows=rows: rehearsal.rehearse(cfg, ALBERT, (rows, 2))[0]
+        found["albert", preset, phase] = lambda cfg=cfg, rows=rows: describe.rehearse(cfg, ALBERT, (rows, 2))[0]
     for preset, task, rows in (("base", "MNLI", 128), ("base", "SQuAD1.1", 48), ("xlarge", "RACE", 32),
                                ("xlarge", "RACE", 4), ("xxlarge", "RACE", 4), ("xxlarge", "SQuAD1.1", 12),
                                ("xxlarge", "SQuAD2.0", 48), ("xxlarge", "SQuAD2.0", 12), ("xxlarge", "MNLI", 16),
@@ -226,7 +226,7 @@ def autobert_zero_phases():
             network = autobert_zero.read_arch(arch, cfg.layers)
         build = functools.partial(rehearsals.autobert_zero, autobert_zero, network, shared=shared)
         found["autobert_zero", preset, f"pre-training of {arch}, {rows} rows of 128"] = (
-            lambda cfg=cfg, build=build, rows=rows: rehearsal.rehearse(cfg, build, (rows, 1))[0])
+            lambda cfg=cfg, build=build, rows=rows: describe.rehearse(cfg, build, (rows, 1))[0])
         tasks = {"autobert-zero": ("MNLI", "SQuAD1.1"), "a candidate": ("MNLI",)}.get(arch, ())
         for task in tasks if preset == "base" else ():
             found["autobert_zero", preset, f"{task} with {arch}, 32 rows of the 32"] = functools.partial(
@@ -242,7 +242,7 @@ def autotinybert_phases():
         build = functools.partial(rehearsals.autotinybert, autotinybert, whole, samples,
                                   teacher=teacher and autotinybert.parse_arch(teacher))
         found["autotinybert", "base", f"{phase}, sub-batches of 16 rows of 128"] = (
-            lambda cfg=cfg, build=build: rehearsal.rehearse(cfg, build, (16, 2))[0])
+            lambda cfg=cfg, build=build: describe.rehearse(cfg, build, (16, 2))[0])
     for task in ("SQuAD1.1", "MNLI"):  # the proxy tasks, for which the whole is the largest candidate
         rows = autotinybert.TABLE_D1[task][0]
         found["autotinybert", "base", f"{task}, {rows} rows of the {rows}"] = functools.partial(
@@ -262,11 +262,11 @@ def phases():
             build = functools.partial(rehearsals.mformer, mformer, chosen,
                                       space=mformer.space_of(cfg) if arch == "widest" else None)
             found["mformer", f"base {task}", f"{phase}, {what}"] = (
-                lambda cfg=cfg, build=build, rows=rows: rehearsal.rehearse(cfg, build, (rows, 2))[0])
+                lambda cfg=cfg, build=build, rows=rows: describe.rehearse(cfg, build, (rows, 2))[0])
     cfg, chosen = network("mformer", task="wmt14")
     found["mformer", "base wmt14", f"beam search, {cfg.beam} beams, 64 sentences of {cfg.length} pieces"] = (
         lambda cfg=cfg, build=functools.partial(rehearsals.beams, mformer, chosen):
-        rehearsal.rehearse(cfg, build, (64, 1))[0])
+        describe.rehearse(cfg, build, (64, 1))[0])
     return found
 
 
@@ -277,7 +277,7 @@ def rehearse_all(path, *wanted):
             memory, name = run(), " | ".join(key)
             rows = json.loads(path.read_text()) if path.exists() else {}
             peak = max(memory["update"], memory["evaluation"])
-            card = min((size for size, *_ in rehearsal.CARDS.values() if peak <= size * 1e9), default=None)
+            card = min((size for size, *_ in describe.CARDS.values() if peak <= size * 1e9), default=None)
             rows[name] = {**memory, "peak": peak, "card_gb": card}
             path.write_text(json.dumps(rows, indent=1))
     bench_page.write(path.parent.parent)

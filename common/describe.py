@@ -5,7 +5,9 @@ evaluation. What a kernel takes while it runs is not seen, nor what the allocato
 their name says, which is left to both.
 """
 import contextlib
+import dataclasses
 import math
+import os
 import weakref
 from collections import Counter
 from unittest import mock
@@ -23,6 +25,11 @@ CARDS = {  # GB; dense matrix products a second in bfloat16, and in float32 with
 SHARES = (0.2, 0.35, 0.5)  # of a card's peak: a small model or short rows, a usual run, a large model well fed
 KINDS = ("weights", "gradients", "optimizer", "activations")
 FLOAT32 = ("layer_norm", "softmax", "normalize", "mse_loss")  # what CUDA's autocast runs in it, of what is used here
+
+
+def ids(*shape):
+    """Token ids that say nothing."""
+    return torch.zeros(shape, dtype=torch.long)
 
 
 class Ledger(TorchDispatchMode):
@@ -124,3 +131,29 @@ def rehearse(cfg, build, *sizes, card=True):
             found.append({**kinds, "update": sum(kinds.values()), "largest": largest, "flops": flops,
                           "evaluation": sum(seen.values()), "evaluation_largest": most, "evaluation_flops": seen_flops})
     return found
+
+
+def forecast(cfg, build, updates, least=1):
+    """What --describe says of so many updates of --batch, `least` rows in the smallest shard, on $WORLD_SIZE processes
+    of a card each. For other --accumulate the peak is read off a line from the smallest shard to the largest: it is the
+    larger of sums that grow with the rows, so never above the line. Where a run counts in passes over a corpus, updates
+    is 0, and the days are those of 1,000."""
+    updates = updates or 1000
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    given, dtype = math.lcm(cfg.accumulate, processes), "bfloat16" if cfg.dtype == "auto" else cfg.dtype
+    choices = [number for number in range(processes, max(given, cfg.batch // least) + 1, processes)
+               if cfg.batch % number == 0]
+    rows = [max(1, cfg.batch // number) for number in (given, choices[0], choices[-1])]
+    shards = [min(2, given // processes), 2, 2]  # the second meets the gradients of the first
+    memory, large, small = rehearse(dataclasses.replace(cfg, dtype=dtype), build, *zip(rows, shards))
+    peak, most, smallest = (max(each["update"], each["evaluation"]) for each in (memory, large, small))
+    buckets = (processes > 1) * small["weights"]  # in which gradients travel
+    slope, fits, days = (most - smallest) / max(1, rows[1] - rows[2]), {}, {}
+    for name, (size, *peaks) in CARDS.items():
+        enough = [number for number in choices
+                  if smallest + slope * (cfg.batch // number - rows[2]) + buckets <= size * 1e9]
+        fits[f"{size} GB"] = {"fits": peak + buckets <= size * 1e9, "accumulate": min(enough, default=None)}
+        seconds = memory["flops"] / shards[0] * given * updates / processes / peaks[dtype == "float32"]
+        days[name] = {f"{share:.0%}": float(f"{seconds / share / 86400:.3g}") for share in SHARES}
+    return {"memory": {**memory, "buckets": buckets, "rows": rows[0], "dtype": dtype, "processes": processes},
+            "fits": fits, "days": {"updates": updates, **days}}
