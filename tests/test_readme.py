@@ -85,8 +85,6 @@ def test_other_commands_name_what_exists(line):
     if words[1] == "data/prepare.py":
         prepare.parser().parse_args(words[2:])
     elif words[0] != "pytest" and "-m" not in words[:2]:
-        if scripts[0] == "tests/bench.py" and len(words) > 2:  # which has no flags of its own
-            scripts.append(f"tests/bench_{words[2]}.py")
         source = "".join((ROOT / script).read_text(encoding="utf-8") for script in scripts if (ROOT / script).exists())
         assert all(f'"{word}"' in source for word in words if word.startswith("--"))
 
