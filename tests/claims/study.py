@@ -217,20 +217,16 @@ def split_verdict(text):
 
 
 def judge(claim, records):
-    """(verdict, its words, names of the results to show, whether the words are listed.py's): of the results that judge
-    themselves, in the words of the first, "holds in part" where they differ; while there is none, what listed.py says
-    of it or of older ones."""
+    """(verdict, its words, names of the results to show): of the results that judge themselves, in the words of the
+    first, "holds in part" where they differ. A claim without any result is "not run"."""
     names = [name for name in claim.results if name in records]
     judged = [found for found in (split_verdict(records[name]["verdict"]) for name in names) if found[0]]
-    if judged:
+    if len({word for word, _ in judged}) > 1:
         word, words = judged[0]
-        if len({word for word, _ in judged}) > 1:
-            return "holds in part", f"by the first table it {word}: {words}", names, False
-        return word, words, names, False
-    word, words = split_verdict(claim.verdict)
-    if names and word == "not run":
-        return "not judged", records[names[0]]["verdict"].removeprefix("not judged"), names, False
-    return word, words, names or [name for name in claim.older if name in records], True
+        return "holds in part", f"by the first table it {word}: {words}", names
+    if judged:
+        return *judged[0], names
+    return ("not judged", records[names[0]]["verdict"], names) if names else ("not run", "", names)
 
 
 def show_result(paper, record):
@@ -238,9 +234,8 @@ def show_result(paper, record):
     lines = ["", record["text"] if "text" in record else table(record["columns"], record["rows"])]
     if record.get("picture"):
         lines += ["", f"![{record['claim']}](results/{paper}/{record['picture']})"]
-    since = record["verdict"].partition("; ")[2] if record["verdict"].startswith("measured at") else ""
     told = ", ".join(filter(None, [
-        f"at {(record.get('commit') or 'unknown')[:7]}", record.get("hardware"), since,
+        f"at {(record.get('commit') or 'unknown')[:7]}", record.get("hardware"),
         f"{record['seconds']:.0f} s" if "seconds" in record else "",
         f"its runs {record['run_seconds'] / 60:.0f} min" if "run_seconds" in record else ""]))
     return lines + ["", f"`{record['command']}` ({told})" if record.get("command") else f"({told})"]
@@ -252,13 +247,12 @@ def page(paper, results=RESULTS):
     records = {path.stem: read_json(path) for path in sorted((results / paper).glob("*.json"))}
     lines, overview, shown = [], [], {}  # shown: {result: number of the claim it stands under}
     for number, claim in enumerate(CLAIMS[paper], 1):
-        word, words, names, by_hand = judge(claim, records)
+        word, words, names = judge(claim, records)
         overview.append([number, f"[{claim.claim}](#{claim.name})", claim.where, word])
         lines += ["", f'## {number}. {claim.claim} <a id="{claim.name}"></a>', "",
                   f"**{capital(word)}.** {sentence(words)}".rstrip(), "",
                   f"The paper ({claim.where}): {sentence(fill(claim.paper, paper))}"]
-        ours = claim.ours if by_hand else claim.size
-        lines += ["", f"Ours: {sentence(fill(ours, paper))}"] if ours else []
+        lines += ["", f"Ours: {sentence(claim.size)}"] if claim.size and names else []
         for name in names:
             if name in shown:
                 lines += ["", f"{records[name]['claim']}: under claim {shown[name]}."]
@@ -267,11 +261,7 @@ def page(paper, results=RESULTS):
                 own = capital(sentence(own)) if split_verdict(own)[0] else ""
                 lines += ["", f"*{sentence(records[name]['claim'])}* {own}".rstrip(), *show_result(paper, records[name])]
             shown.setdefault(name, number)
-        superseded = [] if by_hand else [name for name in claim.older if name in records and name not in shown]
-        for name in superseded:
-            lines += ["", f"Superseded: [{records[name]['claim']}](results/{paper}/{name}.json)."]
-            shown[name] = number
-        lines += ["", f"It would take: {sentence(fill(claim.needs, paper))}"] if claim.needs else []
+        lines += ["", f"It takes: {sentence(fill(claim.needs, paper))}"] if claim.needs else []
     rest = {name: record for name, record in records.items() if name not in shown}
     lines += ["", "## Beside the claims"] if rest else []
     for name, record in rest.items():
