@@ -408,31 +408,51 @@ def flops(cfg):
             + 2 * M * (H * E + E * cfg.vocab_size))
 
 # --- objective ------------
-# All chance comes from one generator: an example depends on its place in the stream alone.
+# All chance comes from one generator: an example depends on its number in the stream alone.
 
 
-def sentence_pairs(segments, tokenizer, objective, generator):
+def join(first, first_length, second, second_length, tokenizer):
+    """[CLS] first [SEP] second [SEP] (Sec. 4.1), or [CLS] first [SEP] where second_length is 0.
+
+    first, second: (B, width) pieces, of which first_length and second_length (B,) count. Returns ids (B, T), with T =
+    width + 3, segments (B, T), which are 1 in the second part and its [SEP], and lengths (B,).
+    """
+    rows, width = first.shape
+    positions, a, b = torch.arange(width + 3).expand(rows, -1), first_length[:, None], second_length[:, None]
+    end = a + torch.where(b > 0, b + 2, 1)  # (B, 1) the position of the last [SEP]
+    ids = first.gather(1, (positions - 1).clamp(0, width - 1))  # (B, width) -> (B, T)
+    ids = torch.where(positions > a + 1, second.gather(1, (positions - a - 2).clamp(0, width - 1)), ids)
+    ids = ids.masked_fill((positions == a + 1) | (positions == end), tokenizer.sep_id)
+    ids = ids.masked_fill(positions > end, tokenizer.pad_id).masked_fill(positions == 0, tokenizer.cls_id)
+    return ids, ((positions > a + 1) & (positions <= end)).long(), end[:, 0] + 1
+
+
+def sentence_pairs(parts, tokenizer, objective, generator):
     """Two segments as one input, and their label (Sec. 3.1, Inter-sentence coherence loss).
 
-    sop: 0 in their order, 1 swapped; nsp: 0 consecutive, 1 the second from another document; none: always in order;
-    shuffled: as sop, but the label is drawn apart from the order. -100: no label. D1: a text without a sentence
-    boundary is one segment and has none; the official code pairs it with another document and calls that "swapped".
-    segments: data.corpus.Segments: first, second, consecutive, and other, from another document, (B, width), with their
-    lengths, 0 for none. Returns ids, segments (B, T), lengths (B,), labels (B,).
+    parts: data.corpus.Segments, that is first, second and other (from another document), each (B, width), with their
+    lengths first_length, second_length, other_length (B,), 0 for none. Returns ids, segments (B, T), lengths (B,) and
+    labels (B,), -100 for none. D1: a text without a sentence boundary is one segment and has no label; the official
+    code pairs it with another document and calls that "swapped".
     """
-    first, a, second, b = segments.first, segments.first_length, segments.second, segments.second_length
-    pair, labels = b > 0, (torch.rand(len(a), generator=generator) < 0.5).long()
-    pair = pair & (segments.other_length > 0) if objective == "nsp" else pair
-    changed = pair & labels.bool()  # (B,)
-    if objective in ("sop", "shuffled"):
-        first, second = torch.where(changed[:, None], second, first), torch.where(changed[:, None], first, second)
-        a, b = torch.where(changed, b, a), torch.where(changed, a, b)
-        labels = torch.randint(2, labels.shape, generator=generator) if objective == "shuffled" else labels
-    elif objective == "nsp":
-        second = torch.where(changed[:, None], segments.other, second)
-        b = torch.where(changed, segments.other_length, b)
-    labels = labels.masked_fill(~pair | (objective == "none"), -100)
-    return *join(first, a, second, b, tokenizer), labels  # [CLS] first [SEP] second [SEP], Sec. 4.1
+    first, first_length, second, second_length = parts.first, parts.first_length, parts.second, parts.second_length
+    labels = (torch.rand(len(first), generator=generator) < 0.5).long()
+    pair = second_length > 0  # (B,)
+    if objective == "nsp":  # 0: consecutive, 1: the second is from another document
+        pair = pair & (parts.other_length > 0)
+        foreign = pair & labels.bool()
+        second = torch.where(foreign[:, None], parts.other, second)
+        second_length = torch.where(foreign, parts.other_length, second_length)
+    elif objective in ("sop", "shuffled"):  # 0: in their order, 1: swapped
+        swapped = pair & labels.bool()
+        first, second = (torch.where(swapped[:, None], second, first), torch.where(swapped[:, None], first, second))
+        first_length, second_length = (torch.where(swapped, second_length, first_length),
+                                       torch.where(swapped, first_length, second_length))
+        if objective == "shuffled":  # the label says nothing about the order
+            labels = torch.randint(2, labels.shape, generator=generator)
+    else:  # none: always in their order
+        pair = torch.zeros_like(pair)
+    return *join(first, first_length, second, second_length, tokenizer), labels.masked_fill(~pair, -100)
 
 
 def ngram_lengths(shape, longest, generator):
@@ -452,7 +472,7 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
     # (B, T) where a word begins: by its piece, starts_word (V,), or with the segment
-    begins = text & (torch.from_numpy(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T])
+    begins = text & (torch.as_tensor(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T])
     word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of each piece's word
     spare = T + longest  # a column for what is no word
     size = torch.zeros(B, spare + 1, dtype=torch.long).scatter_add_(1, word, text.long())  # (B, words) pieces
@@ -505,6 +525,8 @@ def mean_loss(logits, labels):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model and steps
+    import numpy as np
+
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
     from common.distributed import (Pace, Ranks, autocast, gather, launch, no_sync_until, on_main, peak_memory,
@@ -515,10 +537,9 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_albert, rehearsals
-    from data.corpus import join
+    from data.corpus import below, mix
     from data.inputs import open_run
     from data.race import RaceTask
-    from data.sentences import sentence_runs
 
 
 class Lamb(torch.optim.Optimizer):
@@ -569,17 +590,87 @@ def schedule(step, steps, warmup):
     return step / warmup if step < warmup else 1 - step / steps
 
 
-def language_batch(corpus, tokenizer, cfg, objective, position, rows, device):
-    """Examples position .. position + rows - 1 of the endless stream, on the device: ids, segments (B, T),
-    lengths (B,), positions, labels (B, M) of the masked words, order (B,)."""
-    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, position))
+def sentence_runs(corpus, number, rows, room, seed, short_prob=SHORT):
+    """Examples number .. number + rows - 1 of an endless stream, as data.corpus.Segments: runs of whole sentences of up
+    to `room` tokens, each parted at a sentence boundary inside (D11). No text is missing between the parts, and neither
+    their sizes nor their ends tell which came first: a run begins at a sentence that is drawn by its number in the
+    document, and has as many more as fit; at its document's end it grows backwards too. Drawn by tokens, or cut to
+    size, it would give the order away.
+
+    A run has two sentences where `room` allows, even if the size drawn for it does not. Where `room` does not, and in a
+    document of one sentence, the example is one part, a stretch of the two sentences that is cut at both ends:
+    second_length is 0. `other`, for NSP, is as whole, the end of a run elsewhere; other_length is 0 where none fits.
+    """
+    table, _, slot, document, target, draws = corpus.drawn(number, rows, room, seed, short_prob)
+    low, high = (corpus.documents[corpus.ids[document] + part] for part in (0, 1))
+    # the document's slots share out its sentences but the last evenly, by number
+    slots = table[document + 1] - table[document]
+    share = (slot - table[document] + (draws[2] >> np.uint64(11)) * 2.0**-53) / slots
+    place = share * np.maximum(high - low - 1, 1)
+    start = low + place.astype(np.int64)
+    token, after = corpus.sentences[start], corpus.sentences[np.minimum(start + 2, high)]
+    pair = (after - token <= room) & (high - low > 1)
+    stop = fitting_stop(corpus, start, high, target)
+    stop = np.where(pair, np.maximum(stop, start + 2), stop)
+    before = corpus.first_after(corpus.sentences[high] - target - 1, low, start)
+    start = np.where(pair & (stop == high), before, start)
+    middle = start + 1 + below(np.maximum(stop - start - 1, 1), draws[3])
+    begin, cut, end = (corpus.sentences[sentence] for sentence in (start, middle * pair, stop))
+    lone = np.minimum(target, after - token)  # the size of an example of one part
+    begin = np.where(pair, begin, token + ((place % 1) * (after - token - lone + 1)).astype(np.int64))
+    first, second = np.where(pair, cut - begin, lone), np.where(pair, end - cut, 0)
+    columns = (array[:, None] for array in (document, start, stop, second, target - first, room - first))
+    eight = [mix(draw[:, None] + np.arange(1, 9, dtype=np.uint64)) for draw in draws[4:]]
+    other, other_length = run_elsewhere(corpus, table, *columns, eight)
+    return corpus.collect(room, (begin, first), (cut, second), (other, other_length), np.where(pair, stop - start, 1))
+
+
+def fitting_stop(corpus, start, high, room):
+    """Where the longest run of whole sentences stops that begins with sentence `start`, lies before sentence `high` and
+    has no more than `room` tokens; `start` where no sentence fits."""
+    limit = corpus.sentences[start] + room
+    stop = corpus.first_after(np.minimum(limit, corpus.sentences[high] - 1), start, high)
+    return stop - (corpus.sentences[stop] > limit)
+
+
+def run_elsewhere(corpus, table, document, start, stop, want, room, most, draws):
+    """(first token, tokens), (R,) each, of runs of whole sentences in the place of NSP's second part: from another
+    document, but not from its beginning, of up to `room` tokens, or one sentence of up to `most`. Of eight that are
+    drawn it is the one whose size is nearest to `want`, the second part's; 0 tokens where none fits or none is wanted.
+
+    In a corpus of one document it lies before or after its run, sentences start .. stop - 1. The other arguments are
+    (R, 1), draws two of (R, 8).
+    """
+    if len(corpus.ids) == 1:
+        low, high = corpus.documents[corpus.ids[document]], corpus.documents[corpus.ids[document] + 1]
+        choices = high - low - (stop - start)
+        begin = low + below(np.maximum(choices, 1), draws[0])
+        high = np.where(begin < start, start, high)
+        begin = np.minimum(begin + (begin >= start) * (stop - start), high - 1)
+    else:
+        foreign = table[document + 1] + below(table[-1] - table[document + 1] + table[document], draws[0])
+        there = corpus.ids[np.searchsorted(table, foreign % table[-1], side="right") - 1]
+        low, high = corpus.documents[there], corpus.documents[there + 1]
+        choices = high - low - 1
+        begin = np.minimum(low + 1 + below(np.maximum(choices, 1), draws[1]), high - 1)
+    end = np.maximum(fitting_stop(corpus, begin, high, room), begin + 1)
+    size = corpus.sentences[end] - corpus.sentences[begin]
+    size = np.where((choices > 0) & (size <= most) & (want > 0), size, 0)
+    best = np.where(size > 0, abs(size - want), 2**40).argmin(1)[:, None]
+    return [np.take_along_axis(array, best, 1)[:, 0] for array in (corpus.sentences[begin], size)]
+
+
+def language_batch(corpus, tokenizer, cfg, objective, number, rows, device):
+    """Examples number .. number + rows - 1 of the endless stream, on the device: ids, segments (B, T), lengths (B,),
+    places, labels (B, M) of the masked words, order (B,)."""
+    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, number))
     # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
     # label. The official code takes tokens off at random ends
-    segments = sentence_runs(corpus, position, rows, cfg.length - 3, cfg.seed, SHORT)
-    ids, kinds, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
-    ids, positions, labels = mask_tokens(ids, kinds, tokenizer, cfg, generator)
+    parts = sentence_runs(corpus, number, rows, cfg.length - 3, cfg.seed)
+    ids, segments, lengths, order = sentence_pairs(parts, tokenizer, objective, generator)
+    ids, places, labels = mask_tokens(ids, segments, tokenizer, cfg, generator)
     return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
-            for tensor in (ids, kinds, lengths, positions, labels, order)]
+            for tensor in (ids, segments, lengths, places, labels, order)]
 
 
 def update(network, model, optimizer, batches, sums, cfg, ranks):
@@ -693,7 +784,7 @@ def pretrain(cfg):
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
-            labelled = sentence_runs(text.train, 0, 8192, cfg.length - 3, cfg.seed, SHORT).second_length > 0
+            labelled = sentence_runs(text.train, 0, 8192, cfg.length - 3, cfg.seed).second_length > 0
             if cfg.objective != "none" and not labelled.any():
                 raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; raise"
                                 " it, put one on a line, blank lines between documents, or use --objective none")

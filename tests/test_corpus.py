@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from albert import sentence_runs
 from common.cli import UserError
 from common.distributed import Ranks
 from common.tokenization import load_tokenizer
@@ -22,7 +23,6 @@ from conftest import ROOT
 from data import inputs
 from data import text as module
 from data.corpus import Corpus, join, permute
-from data.sentences import sentence_runs
 from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences
 
 WORDS = [f"w{i}" for i in range(3000)]
