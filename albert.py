@@ -201,10 +201,12 @@ def blocks(cfg):
 
 
 class Encoder(nn.Module):
-    """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), lengths (B,) real tokens
-    or None -> (B, T, H); with places (B, M) only what they and [CLS] need of the last layer, (B, 1 + M, H).
+    """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), and lengths (B,), the
+    real tokens, or None where every row is full -> (B, T, H). With places (B, M) the last layer is worked out only at
+    [CLS] and these places, (B, 1 + M, H).
 
-    What is shared is a list of blocks shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each list.
+    Layers share where a list of blocks is shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each
+    list. So all of 12 layers run a single block; of two blocks the first makes layers 0 to 5, the second 6 to 11.
     """
 
     def __init__(self, cfg):
@@ -223,22 +225,23 @@ class Encoder(nn.Module):
         self.ffns = nn.ModuleList(FeedForward(cfg) for _ in range(ffns))
         init_weights(cfg.init_std, self)
 
-    def layer(self, number, x, mask, places):
+    def layer(self, number, x, mask, places=None):
         attention = self.attentions[number * len(self.attentions) // self.depth]
-        asked = x if places is None or number < self.depth - 1 else pick(x, F.pad(places, (1, 0)))  # 0: [CLS]
-        return self.ffns[number * len(self.ffns) // self.depth](attention(asked, x, mask))
+        ffn = self.ffns[number * len(self.ffns) // self.depth]
+        asked = x if places is None else pick(x, F.pad(places, (1, 0)))  # (B, 1 + M, H), [CLS] is at 0
+        return ffn(attention(asked, x, mask))
 
     def forward(self, ids, segments, lengths=None, places=None):
-        at = torch.arange(ids.shape[1], device=ids.device)
-        mask = None if lengths is None else (at < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
-        x = self.words(ids) + self.segments(segments) + self.positions(at)  # (B, T, E)
+        positions = torch.arange(ids.shape[1], device=ids.device)  # (T,)
+        mask = None if lengths is None else (positions < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
+        x = self.words(ids) + self.segments(segments) + self.positions(positions)  # (B, T, E)
         x = self.mapping(self.dropout(self.norm(x)))  # (B, T, E) -> (B, T, H)
-        for number in range(self.depth):
-            if self.recompute and self.training:
-                x = recompute(self.layer, number, x, mask, places, use_reentrant=False)
-            else:
-                x = self.layer(number, x, mask, places)
-        return x
+        layer = self.layer
+        if self.recompute and self.training:
+            layer = functools.partial(recompute, self.layer, use_reentrant=False)
+        for number in range(self.depth - 1):
+            x = layer(number, x, mask)
+        return layer(self.depth - 1, x, mask, places)
 
 
 class MaskedHead(nn.Module):
@@ -268,9 +271,9 @@ class LanguageModel(nn.Module):
         self.order = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.pooler, self.order)
 
-    def forward(self, ids, segments, lengths, positions):
-        """positions (B, M): where words are to be predicted. Returns MLM logits (B, M, V) and order logits (B, 2)."""
-        x = self.encoder(ids, segments, lengths, positions)  # (B, 1 + M, H)
+    def forward(self, ids, segments, lengths, places):
+        """places (B, M): where words are to be predicted. Returns MLM logits (B, M, V) and order logits (B, 2)."""
+        x = self.encoder(ids, segments, lengths, places)  # (B, 1 + M, H)
         return self.mlm(x[:, 1:], self.encoder.words.weight), self.order(torch.tanh(self.pooler(x[:, 0])))
 
 
@@ -464,10 +467,17 @@ def ngram_lengths(shape, longest, generator):
 
 def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     """Which pieces are to be predicted, (B, T) bool: n-grams of whole words at random places until each row's budget
-    (B,) of pieces is spent.
+    (B,) of pieces is spent. As in the official code, an n-gram that does not fit the budget is shortened, and one that
+    meets a taken word is refused. D2: n-grams stay inside one segment; there they run across [SEP].
 
-    As in the official code, an n-gram that does not fit the budget is shortened, one that meets a taken word refused.
-    D2: n-grams stay inside one segment; there they run across [SEP].
+    A row with a budget of 5 pieces, words 0 to 5, of which word 3 has three pieces and words 4 and 5 are segment 1:
+
+        [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
+                0     1      2      3     3      3               4     5
+
+    Say the words are tried in the order 2, 1, 5, 0, ... with n-grams of 3, 2, 2, 2, ... words. From word 2 on, words 2
+    and 3 are taken, 4 pieces, and word 4 is not, which is another segment's. Words 1 and 2 are refused, as 2 is taken.
+    Word 5 has no neighbour: it is taken alone, and spends the budget.
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
@@ -478,12 +488,12 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     size = torch.zeros(B, spare + 1, dtype=torch.long).scatter_add_(1, word, text.long())  # (B, words) pieces
     side = torch.full((B, spare + 1), -1).scatter_(1, torch.where(begins, word, spare), segments)  # each word's segment
     taken, left, reach = torch.zeros(B, spare + 1, dtype=torch.bool), budget.clone(), torch.arange(longest)
-    words = begins.sum(1)
-    # (B, T) each row's words in random order
-    order = torch.rand(B, T, generator=generator).masked_fill(torch.arange(T) >= words[:, None], 2.0).argsort(1)
+    words = begins.sum(1)  # (B,) words of each row
+    chance = torch.rand(B, T, generator=generator).masked_fill(torch.arange(T) >= words[:, None], 2.0)
+    tried = chance.argsort(1)  # (B, T) each row's words in random turns, what is no word last
     drawn = ngram_lengths((B, T), longest, generator)
     for turn in range(int(words.max())):
-        ngram = order[:, turn, None] + reach  # (B, n) the words that it may cover
+        ngram = tried[:, turn, None] + reach  # (B, n) the words that it may cover
         pieces, here = size.gather(1, ngram), side.gather(1, ngram)
         fits = ((reach < drawn[:, turn, None]) & (pieces.cumsum(1) <= left[:, None])
                 & (here == here[:, :1]) & (here >= 0))
@@ -501,21 +511,22 @@ def masked_count(cfg):
 
 
 def mask_tokens(ids, segments, tokenizer, cfg, generator):
-    """N-gram masking (Sec. 4.1); a chosen piece becomes [MASK] in 80%, a random piece in 10% of the cases, or stays.
+    """N-gram masking (Sec. 4.1): a chosen piece becomes [MASK] in 80% of the cases, a random piece in 10%, or stays.
 
-    ids, segments (B, T). Returns the changed ids, positions and labels (B, M), -100 where unused.
-    D14: drawn anew in each pass; the official data hold 40 copies of each text, whose masks are fixed.
+    ids, segments (B, T). Returns the changed ids, the places of the chosen pieces, and as labels what stood there, both
+    (B, M). A row with fewer has labels of -100 in the rest. D14: masks are drawn anew in each pass; the official data
+    hold 40 copies of each text, whose masks are fixed.
     """
     B, M = len(ids), masked_count(cfg)
     budget = (MASKED * (ids != tokenizer.pad_id).sum(1)).round().long().clamp(1, M)
     chosen = pick_ngrams(ids, segments, tokenizer, budget, NGRAM, generator)
-    positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]
-    used, originals = chosen.gather(1, positions), ids.gather(1, positions)
-    kind = torch.rand(B, M, generator=generator)
+    places = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]  # the chosen first, from left to right
+    used, originals = chosen.gather(1, places), ids.gather(1, places)
+    chance = torch.rand(B, M, generator=generator)
     random_piece = torch.randint(tokenizer.vocab_size, (B, M), generator=generator)
-    changed = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, originals))
-    return (ids.scatter(1, positions, torch.where(used, changed, originals)), positions,
-            originals.masked_fill(~used, -100))
+    changed = torch.where(chance < 0.8, tokenizer.mask_id, torch.where(chance < 0.9, random_piece, originals))
+    changed = torch.where(used, changed, originals)
+    return ids.scatter(1, places, changed), places, originals.masked_fill(~used, -100)
 
 
 def mean_loss(logits, labels):
@@ -754,21 +765,25 @@ def evaluate_language_model(model, text, cfg, ranks):
     scored on pairs in their order, the same tokens for every objective; with none the order head stays untrained.
     """
     model.eval()
-    rows, totals, cfg = min(64, cfg.dev_rows), {}, dataclasses.replace(cfg, seed=0)  # same examples for every seed
+    cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
+    rows, counts = min(64, cfg.dev_rows), {}
     for objective in ("none", "nsp", "sop"):
-        right = torch.zeros(4, device=ranks.device)  # words found, words asked, labels found, labels asked
-        for position in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):
-            *inputs, places, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, position, rows,
+        found = torch.zeros(4, device=ranks.device)  # words right, words asked, labels right, labels asked
+        for number in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):
+            *inputs, places, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, number, rows,
                                                             ranks.device)
-            asked = None if objective == "none" else 0  # words are scored once
+            if objective != "none":  # words are scored once
+                places, labels = places[:, :0], labels[:, :0]
             with autocast(cfg.dtype, ranks.device):
-                logits, order_logits = model(*inputs, places[:, :asked])
-            right += torch.stack([number for scores, truth in ((logits, labels[:, :asked]), (order_logits, order))
-                                  for number in ((scores.argmax(-1) == truth).sum(), (truth != -100).sum())])
-        totals[objective] = [sum(column) for column in zip(*gather(ranks, right.tolist()))]
-    shares = {"mlm": totals["none"][:2], "nsp": totals["nsp"][2:], "sop": totals["sop"][2:]}
-    return {**{name: hits / total if total else None for name, (hits, total) in shares.items()},
-            "scored": {name: int(total) for name, (_, total) in shares.items()}}
+                logits, order_logits = model(*inputs, places)
+            found += torch.stack([(logits.argmax(-1) == labels).sum(), (labels != -100).sum(),
+                                  (order_logits.argmax(-1) == order).sum(), (order != -100).sum()])
+        counts[objective] = torch.tensor(gather(ranks, found.tolist())).sum(0).tolist()
+    shares, scored = {}, {}
+    for name, (right, asked) in {"mlm": counts["none"][:2], "nsp": counts["nsp"][2:], "sop": counts["sop"][2:]}.items():
+        shares[name] = right / asked if asked else None
+        scored[name] = int(asked)
+    return {**shares, "scored": scored}
 
 
 def pretrain(cfg):
