@@ -542,12 +542,13 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.cli import Diverged, Stop, UserError
     from common.distributed import (Pace, Ranks, autocast, gather, launch, no_sync_until, on_main, peak_memory,
                                     prefetch, prepare_model, progress, say, seed_everything, seed_of, shard_range)
+    from common.describe import forecast, ids
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
-    from data import hf_albert, rehearsals
+    from data import hf_albert
     from data.corpus import below, mix
     from data.inputs import open_run
     from data.race import RaceTask
@@ -1132,13 +1133,34 @@ def finetune(cfg, words):
             say(ranks, f"Avg (Table 2) {100 * run.finished['average']:.2f}")
 
 
+def rehearsal(cfg):
+    """What common.describe forecasts from: the optimizer, step(rows, shards), an update of --pretrain, and look(), the
+    largest evaluation, on batches of zeros."""
+    model, T, M = LanguageModel(cfg), cfg.length, masked_count(cfg)
+    optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
+    ranks = Ranks(0, 1, torch.get_default_device())
+
+    def batch(rows):
+        return ids(rows, T), ids(rows, T), ids(rows), ids(rows, M), ids(rows, M), ids(rows)
+
+    def step(rows, shards):
+        batches, sums = map(batch, [rows] * shards), torch.zeros(3)
+        update(model.train(), model, optimizer, batches, sums, dataclasses.replace(cfg, accumulate=shards), ranks)
+
+    def look():
+        with autocast(cfg.dtype, ranks.device):
+            return model.eval()(*batch(min(64, cfg.dev_rows))[:4])[0].argmax(-1)
+
+    return optimizer, step, look
+
+
 def describe(cfg):
     """The model as JSON, and what training it takes."""
     read_source(cfg)
     found = parts(cfg)
     print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
                       "flops": flops(cfg), "flops_counting": flops.__doc__,
-                      **rehearsals.forecast(__name__, cfg, cfg.steps)}, indent=2))
+                      **forecast(cfg, rehearsal, cfg.steps)}, indent=2))
 
 # --- command line ---------
 

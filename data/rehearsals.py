@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def forecast(name, cfg, updates, *more, least=1):
     """common.describe.forecast of the paper file whose module has this name; more: what its function below takes."""
-    build = functools.partial({"albert": albert, "autobert_zero": autobert_zero, "autotinybert": autotinybert,
+    build = functools.partial({"autobert_zero": autobert_zero, "autotinybert": autotinybert,
                                "mformer": mformer}[cfg.program], sys.modules[name], *more)
     try:
         return describe.forecast(cfg, build, updates, least)
@@ -33,26 +33,6 @@ def forget(file):
     """Empty mformer.py's caches, which otherwise hand tensors without content to a real run, or the other way round."""
     for name in ("fixed_turns", "sinusoids"):
         getattr(getattr(file, name, None), "cache_clear", bool)()
-
-
-def albert(file, cfg):
-    """An update of --pretrain, and a look at held-out text."""
-    model = file.LanguageModel(cfg)
-    optimizer, ranks = file.Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay), file.Ranks(0, 1, CPU)
-
-    def batch(rows):
-        T, M = cfg.length, file.masked_count(cfg)
-        return ids(rows, T), ids(rows, T), ids(rows), ids(rows, M), ids(rows, M), ids(rows)
-
-    def step(rows, shards):
-        own = dataclasses.replace(cfg, accumulate=shards)
-        file.update(model.train(), model, optimizer, map(batch, [rows] * shards), torch.zeros(3), own, ranks)
-
-    def look():
-        with file.autocast(cfg.dtype, CPU):
-            return model.eval()(*batch(min(64, cfg.dev_rows))[:4])[0].argmax(-1)
-
-    return optimizer, step, look
 
 
 def autobert_zero(file, arch, cfg, shared=False):

@@ -304,7 +304,7 @@ def steps_by_length(lengths, tokens, rounds, **shape):
         for name, arch in NETWORKS.items():
             if not arch:
                 cfg = albert.Config(**shape, embedding=shape["hidden"] // 2, length=length, dtype="float32")
-                _, step, _ = rehearsals.albert(albert, cfg)
+                _, step, _ = albert.rehearsal(cfg)
             else:
                 cfg = autobert_zero.Config(**shape, length=length, dtype="float32")
                 network = autobert_zero.read_arch(arch, cfg.layers)

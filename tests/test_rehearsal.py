@@ -19,7 +19,7 @@ import mformer
 from common import describe
 from data import rehearsals
 
-ALBERT = functools.partial(rehearsals.albert, albert)
+ALBERT = albert.rehearsal
 TINY = dict(layers=3, hidden=128, heads=4, ffn=512, vocab_size=500)
 
 
