@@ -349,7 +349,9 @@ def test_parity_with_transformers_in_the_other_direction(tmp_path):
         torch.testing.assert_close(order, found.sop_logits, rtol=1e-5, atol=1e-5)
         torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")  # with the tied decoder in it
         (tmp_path / "model.safetensors").unlink()
-        albert.start_from(ours, str(tmp_path), cfg, print)
+        again = albert.LanguageModel(cfg)
+        assert "made anew: none; left out: none" in albert.start_from(again, read_back(tmp_path)[1])
+        assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), again.parameters()))
 
 
 def test_weight_files(tmp_path):

@@ -87,7 +87,7 @@ def layer_distances(model, batches):
     model.eval()
     totals, tokens, states, layer = torch.zeros(model.depth, 2, dtype=torch.float64), 0, [], model.layer
 
-    def watched(number, x, mask, places):
+    def watched(number, x, mask, places=None):
         states.append(x)
         return layer(number, x, mask, places)
 
