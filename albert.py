@@ -548,7 +548,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
-    from data import hf_albert
+    from data import hf_models
     from data.corpus import below, mix
     from data.inputs import open_run
     from data.race import RaceTask
@@ -834,8 +834,8 @@ def read_source(cfg):
     config = read_json(path / "config.json") if cfg.init and (path / "config.json").exists() else {"settings": {}}
     try:
         if not isinstance(config, dict) or "settings" not in config:
-            take_settings(cfg, hf_albert.settings(config), path, ("vocab_size", *SHAPE), FREE)
-            weights, task = hf_albert.read(path, config, cfg.groups)
+            take_settings(cfg, hf_models.albert_settings(config), path, ("vocab_size", *SHAPE), FREE)
+            weights, task = hf_models.read_albert(path, config, cfg.groups)
             cfg.tokenizer = cfg.tokenizer or cfg.init
         elif cfg.init:
             own = config["settings"].get("share") != "all"  # layers can be added only where all is shared
@@ -881,7 +881,8 @@ def export(cfg, folder):
     if not source:
         raise UserError("--export needs --init, whose model is written")
     start_from(LanguageModel(cfg), source)  # a check
-    print(hf_albert.write(folder, source.weights, source.task, cfg, max(blocks(cfg)), load_tokenizer(cfg.tokenizer)))
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    print(hf_models.write_albert(folder, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer))
 
 
 # Fine-tuning (App. A.4). A job is one run of one task

@@ -629,7 +629,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
-    from data import corpus, hf_bert, latency_log, rehearsals, sizes
+    from data import corpus, hf_models, latency_log, rehearsals, sizes
     from data.flat import Flat
     from data.inputs import open_run, send
 
@@ -804,8 +804,8 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
 
 
 def read_model(path, cfg, arch="", first="model"):
-    """(folder, Arch, {our name: weight}) that hf_bert.read_model finds."""
-    folder, text, weights = hf_bert.read_model(path, cfg, arch, first)
+    """(folder, Arch, {our name: weight}) that hf_models.read_model finds."""
+    folder, text, weights = hf_models.read_model(path, cfg, arch, first)
     whole = read_arch(text, folder / "config.json")
     sizes.check_memory(dataclasses.astuple(whole), cfg.vocab_size, folder)
     return folder, whole, weights
@@ -819,7 +819,7 @@ def load_teacher(cfg, ranks, vocab, heads):
         raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; attention is compared "
                         "head by head")
     teacher = Encoder(arch, vocab, 0.0, len(positions), words.shape[1])
-    say(ranks, "teacher", hf_bert.fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
+    say(ranks, "teacher", hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
     if len(positions) < cfg.length:
         raise UserError(f"{folder}: its {len(positions)} positions are too few for --length {cfg.length}")
     return teacher.to(ranks.device).eval().requires_grad_(False)
@@ -848,7 +848,7 @@ def start_model(arch, cfg, data, ranks, first="model"):
         raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
     model = LanguageModel(whole, vocab, cfg.dropout, fit or len(weights.get("fit.weight", ())), positions)
-    say(ranks, hf_bert.fill(model, weights, folder))
+    say(ranks, hf_models.fill(model, weights, folder))
     return extract(model, parse_arch(arch)) if arch not in ("", str(whole)) else model
 
 
@@ -973,7 +973,7 @@ def finetune(cfg, text):
                 task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
                 own = dataclasses.replace(data, tasks={name: task})
             if mnli:
-                hf_bert.fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
+                hf_models.fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
             try:
                 metrics = score_task(start, name, own, cfg, number, run.folder / "jobs" / job)
             except Diverged as error:
@@ -1001,7 +1001,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     text = text or "MLM" in names
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM"}}
-    folders = [hf_bert.model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
+    folders = [hf_models.model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
     cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
     run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], only=names)
     if run.finished:
@@ -1009,7 +1009,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
         return run, None
     data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
-        hf_bert.check_vocabulary(folder, data.tokenizer)
+        hf_models.check_vocabulary(folder, data.tokenizer)
     if text:
         updates = data.train.slots(cfg.length - 3) / cfg.batch  # a pass over the corpus
         cfg.steps = cfg.steps or math.ceil(5 * updates)
@@ -1228,12 +1228,12 @@ def further_train(cfg):
 def export(cfg, folder):
     """Write --init's model (with its head), or the part --arch of it, as a Hugging Face folder."""
     with launch(cfg.device) as ranks:
-        tokenizer = load_tokenizer(cfg.tokenizer or hf_bert.model_folder(cfg.init))
+        tokenizer = load_tokenizer(cfg.tokenizer or hf_models.model_folder(cfg.init))
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg)
         state = {name: value for name, value in model.state_dict().items() if not name.startswith("fit.")}
         head = {name: value for name, value in weights.items() if name.startswith("head.")}
-        say(ranks, on_main(ranks, hf_bert.write, folder, state, dataclasses.astuple(model.encoder.arch),
+        say(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(model.encoder.arch),
                            model.encoder.dropout.p, tokenizer, place, head if model.encoder.arch == whole else {}))
 
 

@@ -6,7 +6,7 @@
 
 SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and '' made ", NFKD, combining
 marks dropped, lower case; and a piece that ends in a digit and a comma ("▁2011,") is cut again without its comma, so
-that numbers do not drag commas along; vocabularies of data/vocabulary.py use no such piece. With lower=False it is
+that numbers do not drag commas along; vocabularies of data/text.py use no such piece. With lower=False it is
 plain SentencePiece, as translation wants it: case, accents and quotes kept, no comma rule. WordPiece follows BERT's own
 code. Unlike Hugging Face's tokenizers, neither reads "[MASK]" or "<unk>" written out in a text as a special piece.
 """

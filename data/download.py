@@ -1,12 +1,13 @@
-"""Fetch the real data sets from their official addresses, check them, and put them into the layouts that the
-loaders read.
+"""Fetch the real data sets and published models from their official addresses, check them, and put them into the
+layouts that the loaders read.
 
-FILES is the table of everything that is fetched, one row a file, each with the digest that it must have. A transfer
-that breaks off is continued where it stopped, a file whose digest is wrong is thrown away, and a set appears under its
-name only when it is complete:
+TABLE has everything that is fetched, and of each file the digest that it must have. A transfer that breaks off is
+continued where it stopped, a file whose digest is wrong is thrown away, and a set appears under its name only when it
+is complete:
 
     DIR/archives/...                 what was fetched, until its set is complete
     DIR/glue, squad, race, cifar10   the official layouts, with source.json: addresses and digests
+    DIR/bert-base, ...               a folder in Hugging Face's layout, for --tokenizer, --init, --teacher
     DIR/wmt14/train.en, train.de, valid.*, test.*     one sentence a line, aligned
 """
 import contextlib
@@ -35,79 +36,85 @@ CHUNK = 1 << 20
 TRIES = 5  # connections to one file before giving up
 PAUSE = 2  # seconds between them
 TIMEOUT = 60  # seconds without a byte
-AGENT = "prepare.py (corpora and models for research; Python urllib)"  # Wikimedia refuses the one of urllib
+AGENT = "prepare.py (data and models for research; Python urllib)"
 
 
 class File(NamedTuple):
-    """One file to fetch. size in bytes, 0 where it is not on record; holds: what its set's finishing function must
-    know."""
+    """One file to fetch, and what the table says of it."""
     data_set: str
     url: str
-    size: int
-    digest: str
-    holds: str
+    size: int  # in bytes, 0 where it is not on record
+    digest: str  # in hexadecimal: SHA-256 or, of 32 digits, MD5; "" where none is on record
+    holds: str  # what its set's finishing function must know
 
     @property
     def name(self):
         return self.url.rsplit("/", 1)[-1]
 
 
-FACEBOOK = "https://dl.fbaipublicfiles.com/"
-STANFORD = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
 # Digests of glue, squad, race, cifar10 and the WMT training archives: the public records of TensorFlow Datasets and
-# Hugging Face Datasets; of the WMT test sets: sacreBLEU's. Every file is checked against its digest, and against its
-# size where one is given.
-FILES = (
-    File("glue", FACEBOOK + "glue/data/CoLA.zip", 376_971,
-         "sha256:f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff", "CoLA"),
-    File("glue", FACEBOOK + "glue/data/SST-2.zip", 7_439_277,
-         "sha256:d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa", "SST-2"),
-    File("glue", FACEBOOK + "senteval/senteval_data/msr_paraphrase_train.txt", 1_047_044,
-         "sha256:60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89", "MRPC"),
-    File("glue", FACEBOOK + "senteval/senteval_data/msr_paraphrase_test.txt", 441_275,
-         "sha256:a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784", "MRPC"),
-    File("glue", FACEBOOK + "glue/data/mrpc_dev_ids.tsv", 6_222,
-         "sha256:971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7", "MRPC"),
-    File("glue", FACEBOOK + "glue/data/STS-B.zip", 802_872,
-         "sha256:e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85", "STS-B"),
-    File("glue", FACEBOOK + "glue/data/QQP-clean.zip", 41_696_084,
-         "sha256:40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0", "QQP"),
-    File("glue", FACEBOOK + "glue/data/MNLI.zip", 312_783_507,
-         "sha256:e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633", "MNLI"),
-    File("glue", FACEBOOK + "glue/data/QNLIv2.zip", 10_627_589,
-         "sha256:e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5", "QNLI"),
-    File("glue", FACEBOOK + "glue/data/RTE.zip", 697_150,
-         "sha256:6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee", "RTE"),
-    File("glue", FACEBOOK + "glue/data/WNLI.zip", 28_999,
-         "sha256:ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", "WNLI"),
-    File("glue", FACEBOOK + "glue/data/AX.tsv", 0,
-         "sha256:0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd", "diagnostic"),
-    File("squad", STANFORD + "train-v1.1.json", 30_288_272,
-         "sha256:3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955", ""),
-    File("squad", STANFORD + "dev-v1.1.json", 4_854_279,
-         "sha256:95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9", ""),
-    File("squad", STANFORD + "train-v2.0.json", 42_123_633,
-         "sha256:68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002", ""),
-    File("squad", STANFORD + "dev-v2.0.json", 4_370_528,
-         "sha256:80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8", ""),
-    File("race", "http://www.cs.cmu.edu/~glai1/data/race/RACE.tar.gz", 25_443_609,
-         "sha256:b2769cc9fdc5c546a693300eb9a966cec6870bd349fbc44ed5225f8ad33006e5", ""),
-    File("cifar10", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 170_052_171,
-         "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", ""),
-    File("wmt14", "https://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657_632_379,
-         "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+# Hugging Face Datasets; of the WMT test sets: sacreBLEU's; of the models: their pages, where they are known. Every file
+# is checked against its digest, and against its size where one is given.
+HUB = "https://huggingface.co/{}/resolve/main/"
+TABLE = {  # set: (address of its files, [(file there, bytes or 0, SHA-256 or MD5 or "", what its set must know)])
+    "glue": ("https://dl.fbaipublicfiles.com/", [
+        ("glue/data/CoLA.zip", 376_971, "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff", "CoLA"),
+        ("glue/data/SST-2.zip", 7_439_277, "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa", "SST-2"),
+        ("senteval/senteval_data/msr_paraphrase_train.txt", 1_047_044,
+         "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89", "MRPC"),
+        ("senteval/senteval_data/msr_paraphrase_test.txt", 441_275,
+         "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784", "MRPC"),
+        ("glue/data/mrpc_dev_ids.tsv", 6_222,
+         "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7", "MRPC"),
+        ("glue/data/STS-B.zip", 802_872, "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85", "STS-B"),
+        ("glue/data/QQP-clean.zip", 41_696_084,
+         "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0", "QQP"),
+        ("glue/data/MNLI.zip", 312_783_507, "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633", "MNLI"),
+        ("glue/data/QNLIv2.zip", 10_627_589,
+         "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5", "QNLI"),
+        ("glue/data/RTE.zip", 697_150, "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee", "RTE"),
+        ("glue/data/WNLI.zip", 28_999, "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", "WNLI"),
+        ("glue/data/AX.tsv", 0, "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd", "diagnostic")]),
+    "squad": ("https://rajpurkar.github.io/SQuAD-explorer/dataset/", [
+        ("train-v1.1.json", 30_288_272, "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955", ""),
+        ("dev-v1.1.json", 4_854_279, "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9", ""),
+        ("train-v2.0.json", 42_123_633, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002", ""),
+        ("dev-v2.0.json", 4_370_528, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8", "")]),
+    "race": ("http://www.cs.cmu.edu/~glai1/data/race/", [
+        ("RACE.tar.gz", 25_443_609, "b2769cc9fdc5c546a693300eb9a966cec6870bd349fbc44ed5225f8ad33006e5", "")]),
+    "cifar10": ("https://www.cs.toronto.edu/~kriz/", [
+        ("cifar-10-binary.tar.gz", 170_052_171,
+         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", "")]),
+    "wmt14": ("https://", [
+        ("www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657_632_379,
+         "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
          "train europarl-v7.de-en.en europarl-v7.de-en.de"),
-    File("wmt14", "https://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918_311_367,
-         "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+        ("www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918_311_367,
+         "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
          "train commoncrawl.de-en.en commoncrawl.de-en.de"),
-    File("wmt14", "https://data.statmt.org/wmt16/translation-task/training-parallel-nc-v11.tgz", 75_178_032,
-         "sha256:cfe8ab047e05043476e498ee765c98e939c7b7d6d294e856344c84476b619d6a",
+        ("data.statmt.org/wmt16/translation-task/training-parallel-nc-v11.tgz", 75_178_032,
+         "cfe8ab047e05043476e498ee765c98e939c7b7d6d294e856344c84476b619d6a",
          "train news-commentary-v11.de-en.en news-commentary-v11.de-en.de"),
-    File("wmt14", "https://www.statmt.org/wmt13/test.tgz", 0, "md5:48eca5d02f637af44e85186847141f67",
+        ("www.statmt.org/wmt13/test.tgz", 0, "48eca5d02f637af44e85186847141f67",
          "valid newstest2013-src.en.sgm newstest2013-src.de.sgm"),
-    File("wmt14", "https://www.statmt.org/wmt14/test-full.tgz", 0, "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
-         "test newstest2014-deen-src.en.sgm newstest2014-deen-ref.de.sgm"),
-)
+        ("www.statmt.org/wmt14/test-full.tgz", 0, "a8cd784e006feb32ac6f3d9ec7eb389a",
+         "test newstest2014-deen-src.en.sgm newstest2014-deen-ref.de.sgm")]),
+    "bert-vocab": (HUB.format("google-bert/bert-base-uncased"), [
+        ("vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3", "")]),
+    "bert-base": (HUB.format("google-bert/bert-base-uncased"), [
+        ("config.json", 570, "7160e1553ad2ca51d8c1cb066be533db31826e12d173824c1bb0cb1a4f187d20", ""),
+        ("vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3", ""),
+        ("model.safetensors", 440_449_768, "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3", "")]),
+    "electra-base": (HUB.format("google/electra-base-discriminator"), [
+        ("config.json", 0, "", ""), ("vocab.txt", 0, "", ""), ("pytorch_model.bin", 0, "", "")]),
+    **{f"albert-v2{end}": (HUB.format(f"albert/albert-{size}-v2"), [
+        ("config.json", 0, "", ""),
+        ("spiece.model", 760_289, "fefb02b667a6c5c2fe27602d28e5fb3428f66ab89c7d6f388e7c8d44a02d0336", ""),
+        ("pytorch_model.bin", 0, "", "")])
+       for end, size in (("", "base"), ("-large", "large"), ("-xlarge", "xlarge"), ("-xxlarge", "xxlarge"))},
+}
+SETS = tuple(TABLE)
+FILES = tuple(File(name, base + path, *rest) for name, (base, rows) in TABLE.items() for path, *rest in rows)
 
 
 # --- transfer --------------------------------------------------------------------------------------------------------
@@ -155,13 +162,13 @@ def receive(file, part):
         return total or part.stat().st_size
 
 
-def digest_of(path, kind):
-    """The digest of a file, in the table's form: "sha256:..." or "md5:..."."""
-    digest = hashlib.new(kind)
+def digest_of(path, like=""):
+    """The digest of a file, of the kind of the digest `like`."""
+    digest = hashlib.new("md5" if len(like) == 32 else "sha256")
     with open(path, "rb") as content:
         while chunk := content.read(CHUNK):
             digest.update(chunk)
-    return f"{kind}:{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def fetch(file, folder):
@@ -181,8 +188,8 @@ def fetch(file, folder):
         have = part.stat().st_size if part.exists() else 0
         raise UserError(f"{file.url}: the transfer broke off {TRIES} times, {have:,} bytes are here; the same command "
                         "continues there")
-    found = file.digest and digest_of(part, file.digest.partition(":")[0])  # "": no digest is on record
-    if found != file.digest:
+    found = digest_of(part, file.digest)
+    if file.digest not in ("", found):
         part.unlink()
         raise UserError(f"{file.url}: checksum mismatch, {found} instead of {file.digest}; what came was removed, "
                         "run the same command again")
@@ -253,12 +260,12 @@ def finish_glue(fetched, folder):
 
 
 def finish_files(fetched, folder):
-    """SQuAD's JSON files as they are; the content of RACE's and CIFAR-10's archive."""
+    """SQuAD's files and a model's as they are; the content of RACE's and CIFAR-10's archive."""
     for path in fetched.values():
-        if path.suffix == ".json":
-            shutil.copy(path, folder)
-        else:
+        if path.suffix == ".gz":
             unpack_inside(path, folder)
+        else:
+            shutil.copy(path, folder)
     return {}
 
 
@@ -306,8 +313,7 @@ def finish_wmt14(fetched, folder):
     return counts
 
 
-FINISH = {"glue": finish_glue, "squad": finish_files, "race": finish_files, "cifar10": finish_files,
-          "wmt14": finish_wmt14}
+FINISH = {"glue": finish_glue, "wmt14": finish_wmt14}  # of all others finish_files
 EXPECTED = {"glue": "CoLA/dev.tsv SST-2/dev.tsv MRPC/dev.tsv STS-B/dev.tsv QQP/dev.tsv MNLI/dev_matched.tsv "
                     "QNLI/dev.tsv RTE/dev.tsv WNLI/dev.tsv",
             "squad": "dev-v1.1.json dev-v2.0.json", "race": "train/high dev/middle test/high",
@@ -316,7 +322,7 @@ EXPECTED = {"glue": "CoLA/dev.tsv SST-2/dev.tsv MRPC/dev.tsv STS-B/dev.tsv QQP/d
 
 # --- sets ------------------------------------------------------------------------------------------------------------
 def download(name, folder, files=FILES):
-    """Fetch the data set `name` into folder/name and return that path; nothing is done where it is complete.
+    """Fetch the set `name` into folder/name and return that path; nothing is done where it is complete.
 
     files: the table to read, for tests and mirrors. UserError: no network, a wrong checksum, a full disk, ...
     """
@@ -329,11 +335,15 @@ def download(name, folder, files=FILES):
     fetched = {file: fetch(file, archives) for file in files if file.data_set == name}
     made = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
     try:
-        counts = FINISH[name](fetched, made)
-        if missing := [part for part in EXPECTED[name].split() if not (made / part).exists()]:
+        counts = FINISH.get(name, finish_files)(fetched, made)
+        if missing := [part for part in EXPECTED.get(name, "").split() if not (made / part).exists()]:
             raise UserError(f"{archives}: {', '.join(missing)} did not come out of what was fetched; delete the "
                             "folder and fetch again")
-        about = {"files": [file._asdict() for file in fetched], "counts": counts}
+        rows = [{**file._asdict(), "digest": file.digest or digest_of(path)} for file, path in fetched.items()]
+        about = {"files": rows, "counts": counts}
+        if unknown := [file.name for file in fetched if not file.digest]:
+            print(f"{target}: no digest is on record for {', '.join(unknown)}; compare the one in source.json with the "
+                  "publisher's")
         (made / "source.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         made.chmod(0o755)  # mkdtemp makes it private
         made.rename(target)

@@ -1,29 +1,112 @@
-"""A model of ours as a Hugging Face folder, its tokenizer as a tokenizer.json, so that a plain AutoTokenizer, without
-sentencepiece and protobuf, cuts text as common/tokenization.py does.
+"""Hugging Face folders: weights read and written without the safetensors package, a model of ours as a folder, and its
+tokenizer as a tokenizer.json, so that a plain AutoTokenizer, without sentencepiece and protobuf, cuts text as
+common/tokenization.py does.
+
+A .safetensors file is an 8-byte little-endian length, a JSON header of that length ({name: dtype, shape, data_offsets})
+and the raw tensors behind it, so no code of a stranger is ever run; pytorch_model.bin is read with weights_only=True,
+which runs none either.
 
 SentencePiece: pieces and scores of the model, its own normaliser (the precompiled table of characters in spiece.model),
-and before it, with `lower`, ALBERT's clean-up. A vocabulary that data/vocabulary.py made cuts all text alike here and
-there, but for two things: "[MASK]" or "<unk>" written out in a text is a special piece there and text here (there too
-with split_special_tokens=True, if its letters are in the vocabulary), and a final capital sigma of a word becomes σ.
+and before it, with `lower`, ALBERT's clean-up. A vocabulary that data/text.py made cuts all text alike here and there,
+but for two things: "[MASK]" or "<unk>" written out in a text is a special piece there and text here (there too with
+split_special_tokens=True, if its letters are in the vocabulary), and a final capital sigma of a word becomes σ.
 
 Released vocabularies keep two more differences: pieces that end in a digit and a comma ("▁2011,") are taken out of the
 vocabulary instead of being cut again, and of cuts that score the same, as of "====", the two may choose different ones.
 """
 import base64
 import json
+import math
+import os
 import sys
 import unicodedata
 from pathlib import Path
 
-from common.cli import UserError
-from common.files import write_atomic
-from data.hf_weights import write_weights
-from data.vocabulary import NORMAL, SYMBOL, fields
+import torch
 
+from common.cli import UserError
+from common.files import atomic, load_file, parse_json, read_json, write_atomic
+from common.weights import finite
+from data.text import NORMAL, SYMBOL, fields
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which they are preferred
 NEVER = -1e4  # the score of a piece that is not to be used
 ROLES = ("pad", "unk", "cls", "sep", "mask")
 
 
+# --- weights ---------------------------------------------------------------------------------------------------------
+def read_weights(path):
+    """{name: tensor} of a .safetensors or .bin file, or of a folder that holds one, whole or in parts with an index."""
+    path = Path(path)
+    if path.is_dir():
+        return read_folder(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; give a folder with {' or '.join(NAMES)}")
+    weights = read_safetensors(path) if path.suffix == ".safetensors" else load_file(path)
+    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise UserError(f"{path}: this holds something else than tensors by name; give the file of a model's weights")
+    return finite(weights, path)
+
+
+def read_folder(folder):
+    """The weights of a Hugging Face folder."""
+    for name in NAMES:
+        if (folder / name).is_file():
+            return read_weights(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            parts = read_json(index, dict, "fetch it again").get("weight_map")
+            if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+                raise UserError(f"{index}: no weight_map of names to files is in it; fetch it again")
+            return {key: value for part in sorted({*parts.values()})
+                    for key, value in read_weights(folder / Path(part).name).items()}
+    raise UserError(f"{folder}: no {' and no '.join(NAMES)} is here; give the folder of a PyTorch model")
+
+
+def read_safetensors(path):
+    """{name: tensor} of one .safetensors file."""
+    tensors = {}
+    with open(path, "rb") as file:
+        size, room = int.from_bytes(file.read(8), "little"), os.path.getsize(path) - 8
+        if size > room:
+            raise UserError(f"{path}: no safetensors file, or cut short in its header; fetch it again")
+        header = parse_json(file.read(size).decode(errors="replace"), f"{path}, its header", dict)
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            try:
+                (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], DTYPES[entry["dtype"]]
+                sound = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+            except (ValueError, KeyError, TypeError):
+                sound = False
+            if not sound or end > room - size or end - begin != math.prod(shape) * dtype.itemsize:
+                raise UserError(f"{path}: damaged or cut short, this cannot be tensor {name}: {str(entry)[:100]}; "
+                                "fetch it again")
+            file.seek(8 + size + begin)
+            raw = bytearray(file.read(end - begin))
+            tensors[name] = (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)
+    return tensors
+
+
+def write_weights(path, tensors):
+    """Write {name: tensor} as a .safetensors file, whole or not at all."""
+    path, header, offset = Path(path), {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8
+    with atomic(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+# --- tokenizers and folders ------------------------------------------------------------------------------------------
 def character_class(wanted):
     """A regular expression of the characters for which wanted(character) holds."""
     codes = [code for code in range(sys.maxunicode + 1) if not 0xd800 <= code < 0xe000 and wanted(chr(code))]

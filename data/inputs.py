@@ -15,8 +15,7 @@ from common.runs import RunFolder
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus, read_meta
 from data.prepare import make_demo
-from data.text import layout_of, make_corpus
-from data.vocabulary import text_files
+from data.text import layout_of, make_corpus, text_files
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by, and of Wikipedia 5% are 300,000

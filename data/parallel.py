@@ -19,7 +19,7 @@ from common.cli import UserError
 from common.distributed import gather, on_main, progress, say, seed_of
 from common.files import read_json, read_text, write_atomic
 from common.tokenization import load_tokenizer
-from data.vocabulary import train_sentencepiece
+from data.text import train_sentencepiece
 
 BLOCK = 100_000  # lines encoded at once
 

@@ -1,6 +1,7 @@
-"""Text -> token files on disk, for data/corpus.py.
+"""Text files -> a SentencePiece vocabulary, and token files on disk for data/corpus.py.
 
-    corpus = prepare_corpus(["books/", "wiki.txt"], tokenizer, "cache/", workers=8)
+    path = train_sentencepiece(["books/"], "spiece.model", vocab_size=8000)
+    corpus = prepare_corpus(["books/", "wiki.txt"], load_tokenizer(path), "cache/", workers=8)
 
 Everything streams, so memory does not grow with the corpus, and the number of workers does not change the result.
 
@@ -12,14 +13,16 @@ How text is read. A file's first 128 KiB decide its layout:
   most paragraphs are single lines (of several sentences here and there): there the file is one document, cut before
   titles and before headings in capitals that come after 2,000 characters or more.
 A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
-is near. The licence that Project Gutenberg puts before and behind its books is left out.
+is near.
 """
 import gc
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import re
+import struct
 import sys
 import threading
 from collections import deque
@@ -30,14 +33,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import sentencepiece
 from tqdm import tqdm
 
 from common.cli import UserError
 from common.files import fingerprint, fingerprints, read_json, write_atomic
-from common.tokenization import load_tokenizer
+from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
-from data.vocabulary import text_files, train_sentencepiece
-from data.words import WordCache, token_dtype
 
 # bytes: what decides the layout, a worker's share, where its end is looked for
 SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
@@ -52,13 +54,26 @@ ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt c
     esq jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb
     mar apr jun jul aug sep sept oct nov dec""".split())
 LONGEST_ABBREVIATION = max(map(len, ABBREVIATIONS))
+ALBERT_SYMBOLS = ["(", ")", '"', "-", ".", "–", "£", "€"]  # pieces of their own in ALBERT's vocabulary
+SAMPLE_BYTES = 200_000_000  # of text from which a vocabulary is trained
+STEP = 2.0 ** -10  # of scores: float32 adds them up exactly to 16,384, which is the score of about 2,000 pieces
+NORMAL, SYMBOL, UNUSED = 1, 4, 5  # types of a piece in SentencePiece's model file; 4: user-defined
 
-# How Project Gutenberg's files begin and end. Where a wrapped line goes on, the marker ends with "***" on the next one.
-LICENCE_WINDOW = 1 << 16  # bytes; its footer is 20 kB long, its header 1 kB, before 2004 up to 15 kB
-LICENCE_BEFORE = re.compile(rb"^\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG[^\n]*\n(?:[^*\n]+\*\*\*[ \t\r]*\n)?"
-                            rb"|^\*END[* ]+THE SMALL PRINT![^\n]*\n", re.MULTILINE | re.IGNORECASE)
-LICENCE_BEHIND = re.compile(rb"^\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG"
-                            rb"|^End of (?:the |this )?Project Gutenberg", re.MULTILINE | re.IGNORECASE)
+
+# --- reading text ----------------------------------------------------------------------------------------------------
+def text_files(paths):
+    """The files that `paths` stand for: a file as it is, a folder's *.txt at any depth, sorted. UserError if none."""
+    found = []
+    for path in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file or folder; check the path")
+        inside = sorted(p for p in path.rglob("*.txt") if p.is_file()) if path.is_dir() else [path]
+        if not inside:
+            raise UserError(f"{path}: the folder holds no *.txt file; name the files, or rename them to end in .txt")
+        found += inside
+    if not found:
+        raise UserError("corpus: no text file was given; name at least one file or folder")
+    return found
 
 
 class Layout(NamedTuple):
@@ -114,27 +129,18 @@ def text_blocks(text):
     return blocks
 
 
-def body_of(path):
-    """(start, end) in bytes of a file without the licence that Project Gutenberg puts before and behind a book."""
-    size = os.path.getsize(path)
+def layout_of(path):
+    """The Layout that a file shows in its beginning. UserError for what is not text."""
     with open(path, "rb") as file:
-        head = file.read(LICENCE_WINDOW)
-        starts = [match.end() for match in LICENCE_BEFORE.finditer(head)]
-        file.seek(max(0, size - LICENCE_WINDOW))
-        tail = LICENCE_BEHIND.search(file.read())
-    start = starts[-1] if starts else 0
-    end = max(0, size - LICENCE_WINDOW) + tail.start() if tail else size
-    return (start, end) if start < end else (0, size)
-
-
-def layout_of(path, start=0, end=None):
-    """The Layout that a file shows from byte `start` on. UserError for what is not text."""
-    with open(path, "rb") as file:
-        file.seek(start)
-        head = file.read(SAMPLE if end is None else min(SAMPLE, end - start))
+        head = file.read(SAMPLE)
     if b"\0" in head:
         raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text, or take it out")
-    blocks = text_blocks(head.decode("utf-8", errors="replace"))
+    return find_layout(head.decode("utf-8", errors="replace"))
+
+
+def find_layout(text):
+    """The Layout that a text shows."""
+    blocks = text_blocks(text)
     lines = list(chain.from_iterable(blocks))
     inner = [(line, after.split(None, 1)[0]) for block in blocks for line, after in zip(block, block[1:])]
     width = np.percentile([len(line) for line, _ in inner], 90) if inner else 0
@@ -166,8 +172,7 @@ def read_documents(text, layout):
 
 def chunks(path):
     """(path, start byte, end byte, layout) of pieces of about CHUNK bytes; a function of the file alone."""
-    start, size = body_of(path)
-    layout = layout_of(path, start, size)
+    start, size, layout = 0, os.path.getsize(path), layout_of(path)
     with open(path, "rb") as file:
         while start < size:
             end = size
@@ -180,7 +185,118 @@ def chunks(path):
             start = end
 
 
-def encode_chunk(words, job):
+# --- a vocabulary ----------------------------------------------------------------------------------------------------
+def sample_lines(files, lower):
+    """The files' lines, evenly thinned out to about SAMPLE_BYTES; an overlong one comes in parts, to bound memory."""
+    rate, count, lines = min(1.0, SAMPLE_BYTES / max(1, sum(os.path.getsize(path) for path in files))), 0, []
+    for path in files:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            for line in iter(lambda: file.readline(1 << 16), ""):
+                count += 1
+                if int(count * rate) > int((count - 1) * rate):
+                    lines.append(preprocess(line) if lower else line.strip())
+    return [line for line in lines if line]
+
+
+def fields(message):
+    """(number, value, all its bytes) of the fields of a protobuf message, in which SentencePiece writes its models. A
+    value is an int, 4 or 8 bytes, or the bytes of what has a length."""
+    place = 0
+
+    def varint():
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while place < len(message):
+        start, key = place, varint()
+        kind = key & 7
+        if kind == 0:
+            value = varint()
+        else:
+            size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
+            value, place = message[place:place + size], place + size
+        yield key >> 3, value, message[start:place]
+
+
+def with_length(number, content):
+    """A field of a protobuf message that holds the bytes `content`."""
+    size, sizes = len(content), b""
+    while size > 127:
+        sizes, size = sizes + bytes([size & 127 | 128]), size >> 7
+    return bytes([number << 3 | 2]) + sizes + bytes([size]) + content
+
+
+def steady(model, lower):
+    """A trained model (bytes) that every program reads alike. Three things differ from what SentencePiece writes:
+
+    - Scores are multiples of STEP, so that sums are exact whether they are kept in float32 (SentencePiece) or float64
+      (Hugging Face's tokenizers), and the same of two cuts wins, also of those that score the same ("==" + "=").
+    - ALBERT_SYMBOLS, which occur in no other piece, are normal pieces: as user-defined ones their scores would be no
+      such multiples, and transformers would take them out of a text before anything else.
+    - With lower, pieces that end in a digit and a comma are not used: ALBERT's tokenizer cuts them again, others do not.
+    """
+    pieces = [{number: value for number, value, _ in fields(value)} for key, value, _ in fields(model) if key == 1]
+    scores = [round(struct.unpack("<f", piece[2])[0] / STEP) * STEP for piece in pieces]
+    best = max(score for score, piece in zip(scores, pieces) if piece.get(3, NORMAL) == NORMAL)
+    made = []
+    for piece, score in zip(pieces, scores):
+        name, kind = piece[1], piece.get(3, NORMAL)
+        if kind == SYMBOL:
+            score, kind = best, NORMAL
+        elif lower and kind == NORMAL and name[-1:] == b"," and name.decode()[-2:-1].isdigit():
+            kind = UNUSED
+        content = with_length(1, name) + b"\x15" + struct.pack("<f", score)
+        made.append(with_length(1, content + (b"" if kind == NORMAL else bytes([3 << 3, kind]))))
+    return b"".join(made) + b"".join(whole for key, _, whole in fields(model) if key != 1)
+
+
+def training_mistake(message, file, vocab_size):
+    """SentencePiece's complaint as one line that says what to do."""
+    if most := re.search(r"value <= (\d+)", message):
+        return f"{file}: the text gives at most {most[1]} pieces, not {vocab_size}; use {most[1]}, or more text"
+    if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"{file}: the characters alone need {least[1]} pieces; use a vocab_size well above, not {vocab_size}"
+    return f"{file}: SentencePiece cannot train vocab_size {vocab_size} ({message.splitlines()[0]}); change vocab_size"
+
+
+def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
+    """Train a unigram model with ALBERT's settings on text files or folders; returns out_path (a file to be written).
+
+    Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK], then, with lower, ALBERT_SYMBOLS, each always a piece of its own.
+    Memory: 24 bytes a byte of text, so of more than SAMPLE_BYTES only every n-th line is taken (ALBERT took 10 million
+    lines). The same text, settings, threads and sentencepiece version: the same file.
+    UserError where the text cannot fill vocab_size: it names the largest that works.
+    """
+    files, out_path, model = text_files(files), Path(out_path), io.BytesIO()
+    lines = sample_lines(files, lower)
+    if not lines:
+        raise UserError(f"{files[0]}: there is no text to train on; give files with text")
+    sentencepiece.set_random_generator_seed(0)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=vocab_size,
+            character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
+            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            user_defined_symbols=ALBERT_SYMBOLS if lower else [], num_threads=threads, input_sentence_size=10_000_000,
+            max_sentence_length=1 << 20, minloglevel=2)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(training_mistake(str(error), files[0], vocab_size)) from None
+    out_path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out_path, steady(model.getvalue(), lower))
+    return out_path
+
+
+# --- token files -----------------------------------------------------------------------------------------------------
+def token_dtype(tokenizer):
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
+
+
+def encode_chunk(tokenizer, job):
     """(path, bytes, token array, tokens per sentence, sentences per document, undecodable sequences) of one chunk."""
     path, start, end, layout = job
     with open(path, "rb") as file:
@@ -189,7 +305,9 @@ def encode_chunk(words, job):
     text = raw.decode("utf-8", errors="replace")
     broken = text.count("\ufffd") - raw.count("\ufffd".encode())
     documents = read_documents(text.removeprefix("\ufeff"), layout)
-    tokens, lengths = words.encode(list(chain.from_iterable(documents)))
+    ids = tokenizer.encode_batch(list(chain.from_iterable(documents)))
+    lengths = np.array([len(row) for row in ids], np.int64)
+    tokens = np.fromiter(chain.from_iterable(ids), token_dtype(tokenizer), int(lengths.sum()))
     owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])[lengths > 0]
     counts = np.bincount(owner, minlength=1)
     return path, end - start, tokens, lengths[lengths > 0], counts[counts > 0], broken
@@ -264,14 +382,10 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
         return Corpus(folder, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     parts = [folder / f"{name}.bin.part" for name in NAMES]
-    bodies = [end - start for start, end in map(body_of, files)]
-    if licences := [size - body for (_, size, _), body in zip(sources, bodies) if body < size]:
-        print(f"corpus: {len(licences)} of {len(files)} files have Project Gutenberg's licence before or behind the "
-              f"text; it is left out ({sum(licences):,} bytes)", file=sys.stderr)
-    total, jobs = sum(bodies), chain.from_iterable(map(chunks, files))
+    total, jobs = sum(size for _, size, _ in sources), chain.from_iterable(map(chunks, files))
     try:
         with tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None if progress else True) as bar:
-            count = write_parts(in_order(encode_chunk, WordCache(tokenizer), jobs, workers), parts, bar)
+            count = write_parts(in_order(encode_chunk, tokenizer, jobs, workers), parts, bar)
         if not count["sentences"]:
             raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")
         (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written the folder is no corpus

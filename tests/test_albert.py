@@ -23,9 +23,9 @@ import albert
 from common.cli import UserError
 from common.tokenization import load_tokenizer
 from conftest import ROOT
-from data import hf_albert, hf_weights as weight_files
+from data import hf_models
 from data.corpus import Corpus
-from data.hf_folder import write_tokenizer
+from data.hf_folder import read_weights, write_tokenizer, write_weights
 from tests.claims import albert as claims
 from tests.claims import study
 
@@ -226,8 +226,8 @@ def their_numbers(transformers, folder):
             ("choice", albert.MultipleChoice, 1, "AlbertForMultipleChoice", dict(several, labels=torch.tensor([1])), ("logits", "loss")),
             ("span", albert.SpanModel, 2, "AlbertForQuestionAnswering", dict(inputs, **spans), ("start_logits", "end_logits", "loss"))):
         model = formula_model(ours, PARITY, *[outputs] * issubclass(ours, albert.Classifier))
-        weight_files.write_weights(folder / "model.safetensors", hf_albert.rename(model.state_dict(), 2))
-        (folder / "config.json").write_text(json.dumps(hf_albert.make_config(PARITY, name, outputs, 2)))
+        write_weights(folder / "model.safetensors", hf_models.rename_albert(model.state_dict(), 2))
+        (folder / "config.json").write_text(json.dumps(hf_models.albert_config(PARITY, name, outputs, 2)))
         theirs, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"] and not info["mismatched_keys"]
         found = theirs.eval()(**call)
@@ -251,7 +251,7 @@ HARD = ["“Curly” quotes… — dashes, £5 (1,000, 2,500)", "In 2011, he sai
 @pytest.mark.parametrize("kind", ["spiece", "cased", "vocab"])
 def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
     transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
-    from data.vocabulary import train_sentencepiece
+    from data.text import train_sentencepiece
     rng, words = np.random.default_rng(0), "the stone (river) 2011, was small. quiet £5 – Winter, house-paper 17, 1,000 Early".split()
     lines = [" ".join(rng.choice(words, 12)) for _ in range(300)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
@@ -278,7 +278,7 @@ def test_an_exported_tokenizer_agrees_on_1000_lines(text, request, tmp_path):
     is written out aside, which Hugging Face reads as one."""
     transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
     from common.tokenization import load_tokenizer
-    from data.vocabulary import train_sentencepiece
+    from data.text import train_sentencepiece
     if text == "demo":
         files = sorted((Path(request.getfixturevalue("demo")["corpus"])).glob("*.txt"))
     else:
@@ -319,8 +319,8 @@ def test_round_trip_through_a_hugging_face_state_dict(settings, tmp_path):
     cfg = tiny(**settings)
     torch.manual_seed(0)
     model = albert.LanguageModel(cfg).eval()
-    weight_files.write_weights(tmp_path / "model.safetensors", hf_albert.rename(model.state_dict(), max(albert.blocks(cfg))))
-    (tmp_path / "config.json").write_text(json.dumps(hf_albert.make_config(cfg, "AlbertForPreTraining", 2, max(albert.blocks(cfg)))))
+    write_weights(tmp_path / "model.safetensors", hf_models.rename_albert(model.state_dict(), max(albert.blocks(cfg))))
+    (tmp_path / "config.json").write_text(json.dumps(hf_models.albert_config(cfg, "AlbertForPreTraining", 2, max(albert.blocks(cfg)))))
     back, source = read_back(tmp_path)
     again = albert.LanguageModel(back).eval()
     assert "made anew: none; left out: none" in albert.start_from(again, source)
@@ -356,27 +356,27 @@ def test_parity_with_transformers_in_the_other_direction(tmp_path):
 
 def test_weight_files(tmp_path):
     tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(3), "c": torch.randn(5).bfloat16(), "d": torch.zeros(0, 4)}
-    weight_files.write_weights(tmp_path / "x.safetensors", tensors)
-    back = weight_files.read_weights(tmp_path / "x.safetensors")
+    write_weights(tmp_path / "x.safetensors", tensors)
+    back = read_weights(tmp_path / "x.safetensors")
     assert list(back) == list(tensors) and all(torch.equal(back[name], tensors[name]) and back[name].dtype == tensors[name].dtype for name in tensors)
     cut = (tmp_path / "x.safetensors").read_bytes()[:-3]
     (tmp_path / "x.safetensors").write_bytes(cut)
     with pytest.raises(UserError, match="x.safetensors"):
-        weight_files.read_weights(tmp_path / "x.safetensors")
+        read_weights(tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="no model.safetensors"):
-        weight_files.read_weights(tmp_path)
+        read_weights(tmp_path)
     torch.save([1], tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match="pytorch_model.bin: this holds something else than tensors by name"):
-        weight_files.read_weights(tmp_path)
+        read_weights(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(UserError, match="index.json: no weight_map"):
-        weight_files.read_weights(tmp_path)
+        read_weights(tmp_path)
 
 
 def test_weights_that_do_not_fit_are_listed(tmp_path):
     model = albert.LanguageModel(TINY)
-    (tmp_path / "config.json").write_text(json.dumps(hf_albert.make_config(TINY, "AlbertForPreTraining", 2, 1)))
-    good, words = hf_albert.rename(model.state_dict(), 1), "albert.embeddings.word_embeddings.weight"
+    (tmp_path / "config.json").write_text(json.dumps(hf_models.albert_config(TINY, "AlbertForPreTraining", 2, 1)))
+    good, words = hf_models.rename_albert(model.state_dict(), 1), "albert.embeddings.word_embeddings.weight"
     missing = {name: value for name, value in good.items() if name != "albert.embeddings.LayerNorm.bias"}
     for state, message in ((missing, "missing encoder.norm.bias"),
                            ({**good, "albert.embeddings.position_embeddings.weight": torch.zeros(7, 8)},
@@ -384,7 +384,7 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
                            ({**good, "albert.extra.weight": torch.zeros(1)}, "unexpected weights: albert.extra.weight"),
                            ({**good, "predictions.decoder.weight": torch.zeros(60, 8)}, "ALBERT's are tied"),
                            ({**good, words: torch.full((60, 8), math.nan)}, "word_embeddings.weight holds numbers that are not finite")):
-        weight_files.write_weights(tmp_path / "model.safetensors", state)
+        write_weights(tmp_path / "model.safetensors", state)
         with pytest.raises(UserError, match=message):
             albert.start_from(model, read_back(tmp_path)[1])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert", "vocab_size": 60}))
@@ -401,9 +401,9 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
     ({"max_position_embeddings": 7}, "is .40, 8. there and .7, 8. here")])
 def test_configurations_that_make_no_sense(change, message, tmp_path):
     """Each ends in one line, whatever the action; the last fits no weights."""
-    config = hf_albert.make_config(TINY, "AlbertForPreTraining", 2, 1)
+    config = hf_models.albert_config(TINY, "AlbertForPreTraining", 2, 1)
     (tmp_path / "config.json").write_text(json.dumps({**config, **change} if isinstance(change, dict) else change))
-    weight_files.write_weights(tmp_path / "model.safetensors", hf_albert.rename(albert.LanguageModel(TINY).state_dict(), 1))
+    write_weights(tmp_path / "model.safetensors", hf_models.rename_albert(albert.LanguageModel(TINY).state_dict(), 1))
     with pytest.raises(UserError, match=message):
         run_main("--describe", "--init", tmp_path)
         cfg, source = read_back(tmp_path)
@@ -819,7 +819,7 @@ def test_order_is_learnt_from_true_labels_and_not_from_shuffled_ones(objective, 
 def corpus(tmp_path_factory):
     """A small prepared corpus with its tokenizer: 60 documents of numbered sentences, in which order can be told."""
     from data.text import prepare_corpus
-    from data.vocabulary import train_sentencepiece
+    from data.text import train_sentencepiece
     folder, rng = tmp_path_factory.mktemp("albert"), np.random.default_rng(0)
     words = ["stone", "river", "lamp", "green", "small", "house", "winter", "paper", "garden", "quiet", "early", "bread", "north", "letter"]
     lines = []

@@ -28,9 +28,9 @@ from common.cli import Diverged, Stop, UserError
 from common.files import load_file, read_jsonl
 from common.tokenization import WordPieceTokenizer, load_tokenizer
 from conftest import ROOT
-from data import flat as flat_module, hf_bert, latency_log
-from data.hf_weights import read_weights, write_weights
-from data.vocabulary import train_sentencepiece
+from data import flat as flat_module, hf_models, latency_log
+from data.hf_folder import read_weights, write_weights
+from data.text import train_sentencepiece
 from tests.claims import autotinybert as claims, study
 
 BASE = atb.Config(preset="base")
@@ -408,7 +408,7 @@ def write_hugging_face(folder, model):
     common_weights.keep_model(source, "finetune", dataclasses.replace(TINY, tasks="SQuAD1.1" if getattr(model, "spans", False) else "SST-2"),
                               Vocabulary(), model=model)
     head = {name: value for name, value in weights.items() if name.startswith("head.")}
-    return hf_bert.write(folder, weights, dataclasses.astuple(model.encoder.arch), 0.0, Vocabulary(), source, head)
+    return hf_models.write_bert(folder, weights, dataclasses.astuple(model.encoder.arch), 0.0, Vocabulary(), source, head)
 
 
 def ranks_here():
@@ -690,7 +690,7 @@ def test_parts_of_a_finished_search_come_from_its_superplm(tiny_data, whole, tmp
     run_here(["--export", tmp_path / "export", *flags, "--init", whole, "--arch", "1-8-8-1-6"])
     superplm = atb.LanguageModel(atb.parse_arch("2-24-40-4-24"), 46)
     superplm.load_state_dict(weights_of(whole / "superplm"))
-    exported = hf_bert.read(tmp_path / "export", 1)
+    exported = hf_models.read_bert(tmp_path / "export", 1)
     for name, value in atb.extract(superplm, atb.parse_arch("1-8-8-1-6")).state_dict().items():
         assert torch.equal(exported[name], value)
 

@@ -15,9 +15,6 @@ from test_bad_input import ARCH, PIECES, SMALL, TRAINED, call, limited, put, rea
 
 CASES, SECONDS = 500, 30
 NASTY = (None, True, -1, 0, 10 ** 12, 10 ** 400, 1.5, float("nan"), "", "x", "\ud800", [], {}, [[]], ["x"], [-1])
-DUMP = ("<mediawiki>\n<siteinfo><namespaces><namespace key=\"0\" /></namespaces></siteinfo>\n<page><title>A</title>"
-        "<ns>0</ns><revision><text>" + "A man sat on a mat and saw a cat. " * 20 + "</text></revision></page>\n"
-        "</mediawiki>\n")
 
 
 def ground(*sources, **written):
@@ -68,8 +65,6 @@ KINDS = [
      ground(best_json={"arch": "layers=1 hidden=16 ffn=16 heads=1 types=linear"}), ("best.json",), False),
     ("prepare", "corpus --corpus {here}/a.text --vocab_size 19 --to {here}/out",
      ground(a_text="A man sat on a mat. He saw a cat.\n\n" * 40), ("a.text",), False),
-    ("prepare", "pairs --text {here}/train --to {here}/out", ground("pairs"), ("train.en", "train.de"), False),
-    ("prepare", "extract --dump {here}/dump.xml --to {here}/out", ground(dump_xml=DUMP), ("dump.xml",), False),
 ]
 
 

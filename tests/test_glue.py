@@ -13,7 +13,7 @@ import torch
 from common import glue
 from common.cli import UserError
 from common.tokenization import load_tokenizer
-from data.vocabulary import train_sentencepiece
+from data.text import train_sentencepiece
 
 HEADERS = {
     "SST-2": ("sentence\tlabel", "index\tsentence"),

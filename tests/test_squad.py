@@ -16,7 +16,7 @@ from common.cli import UserError
 from common.tasks import Recipe
 from common.tokenization import load_tokenizer
 from data import race
-from data.vocabulary import train_sentencepiece
+from data.text import train_sentencepiece
 
 WORDS = ["".join(parts) for parts in itertools.product(("ka", "so", "mi", "tre"), ("lo", "ne", "ri", "du", ""), "strn")]
 ODD = ["Café", "(1,250)", "Ångström’s", "№7", "U.S.", "½", "naïve-", "“quoted”", "ﬁne", "10%", "A", "Kalos!"]

@@ -38,7 +38,7 @@ class Config:
 @pytest.fixture(scope="module")
 def tokenizer(demo, tmp_path_factory):
     from common.tokenization import load_tokenizer
-    from data.vocabulary import train_sentencepiece
+    from data.text import train_sentencepiece
     path = train_sentencepiece([demo["corpus"]], tmp_path_factory.mktemp("vocabulary") / "spiece.model", 600)
     return load_tokenizer(path)
 

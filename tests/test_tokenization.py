@@ -8,7 +8,7 @@ import sentencepiece
 
 from common.cli import UserError
 from common.tokenization import load_tokenizer, preprocess, preprocess_aligned
-from data.vocabulary import ALBERT_SYMBOLS, STEP, fields, train_sentencepiece
+from data.text import ALBERT_SYMBOLS, STEP, fields, train_sentencepiece
 
 WORDPIECES = """[PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan ##bul σας a
     ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
@@ -41,7 +41,7 @@ def spiece(text):
 @pytest.fixture(scope="module")
 def released(text):
     """The same as SentencePiece writes it, like ALBERT's own: pieces such as "2011," are in use."""
-    with mock.patch("data.vocabulary.steady", lambda model, lower: model):
+    with mock.patch("data.text.steady", lambda model, lower: model):
         return train_sentencepiece([text], text.parent / "released.model", vocab_size=90)
 
 
@@ -78,7 +78,7 @@ def test_training_is_deterministic_and_atomic(text, spiece, tmp_path):
 def test_training_samples_evenly(tmp_path, monkeypatch):
     """With a small budget only some lines are used, from all over the text."""
     lines = [f"common words {'alpha' if i < 5000 else 'omega'} here" for i in range(10000)]
-    monkeypatch.setattr("data.vocabulary.SAMPLE_BYTES", 20_000)
+    monkeypatch.setattr("data.text.SAMPLE_BYTES", 20_000)
     path = train_sentencepiece([write(tmp_path / "t.txt", lines)], tmp_path / "m", vocab_size=30)
     tokenizer = load_tokenizer(path)
     assert tokenizer.unk_id not in tokenizer.encode("alpha omega")

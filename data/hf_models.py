@@ -1,0 +1,298 @@
+"""Models in Hugging Face's layout, read and written under the names of albert.py and autotinybert.py.
+
+ALBERT: a layer group there is one attention and one feed-forward block, which are lists of their own in albert.py,
+since Table 4 shares one and not the other. Both sides store a linear map as (outputs, inputs).
+
+BERT and ELECTRA: query, key and value are three matrices (outputs, inputs) there and one tensor (3, heads, width,
+inputs) in autotinybert.py; their output projection (hidden, heads x width) is (hidden, heads, width) there. All else is
+taken as it is.
+"""
+import dataclasses
+import re
+from pathlib import Path
+
+import torch
+
+from common import glue
+from common.cli import UserError
+from common.files import read_json, write_atomic
+from common.tokenization import load_tokenizer
+from common.weights import read_init, take_over
+from data.hf_folder import read_weights, write_folder
+
+EPSILON = 1e-12  # of all LayerNorms
+
+# --- ALBERT ----------------------------------------------------------------------------------------------------------
+GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
+ALBERT_NAMES = (  # (our module, theirs); {} is the number of a block here, of a group there
+    ("encoder.words", "albert.embeddings.word_embeddings"),
+    ("encoder.positions", "albert.embeddings.position_embeddings"),
+    ("encoder.segments", "albert.embeddings.token_type_embeddings"),
+    ("encoder.norm", "albert.embeddings.LayerNorm"),
+    ("encoder.mapping", "albert.encoder.embedding_hidden_mapping_in"),
+    *((f"encoder.attentions.{{}}.{ours}", f"{GROUP}attention.{theirs}") for ours, theirs in (
+        ("query", "query"), ("key", "key"), ("value", "value"), ("output", "dense"), ("norm", "LayerNorm"))),
+    ("encoder.ffns.{}.expand", f"{GROUP}ffn"), ("encoder.ffns.{}.shrink", f"{GROUP}ffn_output"),
+    ("encoder.ffns.{}.norm", f"{GROUP}full_layer_layer_norm"),
+    ("pooler", "albert.pooler"), ("mlm", "predictions"), ("mlm.transform", "predictions.dense"),
+    ("mlm.norm", "predictions.LayerNorm"), ("order", "sop_classifier.classifier"), ("head", "classifier"),
+    ("span", "qa_outputs"))
+IGNORED = re.compile(r"albert\.embeddings\.(position_ids|token_type_ids)|predictions\.decoder\.\w+")  # buffers, tied
+ALBERT_SETTINGS = (  # (our setting, their key, what is meant where it is missing; None: it may not be)
+    ("vocab_size", "vocab_size", None), ("embedding", "embedding_size", None), ("hidden", "hidden_size", None),
+    ("layers", "num_hidden_layers", None), ("heads", "num_attention_heads", None), ("ffn", "intermediate_size", None),
+    ("groups", "num_hidden_groups", 1), ("activation", "hidden_act", "gelu_new"),
+    ("positions", "max_position_embeddings", 512), ("init_std", "initializer_range", 0.02),
+    ("dropout", "hidden_dropout_prob", 0.0))
+ALBERT_CLASSES = {"RACE": "AlbertForMultipleChoice", "mlm": "AlbertForPreTraining",  # of a task, or of a head
+              "head": "AlbertForSequenceClassification", "span": "AlbertForQuestionAnswering"}
+
+
+def albert_settings(config):
+    """albert.py's settings of a config.json. ValueError where it describes what albert.py cannot build."""
+    if not isinstance(config, dict) or config.get("model_type") != "albert":
+        raise ValueError("model_type is not albert")
+    missing = [theirs for _, theirs, default in ALBERT_SETTINGS if default is None and theirs not in config]
+    if missing:
+        raise ValueError(f"lacks {', '.join(missing)}")
+    if config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
+        raise ValueError("inner_group_num and type_vocab_size: only 1 and 2 are built")
+    if config.get("layer_norm_eps", EPSILON) != EPSILON:
+        raise ValueError(f"layer_norm_eps {config['layer_norm_eps']}: only {EPSILON} is built")
+    found = {"share": "all", **{ours: config.get(theirs, default) for ours, theirs, default in ALBERT_SETTINGS}}
+    if config.get("attention_probs_dropout_prob", found["dropout"]) != found["dropout"]:
+        raise ValueError(f"attention_probs_dropout_prob {config['attention_probs_dropout_prob']}: hidden_dropout_prob "
+                         f"is {found['dropout']}, and only one for both is built; make them equal in config.json")
+    if found["activation"] in ("gelu_pytorch_tanh", "gelu_fast"):
+        found["activation"] = "gelu_new"
+    return found
+
+
+def read_albert(folder, config, groups):
+    """({our name: weight} of a folder, the task whose head is among them: "RACE" or "" for any). ValueError lists the
+    names that belong to no ALBERT of so many groups."""
+    weights = read_weights(folder)
+    if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
+        weights = {f"albert.{name}": value for name, value in weights.items()}
+    tied, words = (weights.get(f"{name}.weight") for name in ("predictions.decoder", ALBERT_NAMES[0][1]))
+    if tied is not None and words is not None and not torch.equal(tied, words):
+        raise ValueError("predictions.decoder.weight differs from the word embeddings; ALBERT's are tied")
+    modules = {theirs.format(group): ours.format(group) for ours, theirs in ALBERT_NAMES for group in range(groups)}
+    split = {name: name.rsplit(".", 1) for name in weights if not IGNORED.fullmatch(name)}
+    strange = [name for name, (module, *_) in split.items() if module not in modules]
+    if strange:
+        raise ValueError(f"unexpected weights: {', '.join(strange)}")
+    return ({f"{modules[module]}.{leaf}": weights[name].float() for name, (module, leaf) in split.items()},
+            "RACE" if ALBERT_CLASSES["RACE"] in config.get("architectures", ()) else "")
+
+
+def rename_albert(weights, groups):
+    """{their name: weight}. What is shared in parts is written out as `groups` groups, which computes the same; without
+    a mapping theirs is an identity (D9). Parts that theirs lacks (the SQuAD v2.0 head) are left out."""
+    result = {}
+    for ours, theirs in ALBERT_NAMES:
+        blocks = {name.split(".")[2] for name in weights if "{}" in ours and name.startswith(ours.partition("{}")[0])}
+        for group in range(groups if blocks else 1):
+            for leaf in ("weight", "bias"):
+                name = f"{ours.format(group * len(blocks) // groups)}.{leaf}"
+                if name in weights:
+                    result[f"{theirs.format(group)}.{leaf}"] = weights[name].clone()
+    if "encoder.mapping.weight" not in weights:
+        width = len(weights["encoder.norm.weight"])
+        result["albert.encoder.embedding_hidden_mapping_in.weight"] = torch.eye(width)
+        result["albert.encoder.embedding_hidden_mapping_in.bias"] = torch.zeros(width)
+    return result
+
+
+def albert_config(cfg, architecture, outputs, groups, labels=()):
+    """config.json for transformers. outputs: of the head, where it is a classifier's; labels: their names."""
+    names = labels or [f"LABEL_{number}" for number in range(outputs)]
+    return {**{theirs: getattr(cfg, ours) for ours, theirs, _ in ALBERT_SETTINGS},
+            "architectures": [architecture], "model_type": "albert", "embedding_size": cfg.embedding or cfg.hidden,
+            "num_hidden_groups": groups, "inner_group_num": 1, "type_vocab_size": 2,
+            "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": 0.1, "layer_norm_eps": EPSILON,
+            "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+            "id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+
+
+def write_albert(folder, weights, task, cfg, groups, tokenizer):
+    """Write a model of albert.py, and the head of `task` if that is a task's, as a folder; the line returned says what
+    it is."""
+    kinds, theirs = [task, *(name.split(".")[0] for name in weights)], rename_albert(weights, groups)
+    architecture = next((ALBERT_CLASSES[kind] for kind in kinds if kind in ALBERT_CLASSES), "AlbertModel")
+    if architecture == "AlbertModel":
+        theirs = {name.removeprefix("albert."): value for name, value in theirs.items()}
+    outputs = len(weights["head.weight"]) if "head.weight" in weights else 2
+    labels = glue.TASKS[task].labels if task in glue.TASKS else ()
+    write_folder(folder, theirs, albert_config(cfg, architecture, outputs, groups, labels), tokenizer)
+    lost = "; the SQuAD v2.0 head, which Hugging Face's ALBERT has not, is left out" if "answer" in kinds else ""
+    return f"{folder}: {architecture}, {sum(value.numel() for value in theirs.values()):,} numbers{lost}"
+
+
+# --- BERT and ELECTRA ------------------------------------------------------------------------------------------------
+BERT_NAMES = {  # our module: theirs
+    "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
+    "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
+    "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "fit": "fit",
+    "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
+    "head": "classifier"}
+BERT_LAYER = {  # the same of a layer; what attention multiplies with stands in ATTENTION
+    "attention_norm": "attention.output.LayerNorm", "expand": "intermediate.dense", "shrink": "output.dense",
+    "ffn_norm": "output.LayerNorm"}
+ATTENTION = [f"attention.self.{name}" for name in ("query", "key", "value")]
+OUTPUT = "attention.output.dense"
+SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size")
+FIXED = {"hidden_act": "gelu", "layer_norm_eps": EPSILON, "position_embedding_type": "absolute"}  # all that runs here
+CHANGE = """
+The query/key/value width (`qkv_size`) of this model is not its hidden width, which plain `transformers` takes for
+granted. Load it with `autotinybert.py --init`, or change two lines of `modeling_bert.py` (Figure B.1), leaving out the
+check that the hidden size is a multiple of the number of heads:
+
+- `BertSelfAttention.__init__`: `self.attention_head_size = config.qkv_size // config.num_attention_heads`
+- `BertSelfOutput.__init__`: `self.dense = nn.Linear(config.qkv_size, config.hidden_size)`
+"""
+
+
+def model_folder(path, first="model"):
+    """Where the model of a run is: its model/ or superplm/, `first` before the other, else path itself."""
+    found = next((Path(path) / name for name in (first, "model", "superplm")
+                  if (Path(path) / name / "checkpoint.pt").exists()), Path(path))
+    if not (found / "config.json").exists():
+        raise UserError(f"{found}: no model is here (config.json is missing); give a run or a Hugging Face folder")
+    return found
+
+
+def read_model(path, cfg, arch="", first="model"):
+    """(folder, architecture as text, {our name: weight}) of a run folder or a Hugging Face folder. Where a run's model
+    is not the `arch` that is wanted, its SuperPLM is taken, which all architectures are parts of."""
+    folder, whole = model_folder(path, first), model_folder(path, "superplm")
+    config = read_json(folder / "config.json", dict)
+    if "model_type" in config:
+        shape = bert_sizes(folder, config)
+        if shape[3] < 1 or shape[4] % shape[3]:
+            raise UserError(f"{folder / 'config.json'}: {shape[3]} heads do not divide {shape[4]}")
+        return folder, "-".join(map(str, shape)), read_bert(folder, shape[3])
+    own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
+    weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
+    if arch not in ("", own.arch) and whole != folder:
+        return read_model(whole, cfg)
+    return folder, own.arch, weights
+
+
+def check_vocabulary(folder, tokenizer):
+    """UserError where the tokenizer in a model's folder, if there is one, is another."""
+    if any((folder / name).exists() for name in ("vocab.txt", "spiece.model")):
+        mine = load_tokenizer(folder)
+        if (mine.fingerprint, mine.lower) != (tokenizer.fingerprint, tokenizer.lower):
+            raise UserError(f"{folder}: another vocabulary (or case) than {tokenizer.path}; a model, its teacher and "
+                            "the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
+
+
+def fill(model, weights, folder):
+    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what was taken
+    over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
+    for name in model.state_dict().keys() - weights.keys():
+        if name.startswith("encoder.") and "pooler" not in name:
+            raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
+    return take_over(model, weights, folder)
+
+
+def bert_sizes(folder, config):
+    """(layers, hidden, ffn, heads, qkv) that a config.json describes; UserError where it needs what does not run here.
+    """
+    for key, values in (("model_type", ("bert", "electra")), *((key, (value,)) for key, value in FIXED.items())):
+        if config.get(key, values[0]) not in values:
+            raise UserError(f"{folder}: {key} is {config[key]!r}; only {' and '.join(map(str, values))} can be read")
+    config = {"qkv_size": config.get("hidden_size"), **config}
+    missing = [name for name in SIZES if type(config.get(name)) is not int]
+    if missing:
+        raise UserError(f"{folder / 'config.json'}: this describes no architecture ({missing[0]} is no whole number)")
+    return tuple(config[name] for name in SIZES)
+
+
+def read_bert(folder, heads):
+    """{our name: weight} of a folder; names that are none of a BERT's stay as they are."""
+    modules, weights, layers = {theirs: ours for ours, theirs in BERT_NAMES.items()}, {}, {}
+    for name, value in read_weights(folder).items():
+        name = re.sub(r"^(electra\.|(?=embeddings|encoder\.layer|pooler))", "bert.", name)
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        module, _, kind = name.rpartition(".")
+        if found := re.match(r"bert\.encoder\.layer\.(\d+)\.(.+)", module):
+            layers.setdefault(found[1], {})[f"{found[2]}.{kind}"] = value
+        elif name == "cls.predictions.bias":
+            weights["decoder_bias"] = value
+        else:
+            weights[f"{modules[module]}.{kind}" if module in modules else name] = value
+    for number, parts in layers.items():
+        try:
+            layer = read_bert_layer(parts, heads)
+        except (RuntimeError, ValueError) as error:  # the words of torch: sizes that do not go together
+            raise UserError(f"{folder}: attention of layer {number} does not fit {heads} heads ({error})") from None
+        weights |= {f"encoder.layers.{number}.{name}": value for name, value in layer.items()}
+    return weights
+
+
+def read_bert_layer(parts, heads):
+    """{our name: weight} of one layer's {their name: weight}."""
+    found = {}
+    for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
+        stack = [parts.pop(f"{name}.{kind}", None) for name in ATTENTION]
+        if not any(value is None for value in stack):
+            found[ours] = torch.stack(stack).unflatten(1, (heads, -1))  # (3, heads, width, inputs)
+    if f"{OUTPUT}.weight" in parts:
+        found["output"] = parts.pop(f"{OUTPUT}.weight").unflatten(1, (heads, -1))  # (hidden, heads, width)
+    names = {theirs: ours for ours, theirs in BERT_LAYER.items()}
+    for name, value in parts.items():
+        module, _, kind = name.rpartition(".")
+        ours = "output_bias" if name == f"{OUTPUT}.bias" else f"{names.get(module, module)}.{kind}"
+        found[ours] = value
+    return found
+
+
+def rename_bert(weights, spans=False):
+    """{their name: weight} of {our name: weight}. spans: the head is one of SQuAD."""
+    names, result = {**BERT_NAMES, "head": "qa_outputs" if spans else "classifier"}, {}
+    for name, value in weights.items():
+        module, _, kind = name.rpartition(".")
+        if name == "decoder_bias":
+            result["cls.predictions.bias"] = value
+        elif not name.startswith("encoder.layers."):
+            result[f"{names[module]}.{kind}"] = value
+        else:
+            number, part = name.split(".", 3)[2:]
+            layer, (inner, _, kind) = f"bert.encoder.layer.{number}.", part.rpartition(".")
+            if part in ("qkv", "qkv_bias"):
+                kind = "bias" if part == "qkv_bias" else "weight"
+                result |= {f"{layer}{theirs}.{kind}": each.flatten(0, 1) for theirs, each in zip(ATTENTION, value)}
+            elif part == "output":
+                result[f"{layer}{OUTPUT}.weight"] = value.flatten(1)
+            else:
+                module, kind = (OUTPUT, "bias") if part == "output_bias" else (BERT_LAYER[inner], kind)
+                result[f"{layer}{module}.{kind}"] = value
+    return result
+
+
+def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
+    """Write {our name: weight} as a folder with a README. shape: the numbers of SIZES; head: the weights of the task's
+    head, if there is one, in place of the pre-training heads; source: the folder whose config.json names the task.
+    UserError where the folder is not empty."""
+    task = read_json(Path(source) / "config.json", dict).get("settings", {}).get("tasks") if head else None
+    weights = {name: value for name, value in weights.items() if name.startswith("encoder." if head else "")}
+    weights |= dict(head)
+    folder = Path(folder)
+    kind, more = "ForMaskedLM" if "transform.weight" in weights else "Model", {}
+    if "head.weight" in weights:
+        labels = range(len(weights["head.weight"]))
+        kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
+        more = {"id2label": {number: f"LABEL_{number}" for number in labels},
+                "label2id": {f"LABEL_{number}": number for number in labels}}
+    positions = len(weights["encoder.positions.weight"])
+    config = {"model_type": "bert", "architectures": [f"Bert{kind}"], **more, **FIXED, "initializer_range": 0.02,
+              **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
+              "max_position_embeddings": positions, "type_vocab_size": 2,
+              "vocab_size": len(weights["encoder.words.weight"]), "pad_token_id": tokenizer.pad_id}
+    write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
+    words = f"{'-'.join(map(str, shape))}, {sum(value.numel() for value in weights.values()):,} numbers"
+    use = "\nPlain `transformers` loads this folder.\n" if shape[4] == shape[1] else CHANGE
+    write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n{use}")
+    return f"{folder}: Bert{kind} {words}; its README says how transformers loads it"
