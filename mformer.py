@@ -12,7 +12,7 @@ Run:     python mformer.py --search --dry_run          every phase of a search, 
 Tour:    reweight, linear_state and linear_read (the idea); Attention, Layer, ImageModel; Ranker, prune, evolve, search.
          Skip at first: caches, beams, causal_linear_attention (translation), set_limit, all below "training".
 Map:     Eq. 1 -> softmax_attention    Eq. 2 -> linear_read    Eq. 3 -> reweight    Table 1, 2 -> FEATURES, space_of
-         Table 3, 4, 5 -> data/published.py    Sec. 3.1.2 -> Ranker, prune, evolve
+         Table 3, 4, 5 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
          Sec. 7, 8, Fig. 1, 5, 6, Table 5 -> tests/claims/mformer.py
 Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices
@@ -156,111 +156,121 @@ DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, 
 
 # D2: the "softmax" of Tables 1 and 2 has relative positions on the keys in self-attention; in cross-attention a
 # distance means nothing. "plain", without any, is Table 5's vanilla
-KINDS = ("softmax", "linear", "plain")
+TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # where an attention stands
 
 
 class Feature(NamedTuple):
-    title: str  # Tables 1 to 4, Sec. 7
-    depth: str | None  # the feature that says how many layers it has a value for; None: one value
+    title: str  # as Tables 1 to 4 and Sec. 7 have it
+    depth: str | None  # the feature that says for how many layers it has a value; None: it is a single value
 
 
-FEATURES = {  # depths before what they rule
-    "layers": Feature("Enc Layer Num", None), "hidden": Feature("Enc Emb Dim", None),
+FEATURES = {  # a depth stands before the features that have a value for each of its layers
+    "layers": Feature("Enc Layer Num", None),
+    "hidden": Feature("Enc Emb Dim", None),
     "ffn": Feature("Enc FFN Dim", "layers"),
-    "heads": Feature("Enc Head Num", "layers"), "types": Feature("Enc Attn Type", "layers"),
-    "decoder_layers": Feature("Dec Layer Num", None), "decoder_hidden": Feature("Dec Emb Dim", None),
-    "decoder_ffn": Feature("Dec FFN Dim", "decoder_layers"), "decoder_heads": Feature("Dec Head Num", "decoder_layers"),
+    "heads": Feature("Enc Head Num", "layers"),
+    "types": Feature("Enc Attn Type", "layers"),
+    "decoder_layers": Feature("Dec Layer Num", None),
+    "decoder_hidden": Feature("Dec Emb Dim", None),
+    "decoder_ffn": Feature("Dec FFN Dim", "decoder_layers"),
+    "decoder_heads": Feature("Dec Head Num", "decoder_layers"),
     "decoder_types": Feature("Dec Attn Type", "decoder_layers"),
-    "cross_heads": Feature("En-De Head Num", "decoder_layers"), "connect": Feature("En-De Connect", "decoder_layers"),
+    "cross_heads": Feature("En-De Head Num", "decoder_layers"),
+    "connect": Feature("En-De Connect", "decoder_layers"),
     "cross_types": Feature("En-De Attn Type", "decoder_layers"),
 }
 
-
-# Numbers or, with a value a layer, tuples; no decoder for images
+# An architecture: numbers and, where there is a value for each layer, tuples. A network for images has no decoder.
 Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), (), ()))
 
 
 def space_of(cfg):
-    """{feature: choices}. The encoder's types alone are searched (Sec. 4.1.2) without --search_decoder; cosFormer*, the
-    space "linear", is linear in the decoder too (Sec. 3.2.2)."""
+    """The search space, {feature: choices}."""
     layers, hidden = max(cfg.layers) + max(cfg.decoder_layers) * (cfg.task == "wmt14"), max(cfg.hidden)
     check_memory(f"hidden {hidden}, ffn {max(cfg.ffn)}", layers, 2 * layers * hidden * (max(cfg.ffn) + 2 * cfg.qkv))
     types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
     space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
     if cfg.task == "wmt14":
-        kinds = types if cfg.space == "linear" or cfg.search_decoder else ("softmax",)
+        # Sec. 4.1.2 searches the types of the encoder alone, Table 1 those of the decoder too. cosFormer*, the space
+        # "linear", has linear attention in its decoder as well (Sec. 3.2.2).
+        decoder_types = types if cfg.space == "linear" or cfg.search_decoder else ("softmax",)
         space |= dict(decoder_layers=cfg.decoder_layers, decoder_hidden=cfg.hidden, decoder_ffn=cfg.ffn,
-                      decoder_heads=cfg.heads, decoder_types=kinds, cross_heads=cfg.heads, connect=cfg.connect,
-                      cross_types=kinds)
-    for name, choices in space.items():
+                      decoder_heads=cfg.heads, decoder_types=decoder_types, cross_heads=cfg.heads,
+                      connect=cfg.connect, cross_types=decoder_types)
+    for feature, choices in space.items():
         for one in choices:
-            arch = build_arch(space, lambda own, choices, slot=0: one if own == name else min(choices))
+            arch = build_arch(space, lambda name, others, layer=0: one if name == feature else min(others))
             if reason := why_illegal(arch, cfg):
                 raise UserError(f"the search space holds what cannot be built: {reason}")
     return space
 
 
 def space_size(space):
+    """The number of architectures in a space."""
     size = len(space["hidden"]) * len(space.get("decoder_hidden", (0,)))
     for depth in ("layers", "decoder_layers"):
-        ruled = math.prod(len(space[name]) for name in space if FEATURES[name].depth == depth)
-        size *= sum(ruled ** layers for layers in space.get(depth, (0,)))
+        of_a_layer = math.prod(len(space[name]) for name in space if FEATURES[name].depth == depth)
+        size *= sum(of_a_layer ** layers for layers in space.get(depth, (0,)))
     return size
 
 
-def build_arch(space, gene):
-    """An Arch from gene(name, choices) or, for a layer, gene(name, choices, slot)."""
-    genes = {}
+def build_arch(space, choose):
+    """An Arch of the values that choose(name, choices) gives, or for each layer choose(name, choices, layer)."""
+    values = {}
     for name, choices in space.items():
-        layers = genes.get(FEATURES[name].depth)
-        genes[name] = (gene(name, choices) if layers is None else
-                       tuple(gene(name, choices, slot) for slot in range(layers)))
-    return Arch(**genes)
+        layers = values.get(FEATURES[name].depth)
+        values[name] = (choose(name, choices) if layers is None else
+                        tuple(choose(name, choices, layer) for layer in range(layers)))
+    return Arch(**values)
 
 
 def widest(space):
-    """The architecture that holds all others. Softmax, the wider type, is the last by name."""
-    return build_arch(space, lambda name, choices, slot=0: max(choices))
+    """The architecture that holds all others. Softmax attention is the wider type, and the last one by name."""
+    return build_arch(space, lambda name, choices, layer=0: max(choices))
 
 
 def sample_arch(space, rng):
-    return build_arch(space, lambda name, choices, slot=0: rng.choice(choices))
+    return build_arch(space, lambda name, choices, layer=0: rng.choice(choices))
 
 
 def mutate(parent, space, chance, rng):
-    """Every gene is drawn anew with this chance, layers that the parent lacks always."""
-    def redraw(name, choices, slot=None):
-        old = (getattr(parent, name),) if slot is None else getattr(parent, name)[slot:slot + 1]
+    """Each value is drawn anew with this chance. Layers that the parent does not have are always drawn."""
+    def redraw(name, choices, layer=None):
+        old = (getattr(parent, name),) if layer is None else getattr(parent, name)[layer:layer + 1]
         return rng.choice(choices) if not old or rng.random() < chance else old[0]
     return build_arch(space, redraw)
 
 
 def crossover(one, two, space, rng):
-    """Every gene from one of two parents; a layer that only one has comes from it."""
-    def inherit(name, choices, slot=None):
-        pool = [getattr(parent, name) for parent in (one, two)]
-        return rng.choice(pool if slot is None else [values[slot] for values in pool if slot < len(values)])
+    """Each value comes from one of two parents. A layer that only one of them has comes from that one."""
+    def inherit(name, choices, layer=None):
+        values = [getattr(parent, name) for parent in (one, two)]
+        if layer is not None:
+            values = [of_layers[layer] for of_layers in values if layer < len(of_layers)]
+        return rng.choice(values)
     return build_arch(space, inherit)
 
 
-def retype(arch, kind, parts=PARTS[:1]):
-    """The architecture with one attention type in these parts."""
-    return arch._replace(**{part: (kind,) * len(getattr(arch, part)) for part in parts})
+def retype(arch, attn_type, parts=PARTS[:1]):
+    """The architecture with one type of attention in these parts."""
+    return arch._replace(**{part: (attn_type,) * len(getattr(arch, part)) for part in parts})
 
 
 def why_illegal(arch, cfg):
-    """None for an architecture that can be built, else the reason."""
+    """The reason why an architecture cannot be built, or None."""
     for name, (_, depth) in FEATURES.items():
         values = getattr(arch, name) if depth else (getattr(arch, name),)
         if depth and len(values) != getattr(arch, depth):
             return f"{name} has {len(values)} values for {getattr(arch, depth)} {depth}"
-        if name.endswith("types") and not {*values} <= {*KINDS}:
-            return f"{name}: there are the types {', '.join(KINDS)}"
-        least = 0 if name.startswith("decoder") and not arch.decoder_layers else 1
-        if not name.endswith("types") and not all(isinstance(each, int) and each >= least for each in values):
+        if name.endswith("types"):
+            if not {*values} <= {*TYPES}:
+                return f"{name}: there are the types {', '.join(TYPES)}"
+            continue
+        smallest = 0 if name.startswith("decoder") and not arch.decoder_layers else 1
+        if not all(isinstance(value, int) and value >= smallest for value in values):
             return f"{name}: {values} must be whole numbers from 1"
-        if name.endswith("heads") and cfg.qkv and any(cfg.qkv % each for each in values):
+        if name.endswith("heads") and cfg.qkv and any(cfg.qkv % value for value in values):
             return f"{name}: {values} do not all divide --qkv {cfg.qkv}"
     if (cfg.task == "wmt14") != bool(arch.decoder_layers):
         return f"--task {cfg.task} {'needs a' if cfg.task == 'wmt14' else 'has no'} decoder"
@@ -279,22 +289,54 @@ def arch_text(arch):
 
 def read_arch(text):
     """The architecture of a text form; ValueError, KeyError or TypeError where it is none."""
-    genes = {}
+    found = {}
     for name, value in (word.split("=") for word in text.split()):
-        if name in genes:
+        if name in found:
             raise UserError(f"--arch {text[:60]!r}: {name} stands there twice")
         values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
         if not FEATURES[name].depth:
             (values,) = values
-        genes[name] = values
-    return Arch(**genes)
+        found[name] = values
+    return Arch(**found)
+
+
+# The networks of Tables 3 to 5, which --arch takes by name. The lists of cosformer* for images are published (in the
+# released code). The others are made to the totals of Table 4 and the averages of Table 3, whose "Enc Layer Num 3" is a
+# misprint for 6; the text tells in which layers mFormer is linear. All decoders see the last encoder layer alone.
+SOFTMAX, LINEAR, PLAIN = ("softmax",), ("linear",), ("plain",)
+PUBLISHED = {
+    "cifar10": {
+        "mformer": Arch(12, 384, (1792, 1792, 1568, 1344, 896, 896, 1344, 1568, 1344, 896, 672, 672),
+                        (6, 6, 6, 6, 7, 7, 6, 6, 6, 7, 7, 6),
+                        2 * SOFTMAX + 2 * (LINEAR + 3 * SOFTMAX) + LINEAR + SOFTMAX),  # Sec. 4.4.2: layers 3, 7, 11
+        "cosformer*": Arch(12, 448, (1792, 1792, 1344, 1568, 1344, 1344, 1344, 1344, 1568, 672, 1568, 1344),
+                           (7, 7, 6, 7, 5, 7, 5, 7, 5, 6, 7, 6), 12 * LINEAR),
+        "transformer*": Arch(14, 384, (672, 896, 896, *[1344] * 5, *[1568] * 6), (6, 6, *[7] * 12), 14 * SOFTMAX),
+        "transformer": Arch(6, 512, (2048,) * 6, (8,) * 6, 6 * PLAIN),
+        "cosformer": Arch(6, 512, (2048,) * 6, (8,) * 6, 6 * LINEAR)},
+    "wmt14": {
+        "mformer": Arch(6, 1024, (2048, 3072, 3072, 4096, 3072, 3072), (16, 8, 8, 8, 8, 16),
+                        2 * (SOFTMAX + LINEAR) + 2 * SOFTMAX,  # Sec. 4.4.1: layers 2 and 4
+                        2, 1024, (4096, 3072), (16, 16), 2 * SOFTMAX, (4, 4), (1, 1), 2 * SOFTMAX),
+        "cosformer*": Arch(6, 1024, (3072, 3072, 3072, 3072, 4096, 4096), (8,) * 6, 6 * LINEAR,
+                           2, 1024, (4096, 4096), (16, 4), 2 * LINEAR, (8, 4), (1, 1), 2 * LINEAR),
+        "transformer*": Arch(6, 1024, (3072, *[4096] * 5), (8,) * 6, 6 * SOFTMAX,
+                             3, 1024, (4096, 4096, 3072), (16, 16, 8), 3 * SOFTMAX, (16, 16, 8), (1,) * 3, 3 * SOFTMAX),
+        "transformer": Arch(6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN,
+                            6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN, (16,) * 6, (1,) * 6, 6 * PLAIN),
+        "cosformer": Arch(6, 1024, (4096,) * 6, (16,) * 6, 6 * LINEAR,
+                          6, 1024, (4096,) * 6, (16,) * 6, 6 * LINEAR, (16,) * 6, (1,) * 6, 6 * LINEAR)}}
+TABLE_5 = ("mformer", "mformer-linear", "mformer-softmax", "cosformer*", "cosformer*-softmax", "transformer*",
+           "transformer*-linear", "transformer", "cosformer")  # the rows of both tasks
 
 
 def parse_arch(text, cfg):
-    """The architecture of a text form, or of a name of PUBLISHED, with -linear or -softmax its twin of Table 5."""
+    """The architecture of a text form, of a name of PUBLISHED, or of such a name with -linear or -softmax behind it:
+    its twin with one type of attention (Table 5)."""
     name, _, twin = text.partition("-")
     if name in PUBLISHED[cfg.task] and twin in ("", "linear", "softmax"):
-        # D13: "all linear" is read as the encoder's layers, "all softmax" as every layer; Sec. 4.5.2 does not say
+        # D13: Sec. 4.5 does not say where "all" is. "All linear" is read as all layers of the encoder, "all softmax" as
+        # every attention.
         parts = {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ())
         text = arch_text(retype(PUBLISHED[cfg.task][name], twin, parts))
     try:
@@ -311,80 +353,67 @@ def parse_arch(text, cfg):
 # A super-net is a model that is called with an architecture: every module cuts what a call needs from the leading rows
 # and columns of its weights. D3: of queries, keys and values each; the released code cuts thirds of one matrix.
 
-# D16: least denominator of linear attention, cosFormer's (mFormer's code: 1e-3); near it gradients grow like 1/|q|
+# D16: the least denominator of linear attention is cosFormer's (mFormer's code has 1e-3). Near it gradients grow like
+# the inverse of the query.
 FLOOR = 1e-6
 
 
-def turns_of(positions, longest):
-    """cos a and sin a of Eq. 3, a = pi/2 i/M, at positions i (T,). longest M: a number -> (T, 2, 1), or (B,) ->
-    (B, 1, T, 2, 1)"""
+def cosines_at(positions, longest):
+    """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,). Where longest, M, is a number, the result is
+    (T, 2, 1). Where it is a tensor (B,), the result is (B, 1, T, 2, 1)."""
     longest = longest.view(-1, 1, 1) if torch.is_tensor(longest) else longest
-    # in padding cosines would be negative
-    angle = (math.pi / 2) * positions.clamp(max=longest - 1) / longest
+    positions = positions.clamp(max=longest - 1)  # beyond the end, in padding, cosines would be negative
+    angle = (math.pi / 2) * positions / longest
     return torch.stack([angle.cos(), angle.sin()], dim=-1)[..., None]
 
 
-@functools.lru_cache
-def fixed_turns(longest, device):
-    return turns_of(torch.arange(longest, device=device), longest)
-
-
-def reweight(x, turns):
+def reweight(x, cosines):
     """[ReLU(x) cos a; ReLU(x) sin a]: the product of two of them is ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3.
     (B, N, T, D) -> (B, N, T, 2D)"""
-    return (F.relu(x)[..., None, :] * turns.to(x.dtype)).flatten(-2)
+    return (F.relu(x)[..., None, :] * cosines.to(x.dtype)).flatten(-2)
 
 
 def linear_state(k, v, mask=None):
-    """sum_j k_j v_j^T (..., 2D, D) and, for the denominator, sum_j k_j (..., 1, 2D) in float32, over the real tokens.
-    k (..., S, 2D) reweighted, v (..., S, D), mask (B, S)"""
+    """What Eq. 2 multiplies first: sum_j k_j v_j^T (..., 2D, D) and, for the denominator, sum_j k_j (..., 1, 2D) in
+    float32, over the tokens that are no padding. k (..., S, 2D) is reweighted, v (..., S, D), mask (B, S) or None."""
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
     return k.transpose(-1, -2) @ v, k.sum(-2, keepdim=True, dtype=torch.float32)
 
 
 def normalise(sums, weights):
-    """Numerators (..., D) by denominators (..., 1), which have a floor."""
+    """Numerators (..., D) divided by denominators (..., 1), which have a floor."""
     return (sums / weights.clamp(min=FLOOR)).to(sums.dtype)
 
 
 def linear_read(q, state, total):
-    """The output at reweighted queries q (B, N, T, 2D): Eq. 2, keys and values first. -> (B, N, T, D)"""
+    """The second product of Eq. 2, at reweighted queries q (B, N, T, 2D). state, total: as linear_state gives them.
+    -> (B, N, T, D)"""
     return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True))
 
 
-def linear_attention(q, k, v, turns, mask=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D), mask (B, T):
-    no padding, or None. -> the same"""
-    # D1: padding stays out of both sums and the cosine takes the true length; with the padded one, as released, a
-    # sentence's output depends on its batch. Causal and cross attention take --length: a prefix must not see the end
-    return linear_read(reweight(q, turns), *linear_state(reweight(k, turns), v, mask))
-
-
-def causal_linear_attention(q, k, v, turns, chunk=0):
-    """cosFormer attention to what is not later, in O(T): a running sum over chunks and the quadratic product inside
-    each, which pays up to 2D tokens. (B, N, T, D) -> the same"""
-    B, N, T, D = q.shape
-    chunk, later = min(chunk or max(64, 2 * D), T), (0, 0, 0, 0, 1, 0)  # later: nothing stands before the first chunk
-    parts = reweight(q, turns), reweight(k, turns), v
-    q, k, v = (F.pad(x, (0, 0, 0, -T % chunk)).view(B, N, -1, chunk, x.shape[-1]) for x in parts)  # (B, N, C, chunk, *)
-    state, total = (part.float().cumsum(2) for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
-    weights, q = (q @ k.transpose(-1, -2)).tril(), q[:, :, 1:]  # (B, N, C, chunk, chunk)
-    sums = weights @ v + F.pad(q @ state.to(q.dtype), later)
-    weights = weights.sum(-1, keepdim=True, dtype=torch.float32) + F.pad((q * total).sum(-1, keepdim=True), later)
-    return normalise(sums, weights).reshape(B, N, -1, D)[:, :, :T]
+def linear_attention(q, k, v, cosines, mask=None):
+    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D); mask (B, T) is
+    True where there is no padding. -> (B, N, T, D)"""
+    # D1: padding stays out of both sums, and M is the true length. The released code takes the padded one, so that the
+    # output of a sentence depends on its batch. Causal and cross-attention take --length for M, since a prefix must not
+    # know where its sentence will end.
+    return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
 
 
 def softmax_attention(q, k, v, visible=None, table=None, first=0):
-    """Eq. 1. visible: bool, broadcasts to (B, N, T, S), or None; table (2R + 1, D): relative positions on the keys, or
-    None; q stands at positions from `first`. (B, N, T, D) -> the same"""
-    q, bias = q / math.sqrt(q.shape[-1]), visible
-    if table is not None:  # q_i . r_(j - i), distances clipped at the table's ends
-        start, (T, S) = len(table) // 2 - first, (q.shape[2], k.shape[2])
-        places = torch.arange(start, start + S, device=q.device) - torch.arange(T, device=q.device)[:, None]  # (T, S)
-        places = places.clamp(0, len(table) - 1).expand(*q.shape[:2], -1, -1)
-        bias = (q @ table.to(q.dtype).T).gather(-1, places)  # (B, N, T, S)
-        bias = bias if visible is None else bias.masked_fill(~visible, float("-inf"))
+    """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D). visible: bool, broadcasts to (B, N, T, S), or
+    None. table (2R + 1, D): relative positions on the keys, or None; the queries stand at positions from `first` on."""
+    q = q / math.sqrt(q.shape[-1])
+    if table is None:
+        return F.scaled_dot_product_attention(q, k, v, visible, scale=1.0)
+    # To the score of query i and key j the table adds q_i . r_(j - i), distances being clipped at its ends.
+    farthest, T, S = len(table) // 2, q.shape[2], k.shape[2]
+    distances = torch.arange(S, device=q.device) - torch.arange(first, first + T, device=q.device)[:, None]  # (T, S)
+    rows = (distances + farthest).clamp(0, 2 * farthest).expand(*q.shape[:2], -1, -1)
+    bias = (q @ table.to(q.dtype).T).gather(-1, rows)  # (B, N, T, S)
+    if visible is not None:
+        bias = bias.masked_fill(~visible, float("-inf"))
     return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
 
 
@@ -393,7 +422,7 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12: Xavier's bound for the widest network, by block; the paper lists none
+        # D12: Xavier's bound, of the widest network and of each block. The paper does not say how weights begin.
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
@@ -404,7 +433,7 @@ class Linear(nn.Module):
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x):
-        width = x.shape[-1]  # bare [:width] copies gradients at full width too
+        width = x.shape[-1]  # after "..." a cut to the full width is free; without it gradients would be copied
         return F.layer_norm(x, (width,), self.weight[..., :width], self.bias[..., :width])
 
 
@@ -413,112 +442,82 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """Self-attention (forward) or cross-attention (remember, read). (B, T, H) -> the same. keys: width of what it
-    attends to; heads: all numbers of heads that it serves; has_table: of relative positions."""
+    """Self-attention of the encoder. (B, T, H) -> the same. keys: the width of what it attends to; heads: all numbers
+    of heads that it serves; has_table: whether it has relative positions."""
 
-    def __init__(self, width, keys, heads, cfg, has_table=False, causal=False):
+    def __init__(self, width, keys, heads, cfg, has_table=False):
         super().__init__()
-        self.cfg, self.causal, dims = cfg, causal, [head_width(count, cfg) for count in heads]
+        self.cfg, dims = cfg, [head_width(count, cfg) for count in heads]
         qkv = max(count * dim for count, dim in zip(heads, dims))
         self.query, self.key_value, self.output = Linear(width, qkv), Linear(keys, qkv, blocks=2), Linear(qkv, width)
         table = (2 * cfg.relative + 1, max(dims))
         self.relative = nn.Parameter(torch.randn(table) * table[1] ** -0.5) if has_table else None
 
-    def project(self, layer, x, heads, blocks=1):
+    def split(self, linear, x, heads, blocks=1):
+        """A linear map of x (B, T, H), cut into heads -> (blocks, B, N, T, D)"""
         (B, T, _), dim = x.shape, head_width(heads, self.cfg)
-        return layer(x, heads * dim).view(B, T, blocks, heads, dim).permute(2, 0, 3, 1, 4)  # (blocks, B, N, T, D)
+        return linear(x, heads * dim).view(B, T, blocks, heads, dim).permute(2, 0, 3, 1, 4)
+
+    def project(self, x, heads):
+        """Queries, keys and values of x (B, T, H), each (B, N, T, D)."""
+        (q,), (k, v) = self.split(self.query, x, heads), self.split(self.key_value, x, heads, 2)
+        return q, k, v
+
+    def table_for(self, q, attn_type):
+        return self.relative[:, :q.shape[-1]] if attn_type == "softmax" else None  # D2
 
     def join(self, mixed, width):
         return self.output(mixed.transpose(1, 2).flatten(2), width)  # (B, N, T, D) -> (B, T, H)
 
-    def forward(self, x, kind, heads, turns, mask=None, cache=None, first=0):
-        """Self-attention. mask (B, T): no padding; cache: None, or a list of what earlier calls kept for x, the one
-        token at position `first` (causal)."""
-        (q,), (k, v) = self.project(self.query, x, heads), self.project(self.key_value, x, heads, 2)
-        if kind == "linear" and cache is not None:
-            new = linear_state(reweight(k, turns), v)
-            cache[:] = [old + part.float() for old, part in zip(cache or (0, 0), new)]
-            return self.join(linear_read(reweight(q, turns), *cache), x.shape[-1])
-        if kind == "linear":
-            return self.join(causal_linear_attention(q, k, v, turns) if self.causal
-                             else linear_attention(q, k, v, turns, mask), x.shape[-1])
-        visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
-        if cache is not None:
-            k, v = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] or (k, v)  # empty at the first token
-            cache[:] = k, v
-        elif self.causal:
-            visible = q.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()  # (T, S)
-        table = self.relative[:, :q.shape[-1]] if kind == "softmax" else None
-        return self.join(softmax_attention(q, k, v, visible, table, first), x.shape[-1])
+    def forward(self, x, attn_type, heads, cosines, mask=None):
+        q, k, v = self.project(x, heads)
+        if attn_type == "linear":
+            mixed = linear_attention(q, k, v, cosines, mask)
+        else:
+            visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
+            mixed = softmax_attention(q, k, v, visible, self.table_for(q, attn_type))
+        return self.join(mixed, x.shape[-1])
 
-    def remember(self, memory, turns, mask, kind, heads):
-        """What cross-attention keeps of memory (B, S, H), turns (S, 2, 1) and mask (B, S): tensors."""
-        k, v = self.project(self.key_value, memory, heads, 2)
-        return linear_state(reweight(k, turns), v, mask) if kind == "linear" else (k, v, mask[:, None, None])
 
-    def read(self, x, kept, kind, heads, turns):
-        """Cross-attention from tokens to what remember() kept. The beams of a row are read as its tokens."""
-        (q,) = self.project(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
-        mixed = linear_read(reweight(q, turns), *kept) if kind == "linear" else softmax_attention(q, *kept)
-        return self.join(mixed, x.shape[-1]).view(x.shape)
+def residual(x, change, layer):
+    """x with the output of one of a layer's parts, dropped out, added to it."""
+    # D11: dropout is not scaled by the sampled width, as HAT's and RankNAS's is.
+    return x + F.dropout(change, layer.cfg.dropout, layer.training)
 
 
 class Layer(nn.Module):
-    """Attention, in a decoder cross-attention too, and a ReLU network, each with LayerNorm before, residual around it.
-    (B, T, H) -> the same. side: "" or "decoder_", as in the features' names."""
+    """A layer of the encoder: attention and a ReLU network, each with LayerNorm before it and a residual around it.
+    (B, T, H) -> the same. space: a super-net's, whose numbers of heads it serves, or None."""
 
-    def __init__(self, side, number, arch, cfg, space):
+    def __init__(self, number, arch, cfg, space):
         super().__init__()
-        self.side, self.number, self.cfg, width = side, number, cfg, getattr(arch, f"{side}hidden")
+        self.number, self.cfg = number, cfg
+        width, ffn, has_table = arch.hidden, arch.ffn[number], arch.types[number] == "softmax"
+        heads = space["heads"] if space else arch.heads[number:number + 1]
+        self.attention = Attention(width, width, heads, cfg, has_table)
+        self.expand, self.shrink = Linear(width, ffn), Linear(ffn, width)
+        self.attention_norm, self.ffn_norm = LayerNorm(width), LayerNorm(width)
 
-        def heads(name):
-            return space[name] if space else getattr(arch, name)[number:number + 1]
-        has_table = self.gene(arch, "types") == "softmax"
-        self.attention = Attention(width, width, heads(f"{side}heads"), cfg, has_table, causal=bool(side))
-        if side:
-            self.cross = Attention(width, arch.hidden, heads("cross_heads"), cfg)  # D2
-        self.expand, self.shrink = Linear(width, self.gene(arch, "ffn")), Linear(self.gene(arch, "ffn"), width)
-        self.attention_norm = LayerNorm(width)
-        if side:
-            self.cross_norm = LayerNorm(width)
-        self.ffn_norm = LayerNorm(width)
-
-    def gene(self, arch, name):
-        return getattr(arch, self.side + name)[self.number]
-
-    def cross_genes(self, arch):
-        return arch.cross_types[self.number], arch.cross_heads[self.number]
-
-    def remember(self, states, turns, mask, arch):
-        """What a decoder layer keeps of the last encoder layers, En-De Connect many (Table 1)."""
-        copies = arch.connect[self.number]
-        return self.cross.remember(torch.cat(states[-copies:], dim=1), turns.repeat(copies, 1, 1),
-                                   mask.repeat(1, copies), *self.cross_genes(arch))
-
-    def forward(self, x, arch, turns, mask=None, memory=None, cache=None, first=0):
-        # D11: not scaled by the sampled width, as HAT's and RankNAS's is
-        drop = functools.partial(F.dropout, p=self.cfg.dropout, training=self.training)
-        kind, heads = self.gene(arch, "types"), self.gene(arch, "heads")
-        x = x + drop(self.attention(self.attention_norm(x), kind, heads, turns, mask, cache, first))
-        if self.side:
-            x = x + drop(self.cross.read(self.cross_norm(x), memory, *self.cross_genes(arch), turns))
-        return x + drop(self.shrink(F.relu(self.expand(self.ffn_norm(x), self.gene(arch, "ffn"))), x.shape[-1]))
+    def forward(self, x, arch, cosines, mask=None):
+        attn_type, heads, ffn = (values[self.number] for values in (arch.types, arch.heads, arch.ffn))
+        x = residual(x, self.attention(self.attention_norm(x), attn_type, heads, cosines, mask), self)
+        return residual(x, self.shrink(F.relu(self.expand(self.ffn_norm(x), ffn)), x.shape[-1]), self)
 
 
 class ImageModel(nn.Module):
-    """Encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, I, I) -> logits
-    (B, 10). space: a super-net's; forward(images, arch) runs a sub-net."""
+    """An encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, I, I) -> logits
+    (B, 10). space: a super-net's, whose sub-nets are run by forward(images, arch)."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
-        # D4: 14 x 14 patches and the class token; Sec. 4.1.3's 256 contradict them
+        # D4: 14 x 14 patches and the class token are 197 tokens; the 256 of Sec. 4.1.3 contradict them.
         self.arch, self.cfg, self.tokens = arch, cfg, (cfg.image // cfg.patch) ** 2 + 1
         self.patches = Linear(3 * cfg.patch ** 2, arch.hidden)
         self.token = nn.Parameter(torch.randn(arch.hidden) * arch.hidden ** -0.5)
         self.positions = nn.Parameter(torch.randn(self.tokens, arch.hidden) * 0.5)
-        with torch.no_grad():  # D12: of like sizes behind the factor sqrt(H)
+        with torch.no_grad():  # D12: behind the factor sqrt(H) patches, token and positions are of like sizes
             self.patches.weight.mul_(arch.hidden ** -0.5)
-        self.layers = nn.ModuleList(Layer("", number, arch, cfg, space) for number in range(arch.layers))
+        self.layers = nn.ModuleList(Layer(number, arch, cfg, space) for number in range(arch.layers))
         self.norm, self.head = LayerNorm(arch.hidden), Linear(arch.hidden, 10)
 
     def forward(self, images, arch=None):
@@ -526,19 +525,109 @@ class ImageModel(nn.Module):
         B, side, width = len(images), self.cfg.image // self.cfg.patch, arch.hidden
         patches = (images.view(B, 3, side, self.cfg.patch, side, self.cfg.patch)
                    .permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1))  # (B, T - 1, 3 * P * P)
-        patches, turns = patches.to(self.token.dtype), fixed_turns(self.tokens, images.device)
-        x = torch.cat([self.token[:width].expand(B, 1, -1), self.patches(patches, width)], dim=1)  # (B, T, H)
+        patches = self.patches(patches.to(self.token.dtype), width)
+        x = torch.cat([self.token[:width].expand(B, 1, -1), patches], dim=1)  # (B, T, H)
         x = F.dropout(x * math.sqrt(width) + self.positions[:, :width], self.cfg.dropout, self.training)
+        cosines = cosines_at(torch.arange(self.tokens, device=x.device), self.tokens)
         for layer in self.layers[:arch.layers]:
-            x = layer(x, arch, turns)
+            x = layer(x, arch, cosines)
         return self.head(self.norm(x)[:, 1:].mean(1), 10)
 
 
-@functools.lru_cache
-def sinusoids(tokens, width, device):
-    """Sines and cosines of positions, made once. -> (T, H)"""
-    rates = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10000.0) / width))
-    angles = torch.arange(tokens, device=device)[:, None] * rates
+# Translation: what a decoder needs beside the parts above. (For images alone this may be skipped, up to make_model.)
+
+def causal_linear_attention(q, k, v, cosines, chunk=0):
+    """cosFormer attention of each token to those that are not later, in O(T). (B, N, T, D) -> the same
+
+    Inside a chunk of tokens, the product of queries and keys is taken as it stands, which pays for up to 2D tokens.
+    What stands in the chunks before is read from a running sum of their linear_state."""
+    B, N, T, D = q.shape
+    chunk = min(chunk or max(64, 2 * D), T)
+    q, k = reweight(q, cosines), reweight(k, cosines)
+    q, k, v = (F.pad(x, (0, 0, 0, -T % chunk)).view(B, N, -1, chunk, x.shape[-1]) for x in (q, k, v))
+    within = (q @ k.transpose(-1, -2)).tril()  # (B, N, C, chunk, chunk)
+    sums, weights = within @ v, within.sum(-1, keepdim=True, dtype=torch.float32)
+    # The chunks from the second on read the sum over all before them; the first one, for which F.pad adds zeros, reads
+    # nothing.
+    state, total = (part.float().cumsum(2) for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
+    q, as_first = q[:, :, 1:], (0, 0, 0, 0, 1, 0)
+    sums = sums + F.pad(q @ state.to(q.dtype), as_first)
+    weights = weights + F.pad((q * total).sum(-1, keepdim=True), as_first)
+    return normalise(sums, weights).reshape(B, N, -1, D)[:, :, :T]
+
+
+class CausalAttention(Attention):
+    """Self-attention of the decoder. A call without cache reads whole sequences. A call with one, a list that is empty
+    at first, reads the one token at position `first`, and keeps there what later tokens need of it."""
+
+    def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
+        q, k, v = self.project(x, heads)
+        if attn_type == "linear" and cache is None:
+            mixed = causal_linear_attention(q, k, v, cosines)
+        elif attn_type == "linear":
+            new = linear_state(reweight(k, cosines), v)
+            cache[:] = [old + part.float() for old, part in zip(cache or (0, 0), new)]
+            mixed = linear_read(reweight(q, cosines), *cache)
+        else:
+            visible = None
+            if cache is None:
+                visible = q.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()  # (T, S)
+            else:
+                cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] if cache else [k, v]
+                k, v = cache
+            mixed = softmax_attention(q, k, v, visible, self.table_for(q, attn_type), first)
+        return self.join(mixed, x.shape[-1])
+
+
+class CrossAttention(Attention):
+    """Attention of the decoder to the encoder, in two steps: remember() once for a sentence, read() for its tokens."""
+
+    def remember(self, memory, cosines, mask, attn_type, heads):
+        """What is kept of memory (B, S, H): a tuple of tensors with B rows. cosines (S, 2, 1), mask (B, S)."""
+        k, v = self.split(self.key_value, memory, heads, 2)
+        return linear_state(reweight(k, cosines), v, mask) if attn_type == "linear" else (k, v, mask[:, None, None])
+
+    def read(self, x, kept, attn_type, heads, cosines):
+        """What tokens (B, T, H), or (B * beams, 1, H), read from what remember() kept; the beams of a sentence are its
+        tokens here."""
+        (q,) = self.split(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
+        mixed = linear_read(reweight(q, cosines), *kept) if attn_type == "linear" else softmax_attention(q, *kept)
+        return self.join(mixed, x.shape[-1]).view(x.shape)
+
+
+class DecoderLayer(nn.Module):
+    """A layer of the decoder, which is one of the encoder with cross-attention in its middle."""
+
+    def __init__(self, number, arch, cfg, space):
+        super().__init__()
+        self.number, self.cfg = number, cfg
+        width, ffn, has_table = arch.decoder_hidden, arch.decoder_ffn[number], arch.decoder_types[number] == "softmax"
+        heads, cross_heads = (space[name] if space else getattr(arch, name)[number:number + 1]
+                              for name in ("decoder_heads", "cross_heads"))
+        self.attention = CausalAttention(width, width, heads, cfg, has_table)
+        self.cross = CrossAttention(width, arch.hidden, cross_heads, cfg)  # D2
+        self.expand, self.shrink = Linear(width, ffn), Linear(ffn, width)
+        self.attention_norm, self.cross_norm, self.ffn_norm = LayerNorm(width), LayerNorm(width), LayerNorm(width)
+
+    def remember(self, states, cosines, mask, arch):
+        """What the layer keeps of the last encoder layers, of as many as its En-De Connect says (Table 1)."""
+        number, last = self.number, arch.connect[self.number]
+        return self.cross.remember(torch.cat(states[-last:], dim=1), cosines.repeat(last, 1, 1), mask.repeat(1, last),
+                                   arch.cross_types[number], arch.cross_heads[number])
+
+    def forward(self, x, arch, cosines, memory, cache=None, first=0):
+        n, norm = self.number, self.attention_norm
+        x = residual(x, self.attention(norm(x), arch.decoder_types[n], arch.decoder_heads[n], cosines, cache, first),
+                     self)
+        x = residual(x, self.cross.read(self.cross_norm(x), memory, arch.cross_types[n], arch.cross_heads[n], cosines),
+                     self)
+        return residual(x, self.shrink(F.relu(self.expand(self.ffn_norm(x), arch.decoder_ffn[n])), x.shape[-1]), self)
+
+
+def sinusoids(positions, width):
+    """Sines and cosines of positions (T,) -> (T, H)"""
+    rates = torch.exp(torch.arange(0, width, 2, device=positions.device) * (-math.log(10000.0) / width))
+    angles = positions[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
@@ -549,37 +638,38 @@ class Translator(nn.Module):
         super().__init__()
         self.arch, self.cfg, width = arch, cfg, max(arch.hidden, arch.decoder_hidden)
         self.words = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
-        self.layers = nn.ModuleList(Layer("", number, arch, cfg, space) for number in range(arch.layers))
-        self.decoder_layers = nn.ModuleList(Layer("decoder_", number, arch, cfg, space)
+        self.layers = nn.ModuleList(Layer(number, arch, cfg, space) for number in range(arch.layers))
+        self.decoder_layers = nn.ModuleList(DecoderLayer(number, arch, cfg, space)
                                             for number in range(arch.decoder_layers))
         self.norm, self.decoder_norm = LayerNorm(arch.hidden), LayerNorm(arch.decoder_hidden)
 
     def embed(self, ids, width, first=0):
-        """Words and sinusoids of positions from `first` on, of the sampled width (D14). (B, T) -> (B, T, H)"""
-        places = sinusoids(self.cfg.length, width, ids.device)[first:first + ids.shape[1]]
-        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width) + places.to(self.words.dtype)
+        """Words, and sinusoids of their positions from `first` on, of the sampled width (D14). (B, T) -> (B, T, H)"""
+        positions = torch.arange(first, first + ids.shape[1], device=ids.device)
+        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width) + sinusoids(positions, width).to(self.words.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
         """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors with B rows."""
         arch = arch or self.arch
-        x, states, places = self.embed(source, arch.hidden), [], torch.arange(source.shape[1], device=source.device)
-        mask, turns = places < lengths[:, None], turns_of(places, lengths)  # mask (B, S): what is no padding
+        positions = torch.arange(source.shape[1], device=source.device)
+        mask, cosines = positions < lengths[:, None], cosines_at(positions, lengths)  # mask (B, S): no padding
+        x, states = self.embed(source, arch.hidden), []
         for layer in self.layers[:arch.layers]:
-            x = layer(x, arch, turns, mask)
+            x = layer(x, arch, cosines, mask)
             states.append(x)
         states = [self.norm(x) for x in states[-max(arch.connect):]]  # D14: connected layers share the last LayerNorm
-        turns = fixed_turns(self.cfg.length, source.device)[:source.shape[1]]
-        return [layer.remember(states, turns, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
+        cosines = cosines_at(positions, self.cfg.length)  # D1
+        return [layer.remember(states, cosines, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
-        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; else lists, target the one token at
-        position `first` of each beam, the beams of a row of memories side by side."""
+        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; otherwise a list for each layer, and
+        target is the one token at position `first` of each beam, those of a row of memories side by side."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
-        turns = fixed_turns(self.cfg.length, x.device)[first:first + x.shape[1]]
+        cosines = cosines_at(torch.arange(first, first + x.shape[1], device=x.device), self.cfg.length)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches or [None] * len(memories)):
-            x = layer(x, arch, turns, None, memory, cache, first)
+            x = layer(x, arch, cosines, memory, cache, first)
         return self.logits(self.decoder_norm(x))
 
     def logits(self, x):
@@ -589,13 +679,60 @@ class Translator(nn.Module):
         return self.decode(target, self.encode(source, lengths, arch), arch)
 
 
+@torch.no_grad()
+def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, penalty=LENGTH_PENALTY):
+    """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark, what it scores):
+    log-probability / tokens ** penalty, as fairseq has it. barred: ids that are never produced.
+
+    A beam may end at every step without giving up its place (D14: in fairseq only where the end mark is among the 2K
+    best continuations), and must end after 1.5 S + 10 tokens or `longest`. A row is finished when none of its living
+    beams can still win: log-probabilities, which are kept in float32, only fall, so what a beam scores is never above
+    what it would at the greatest length. Finished rows leave every eighth step: until then nothing is read back from
+    the device. Of B rows, R are left; each has K beams.
+    """
+    B, device = len(source), source.device
+    barred = torch.tensor([eos, *barred], device=device)
+    limits, memories = (lengths + lengths // 2 + 10).clamp(max=longest), model.encode(source, lengths)
+    steps, caches = int(limits.max()), [[] for _ in memories]
+    best = torch.full((B,), float("-inf"), device=device)  # what the best ended beam of each row scores, its tokens ...
+    found = torch.zeros(B, steps, dtype=torch.long, device=device)
+    sizes = torch.zeros(B, dtype=torch.long, device=device)  # ... and their number
+    rows, living = torch.arange(B, device=device), limits > 0
+    tokens = torch.full((B * beam, 1), bos, device=device)
+    history = torch.zeros(B, beam, 0, dtype=torch.long, device=device)
+    sums = torch.full((B, beam), float("-inf"), device=device)  # log-probabilities of the living beams
+    sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
+    for step in range(steps):
+        logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
+        total = F.log_softmax(logits, dim=-1).view(len(rows), beam, -1).add_(sums[..., None])  # (R, K, V)
+        end, which = (total[..., eos] / (step + 1) ** penalty).max(1)  # the beam that would end best here
+        better = living & (end > best[rows])
+        ended = history.gather(1, which[:, None, None].expand(-1, 1, step))[:, 0]  # (R, step)
+        found[rows, :step] = torch.where(better[:, None], ended, found[rows, :step])
+        best[rows], sizes[rows] = torch.where(better, end, best[rows]), torch.where(better, step, sizes[rows])
+        total.index_fill_(-1, barred, float("-inf"))
+        sums, flat = total.flatten(1).topk(beam)  # (R, K)
+        parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
+        history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
+        living = living & (step + 1 < limits[rows]) & (sums[:, 0] / limits[rows] ** penalty > best[rows])
+        parents = parents + beam * torch.arange(len(rows), device=device)[:, None]
+        if step % 8 == 7 and not living.all():
+            if not living.any():
+                break
+            rows, sums, history, tokens, parents = (part[living] for part in (rows, sums, history, tokens, parents))
+            memories, living = [tuple(part[living] for part in kept) for kept in memories], living[living]
+        lines, tokens = parents.flatten(), tokens.view(-1, 1)
+        caches = [[part.index_select(0, lines) for part in cache] for cache in caches]
+    return [(ids[:size], score) for ids, size, score in zip(found.tolist(), sizes.tolist(), best.tolist())]
+
+
 def make_model(arch, cfg, space=None):
-    """The model of a task: stand-alone, or a super-net over a space."""
+    """The model of a task: a network, or with a space its super-net."""
     return (ImageModel if cfg.task == "cifar10" else Translator)(arch, cfg, space)
 
 
 def count_parameters(arch, cfg):
-    """{part: parameters} of the stand-alone network."""
+    """{part: parameters} of the network alone."""
     with torch.device("meta"):
         model, parts = make_model(arch, cfg), collections.Counter()
     for name, value in model.named_parameters():
@@ -628,25 +765,29 @@ def extract(weights, arch, cfg, space=None):
 
 # --- search ---------------
 
-WORST = 1e9  # loss of a sub-net that has diverged: infinity is no JSON
+WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSON
 
 
 def features_of(arch, space):
-    """What a ranker sees: {feature with a choice: shares of the largest}; of one by layer the mean, then each layer,
-    filled up with the mean, so that a width does not tell the depth."""
+    """What a ranker sees, {feature with a choice: numbers}. A number is a share of the largest choice, or 1.0 for
+    linear attention. A feature by layer has the mean, then each layer, filled up with the mean to the greatest depth,
+    so that a width does not tell the depth."""
     found = {}
     for name, choices in space.items():
-        if len(choices) > 1:
-            depth, value = FEATURES[name].depth, getattr(arch, name)
-            values = [float(each == "linear") if name.endswith("types") else each / max(choices)
-                      for each in (value if depth else (value,))]
-            mean = sum(values) / len(values)
-            found[name] = [mean, *values, *[mean] * (max(space[depth]) - len(values))] if depth else values
+        if len(choices) == 1:
+            continue
+        depth, values = FEATURES[name].depth, getattr(arch, name)
+        numbers = [float(value == "linear") if name.endswith("types") else value / max(choices)
+                   for value in (values if depth else (values,))]
+        if depth:
+            mean = sum(numbers) / len(numbers)
+            numbers = [mean, *numbers, *[mean] * (max(space[depth]) - len(numbers))]
+        found[name] = numbers
     return found
 
 
 def agreement(found, wanted):
-    """(Kendall's tau-b, share of the pairs with different `wanted` that `found` orders alike, ties counting half)."""
+    """(Kendall's tau-b, the share of the pairs with different `wanted` that `found` orders alike; ties count half)."""
     found, wanted = (torch.tensor(values, dtype=torch.float64) for values in (found, wanted))
     one, two = (torch.sign(values[:, None] - values).triu() for values in (found, wanted))
     agree, pairs, decided = (one * two).sum().item(), one.abs().sum().item(), two.abs().sum().item()
@@ -654,15 +795,16 @@ def agreement(found, wanted):
 
 
 class Ranker:
-    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a behind b) = sigmoid(g(a) - g(b)), g a small
-    network. Fitted to 80% of the rows; 10% choose when to stop, 10% give Kendall's tau and the pairs ordered alike."""
-    # D6: in the released code boosted trees regress, and importance is a feature's |tau|
+    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a has the greater value than b) = sigmoid(g(a) -
+    g(b)), where g is a small network. It is fitted to 80% of the architectures; 10% choose when to stop, and 10% are
+    fresh: they give Kendall's tau and the share of pairs ordered alike."""
+    # D6: in the released code boosted trees regress, and importance is a feature's |tau|.
 
     def __init__(self, space, archs, values, seed=0, steps=400):
         self.space, generator = space, torch.Generator().manual_seed(seed)
         self.x, self.y = self.rows(archs), torch.tensor(values, dtype=torch.float64)
-        order, tenth = torch.randperm(len(archs), generator=generator), max(2, len(archs) // 10)
-        self.fresh, self.stop, rows = order[:tenth], order[tenth:2 * tenth], order[2 * tenth:]
+        shuffled, tenth = torch.randperm(len(archs), generator=generator), max(2, len(archs) // 10)
+        self.fresh, self.stop, rows = shuffled[:tenth], shuffled[tenth:2 * tenth], shuffled[2 * tenth:]
         self.mean, self.scale = self.x[rows].mean(0), self.x[rows].std(0).clamp(min=1e-3)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -671,7 +813,7 @@ class Ranker:
         self.tau, self.pairs = self.quality(self.x, self.fresh)
 
     def fit(self, rows, generator, steps):
-        """Cross-entropy over random pairs; the weights that order the stopping rows best are kept."""
+        """Minimise the cross-entropy of random pairs, and keep the weights that order the rows for stopping best."""
         optimizer = torch.optim.AdamW(self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best, kept = -1.0, None
         for step in range(steps + 1):
@@ -679,8 +821,8 @@ class Ranker:
             if accuracy > best:
                 best, kept = accuracy, {name: value.clone() for name, value in self.network.state_dict().items()}
             one, two = rows[torch.randint(len(rows), (2, 512), generator=generator)]
-            later = (self.y[one] > self.y[two]).float() + 0.5 * (self.y[one] == self.y[two])
-            F.binary_cross_entropy_with_logits(self.g(self.x[one]) - self.g(self.x[two]), later).backward()
+            greater = (self.y[one] > self.y[two]).float() + 0.5 * (self.y[one] == self.y[two])
+            F.binary_cross_entropy_with_logits(self.g(self.x[one]) - self.g(self.x[two]), greater).backward()
             optimizer.step()
             optimizer.zero_grad()
         self.network.load_state_dict(kept)
@@ -691,18 +833,20 @@ class Ranker:
     def g(self, x):
         return self.network((x - self.mean) / self.scale)[:, 0]
 
-    def score(self, archs):
+    def rank_scores(self, archs):
+        """g of each architecture: the lower, the smaller its value is taken to be."""
         return self.g(self.rows(archs)).tolist()
 
     def quality(self, x, rows):
         return agreement(self.g(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, shuffles=20):
-        """{feature: pair accuracy lost when it is shuffled among the rows not fitted to}, the largest first."""
+        """{feature: the share of pairs lost when it is shuffled among the rows not fitted to}, the largest first."""
         generator, rows = torch.Generator().manual_seed(0), torch.cat([self.fresh, self.stop])
         whole, lost, start = self.quality(self.x, rows)[1], {}, 0
         for name, numbers in features_of(widest(self.space), self.space).items():
-            lost[name], columns, start = 0.0, slice(start, start + len(numbers)), start + len(numbers)
+            columns = slice(start, start + len(numbers))
+            lost[name], start = 0.0, columns.stop
             for _ in range(shuffles):
                 shuffled = self.x.clone()
                 shuffled[rows, columns] = self.x[rows[torch.randperm(len(rows), generator=generator)], columns]
@@ -711,19 +855,23 @@ class Ranker:
 
 
 def free_features(cfg, samples):
-    # D7: 20% of the samples tell what matters, 32 at least
+    """How many features pruning leaves free; 0: it prunes nothing."""
+    # D7: importance is told by the 20% of the samples that a ranker is not fitted to, which must be 32 at least.
     return cfg.keep if samples >= PRUNES_FROM else 0
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, pruning: a space in which only `keep` features are free; 0: all. archs, losses: samples allowed."""
-    # D7: the paper does not say how. The attention types and the first of the rankings by loss and by latency, in turn,
-    # stay free, the others freeze at their commonest value in the better tenth of the samples. CIFAR-10 keeps 3 of 5
-    # (the paper: 5), translation 7, as many as the two top fives of Sec. 7.1 hold
+    """Sec. 3.1.2, pruning: the space in which only `keep` features are free (0: all). archs, losses: the samples within
+    the latency limit."""
+    # D7: the paper does not say how. Free are the attention types, and the first features by importance for the loss
+    # and for the latency, one of each after the other. All others freeze at their commonest value in the better tenth
+    # of the samples. CIFAR-10 keeps 3 of its 5 features (the paper 5), translation 7: as many as are in the two top
+    # fives of Sec. 7.1.
     if not keep:
         return space
     free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + [*PARTS]
-    better = [archs[index] for index in sorted(range(len(archs)), key=losses.__getitem__)[:max(5, len(archs) // 10)]]
+    by_loss = sorted(range(len(archs)), key=losses.__getitem__)
+    better = [archs[index] for index in by_loss[:max(5, len(archs) // 10)]]
     pruned = {}
     for name, choices in space.items():
         values = [getattr(arch, name) for arch in better]
@@ -732,55 +880,76 @@ def prune(space, importances, archs, losses, keep):
     return pruned
 
 
-def latency_text(value, cfg):
-    return f"{value:.4g} {'GFLOPs' if cfg.cost == 'flops' else 'ms'}"
-
-
-def latency_window(scores, latencies, limit):
-    """(lowest, highest) latency score of the evolution: without the slowest tenth, the fastest (unless no other keeps
-    the limit) and what breaks it. D8"""
-    scores, within = sorted(scores), sum(each <= limit for each in latencies) / len(latencies)
+def latency_window(rank_scores, latencies, limit):
+    """(lowest, highest) rank score for latency that the evolution allows. Of the samples it leaves out the slowest
+    tenth, those that break the limit and, unless no others are left, the fastest tenth. D8"""
+    rank_scores = sorted(rank_scores)
+    within = sum(latency <= limit for latency in latencies) / len(latencies)
     high = min(1 - DROPPED_ARCHITECTURES, within)
     low = DROPPED_ARCHITECTURES if DROPPED_ARCHITECTURES < high else 0
-    return tuple(scores[round(share * (len(scores) - 1))] for share in (low, high))
+    return tuple(rank_scores[round(share * (len(rank_scores) - 1))] for share in (low, high))
 
 
 def evolve(space, fitness, allowed, cfg):
-    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends where a generation brings
-    nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
-    rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, {}
+    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends early where a generation
+    brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
+    rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, set()
 
     def collect(make, count):
         """Look at up to `count` new architectures; True where there was one."""
         found = {}
         for _ in range(50 * count):
             arch = make()
-            if not any(arch in known for known in (seen, found, refused)):
-                (found if allowed(arch) else refused)[arch] = None
+            if arch in seen or arch in found or arch in refused:
+                continue
+            if allowed(arch):
+                found[arch] = None
+            else:
+                refused.add(arch)
             if len(found) == count:
                 break
         seen.update(zip(found, fitness([*found]) if found else ()))
         return bool(found)
 
-    part = max(1, cfg.population // 5)
+    fifth = max(1, cfg.population // 5)
     going, generation = collect(lambda: sample_arch(space, rng), cfg.population), 0
     while going and generation < cfg.generations:
-        parents, generation = sorted(seen, key=seen.__getitem__)[:part], generation + 1
-        mutated = collect(lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * part)
-        going = collect(lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * part) or mutated
+        parents, generation = sorted(seen, key=seen.__getitem__)[:fifth], generation + 1
+        mutated = collect(lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * fifth)
+        crossed = collect(lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * fifth)
+        going = mutated or crossed
     return seen
 
 
+def by_onednn(weight, bias=None):
+    """F.linear of a weight (outputs, inputs) by oneDNN, which is faster on a CPU that is not Intel's; only rounding
+    differs."""
+    return lambda x, *_: F.linear(x.to_mkldnn(), weight, bias).to_dense()
+
+
+@torch.no_grad()
 def cast(model, cfg, device):
-    """The model for inference, in the type of --dtype for good (autocast casts weights at every step of a decoder); in
-    float32 on a CPU packed."""
-    with autocast(cfg.dtype, device):
-        low = torch.is_autocast_enabled(device.type)
-        model = model.to(device, torch.get_autocast_dtype(device.type) if low else torch.float32).eval()
-    return model if low or device.type != "cpu" else pack(model, Linear)
+    """The model for inference, in the type of --dtype for good (autocast casts weights at every step of a decoder). In
+    float32 on a CPU its large matrices are multiplied by oneDNN."""
+    low = cfg.dtype == "bfloat16" or cfg.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(
+        including_emulation=False)
+    model = model.to(device, torch.bfloat16 if low else torch.float32).eval()
+    if low or device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return model
+    for part in model.modules():
+        if isinstance(part, Linear) and part.weight.numel() >= 2 ** 16:
+            part.forward = by_onednn(part.weight.flatten(0, 1), part.bias.flatten())
+    if hasattr(model, "words") and model.words.numel() >= 2 ** 16:
+        model.logits = by_onednn(model.words[:, :model.arch.decoder_hidden])
+    return model
+
+
+def latency_text(value, cfg):
+    return f"{value:.4g} {'GFLOPs' if cfg.cost == 'flops' else 'ms'}"
 
 
 def timed_text(cfg, device):
+    """What a latency is of."""
     if cfg.cost == "flops":
         return "matrix products of an image, or of 30 and 30 tokens"
     what = "images" if cfg.task == "cifar10" else f"sentences of 30 tokens in 30 steps of {cfg.beam} beams"
@@ -800,9 +969,9 @@ def measure_latency(arch, cfg, device):
         value.fill_(0.01)
     model = cast(model, cfg, device)
     image = torch.zeros(count, 3, cfg.image, cfg.image, device=device)
-    lengths = torch.full((count,), min(30, cfg.length), device=device)
-    source, tokens = (torch.zeros(size, dtype=torch.long, device=device)
-                      for size in ((count, min(30, cfg.length)), (count * cfg.beam, 1)))
+    source = torch.zeros(count, min(30, cfg.length), dtype=torch.long, device=device)
+    lengths = torch.full((count,), source.shape[1], device=device)
+    tokens = torch.zeros(count * cfg.beam, 1, dtype=torch.long, device=device)
 
     def once():
         if cfg.task == "cifar10":
@@ -811,14 +980,36 @@ def measure_latency(arch, cfg, device):
         caches = [[] for _ in kept]
         for step in range(source.shape[1]):
             model.decode(tokens, kept, None, caches, step)
+
     clock = time.process_time if cfg.cost == "cpu" and device.type == "cpu" else time.perf_counter
-    return milliseconds(once, device, cfg.latency_runs, cut=DROPPED_TIMINGS, clock=clock)  # D8
+    times = []
+    for _ in range(5 + cfg.latency_runs):
+        began = clock()
+        once()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(1000 * (clock() - began))
+    cut = int(DROPPED_TIMINGS * cfg.latency_runs)  # D8
+    return statistics.fmean(sorted(times[5:])[cut:cfg.latency_runs - cut])
+
+
+def smallest_latency(space, cfg, device):
+    """The least latency of the narrowest and shallowest architectures of the space, of one type of attention each. Many
+    heads that share --qkv can be cheaper than few, so both ends are tried."""
+    def smallest(attn_type, end_of_heads):
+        def choose(name, choices, layer=0):
+            if name.endswith("types"):
+                return attn_type if attn_type in choices else min(choices)
+            return end_of_heads(choices) if name.endswith("heads") else min(choices)
+        return build_arch(space, choose)
+    return min(measure_latency(smallest(attn_type, end), cfg, device)
+               for attn_type in space["types"] for end in (min, max))
 
 
 def set_limit(space, cfg, ranks, run):
-    """--latency_limit, else --limit_share of the median of 25 random architectures, which the folder keeps for a
-    resumed run. One that nothing keeps ends the run before it trains."""
-    # D15: the paper gives none; the released search for images has 15.06 ms
+    """--latency_limit, or --limit_share of the median of 25 random architectures, which the folder keeps for a resumed
+    run. A limit that no architecture keeps ends the run before it trains."""
+    # D15: the paper gives no limit; the released search for images has 15.06 ms.
     path = run.folder / "limit.json"
 
     def median():
@@ -828,42 +1019,40 @@ def set_limit(space, cfg, ranks, run):
             write_atomic(path, json.dumps(middle))
         return read_json(path, float)
 
-    def least():  # by width; many heads that share --qkv can be cheaper than few
-        if (run.folder / "checkpoint.pt").exists():
-            return 0
-        return min(measure_latency(build_arch(space, lambda name, choices, slot=0: kind if kind in choices else
-                                              (end if name.endswith("heads") else min)(choices)), cfg, ranks.device)
-                   for kind in space["types"] for end in (min, max))
     if not cfg.latency_limit:
         cfg.latency_limit = cfg.limit_share * on_main(ranks, median)
-    if cfg.latency_limit and (fastest := on_main(ranks, least)) > cfg.latency_limit:
-        raise UserError(f"--latency_limit {cfg.latency_limit:.4g}: the smallest architecture takes "
-                        f"{latency_text(fastest, cfg)}; raise it")
+    if cfg.latency_limit and not on_main(ranks, (run.folder / "checkpoint.pt").exists):
+        smallest = on_main(ranks, smallest_latency, space, cfg, ranks.device)
+        if smallest > cfg.latency_limit:
+            raise UserError(f"--latency_limit {cfg.latency_limit:.4g}: the smallest architecture takes "
+                            f"{latency_text(smallest, cfg)}; raise it")
     say(ranks, f"latency: {timed_text(cfg, ranks.device)}; "
                f"limit: {latency_text(cfg.latency_limit, cfg) if cfg.latency_limit else 'none'}")
 
 
-def measure_archs(archs, history, kind, supernet, data, cfg, ranks, run):
-    """Add losses and latencies to the history, shared out over processes; on a shared device the first times alone."""
+def measure_archs(archs, history, round_name, supernet, data, cfg, ranks, run):
+    """Add losses and latencies to the history, shared out over the processes. Where processes share a device, the first
+    one measures all latencies, alone."""
     began = time.perf_counter()
 
     def latency(index):
         return measure_latency(archs[index], cfg, ranks.device)
-    apart = cfg.cost == "flops" or ranks.device.type == "cuda" and cfg.device in ("auto", "cuda")
-    own = [(index, held_out_loss(supernet, data, cfg, archs[index]), apart and latency(index))
+
+    alone = cfg.cost != "flops" and not (ranks.device.type == "cuda" and cfg.device in ("auto", "cuda"))
+    own = [(index, held_out_loss(supernet, data, cfg, archs[index]), None if alone else latency(index))
            for index in range(ranks.rank, len(archs), ranks.size)]
     _, losses, latencies = zip(*sorted(line for part in gather(ranks, own) for line in part))
-    if not apart:
+    if alone:
         latencies = on_main(ranks, lambda: [latency(index) for index in range(len(archs))])
     seconds = round((time.perf_counter() - began) / len(archs), 3)
-    history += [{"id": len(history) + index, "round": kind, "parent": None, "arch": arch_text(arch),
-                 "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
-                 "seconds": seconds} for index, arch in enumerate(archs)]
+    for arch, loss, taken in zip(archs, losses, latencies):
+        history.append({"id": len(history), "round": round_name, "parent": None, "arch": arch_text(arch),
+                        "score": -loss, "scores": {"loss": loss, "latency": taken}, "seconds": seconds})
     on_main(ranks, write_atomic, run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
 
 
 def collect_samples(supernet, data, space, cfg, ranks, run):
-    """History lines of --samples random sub-nets; resumes behind history.jsonl."""
+    """History lines of --samples random sub-nets. It goes on behind the lines of history.jsonl."""
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
                                for number in range(2 * cfg.samples)))[:cfg.samples]
     if len(archs) < 20:
@@ -881,7 +1070,7 @@ def collect_samples(supernet, data, space, cfg, ranks, run):
 
 
 def rank_and_evolve(space, history, cfg):
-    """Measured sub-nets -> the finalists, new ones, and what was learned."""
+    """Measured sub-nets -> (the best-ranked architectures that are not among them, what was learned)."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
         raise UserError(f"{len(lines)} sub-nets have a loss, it takes 20: lower --lr")
@@ -895,9 +1084,9 @@ def rank_and_evolve(space, history, cfg):
     importance = {name: ranker.importance() for name, ranker in rankers.items()}
     pruned = prune(space, importance.values(), [archs[index] for index in allowed],
                    [values["loss"][index] for index in allowed], free_features(cfg, len(history)))
-    latency = rankers["latency"].score
-    low, high = latency_window(latency(archs), values["latency"], limit)
-    seen = evolve(pruned, rankers["loss"].score, lambda arch: low <= latency([arch])[0] <= high, cfg)
+    by_latency = rankers["latency"].rank_scores
+    low, high = latency_window(by_latency(archs), values["latency"], limit)
+    seen = evolve(pruned, rankers["loss"].rank_scores, lambda arch: low <= by_latency([arch])[0] <= high, cfg)
     quality = {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs, "held_out": len(ranker.fresh),
                       "fitted_to": len(archs) - 2 * len(ranker.fresh)} for name, ranker in rankers.items()}
     about = dict(rankers=quality, importance=importance, space=space, pruned=pruned, looked_at=len(seen),
@@ -907,7 +1096,7 @@ def rank_and_evolve(space, history, cfg):
 
 def winner(history, cfg):
     """The history line with the best loss within the limit, or None."""
-    # D9: measurements decide, not the ranker
+    # D9: measurements decide, and not the ranker.
     allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
     return max(allowed, key=lambda line: line["score"], default=None)
 
@@ -953,7 +1142,8 @@ def show_search(result, ranks, cfg):
 # --- objective ------------
 
 def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
-    """Label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over labels but -100, and their number."""
+    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that are not -100, their
+    number)."""
     *inputs, labels = batch
     logits = model(*inputs, arch).flatten(0, -2).float()  # (B, 10), or (B * T, V)
     loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
@@ -961,8 +1151,9 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 
 
 def learning_rate(step, cfg):
-    """Sec. 6: warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's inverse square root."""
-    # D10: for the super-net too. fairseq's cosine ends at `lr`, 1e-6; at the listed minimum of 1e-7 training would stop
+    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's inverse square root."""
+    # D10: the super-net has the same. fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum
+    # of 1e-7 fairseq would stop training.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -973,22 +1164,19 @@ def learning_rate(step, cfg):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its models and steps its searcher
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has the paper, but trains nothing
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, milliseconds, on_main,
-                                    peak_memory, prefetch, progress, say, seed_everything, shard_range, stopping)
+    from common.describe import forecast, ids
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, on_main, peak_memory, prefetch,
+                                    progress, say, seed_everything, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
-    from data import bleu, rehearsals
     from data.cifar10 import Pictures
     from data.inputs import open_run
-    from data.packed import pack
-    from data.parallel import Translations, read_lines
-    from data.published import MFORMER, MFORMER_ARCHS
-    PUBLISHED = {task: {name: read_arch(text) for name, text in rows.items()} for task, rows in MFORMER_ARCHS.items()}
+    from data.translation import Translations, corpus_bleu, read_lines, repeated_words
 else:
-    UserError, PUBLISHED, check_memory = ValueError, {"cifar10": {}, "wmt14": {}}, lambda *sizes: None
+    UserError, check_memory = ValueError, lambda *sizes: None
 
 
 def set_shards(cfg, ranks):
@@ -1005,14 +1193,14 @@ def open_data(cfg, action, ranks):
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
     needs = [name for name in names if getattr(cfg, name)] or ([] if cfg.translate else names)
     run, _ = open_run(cfg, action, ranks, *needs)
-    kind = Pictures if cfg.task == "cifar10" else Translations
-    return run, kind(cfg, ranks, run.folder, action in ("search", "train"))
+    reader = Pictures if cfg.task == "cifar10" else Translations
+    return run, reader(cfg, ranks, run.folder, action in ("search", "train"))
 
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
-    """Held-out cross-entropy; WORST where it is no number."""
-    # D5: test sets are read by --evaluate alone; the released search reads CIFAR-10's
+    """The held-out cross-entropy, or WORST where it is no number."""
+    # D5: test sets are read by --evaluate alone; the released search reads CIFAR-10's.
     total = count = 0
     for batch in data.held_batches():
         with autocast(cfg.dtype, data.device):
@@ -1022,20 +1210,28 @@ def held_out_loss(model, data, cfg, arch=None):
     return loss if math.isfinite(loss) else WORST
 
 
+def translate(model, data, lines, cfg):
+    """Translations of raw sentences."""
+    pieces, longest = data.tokenizer, cfg.length - 1
+
+    def search_beams(source, lengths):
+        barred = pieces.pad_id, pieces.bos_id
+        best = beam_search(model, source, lengths, longest, pieces.bos_id, pieces.eos_id, barred, cfg.beam)
+        return [ids for ids, _ in best]
+    return data.translate(lines, search_beams)
+
+
 @torch.no_grad()
-def score(model, data, cfg):
+def score_test_data(model, data, cfg):
     """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of the test data."""
     if cfg.task == "cifar10":
         found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
                                              for images, labels in data.test_batches())))
         return {"accuracy": (found == labels).double().mean().item(), "examples": len(found)}, found.tolist()
     sources, references = data.test_lines()
-    found = data.translate(model, sources, LENGTH_PENALTY)
-    scores = {"bleu": bleu.corpus_bleu(found, references), "examples": len(found),  # D14: of plain text (13a)
-              "repeated_words": bleu.repeated_words(found)}  # Sec. 8: what a decoder of linear attention says
-    if cfg.languages[1] == "de":
-        scores["tokenised_bleu"] = bleu.tokenised_bleu(found, references)
-    return scores, found
+    found = translate(model, data, sources, cfg)
+    return {"bleu": corpus_bleu(found, references), "examples": len(found),  # D14: of plain text, 13a tokens
+            "repeated_words": repeated_words(found)}, found  # Sec. 8: what a decoder of linear attention says
 
 
 def make_optimizer(model, cfg):
@@ -1048,8 +1244,9 @@ def make_optimizer(model, cfg):
                               {"params": groups[True], "weight_decay": 0.0}], lr=cfg.lr, betas=(0.9, 0.998), fused=True)
 
 
-def accumulate_gradients(network, model, batches, cfg, ranks, step, arch):
-    """Gradients of an update's mean loss over its shards, the same on any number of processes. -> loss, labels"""
+def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
+    """One update by the mean loss over its shards, which is the same on any number of processes. network: the model, or
+    the compiled model; arch: the sub-net that is trained, or None. -> (loss, labels, norm of the gradients)"""
     total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
@@ -1063,15 +1260,20 @@ def accumulate_gradients(network, model, batches, cfg, ranks, step, arch):
             model.zero_grad()
     flat = total.total()
     flat[:-1] /= flat[-1]
-    *parts, loss, count = flat.split([*(value.numel() for value in used), 1, 1])
-    for value, part in zip(used, parts):
-        value.grad = part.view_as(value)
-    return loss, count
+    *gradients, loss, count = flat.split([*(value.numel() for value in used), 1, 1])
+    for value, gradient in zip(used, gradients):
+        value.grad = gradient.view_as(value)
+    norm = nn.utils.get_total_norm([value.grad for value in used])
+    if cfg.clip:
+        nn.utils.clip_grads_with_norm_(used, cfg.clip, norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss, count, norm
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network; with a space, its super-net, one random sub-net an update. At the end checkpoint.pt has the
-    model alone, a network as the average of the last (Sec. 4.1.4)."""
+    """Train a network, or with a space its super-net, one random sub-net an update. At the end checkpoint.pt has the
+    model alone: of a network the average of the last saved (Sec. 4.1.4)."""
     checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
@@ -1085,15 +1287,10 @@ def train_network(model, data, cfg, ranks, run, space=None):
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = rate = learning_rate(step, cfg)
-        # a function of the step: every rank and shard trains the same sub-net
+        # The sub-net is a function of the step, so that all shards and ranks train the same one.
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
-        loss, count = accumulate_gradients(network, model, batches, cfg, ranks, step, arch)
-        norm = nn.utils.get_total_norm([value.grad for value in model.parameters() if value.grad is not None])
-        if cfg.clip:
-            nn.utils.clip_grads_with_norm_(model.parameters(), cfg.clip, norm)
+        loss, count, norm = update(network, model, optimizer, batches, cfg, ranks, step, arch)
         seen += count
-        optimizer.step()
-        optimizer.zero_grad()
         bar.update()
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
         stop, due, log = pace()
@@ -1177,10 +1374,10 @@ def evaluate(cfg):
         model = cast(extract(weights, arch, cfg), cfg, ranks.device)
         run, data = open_data(cfg, "translate" if cfg.translate else "evaluate", ranks)
         if cfg.translate:
-            found = data.translate(model, on_main(ranks, read_lines, cfg.translate), LENGTH_PENALTY)
+            found = translate(model, data, on_main(ranks, read_lines, cfg.translate), cfg)
             result = {"sentences": len(found)}
         else:
-            scores, found = score(model, data, cfg)
+            scores, found = score_test_data(model, data, cfg)
             result = {"parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
                       "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores, "arch": cfg.arch}
         text = "".join(f"{line}\n" for line in found)  # of classes numbers from 0
@@ -1197,23 +1394,45 @@ def evaluate(cfg):
 # --- command line ---------
 
 
+def rehearsal(cfg, arch, space=None, device=torch.device("cpu")):
+    """What common/describe.py rehearses: (optimizer, update, largest evaluation) of a network or, with a space, of its
+    super-net, whose whole is trained. Rows are images, or tokens of the longer side in sentences of 64."""
+    model, ranks = make_model(arch, cfg, space), Ranks(0, 1, device)
+    optimizer = make_optimizer(model, cfg)
+
+    def batch(rows, length):
+        if cfg.task == "cifar10":
+            return torch.zeros(rows, 3, cfg.image, cfg.image), ids(rows)
+        source = ids(max(1, rows // length), length)
+        return source, ids(len(source)), source.clone(), source.clone()
+
+    def step(rows, shards):
+        batches = (batch(rows, min(64, cfg.length)) for _ in range(shards))
+        update(model.train(), model, optimizer, batches, dataclasses.replace(cfg, accumulate=shards), ranks,
+               arch=arch if space else None)
+
+    def look():
+        with autocast(cfg.dtype, device):
+            rows = 500 if cfg.task == "cifar10" else 64 * cfg.length
+            smoothed_loss(model.eval(), batch(rows, cfg.length), smoothing=0.0)
+    return optimizer, step, look
+
+
 def describe(cfg):
-    """Parameters and FLOPs as JSON, of the published ones too: `paper` as its tables count, `honest` with all products
-    of linear attention."""
+    """Parameters and FLOPs as JSON, and those of Table 5's networks. (python -m tests.claims.mformer counts has them as
+    the paper counts them, without the products of linear attention.)"""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
     paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
-    rows, space = {name: parse_arch(name, paper) for name in MFORMER[cfg.task]}, space_of(cfg)
+    rows, space = {name: parse_arch(name, paper) for name in TABLE_5}, space_of(cfg)
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
             rows["mformer"] if cfg.preset == "base" else widest(space))
     if arch in rows.values() and not cfg.init:  # it lives in the paper's geometry, but for what is given
         given = {*GEOMETRY, "vocab_size"} & cfg.given
         cfg = dataclasses.replace(paper, **{name: getattr(cfg, name) for name in given})
     parts = count_parameters(arch, cfg)
-    published = {name: {"paper": {"parameters": parameters, "flops": flops},
-                        "honest": {"parameters": sum(count_parameters(rows[name], paper).values()),
-                                   "flops": honest}}
-                 for name, (parameters, flops, honest) in MFORMER[cfg.task].items()}
-    needs = rehearsals.forecast(__name__, cfg, cfg.steps, arch, least=cfg.length if cfg.task == "wmt14" else 1)
+    published = {name: {"parameters": sum(count_parameters(row, paper).values()), "flops": model_flops(row, paper)}
+                 for name, row in rows.items()}
+    needs = forecast(cfg, functools.partial(rehearsal, arch=arch), cfg.steps, cfg.length if arch.decoder_layers else 1)
     print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
                       "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
                       "published": published, **needs}))

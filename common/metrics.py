@@ -3,7 +3,7 @@
 Definitions follow scikit-learn, SciPy and the official SQuAD scripts, whose numbers the tests hold as constants. Where
 those give NaN or stop (no data, a constant input), the value here is 0.0: a broken model must look useless, never good.
 For the same reason NaN among the inputs makes every correlation 0.0, and a NaN prediction simply wrong for accuracy and
-F1. Everything is a share (0..1) or a correlation (-1..1). BLEU is in data/bleu.py.
+F1. Everything is a share (0..1) or a correlation (-1..1). BLEU is in data/translation.py.
 """
 import math
 import re

@@ -19,8 +19,8 @@ RECORD = 1 + 3 * 32 * 32
 
 
 def load_cifar10(folder, split):
-    """(images (N, 3, 32, 32) uint8, labels (N,) int64) of "train" or "test". UserError names the file and what is wrong
-    with it."""
+    """(images (N, 3, 32, 32) uint8, labels (N,) int64) of "train" or "test". A UserError names the file that is wrong.
+    """
     folder, pattern = Path(folder), "data_batch_*.bin" if split == "train" else "test_batch.bin"
     files = sorted(folder.glob(pattern))
     if not files:
@@ -45,13 +45,6 @@ def read_records(path):
     return records
 
 
-def class_names(folder):
-    """The ten names of batches.meta.txt; "0" to "9" where the file is not there."""
-    path = Path(folder) / "batches.meta.txt"
-    names = path.read_text(encoding="utf-8").split() if path.exists() else []
-    return names if len(names) == 10 else [str(number) for number in range(10)]
-
-
 class Pictures:
     """What a training reads of CIFAR-10: its images on the device as bytes, --held_out of them set aside for validation
     losses, and an endless stream of batches, each a function of its number and the seed."""
@@ -62,21 +55,21 @@ class Pictures:
         if not training:
             return
         images, labels = load_cifar10(cfg.cifar10, "train")
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out")))
-        order, held = order[cfg.held_out:], order[:cfg.held_out]
-        order, self.size = order[:cfg.train_rows or None], cfg.batch // cfg.accumulate
-        if len(order) < self.size:
-            raise UserError(f"--batch {cfg.batch}: {len(order)} training images are fewer than a shard of {self.size}")
-        self.images, self.labels = images[order].to(self.device), labels[order].to(self.device)
+        rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out")))
+        rows, held = rows[cfg.held_out:], rows[:cfg.held_out]
+        rows, self.size = rows[:cfg.train_rows or None], cfg.batch // cfg.accumulate
+        if len(rows) < self.size:
+            raise UserError(f"--batch {cfg.batch}: {len(rows)} training images are fewer than a shard of {self.size}")
+        self.images, self.labels = images[rows].to(self.device), labels[rows].to(self.device)
         self.held, self.set_aside, self.made, self.epoch = (images[held], labels[held]), len(held), [], None
 
     def batch(self, number):
         """(images (B, 3, I, I), labels (B,)) of shard `number` of the stream of shuffled epochs."""
-        epoch, place = divmod(number, len(self.labels) // self.size)
+        epoch, index = divmod(number, len(self.labels) // self.size)
         if epoch != self.epoch:
             generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "order", epoch))
-            self.order, self.epoch = torch.randperm(len(self.labels), generator=generator).to(self.device), epoch
-        rows = self.order[place * self.size:(place + 1) * self.size]
+            self.shuffled, self.epoch = torch.randperm(len(self.labels), generator=generator).to(self.device), epoch
+        rows = self.shuffled[index * self.size:(index + 1) * self.size]
         generator = torch.Generator(self.device).manual_seed(seed_of(self.cfg.seed, "augment", number))
         return augment(self.images[rows], self.cfg, generator), self.labels[rows]
 
@@ -125,14 +118,15 @@ def augment(images, cfg, generator=None):
 
     The strength is that of mFormer's released code, whose RandAugment has more operations; the paper mentions none.
     """
-    (least, magnitude, jitter, erasing), B, device = cfg.augment, len(images), images.device
+    (smallest, magnitude, jitter, erasing), B, device = cfg.augment, len(images), images.device
 
     def draw(low, high):
         return torch.empty(B, device=device).uniform_(low, high, generator=generator)
 
-    area, ratio, strength = draw(least, 1), draw(math.log(3 / 4), math.log(4 / 3)).exp(), magnitude / 10
-    width, height = (((area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)) if least < 1
-                     else (area, area))
+    area, ratio, strength = draw(smallest, 1), draw(math.log(3 / 4), math.log(4 / 3)).exp(), magnitude / 10
+    width = height = area  # the whole image
+    if smallest < 1:
+        width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
     turn, shear, flip = strength * draw(-math.pi / 6, math.pi / 6), strength * draw(-0.3, 0.3), draw(-1, 1).sign()
     across = (1 - width) * draw(-1, 1) + strength * draw(-0.2, 0.2)
     down = (1 - height) * draw(-1, 1) + strength * draw(-0.2, 0.2)

@@ -6,7 +6,6 @@ import functools
 import math
 import sys
 from types import SimpleNamespace
-from unittest import mock
 
 import torch
 from torch import nn
@@ -14,25 +13,15 @@ from torch import nn
 from common import describe
 from common.describe import ids
 from common.tasks import EVALUATED
-from data import parallel
 
 CPU = torch.device("cpu")
 
 
 def forecast(name, cfg, updates, *more, least=1):
     """common.describe.forecast of the paper file whose module has this name; more: what its function below takes."""
-    build = functools.partial({"autobert_zero": autobert_zero, "autotinybert": autotinybert,
-                               "mformer": mformer}[cfg.program], sys.modules[name], *more)
-    try:
-        return describe.forecast(cfg, build, updates, least)
-    finally:
-        forget(sys.modules[name])
-
-
-def forget(file):
-    """Empty mformer.py's caches, which otherwise hand tensors without content to a real run, or the other way round."""
-    for name in ("fixed_turns", "sinusoids"):
-        getattr(getattr(file, name, None), "cache_clear", bool)()
+    build = functools.partial({"autobert_zero": autobert_zero, "autotinybert": autotinybert}[cfg.program],
+                              sys.modules[name], *more)
+    return describe.forecast(cfg, build, updates, least)
 
 
 def autobert_zero(file, arch, cfg, shared=False):
@@ -92,34 +81,6 @@ def autotinybert(file, arch, samples, cfg, teacher=None):
     return optimizer, step, lambda: file.make_objective(data, cfg, batch(min(256, cfg.batch)))(model)
 
 
-def mformer(file, arch, cfg, space=None):
-    """An update of a network (with a space: of a super-net, whose whole it is), and the largest evaluation: held-out
-    pictures, or sentences of --length pieces. rows: pictures, or tokens of the longer side."""
-    forget(file)
-    model, text = file.make_model(arch, cfg, space), cfg.task == "wmt14"
-    optimizer, ranks = file.make_optimizer(model, cfg), file.Ranks(0, 1, CPU)
-
-    def batch(rows, length=min(64, cfg.length)):
-        if not text:
-            return torch.zeros(rows, 3, cfg.image, cfg.image), ids(rows)
-        lines = ids(max(1, rows // length), length)
-        return lines, ids(len(lines)), lines.clone(), lines.clone()
-
-    def step(rows, shards):
-        own = dataclasses.replace(cfg, accumulate=shards)
-        batches = map(batch, [rows] * shards)
-        file.accumulate_gradients(model.train(), model, batches, own, ranks, 0, arch if space else None)
-        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def look():
-        with file.autocast(cfg.dtype, CPU):
-            file.smoothed_loss(model.eval(), batch(64 * cfg.length, cfg.length) if text else batch(500), None, 0.0)
-
-    return optimizer, step, look
-
-
 def fine_tuning(file, task, cfg, arch=None):
     """An update of fine-tuning on a task in rows of the recipe's length, and a batch of its prediction, of as many rows
     as common.tasks.Task.collect takes. arch: the architecture, but of ALBERT."""
@@ -164,19 +125,3 @@ def fine_tuning(file, task, cfg, arch=None):
             return forward(batch(min(4 * recipe.batch, EVALUATED // math.prod(shape))))
 
     return optimizer, step, look
-
-
-def beams(file, arch, cfg):
-    """No update; the beam search of 64 sentences (data.parallel's batch) of --length pieces, in which none ends early:
-    what its loop reads back from the device has no content here."""
-    forget(file)
-    model = file.make_model(arch, cfg).eval()
-    longest = cfg.length - 1
-
-    def look():
-        source = ids(64, cfg.length)
-        known = dict(__bool__=lambda tensor: True, __int__=lambda tensor: longest, tolist=lambda tensor: [])
-        with file.autocast(cfg.dtype, CPU), mock.patch.multiple(type(source), **known):
-            parallel.beam_search(model, source, ids(64), longest, 1, 2, (0, 1), cfg.beam)
-
-    return torch.optim.SGD(model.parameters(), 0.0), lambda rows, shards: None, look

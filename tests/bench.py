@@ -41,7 +41,6 @@ from common import describe, glue
 from common.distributed import Ranks, prepare_model
 from common.tasks import FROM_MNLI, LONGEST
 from data import rehearsals
-from data.parallel import beam_search
 from data.prepare import make_demo
 from tests.claims.study import draw_figure
 
@@ -207,7 +206,7 @@ def translation(shape, rows, tokens, beam=4):
 
     def search():
         with mock.patch.object(ours, "decode", wraps=ours.decode) as decode:
-            beam_search(ours, source, lengths, tokens, 1, 2, (0, 1), beam, 1.0)
+            mformer.beam_search(ours, source, lengths, tokens, 1, 2, (0, 1), beam, 1.0)
         about["steps"] = decode.call_count
 
     def generate():

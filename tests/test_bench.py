@@ -19,6 +19,7 @@ import mformer
 from common.tasks import LONGEST
 from data import rehearsals
 from test_flow import mformer_of
+import test_rehearsal
 from test_rehearsal import ALBERT, TINY, albert_at
 
 
@@ -58,7 +59,7 @@ def test_gpu_times_a_phase():
     seconds, waits = bench.timed(cpu, cfg, ALBERT, (2, 2), "albert", steps=1)
     assert seconds > 0 and waits == 0 and rehearsals.ids is before
     cfg, arch, _ = mformer_of("wmt14")
-    cfg.length, build = 6, functools.partial(rehearsals.beams, mformer, arch)
+    cfg.length, build = 6, functools.partial(test_rehearsal.beams, arch=arch)
     assert bench.timed(cpu, cfg, build, (64, 1), "mformer", updates=False)[0] > 0
 
 

@@ -47,9 +47,9 @@ PLANS = {
                                                        "1-32-32-1-64", setting="distill", **own),
                      functools.partial(rehearsals.autotinybert, autotinybert, WHOLE, 2, teacher=WHOLE)),
     "images": (lambda **own: mformer.Config(image=32, patch=4, **own),
-               functools.partial(rehearsals.mformer, mformer, IMAGES)),
+               functools.partial(mformer.rehearsal, arch=IMAGES)),
     "translation": (lambda **own: mformer.Config(task="wmt14", vocab_size=500, length=64, qkv=128, **own),
-                    functools.partial(rehearsals.mformer, mformer, TEXTS)),
+                    functools.partial(mformer.rehearsal, arch=TEXTS)),
 }
 
 
@@ -138,7 +138,7 @@ def test_flops_of_pictures_are_the_files_own(kind):
     """Of an evaluation of 500 exactly. An update has three times as many, less the patches' gradient, which nobody
     needs, and more the scores, which the kernel of softmax attention makes anew on its way back."""
     cfg, arch = mformer.Config(image=32, patch=4, dtype="float32"), mformer.retype(IMAGES, kind)
-    found, = describe.rehearse(cfg, functools.partial(rehearsals.mformer, mformer, arch), (8, 1))
+    found, = describe.rehearse(cfg, functools.partial(mformer.rehearsal, arch=arch), (8, 1))
     own, scores, patches = mformer.model_flops(arch, cfg), 2 * 2 * 65 * 65 * 128, 2 * 64 * 48 * 128
     assert found["evaluation_flops"] == 500 * own
     assert found["flops"] == 8 * (3 * own - patches + (kind != "linear") * scores)
@@ -150,7 +150,7 @@ def test_flops_of_translation_are_the_files_own(encoder, decoder):
     """Of 64 sentences as long as the file's own count takes them, and of an update of 17, with the scores made anew."""
     cfg = mformer.Config(task="wmt14", vocab_size=500, length=30, qkv=128, dtype="float32")
     arch = mformer.retype(mformer.retype(TEXTS, encoder), decoder, ("decoder_types", "cross_types"))
-    found, = describe.rehearse(cfg, functools.partial(rehearsals.mformer, mformer, arch), (512, 1))
+    found, = describe.rehearse(cfg, functools.partial(mformer.rehearsal, arch=arch), (512, 1))
     own, score = mformer.model_flops(arch, cfg), 2 * 30 * 30 * 128  # cross-attention sees two layers
     assert found["evaluation_flops"] == 64 * own
     assert found["flops"] == 17 * (3 * own + score * (2 * (encoder == "softmax") + 3 * (decoder == "softmax")))
@@ -251,6 +251,19 @@ def autotinybert_phases():
     return found
 
 
+def beams(cfg, arch):
+    """No update; the beam search of 64 sentences of --length pieces, in which none ends early: what its loop reads back
+    from the device has no content here."""
+    model, longest = mformer.make_model(arch, cfg).eval(), cfg.length - 1
+
+    def look():
+        source = describe.ids(64, cfg.length)
+        known = dict(__bool__=lambda tensor: True, __int__=lambda tensor: longest, tolist=lambda tensor: [])
+        with mformer.autocast(cfg.dtype, torch.device("cpu")), mock.patch.multiple(type(source), **known):
+            mformer.beam_search(model, source, describe.ids(64), longest, 1, 2, (0, 1), cfg.beam)
+    return torch.optim.SGD(model.parameters(), 0.0), lambda rows, shards: None, look
+
+
 def phases():
     """{(file, preset, phase): its Memory at the paper's full size}, as functions."""
     found = {}
@@ -260,13 +273,13 @@ def phases():
     for task, rows, what in (("cifar10", 64, "64 pictures"), ("wmt14", 4400, "shards of 4,400 tokens")):
         for arch, phase in (("widest", "super-net"), ("mformer", "training")):
             cfg, chosen = network(arch, task=task)
-            build = functools.partial(rehearsals.mformer, mformer, chosen,
+            build = functools.partial(mformer.rehearsal, arch=chosen,
                                       space=mformer.space_of(cfg) if arch == "widest" else None)
             found["mformer", f"base {task}", f"{phase}, {what}"] = (
                 lambda cfg=cfg, build=build, rows=rows: describe.rehearse(cfg, build, (rows, 2))[0])
     cfg, chosen = network("mformer", task="wmt14")
     found["mformer", "base wmt14", f"beam search, {cfg.beam} beams, 64 sentences of {cfg.length} pieces"] = (
-        lambda cfg=cfg, build=functools.partial(rehearsals.beams, mformer, chosen):
+        lambda cfg=cfg, build=functools.partial(beams, arch=chosen):
         describe.rehearse(cfg, build, (64, 1))[0])
     return found
 

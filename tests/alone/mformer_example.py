@@ -5,7 +5,7 @@ import random
 import torch
 from torch import nn
 
-from mformer import Ranker, linear_attention, sample_arch, turns_of
+from mformer import Ranker, cosines_at, linear_attention, sample_arch
 
 
 class LinearAttention(nn.Module):  # time and memory grow with the length, not with its square
@@ -15,8 +15,8 @@ class LinearAttention(nn.Module):  # time and memory grow with the length, not w
 
     def forward(self, x, lengths):  # (B, T, H), (B,) -> (B, T, H)
         q, k, v = self.inputs(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, heads, T, D)
-        places = torch.arange(x.shape[1], device=x.device)
-        mixed = linear_attention(q, k, v, turns_of(places, lengths), mask=places < lengths[:, None])
+        positions = torch.arange(x.shape[1], device=x.device)
+        mixed = linear_attention(q, k, v, cosines_at(positions, lengths), mask=positions < lengths[:, None])
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 
@@ -30,6 +30,6 @@ measured = {arch: 3 - 0.2 * arch.layers - arch.hidden / 100 - 0.5 * arch.types.c
             for arch in (sample_arch(space, random.Random(number)) for number in range(200))}
 ranker = Ranker(space, [*measured], [*measured.values()])
 new = [sample_arch(space, random.Random(f"new {number}")) for number in range(40)]
-score, best = min(zip(ranker.score(new), new))
+_, best = min(zip(ranker.rank_scores(new), new))
 print(f"best of {len(new)} new ones: layers {best.layers}, hidden {best.hidden}, types {best.types}, tau {ranker.tau:.2f}")
 print("what matters most:", next(iter(ranker.importance())))

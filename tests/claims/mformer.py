@@ -1,6 +1,6 @@
 """What mFormer claims, measured: python -m tests.claims.mformer NAME [--folders DIR...] [flags of mformer.py]
 
-    counts               the rules behind data/published.py              (--task wmt14)
+    counts               the parameters and FLOPs of Table 5             (--task wmt14)
     importance ranker    read the run folder of a finished --search       (--folders runs/mformer-search-cifar10-demo)
     mixed                three searches, their winners from scratch       (--cifar10 path/to/cifar-10-batches-bin)
     types decoder        train and evaluate variants of one architecture  (--arch, data flags, --preset ...)
@@ -26,8 +26,7 @@ from common.distributed import Ranks, pick_device
 from common.files import read_json, read_jsonl
 from data.cifar10 import Pictures, load_cifar10
 from data.inputs import fill_in
-from data.parallel import Translations, read_pairs
-from data.published import MFORMER
+from data.translation import Translations, read_pairs
 from tests.claims.study import as_program, interval, mean_sd, published, run_all, write
 from tests.claims.study import main as study
 
@@ -142,7 +141,7 @@ def ranker(options):
                 known = [pair for place, pair in enumerate(pairs) if place % 5 != part]
                 known = known[:size]
                 unseen, truth = zip(*pairs[part::5])
-                scores.append(mf.agreement(mf.Ranker(space, *zip(*known), part).score(unseen), truth))
+                scores.append(mf.agreement(mf.Ranker(space, *zip(*known), part).rank_scores(unseen), truth))
             rows.append([f"{name} ranker", len(known), *(number for kind in zip(*scores) for number in mean_sd(kind))])
     data, ranks = held_out_data(cfg, options)
     supernet = mf.extract(weights, mf.widest(space), cfg, space).to(ranks.device).eval()
@@ -482,11 +481,12 @@ def attention_call(kind, tokens, device):
     """What one attention does, 8 heads of 64, batch 1: a function that returns its output (1, 8, T, 64)."""
     heads, dim = 8, 64
     q, k, v = (torch.randn(1, heads, tokens, dim, device=device, requires_grad=True) for _ in range(3))
-    table, turns = torch.randn(29, dim, device=device, requires_grad=True), mf.fixed_turns(tokens, device)
+    table = torch.randn(29, dim, device=device, requires_grad=True)
+    cosines = mf.cosines_at(torch.arange(tokens, device=device), tokens)
     return {"plain softmax": lambda: mf.softmax_attention(q, k, v),
             "relative softmax": lambda: mf.softmax_attention(q, k, v, table=table),
-            "linear": lambda: mf.linear_attention(q, k, v, turns),
-            "causal linear": lambda: mf.causal_linear_attention(q, k, v, turns)}[kind]
+            "linear": lambda: mf.linear_attention(q, k, v, cosines),
+            "causal linear": lambda: mf.causal_linear_attention(q, k, v, cosines)}[kind]
 
 
 def with_gradients(attend):
@@ -623,7 +623,7 @@ def counts(options):
     paper = mf.Config(**{key: value for key, value in mf.PRESETS[cfg.task]["base"].items() if key != "search"},
                       task=cfg.task)
     rows = []
-    for name in MFORMER[cfg.task]:
+    for name in mf.TABLE_5:
         arch = mf.parse_arch(name, paper)
         rows.append([name, f"{paper_parameters(arch, paper):,}", paper_flops(arch, paper) / 1e9,
                      paper_flops(arch, paper, True) / 1e9, mf.model_flops(arch, paper) / 1e9])

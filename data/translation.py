@@ -1,5 +1,5 @@
-"""Parallel text: PREFIX.en and PREFIX.de, one sentence a line, as token ids in memory-mapped files, and batches of
-about as many tokens each.
+"""Parallel text: PREFIX.en and PREFIX.de, one sentence a line, as token ids in memory-mapped files, batches of about as
+many tokens each, and BLEU.
 
     sources, targets = read_pairs("data/train", "en", "de")
     text = encode_pairs("data/train", ("en", "de"), tokenizer, cache_folder, longest=256)     # ParallelText
@@ -7,13 +7,16 @@ about as many tokens each.
     for index in range(start, stop):              # an endless stream: nothing but the number is needed to go on
         rows = batches.batch(index, seed=0)       # example numbers
         source, lengths = pad([text.source(row) for row in rows], tokenizer.pad_id)
+    corpus_bleu(hypotheses, references)           # percent; what sacrebleu prints of raw text
 """
 import json
+import math
+import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from common.cli import UserError
 from common.distributed import gather, on_main, progress, say, seed_of
@@ -122,12 +125,12 @@ class TokenBatches:
 
     def batch(self, index, seed):
         """The numbers of the examples of batch `index`."""
-        epoch, place = divmod(index, len(self))
+        epoch, number = divmod(index, len(self))
         if (seed, epoch) != self.dealt:
             rng = np.random.default_rng([seed, epoch])
             self.examples = np.lexsort((rng.random(len(self.lengths)), self.lengths))
-            self.order, self.dealt = rng.permutation(len(self)), (seed, epoch)
-        batch = self.order[place]
+            self.shuffled, self.dealt = rng.permutation(len(self)), (seed, epoch)
+        batch = self.shuffled[number]
         return self.examples[self.cuts[batch]:self.cuts[batch + 1]]
 
 
@@ -163,16 +166,16 @@ class Translations:
         if not training:
             return
         self.text = self.held_text = self.encode(cfg.train_text, "text")
-        order = self.shuffled(self.text)
+        rows = self.shuffled(self.text)
         if cfg.valid_text:
             self.held_text = self.encode(cfg.valid_text, "valid")
             held = self.shuffled(self.held_text)[:cfg.held_out or None]
         else:
-            order, held = order[cfg.held_out:], order[:cfg.held_out]
-        self.order = order[:cfg.train_rows or None]
-        if not len(self.order):
+            rows, held = rows[cfg.held_out:], rows[:cfg.held_out]
+        self.rows = rows[:cfg.train_rows or None]
+        if not len(self.rows):
             raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to train on")
-        self.stream = TokenBatches(self.text.longest_side()[self.order] + 1, cfg.batch // cfg.accumulate)
+        self.stream = TokenBatches(self.text.longest_side()[self.rows] + 1, cfg.batch // cfg.accumulate)
         self.held, self.set_aside = held[self.held_text.longest_side()[held].argsort(kind="stable")], len(held)
 
     def make_tokenizer(self):
@@ -212,7 +215,7 @@ class Translations:
 
     def batch(self, number):
         """The tensors of shard `number` of the stream of shuffled epochs."""
-        return self.pairs(self.text, self.order[self.stream.batch(number, self.cfg.seed)])
+        return self.pairs(self.text, self.rows[self.stream.batch(number, self.cfg.seed)])
 
     def held_batches(self):
         """The tensors of the pairs set aside, the shorter first; made once."""
@@ -221,22 +224,20 @@ class Translations:
                          for start in range(0, len(self.held), 64)]
         return self.made
 
-    def translate(self, model, lines, penalty):
-        """Translations of raw sentences, of an empty one nothing, shared out over the processes; sentences of like
-        length stand in one batch."""
+    def translate(self, lines, search):
+        """Translations of raw sentences, shared out over the processes; that of an empty one is empty. Sentences of
+        like length stand in one batch. search: source (B, S), lengths (B,) -> lists of ids."""
         longest, ranks, tokenizer = self.cfg.length - 1, self.ranks, self.tokenizer
         rows = tokenizer.encode_batch(lines)
         if cut := sum(len(row) > longest for row in rows):
             say(ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
         rows = [row[:longest] for row in rows]
-        order = sorted((index for index in range(len(rows)) if rows[index]), key=lambda index: len(rows[index]))
-        chunks, found = [order[start:start + 64] for start in range(0, len(order), 64)], {}
+        by_length = sorted((index for index in range(len(rows)) if rows[index]), key=lambda index: len(rows[index]))
+        chunks, found = [by_length[start:start + 64] for start in range(0, len(by_length), 64)], {}
         bar = progress(ranks, len(chunks), "translating")
         for chunk in chunks[ranks.rank::ranks.size]:
             source, lengths, *_ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
-            best = beam_search(model, source, lengths, longest, tokenizer.bos_id, tokenizer.eos_id,
-                               (tokenizer.pad_id, tokenizer.bos_id), self.cfg.beam, penalty)
-            found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, best))
+            found.update(zip(chunk, map(tokenizer.decode, search(source, lengths))))
             bar.update(ranks.size)
         bar.close()
         found = dict(pair for part in gather(ranks, list(found.items())) for pair in part)
@@ -250,50 +251,55 @@ class Translations:
                 for side in read_pairs(self.cfg.test_text, *self.cfg.languages)]
 
 
-# --- translating ---------------------------------------------------------------------------------
-# B rows, S source tokens, K beams, V vocab
+# --- scores --------------------------------------------------------------------------------------
 
-@torch.no_grad()
-def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, penalty=0.6):
-    """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark, score):
-    log-probability / tokens ** penalty, as fairseq scores. barred: ids that are never produced.
+SYMBOLS = re.compile(r"([!-&(-+/:-@\[-`{-~])")  # ASCII punctuation without ' , - .
+MARK_AFTER_OTHER = re.compile(r"([^0-9])([.,])")
+MARK_BEFORE_OTHER = re.compile(r"([.,])([^0-9])")
+DASH_AFTER_DIGIT = re.compile(r"([0-9])(-)")
+ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
 
-    model.encode(source, lengths) gives what is kept of the source, a list of tuples of tensors with B rows, and
-    model.decode(tokens, kept, None, caches, step) logits (B * K, 1, V) behind the beams (B * K, 1), those of a row one
-    behind the other. A beam may end at every step without giving up its place (fairseq: where it is among the 2K best
-    continuations; here at step 0 too), and must after 1.5 S + 10 tokens or `longest`. A row is finished when no living
-    beam can still win: log-probabilities, kept in float32, only fall, so one's score is never above what it would be at
-    the greatest length. Finished rows leave every eighth step: until then nothing is read back from the device.
+
+def tokenize_13a(line):
+    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, "." and "," except inside numbers, "-"
+    after a digit."""
+    line = line.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
+    for entity, character in ENTITIES:
+        line = line.replace(entity, character)
+    line = SYMBOLS.sub(r" \1 ", f" {line} ")
+    line = MARK_BEFORE_OTHER.sub(r" \1 \2", MARK_AFTER_OTHER.sub(r"\1 \2 ", line))
+    return DASH_AFTER_DIGIT.sub(r"\1 \2 ", line).split()
+
+
+def ngrams(tokens, size):
+    return Counter(zip(*(tokens[shift:] for shift in range(size))))
+
+
+def corpus_bleu(hypotheses, references):
+    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens, exponential smoothing
+    (sacrebleu's default).
+
+    hypotheses, references: lists of raw sentences, equally long, else ValueError. 0.0 where the corpus has no 4-gram or
+    nothing matches.
     """
-    B, device = len(source), source.device
-    barred = torch.tensor([eos, *barred], device=device)
-    limits, memories = (lengths + lengths // 2 + 10).clamp(max=longest), model.encode(source, lengths)
-    caches, rows, living = [[] for _ in memories], torch.arange(B, device=device), limits > 0
-    tokens, history = (torch.full((B * beam, 1), bos, device=device),
-                       torch.zeros(B, beam, 0, dtype=torch.long, device=device))
-    scores = torch.full((B, beam), float("-inf"), device=device)
-    scores[:, 0] = 0.0  # all beams start alike: only one of them counts
-    best, sizes = torch.full((B,), float("-inf"), device=device), torch.zeros(B, dtype=torch.long, device=device)
-    found, steps = torch.zeros(B, int(limits.max()), dtype=torch.long, device=device), int(limits.max())
-    for step in range(steps):
-        logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
-        total = F.log_softmax(logits, dim=-1).view(len(rows), beam, -1).add_(scores[..., None])  # (B, K, V)
-        end, which = (total[..., eos] / (step + 1) ** penalty).max(1)
-        better = living & (end > best[rows])
-        ended = history.gather(1, which[:, None, None].expand(-1, 1, step))[:, 0]  # (B, step)
-        found[rows, :step] = torch.where(better[:, None], ended, found[rows, :step])
-        best[rows], sizes[rows] = torch.where(better, end, best[rows]), torch.where(better, step, sizes[rows])
-        total.index_fill_(-1, barred, float("-inf"))
-        scores, flat = total.flatten(1).topk(beam)  # (B, K)
-        parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
-        history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
-        living = living & (step + 1 < limits[rows]) & (scores[:, 0] / limits[rows] ** penalty > best[rows])
-        parents = parents + beam * torch.arange(len(rows), device=device)[:, None]
-        if step % 8 == 7 and not living.all():
-            if not living.any():
-                break
-            rows, scores, history, tokens, parents = (part[living] for part in (rows, scores, history, tokens, parents))
-            memories, living = [tuple(part[living] for part in kept) for kept in memories], living[living]
-        lines, tokens = parents.flatten(), tokens.view(-1, 1)
-        caches = [[part.index_select(0, lines) for part in cache] for cache in caches]
-    return [(ids[:size], score) for ids, size, score in zip(found.tolist(), sizes.tolist(), best.tolist())]
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    matched, total, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
+    for pair in zip(hypotheses, references):
+        ours, theirs = map(tokenize_13a, pair)
+        lengths += len(ours), len(theirs)
+        for size in range(1, 5):
+            matched[size - 1] += sum((ngrams(ours, size) & ngrams(theirs, size)).values())
+            total[size - 1] += max(0, len(ours) - size + 1)
+    if not matched.any() or not total.all():
+        return 0.0
+    brevity = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
+    missed = np.cumsum(matched == 0)  # the k-th order without a match counts as half a match, a quarter, ...
+    precisions = np.where(matched > 0, matched, 0.5 ** missed) / total
+    return float(100 * brevity * math.exp(np.log(precisions).mean()))
+
+
+def repeated_words(lines):
+    """The share of the words of these sentences, their first ones aside, that repeat the word before them."""
+    repeats = [one == two for line in lines for one, two in zip(line.split(), line.split()[1:])]
+    return sum(repeats) / max(1, len(repeats))
