@@ -16,6 +16,7 @@ import autobert_zero
 import autotinybert
 import bench
 import mformer
+import test_rehearsal
 from common.tasks import LONGEST
 from data import rehearsals
 from test_flow import mformer_of

@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import sys
+from unittest import mock
 
 import pytest
 import torch

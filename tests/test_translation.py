@@ -1,12 +1,11 @@
-"""data/parallel.py and data/cifar10.py: reading, errors, batches."""
+"""data/translation.py and data/cifar10.py: reading, errors, batches, BLEU."""
 import numpy as np
 import pytest
 import torch
 
 from common.cli import UserError
-from data.cifar10 import class_names, load_cifar10
-from data.bleu import corpus_bleu, tokenize_13a
-from data.parallel import TokenBatches, encode_pairs, pad, read_pairs
+from data.cifar10 import load_cifar10
+from data.translation import TokenBatches, corpus_bleu, encode_pairs, pad, read_pairs, repeated_words, tokenize_13a
 
 
 class Words:
@@ -64,8 +63,7 @@ def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
         assert all(len(rows) * lengths[rows].max() <= 400 for rows in epoch)
     assert any(sorted(one) != sorted(two) for one, two in zip(*epochs))
     assert batches.batch(0, 4).tolist() != batches.batch(0, 3).tolist()
-    padded = sum(len(rows) * lengths[rows].max() for rows in epochs[0])
-    assert padded < 1.03 * lengths.sum()  # hardly any padding
+    assert sum(len(rows) * lengths[rows].max() for rows in epochs[0]) < 1.03 * lengths.sum()  # hardly any padding
     again = TokenBatches(lengths, 400)
     assert again.batch(len(batches) + 5, 3).tolist() == epochs[1][5].tolist()  # a function of the number alone
     alone = TokenBatches([500, 2], 400)  # one that is too long stands alone
@@ -106,27 +104,6 @@ def test_a_kill_between_two_arrays_leaves_no_pairs_that_do_not_belong_together(t
     assert len(text) == len(text.starts[1]) - 1 == 3
 
 
-def test_cifar10(tmp_path):
-    rng = np.random.default_rng(0)
-    records = rng.integers(0, 256, (30, 3073), dtype=np.uint8)
-    records[:, 0] %= 10
-    (tmp_path / "data_batch_1.bin").write_bytes(records[:20].tobytes())
-    (tmp_path / "data_batch_2.bin").write_bytes(records[20:].tobytes())
-    images, labels = load_cifar10(tmp_path, "train")
-    assert images.shape == (30, 3, 32, 32) and images.dtype == torch.uint8 and labels.tolist() == records[:, 0].tolist()
-    assert images[25, 1, 2, 3] == records[25, 1 + 1024 + 2 * 32 + 3]  # planes: red, green, blue
-    assert class_names(tmp_path) == [str(number) for number in range(10)]
-    with pytest.raises(UserError, match="there is no test_batch.bin"):
-        load_cifar10(tmp_path, "test")
-    (tmp_path / "test_batch.bin").write_bytes(records[:2].tobytes()[:-1])
-    with pytest.raises(UserError, match="6145 bytes are not a whole number of 3073-byte records"):
-        load_cifar10(tmp_path, "test")
-    records[1, 0] = 77
-    (tmp_path / "test_batch.bin").write_bytes(records[:2].tobytes())
-    with pytest.raises(UserError, match="record 2 has the label 77"):
-        load_cifar10(tmp_path, "test")
-
-
 # --- BLEU, against constants computed with sacrebleu 2.6
 
 @pytest.mark.parametrize("line, tokens", [
@@ -158,3 +135,29 @@ def test_bleu_agrees_with_sacrebleu(hypotheses, references, bleu):
 def test_bleu_needs_as_many_references():
     with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
         corpus_bleu(["a"], ["a", "b"])
+
+
+def test_repeated_words_are_counted():
+    assert repeated_words(["the the the cat", "a b a", "", "word"]) == 2 / 5 and repeated_words(["", "word"]) == 0
+
+
+# --- CIFAR-10
+
+def test_cifar10(tmp_path):
+    rng = np.random.default_rng(0)
+    records = rng.integers(0, 256, (30, 3073), dtype=np.uint8)
+    records[:, 0] %= 10
+    (tmp_path / "data_batch_1.bin").write_bytes(records[:20].tobytes())
+    (tmp_path / "data_batch_2.bin").write_bytes(records[20:].tobytes())
+    images, labels = load_cifar10(tmp_path, "train")
+    assert images.shape == (30, 3, 32, 32) and images.dtype == torch.uint8 and labels.tolist() == records[:, 0].tolist()
+    assert images[25, 1, 2, 3] == records[25, 1 + 1024 + 2 * 32 + 3]  # planes: red, green, blue
+    with pytest.raises(UserError, match="there is no test_batch.bin"):
+        load_cifar10(tmp_path, "test")
+    (tmp_path / "test_batch.bin").write_bytes(records[:2].tobytes()[:-1])
+    with pytest.raises(UserError, match="6145 bytes are not a whole number of 3073-byte records"):
+        load_cifar10(tmp_path, "test")
+    records[1, 0] = 77
+    (tmp_path / "test_batch.bin").write_bytes(records[:2].tobytes())
+    with pytest.raises(UserError, match="record 2 has the label 77"):
+        load_cifar10(tmp_path, "test")
