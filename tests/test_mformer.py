@@ -895,12 +895,11 @@ def test_describe_is_one_json_object(capsys, monkeypatch):
     assert {"memory", "fits", "days"} <= described().keys()
     monkeypatch.setattr(mf, "forecast", lambda *others: {})  # test_rehearsal.py has it
     shown = described("--preset", "base")
-    assert shown["parameters"] == sum(shown["parts"].values()) == shown["published"]["mformer"]["parameters"]
-    assert shown["flops"] == shown["published"]["mformer"]["flops"] > 8e9
+    assert shown["parameters"] == sum(shown["parts"].values()) > 19e6 and shown["flops"] > 8e9
+    assert shown["arch"] == mf.arch_text(mf.PUBLISHED["cifar10"]["mformer"])
     assert "hidden=64 " in described()["arch"]  # the demo's widest network, not the paper's
     small = described("--arch", "mformer", "--image", "112")  # in the paper's geometry, but for what is given
     assert shown["flops"] / 5 < small["flops"] < shown["flops"] / 3
-    assert {*described("--task", "wmt14", "--arch", "mformer", "--preset", "base")["published"]} == {*mf.TABLE_5}
 
 
 def network(text):
@@ -921,8 +920,7 @@ def network(text):
     (["--search", "--task", "wmt14", "--hidden", "15"], "must be even"), (["--train", "--qkv", "32"], "--head_dim: --qkv"),
     (["--search", "--task", "wmt14", "--connect", "4"], "4 of 3 encoder layers"),
     (["--search", "--held_out", "0"], "a search needs examples"), (["--evaluate"], "--init is missing"),
-    (["--search", "--latency_limit", "0.0001"], "the smallest architecture takes .*; raise it"),  # before it trains
-    (["--search", "--task", "wmt14", "--limit_share", "0.0001"], "the smallest architecture takes")])
+    (["--search", "--latency_limit", "0.0001"], "the smallest architecture takes .*; raise it")])  # before it trains
 def test_mistakes_end_in_one_line(arguments, message, tmp_path, pictures, sentences):
     cfg = RUN_TEXT if "wmt14" in arguments else dataclasses.replace(RUN_IMAGES, steps=1)
     given = {argument for argument in arguments if argument.startswith("--")}
@@ -1042,7 +1040,6 @@ def test_what_one_attention_costs():
 def test_claims_that_need_no_run(tmp_path):
     rows = claim("shape", tmp_path, "--arch", "mformer", "cosformer*")["rows"]
     assert rows[3][:2] == ["cosformer*", "Enc FFN Dim"] and rows[3][2].startswith("1792 1792 1344")
-    assert len(claim("counts", tmp_path, "--task", "wmt14")["rows"]) == 9
     (tmp_path / "done.json").write_text('{"accuracy": 1}')
     with pytest.raises(UserError, match="no folder holds any score"):
         claim("pareto", tmp_path, "--folders", tmp_path)
