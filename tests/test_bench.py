@@ -20,7 +20,6 @@ import test_rehearsal
 from common.tasks import LONGEST
 from data import rehearsals
 from test_flow import mformer_of
-import test_rehearsal
 from test_rehearsal import ALBERT, TINY, albert_at
 
 
