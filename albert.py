@@ -827,29 +827,45 @@ Source = namedtuple("Source", "path weights task")  # weights under our names; t
 HEADS = ("head", "span", "answer")
 
 
-def read_source(cfg):
-    """--init, a folder of ours or of Hugging Face, as a Source; None without. cfg takes over the model's shape, and its
-    tokenizer unless one is given. UserError where a flag says otherwise."""
-    path, weights, task = Path(cfg.init), {}, ""
-    config = read_json(path / "config.json") if cfg.init and (path / "config.json").exists() else {"settings": {}}
-    try:
-        if not isinstance(config, dict) or "settings" not in config:
-            take_settings(cfg, hf_models.albert_settings(config), path, ("vocab_size", *SHAPE), FREE)
-            weights, task = hf_models.read_albert(path, config, cfg.groups)
-            cfg.tokenizer = cfg.tokenizer or cfg.init
-        elif cfg.init:
-            own = config["settings"].get("share") != "all"  # layers can be added only where all is shared
-            owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), (*SHAPE, *["layers"] * own)), FREE)
-            task = next(iter(owned.keys() - {"model", "optimizer"}), "")
-            weights = owned[task or "model"]
-            take_settings(cfg, {"vocab_size": len(weights["encoder.words.weight"])}, path, ("vocab_size",))
-        check_shape(cfg)
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{cfg.init or 'the model'}: {error}") from None
+def read_run(cfg, settings):
+    """A run folder of ours, or a task's folder in one, as a Source; cfg takes over the model's shape and tokenizer."""
+    shape = SHAPE if settings.get("share") == "all" else (*SHAPE, "layers")  # only shared layers can be added to
+    owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), shape), FREE)
+    task = next(iter(owned.keys() - {"model", "optimizer"}), "")
+    weights, path = owned[task or "model"], Path(cfg.init)
+    take_settings(cfg, {"vocab_size": len(weights["encoder.words.weight"])}, path, ("vocab_size",))
+    return Source(path, weights, task)
+
+
+def read_hugging_face(cfg, config):
+    """The same of a Hugging Face folder, whose config.json this is."""
+    take_settings(cfg, hf_models.albert_settings(config), Path(cfg.init), ("vocab_size", *SHAPE), FREE)
+    weights, task = hf_models.read_albert(Path(cfg.init), config, cfg.groups)
+    cfg.tokenizer = cfg.tokenizer or cfg.init
+    return Source(Path(cfg.init), weights, task)
+
+
+def check_size(cfg):
+    """UserError where this machine cannot hold the model."""
     (attentions, ffns), E, H = blocks(cfg), cfg.embedding or cfg.hidden, cfg.hidden
     cli.check_memory(", ".join(f"{name} {getattr(cfg, name)}" for name in ("layers", "vocab_size", *SHAPE)), cfg.layers,
                      H * (4 * H * attentions + 2 * cfg.ffn * ffns) + E * (cfg.vocab_size + cfg.positions))
-    return Source(path, weights, task) if cfg.init else None
+
+
+def read_source(cfg):
+    """The model of --init, whose shape cfg takes over, as a Source, or None without --init. UserError where a flag says
+    otherwise, and where the model cannot be built."""
+    source, path = None, Path(cfg.init) / "config.json"
+    try:
+        if cfg.init:
+            config = read_json(path) if path.exists() else {"settings": {}}
+            ours = isinstance(config, dict) and "settings" in config
+            source = read_run(cfg, config["settings"]) if ours else read_hugging_face(cfg, config)
+        check_shape(cfg)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{cfg.init or 'the model'}: {error}") from None
+    check_size(cfg)
+    return source
 
 
 def table_size(tokenizer, pieces):
