@@ -32,16 +32,16 @@ Question = namedtuple("Question", "id passage text options answer level")  # ans
 def passage_texts(folder):
     """Yield (place for messages, JSON text) of every passage of one level's folder."""
     joined = folder / "all.txt"
-    paths = [joined] if joined.is_file() else sorted(folder.glob("*.txt"), key=lambda path: (len(path.name), path.name))
+    if joined.is_file():
+        for number, line in enumerate(read_text(joined, "download it again").split("\n"), 1):
+            if line.strip():
+                yield f"{joined}:{number}", line
+        return
+    paths = sorted(folder.glob("*.txt"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise UserError(f"{folder}: no all.txt and no passage files; point --race at the folder with train and dev")
     for path in paths:
-        content = read_text(path, "download it again")
-        if path != joined:
-            yield str(path), content
-        else:
-            lines = enumerate(content.split("\n"), 1)
-            yield from ((f"{path}:{number}", line) for number, line in lines if line.strip())
+        yield str(path), read_text(path, "download it again")
 
 
 def read_passage(place, content, level):
@@ -50,8 +50,8 @@ def read_passage(place, content, level):
     try:
         name, passage = str(entry["id"]), entry["article"]
         rows = list(zip(entry["questions"], entry["options"], entry["answers"], strict=True))
-        well = isinstance(passage, str) and all(isinstance(text, str) and len(options) == OPTIONS and all(
-            isinstance(option, str) for option in options) for text, options, _ in rows)
+        texts = [passage, *(text for question, options, _ in rows for text in (question, *options))]
+        well = all(isinstance(text, str) for text in texts) and all(len(options) == OPTIONS for _, options, _ in rows)
     except (ValueError, KeyError, TypeError):
         well = False
     if not well:
@@ -129,39 +129,35 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
     return Features(questions, passages, options, np.array(inputs, dtype=np.int32).reshape(-1, 2), specials, max_length)
 
 
-def evaluate(questions, logits):
+def evaluate(questions, outputs):
     """{"accuracy", "middle", "high"}: shares, over all questions and by level (a level without questions is left out).
-    logits: (n, 4) in the order of questions; a question with a NaN or infinite logit counts as wrong."""
-    logits = np.asarray(logits, dtype=np.float64)
-    chosen = np.where(np.isfinite(logits).all(axis=1), logits.argmax(axis=1), -1)
-    labels = np.array([question.answer for question in questions])
-    levels = np.array([question.level for question in questions])
+    outputs: (n, 4) in the order of questions."""
+    chosen = np.asarray(outputs).argmax(axis=1)
+    labels, levels = (np.array([getattr(question, name) for question in questions]) for name in ("answer", "level"))
     result = {"accuracy": metrics.accuracy(chosen, labels)}
     for level in LEVELS:
         members = levels == level
-        result |= {level: metrics.accuracy(chosen[members], labels[members])} if members.any() else {}
+        if members.any():
+            result[level] = metrics.accuracy(chosen[members], labels[members])
     return result
-
-
-def thin_out(questions, rows):
-    """So many questions, evenly spaced, since one level comes after the other; all for 0."""
-    if not rows or len(questions) <= rows:
-        return questions
-    return [questions[place * len(questions) // rows] for place in range(rows)]
 
 
 class RaceTask(Task):
     """Which of four options is right; a head gives one number for each. Test has labels, and is a split where its
-    folder is there."""
+    folder is there. Fewer training rows are taken at even distances: one level comes after the other."""
 
     def __init__(self, name, cfg, tokenizer, recipe):
-        splits = [split for split in ("train", "dev", "test") if split != "test" or (Path(cfg.race) / split).is_dir()]
-        self.rows = {split: thin_out(load(cfg.race, split), limit(split, cfg)) for split in splits}
+        self.rows = {}
+        for split in ("train", "dev", "test"):
+            if split != "test" or (Path(cfg.race) / split).is_dir():
+                found = load(cfg.race, split)
+                rows = min(limit(split, cfg) or len(found), len(found))
+                self.rows[split] = [found[row * len(found) // rows] for row in range(rows)]
         super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe, sys.modules[__name__],
                          {split: features(rows, tokenizer, recipe.length) for split, rows in self.rows.items()})
 
     def score(self, split, outputs):
-        """{"main", "accuracy", "middle", "high"} as shares. outputs: logits (n, 4)."""
+        """{"main", "accuracy", "middle", "high"} as shares. outputs: (n, 4)."""
         found = evaluate(self.rows[split], outputs)
         return {**found, "main": found[self.recipe.main]}
 
