@@ -906,8 +906,6 @@ def test_ensembles_average_what_run_folders_predict(finetuned, tasks, tmp_path):
     averaged = sum(torch.load(Path(run) / "CoLA" / "predictions.pt")["found"]["test"] / len(chosen) for run in chosen)
     expected = "".join(f"{i}\t{row.argmax().item()}\n" for i, row in enumerate(averaged))
     assert (tmp_path / "both" / "CoLA" / "CoLA.tsv").read_text() == "index\tprediction\n" + expected
-    with pytest.raises(UserError, match="ft0/WNLI/predictions.pt: no such file"):  # what is missing, not its tokenizer
-        run_main("--finetune", "WNLI", *FAST, *data_flags(tasks), "--out", tmp_path / "none", "--ensemble", *members)
     shutil.copytree(tasks / "glue", tmp_path / "glue")
     dev = tmp_path / "glue" / "CoLA" / "dev.tsv"
     dev.write_text("".join(dev.read_text().splitlines(keepends=True)[::-1]))
