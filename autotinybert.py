@@ -10,10 +10,10 @@ Run:     python autotinybert.py --search --dry_run             two steps of ever
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
                   --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
 Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer         Table 3 -> VARIANTS
-         Sec. 3.4, Figure 3 -> leading, sub_model  Alg. 1 -> sub_models, pretrain
+         Sec. 3.4, Figure 3 -> leading, sub_model  Alg. 1 -> draw_archs, update
          Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve     Table D.1 -> TABLE_D1
          Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Eq. 5, figures -> tests/claims
-Tour:    read search_space, leading, sub_model, train_on, pretrain, Predictor, propose, evolve; at first skip
+Tour:    read search_space, leading, sub_model, update, pretrain, Predictor, propose, evolve; at first skip
          what starts from other models, fine-tunes, reads flags.
 Differs: (reasons where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
          the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
@@ -31,7 +31,6 @@ import random
 import re
 import statistics
 import time
-import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -40,7 +39,7 @@ import torch.nn.functional as F
 from torch import nn
 
 # B batch, T tokens, H hidden (d^m), Q query/key/value width, N heads (in pretrain Alg. 1's N), D head width,
-# V vocabulary, I chosen places, E embedding width (H but in small teachers), W teacher's hidden width
+# V vocabulary, I chosen places, E embedding width (H except in small teachers), W teacher's hidden width
 
 # --- configuration --------
 
@@ -49,7 +48,7 @@ from torch import nn
 class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
     given, program = frozenset(), "autotinybert"  # the flags that were given, the file's name; open_run adds run
-    # what --restart deletes, beside common.runs.WRITES
+    # --restart deletes these, beside common.runs.WRITES
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.jsonl", "predictor.pt*",
               "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
               "WNLI")
@@ -237,18 +236,18 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def project(self, x, weight, bias):
-        """Query, key, value or some: (B, T, H) -> (1 to 3, B, N, T, D)."""
+        """Query, key and value, or some of them: (B, T, H) -> (1 to 3, B, N, T, D)."""
         return F.linear(x, weight.flatten(0, 2), bias.flatten()).unflatten(-1, bias.shape).permute(2, 0, 3, 1, 4)
 
-    def forward(self, x, mask, at=None, with_scores=False):
-        """mask: (B, 1, 1, T) True at real tokens, None: all are. at: (B, I) the places to compute. with_scores: what
-        goes into the softmax, unmasked (B, N, T, T), too."""
-        if at is None:
+    def forward(self, x, mask, places=None, with_scores=False):
+        """mask: (B, 1, 1, T) True at real tokens, None: all are. places: (B, I) what is computed, None: everything.
+        with_scores: returns what goes into the softmax too, unmasked (B, N, T, T)."""
+        if places is None:
             query, key, value = self.project(x, self.qkv, self.qkv_bias)  # (B, N, T, D)
-        else:  # not by slices, whose gradients are as large as the whole
+        else:  # the gradient of a split is as large as what is split, that of three slices three times as large
             first, others = zip(self.qkv.split((1, 2)), self.qkv_bias.split((1, 2)))
             key, value = self.project(x, *others)
-            x = x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
+            x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
             query, = self.project(x, *first)  # (B, N, I, D)
         rate = self.dropout.p if self.training else 0.0
         if with_scores:
@@ -257,7 +256,7 @@ class Layer(nn.Module):
             mixed = F.dropout(weights, rate) @ value  # Eq. 1
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, mask, rate)  # Eq. 1
-        # Eq. 1: each head's W^o, summed; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
+        # Eq. 1: each head by its W^o, and their sum; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
         mixed = F.linear(mixed.transpose(1, 2).flatten(2), self.output.flatten(1), self.output_bias)
         x = self.attention_norm(x + self.dropout(mixed))  # Eq. 2
         # Eq. 3; D1: it prints the ReLU of the generic Transformer, BERT has GELU
@@ -266,8 +265,8 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """BERT without its pre-training heads. ids, segments (B, T), lengths (B,) -> (B, T, H). embedding: width of the
-    embeddings where it is not `hidden` (small ELECTRA teachers); such a model is not cut."""
+    """BERT without its pre-training heads. ids, segments (B, T), lengths (B,) -> (B, T, H). embedding: the width E of
+    the embeddings where it is not H, as in small ELECTRA teachers; such a model is not cut."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, positions=512, embedding=None):
         super().__init__()
@@ -281,9 +280,9 @@ class Encoder(nn.Module):
         self.pooler = nn.Linear(arch.hidden, arch.hidden)
         self.apply(init_weights)
 
-    def forward(self, ids, segments, lengths=None, at=None, with_scores=False):
-        """lengths: real tokens of each row; None: all are. at: the places (B, I) whose states are wanted, None: all.
-        with_scores: the last layer's raw attention scores (B, N, T, T) too."""
+    def forward(self, ids, segments, lengths=None, places=None, with_scores=False):
+        """lengths: real tokens of each row; None: all are. places: (B, I) whose states are wanted, None: all.
+        with_scores: returns the last layer's raw attention scores (B, N, T, T) too."""
         T, mask = ids.shape[1], None
         if lengths is not None:
             mask = (torch.arange(T, device=ids.device) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
@@ -292,7 +291,7 @@ class Encoder(nn.Module):
         x = x if self.project is None else self.project(x)  # (B, T, H)
         for layer in self.layers[:-1]:
             x = layer(x, mask)
-        return self.layers[-1](x, mask, at, with_scores)
+        return self.layers[-1](x, mask, places, with_scores)
 
     def pool(self, x):
         """(B, T, H) -> (B, H), what classifiers read."""
@@ -323,9 +322,9 @@ class LanguageModel(nn.Module):
             self.decoder_bias = nn.Parameter(torch.zeros(vocab_size))
             init_weights(self.transform)
 
-    def forward(self, ids, segments, lengths, at):
-        """MLM logits (B, I, V) at the places `at` (B, I)."""
-        x = self.encoder(ids, segments, lengths, at)  # (B, I, H)
+    def forward(self, ids, segments, lengths, places):
+        """MLM logits (B, I, V) at places (B, I)."""
+        x = self.encoder(ids, segments, lengths, places)  # (B, I, H)
         x = self.transform_norm(F.gelu(self.transform(x)))
         return F.linear(x, self.encoder.words.weight, self.decoder_bias)  # (B, I, V)
 
@@ -364,8 +363,9 @@ def parameters(arch, vocab_size, positions=512):
 # --- supernet -------------
 
 
-def sub_models(cfg, variant, step, shard):
-    """Alg. 1, line 7: the M sub-models of sub-batch `shard` of update `step`; without EBL one for the whole batch."""
+def draw_archs(cfg, variant, step, shard):
+    """Alg. 1, line 7: architectures of the M sub-models of sub-batch `shard` in update `step`; without EBL one of a
+    single sub-model for the whole batch."""
     identical, _, batch_wise = VARIANTS[variant]
     rng = random.Random(f"{cfg.seed} sub-models {step} {shard if batch_wise else 0}")
     space = search_space(cfg, variant)
@@ -384,31 +384,36 @@ def why_outside(arch, top):
     return None
 
 
-AXES = {  # what is cut of a weight: H hidden, F ffn, N heads, D head width, * nothing; a bias has the first axis
+AXES = {  # by which size each axis is cut: H hidden, F ffn, N heads, D head width, * not at all; a bias has the first
     "qkv": "*NDH", "qkv_bias": "*ND", "output": "HND", "expand": "FH", "shrink": "HF", "pooler": "HH", "fit": "*H",
     "words": "*H", "positions": "*H", "segments": "*H", "transform": "HH", "decoder_bias": "*"}  # all others: "H"
 
 
+def regroup_heads(weight, heads, width):
+    """A weight of attention (*, N, D, ...) with all of its rows in so many heads of this width, as a view."""
+    return weight.flatten(1, 2).unflatten(1, (heads, width))
+
+
 def leading(weight, axes, sizes):
-    """The leading part of every axis of a weight, as a view (Sec. 3.4, "bottom-left" there). Of attention the first
-    heads, of each the leading part: Figure 3 (b) with heads of full width, (c) with all heads. With the full d^q|k|v
-    every row is used, in however many heads (no SME: HAT, Table 3)."""
+    """The leading part of every axis of a weight (Sec. 3.4, "bottom-left" there), as a slice that autograd follows.
+
+    Attention keeps its first heads, and the leading part of each: Figure 3 (b) has fewer heads of full width, (c) all
+    heads with less of each. Without sub-matrix extraction (HAT and ILS of Table 3) the full d^q|k|v stays in use, and
+    its rows are dealt out to another number of heads.
+    """
     if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
-        weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
-    shape = [min(most, sizes.get(axis, most)) for axis, most in zip(axes, weight.shape)]
-    return weight.as_strided(shape, weight.stride())  # one operation, slices two an axis
+        weight = regroup_heads(weight, sizes["N"], sizes["D"])
+    return weight[tuple(slice(sizes.get(axis)) for axis in axes[:weight.dim()])]
 
 
 def part_of(module, name, arch, layer=0):
-    """A copy of a module, `name` in layer `layer`; weights and gradients are views of the parts that `arch` uses."""
+    """A copy of a module, `name` in layer `layer`, with slices of its weights: the part that `arch` uses."""
     ffn, heads, qkv = arch.shape(layer)
     sizes, part = {"H": arch.hidden, "F": ffn, "N": heads, "D": qkv // heads}, copy.copy(module)
-    part._parameters, part._modules = {}, {}
-    for key, whole in module._parameters.items():
-        axes = AXES.get(name if key in ("weight", "bias") else key, "H")
-        value = nn.Parameter(leading(whole, axes, sizes))
-        value.grad = None if whole.grad is None else leading(whole.grad, axes, sizes)
-        part._parameters[key] = value
+    # slices are no nn.Parameters, which assigning to a module's attributes would ask for
+    part._parameters = {key: leading(value, AXES.get(name if key in ("weight", "bias") else key, "H"), sizes)
+                        for key, value in module._parameters.items()}
+    part._modules = {}
     for key, child in module._modules.items():
         number = int(key) if name == "layers" else layer
         if number < arch.layers:  # the first l^t layers, Sec. 3.4
@@ -418,10 +423,9 @@ def part_of(module, name, arch, layer=0):
     return part
 
 
-@torch.no_grad()
 def sub_model(model, arch):
-    """The sub-model `arch` of a LanguageModel, whose weights and gradients are views of the whole's. ValueError where
-    `arch` is not within the model."""
+    """The sub-model `arch` of a LanguageModel, which trains the part of the whole that it is cut from. It holds for one
+    forward and backward pass; ValueError where `arch` is not within the model."""
     if reason := why_outside(arch, model.encoder.arch):
         raise ValueError(reason)
     sub = part_of(model, "", arch)
@@ -430,8 +434,11 @@ def sub_model(model, arch):
 
 
 def extract(model, arch):
-    """A sub-model with its own weights."""
-    return copy.deepcopy(sub_model(model, arch))
+    """A sub-model with weights of its own."""
+    alone = sub_model(model, arch)
+    for module in alone.modules():
+        module._parameters = {key: nn.Parameter(value.detach().clone()) for key, value in module._parameters.items()}
+    return alone
 
 
 def make_optimizer(model, weight_decay):
@@ -453,6 +460,36 @@ def is_matrix(name):
 # --- search ---------------
 
 
+def time_pass(forward, cfg):
+    """Milliseconds of forward(ids (B, T)) on the target device: two passes warm up, nine are timed, as in the released
+    code, and the fastest and the slowest quarter of them are left out."""
+    device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
+    ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
+    # other processes do not lengthen the CPU seconds of a single thread
+    clock = time.process_time if (device.type, cfg.latency_threads) == ("cpu", 1) else time.perf_counter
+    torch.set_num_threads(cfg.latency_threads)
+    times = []
+    for _ in range(2 + 9):
+        began = clock()
+        forward(ids)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(1000 * (clock() - began))
+    torch.set_num_threads(threads)
+    return statistics.fmean(sorted(times[2:])[2:-2])
+
+
+@torch.no_grad()
+def time_model(arch, cfg):
+    """Milliseconds of encoder and pooler on the target; the values of weights and the vocabulary do not matter."""
+    with torch.device("meta"):
+        encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
+    encoder = encoder.to_empty(device=cfg.latency_device).eval()
+    for value in encoder.parameters():
+        value.uniform_(-0.05, 0.05)
+    return time_pass(lambda ids: encoder.pool(encoder(ids, torch.zeros_like(ids))), cfg)
+
+
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from measurements.
 
@@ -464,8 +501,8 @@ class Predictor:
         self.tokens, self.weights = tokens, weights
 
     def terms(self, archs):
-        """(n, 11) costs a token: projections, attention, feed-forward; softmax, LayerNorm, GELU, copies; calls of a
-        layer; once: embeddings, pooler, start."""
+        """(n, 11) costs of a token. Of each layer: projections, attention, feed-forward, softmax, LayerNorm, GELU,
+        copies, calls; once: embeddings, pooler, start."""
         return torch.tensor([[l * d * q, l * self.tokens * q, l * d * f, l * h * self.tokens, l * d, l * f, l * q, l, d,
                               d * d / self.tokens, 1] for l, d, f, h, q in map(dataclasses.astuple, archs)]).double()
 
@@ -486,22 +523,22 @@ class Predictor:
             weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal[:, None]).solution[:, 0]
             if not (weights < 0).any():
                 break
-            kept &= weights > weights.min()  # without the most negative
-        # the last bits of a fit vary from run to run
+            kept &= weights > weights.min()  # again without the most negative one
+        # the last bits of a fit vary from run to run, and a search is to be the same
         self.weights = torch.tensor([float(f"{weight:.9g}") for weight in (weights / scale).tolist()]).double()
         return self
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2, which the paper does not give (D2): each variable moves with chance 1/2 (p_m rules whether this
-    is called), at least one does, to a choice at most a tenth of its range away."""
+    """Mut() of Alg. 2, which the paper does not give (D2): each variable moves with chance 1/2, and at least one does,
+    to a choice that is at most a tenth of its range away. (p_m rules whether an architecture mutates at all.)"""
     genes = arch.genes
     moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
     for name in moving:
         sizes = [choice[-1] if name == "attention" else choice for choice in space[name]]  # d^q|k|v stands for the pair
         mine = genes[name][-1] if name == "attention" else genes[name]
         place, reach = min(range(len(sizes)), key=lambda index: abs(sizes[index] - mine)), max(1, len(sizes) // 10)
-        near = [at for at in range(place - reach, place + reach + 1) if 0 <= at < len(sizes) and at != place]
+        near = [index for index in range(max(0, place - reach), min(len(sizes), place + reach + 1)) if index != place]
         genes[name] = space[name][rng.choice(near or [place])]
     return make_arch(genes)
 
@@ -581,25 +618,25 @@ def propose(history, number, cfg, predict, limit):
 
 def mask_tokens(ids, tokenizer, generator):
     """BERT's masking of ids (B, T): MASK_RATE of each row's text is predicted; 80% of it becomes [MASK], 10% a random
-    piece, 10% stays. Returns the changed ids, positions and labels (B, I); -100 marks what a shorter row leaves over.
+    piece, 10% stays. Returns the changed ids, places and labels (B, I); -100 marks what a shorter row leaves over.
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
     most = max(1, round(MASK_RATE * T))
-    chance, positions = torch.where(  # (B, I); 2: special pieces come last and are never chosen
+    chance, places = torch.where(  # (B, I); with 2.0 special pieces come last and are never chosen
         text, torch.rand(B, T, generator=generator), 2.0).topk(most, dim=1, largest=False)
     wanted = (MASK_RATE * text.sum(1, keepdim=True)).round().clamp(1, most)
     chosen = (torch.arange(most) < wanted) & (chance < 1)  # (B, I)
-    originals = ids.gather(1, positions)
+    originals = ids.gather(1, places)
     kind = torch.rand(B, most, generator=generator)
     random_piece = torch.randint(tokenizer.vocab_size, (B, most), generator=generator)
     changed = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, originals))
-    return (ids.scatter(1, positions, torch.where(chosen, changed, originals)), positions,
+    return (ids.scatter(1, places, torch.where(chosen, changed, originals)), places,
             originals.masked_fill(~chosen, -100))
 
 
 def masked_loss(model, batch):
-    """batch: ids, segments, lengths, positions, labels."""
+    """batch: ids, segments, lengths, places, labels."""
     *inputs, labels = batch
     logits = model(*inputs)  # (B, I, V)
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
@@ -607,8 +644,8 @@ def masked_loss(model, batch):
 
 def distillation_loss(student, teacher, lengths):
     """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of the raw attention
-    scores (B, N, T, T) and of the states (B, T, W), equally weighted. D9: padding, which depends on the
-    batching, is no part of the means. lengths: (B,), None: no padding."""
+    scores (B, N, T, T) and of the states (B, T, W), equally weighted. lengths: (B,), None: no padding. D9:
+    padding is no part of the means, because it depends on the batching."""
     B, T, _ = student[0].shape
     places = torch.arange(T, device=student[0].device).expand(B, -1)
     real = places < (T if lengths is None else lengths[:, None])  # (B, T)
@@ -621,19 +658,18 @@ def distillation_loss(student, teacher, lengths):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
     from common import glue
-    from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory, prefetch, progress,
-                                    reduce_mean, say, seed_everything, seed_of, shard_range, share_out)
+    from common.cli import Diverged, Stop, UserError, check_memory, run, start
+    from common.describe import forecast
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory, pick_device,
+                                    prefetch, progress, reduce_mean, say, seed_everything, seed_of, shard_range,
+                                    share_out, stop_requested)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
-    from common.runs import Checkpoint
+    from common.runs import Checkpoint, environment
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model
-    from data import corpus, hf_models, latency_log, rehearsals, sizes
-    from data.flat import Flat
+    from data import corpus, hf_models, latency_log
     from data.inputs import open_run, send
-
-    warnings.filterwarnings("ignore", "grad and param do not obey")  # the gradients of sub_model lie in the whole's
 
 
 @dataclasses.dataclass
@@ -655,7 +691,7 @@ def schedule(step, steps, warmup):
 
 def text_batches(text, data, cfg, phase, position, rows, count):
     """`count` batches of `rows` examples, from `position` on in the phase's own endless stream from a Corpus: ids,
-    segments (B, T), lengths (B,) or None where no row is padded, and positions, labels (B, I) of what is masked. D9:
+    segments (B, T), lengths (B,) or None where no row is padded, and places, labels (B, I) of what is masked. D9:
     what a teacher reads is not masked.
 
     D8: rows are [CLS] A [SEP] B [SEP] with B the text that follows A (one long sentence: [CLS] A [SEP]), so that pairs
@@ -690,7 +726,7 @@ def make_objective(data, cfg, batch):
 
 @torch.no_grad()
 def held_out_losses(model, data, cfg, rows=256, most=256):
-    """[the objective on each batch of at most `most` of `rows` held-out rows], the same for all models."""
+    """[the objective on each batch of at most `most` rows, of `rows` held-out rows], the same rows for all models."""
     model.eval()
     size = min(most, cfg.batch)
     batches = text_batches(data.dev, data, cfg, "held out", 0, size, math.ceil(rows / size))
@@ -710,80 +746,77 @@ def score_mlm(model, data, cfg):
             "standard_error": statistics.stdev(losses) / len(losses) ** 0.5 / guessed}
 
 
-def products(model):
-    """The parameters of a LanguageModel's matrix products, which autocast casts."""
-    return [value for name, module in model.named_modules() if isinstance(module, (Layer, nn.Linear))
-            and "pooler" not in name for value in module._parameters.values()]
+def update(model, optimizer, batches, count, data, cfg, ranks, *key):
+    """One update of Alg. 1; (this process's share of the loss, the norm of the gradient).
 
-
-def train_on(batch, archs, count, flat, data, cfg, *key):
-    """Gradients of sub-models (None: the whole) in flat.gradients; [loss of each], divided by an update's `count`."""
-    loss_of, losses = make_objective(data, cfg, batch), []
-    flat.gradients.zero_()  # Alg. 1, line 5
-    for sample, arch in enumerate(archs):  # Alg. 1, line 6
-        seed_everything(cfg.seed, *key, sample)
-        loss = loss_of(flat.used if arch is None else sub_model(flat.used, arch)) / count
-        loss.backward()  # Alg. 1, line 9
-        flat.collect()
-        losses.append(loss.detach())
-    return losses
+    batches: of this process, (number of the sub-batch, the sub-batch, architectures of its sub-models); without any the
+    model itself is trained, as usual. count: sub-batches of all processes. key: dropout is drawn from it and the seed.
+    """
+    trained = [value for group in optimizer.param_groups for value in group["params"]]
+    total, losses = ShardSum(ranks), []
+    for shard, batch, archs in batches:  # Alg. 1, lines 3, 4 and 8
+        loss_of, parts = make_objective(data, cfg, batch), [sub_model(model, arch) for arch in archs] or [model]
+        optimizer.zero_grad()  # Alg. 1, line 5
+        for sample, part in enumerate(parts):  # Alg. 1, line 6
+            seed_everything(cfg.seed, *key, shard, sample)
+            loss = loss_of(part) / (count * len(parts))
+            loss.backward()  # Alg. 1, line 9
+            losses.append(loss.detach())
+        total.add([torch.zeros_like(value) if value.grad is None else value.grad for value in trained])
+    for value, gradient in zip(trained, total.total().split([value.numel() for value in trained])):
+        value.grad = gradient.view_as(value)
+    norm = nn.utils.clip_grad_norm_(trained, CLIP)
+    optimizer.step()  # Alg. 1, line 11
+    optimizer.zero_grad()
+    return sum(losses), norm
 
 
 def keep_trained(model, curve, data, cfg, ranks, folder):
-    """Write what --init and the next pretrain read."""
-    model.zero_grad(set_to_none=True)  # the gradients were views of one tensor as large as the model
+    """Write what --init and the next call of pretrain read."""
     settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
     on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)
     on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
 
 
-def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,)):
-    """Alg. 1: train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of
-    the sub-models `probes`)]. Raises Diverged, and Stop after SIGTERM (state saved). draw(step, shard): the sub-models
-    of a sub-batch; [None] is the model as it is: an ordinary training."""
+def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=()):
+    """Train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of the
+    sub-models `probes`, without any of the model)]. Raises Diverged, and Stop after SIGTERM, with the state saved.
+
+    draw(step, shard): the architectures that a sub-batch trains, Alg. 1; None: an ordinary training.
+    """
     ranks = run.ranks
     if (folder / "curve.json").exists():
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
         return read_json(folder / "curve.json", list)
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
-    trained = [value for group in optimizer.param_groups for value in group["params"]]
-    with autocast(cfg.dtype, data.device):  # one tensor of all gradients; under autocast a twin in bfloat16
-        flat = Flat(model, trained, products if torch.is_autocast_enabled(data.device.type) else None)
     # FOLDER.pt, the state of a training that goes on; FOLDER/checkpoint.pt is the trained model
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
-    # one sub-batch a process where nothing is sampled, unless --accumulate is given; a checkpoint keeps N
-    N = saved.get("shards", ranks.size if probes == (None,) and "accumulate" not in cfg.given else cfg.accumulate)
+    # where nothing is drawn, a process has one sub-batch, unless --accumulate is given; a checkpoint keeps their number
+    N = saved.get("shards", cfg.accumulate if draw or "accumulate" in cfg.given else ranks.size)
     shards, rows = shard_range(ranks, N), cfg.batch // N
-    if cfg.compile and probes == (None,):
+    if cfg.compile and not draw:
         torch.compiler.reset()  # after eight networks torch would give up
-        flat.used.encoder.compile()
+        model.encoder.compile()
     bar, began = progress(ranks, steps, folder.name, first), time.perf_counter()
-    text = prefetch(  # a thread makes the next step's
+    text = prefetch(  # a thread makes the next step's batches
         list(text_batches(data.train, data, cfg, phase, (step * N + shards.start) * rows, rows, len(shards)))
         for step in range(first, steps))
     for step, batches in zip(range(first, steps), text):
-        total, losses = ShardSum(ranks), []
-        flat.cast()
-        for shard, batch in zip(shards, batches):  # Alg. 1, lines 3, 4 and 8: this process's
-            archs = draw(step, shard)  # Alg. 1, line 7
-            losses += train_on(batch, archs, N * len(archs), flat, data, cfg, folder.name, step, shard)
-            total.add([flat.gradients])
-        flat.gradients.copy_(total.total())
-        norm = nn.utils.clip_grad_norm_(trained, CLIP)
         for group in optimizer.param_groups:
             group["lr"] = lr = cfg.lr * schedule(step, steps, warmup)
-        optimizer.step()  # Alg. 1, line 11
+        drawn = [(shard, batch, draw(step, shard) if draw else []) for shard, batch in zip(shards, batches)]
+        share, norm = update(model, optimizer, drawn, N, data, cfg, ranks, folder.name, step)
         bar.update(1)
         done, (stop, save, log) = step + 1, pace()
         look, save = done % cfg.eval_every == 0 or done == steps, save or stop or done % cfg.save_every == 0
         if look or log or save or done % 100 == 0:
-            loss, = reduce_mean(ranks, ranks.size * sum(losses).item())
+            loss, = reduce_mean(ranks, ranks.size * share.item())
             speed = (done - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            found = [statistics.fmean(held_out_losses(sub_model(model, arch) if arch else model, data, cfg))
-                     for arch in probes if look]
+            watched = [sub_model(model, arch) for arch in probes] or [model]
+            found = [statistics.fmean(held_out_losses(part, data, cfg)) for part in watched] if look else []
             curve += [[done, *found]] if look else []
             if not math.isfinite(norm.item() + sum(found)):
                 raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
@@ -803,11 +836,17 @@ def pretrain(model, draw, data, cfg, run, folder, steps, warmup, probes=(None,))
 # Where a model starts.
 
 
+def check_sizes(arch, vocab, place, tokens=0):
+    """UserError, which names the place, where weights and a pass of so many tokens exceed this machine's memory."""
+    weights = arch.layers * arch.hidden * (4 * arch.qkv + 2 * arch.ffn) + (vocab + arch.hidden) * arch.hidden
+    check_memory(place, arch.layers, weights + tokens * (arch.hidden + arch.ffn + 3 * arch.qkv))
+
+
 def read_model(path, cfg, arch="", first="model"):
     """(folder, Arch, {our name: weight}) that hf_models.read_model finds."""
     folder, text, weights = hf_models.read_model(path, cfg, arch, first)
     whole = read_arch(text, folder / "config.json")
-    sizes.check_memory(dataclasses.astuple(whole), cfg.vocab_size, folder)
+    check_sizes(whole, cfg.vocab_size, folder)
     return folder, whole, weights
 
 
@@ -1041,25 +1080,26 @@ def train_superplm(cfg, data, run):
     attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
     # the whole and the smallest part (without SME in all heads: fewer are no smaller)
     probes = model.encoder.arch, make_arch({**smallest_arch(space).genes, "attention": attention})
-    pretrain(model, lambda step, shard: sub_models(cfg, cfg.variant, step, shard), data, cfg, run,
-             run.folder / "superplm", cfg.steps, cfg.warmup, probes)
+    pretrain(model, data, cfg, run, run.folder / "superplm", cfg.steps, cfg.warmup,
+             functools.partial(draw_archs, cfg, cfg.variant), probes)
     return model
 
 
-@torch.no_grad()
-def time_model(arch, cfg):
-    """Milliseconds of a pass of encoder and pooler on the target; weights and vocabulary do not change the time."""
-    with torch.device("meta"):
-        encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length))
-    encoder = encoder.to_empty(device=cfg.latency_device).eval()
-    for value in encoder.parameters():
-        value.uniform_(-0.05, 0.05)
-    return latency_log.time_pass(lambda ids: encoder.pool(encoder(ids, torch.zeros_like(ids))), cfg)
+def latency_setting(cfg):
+    """What a measurement holds for, beside the architecture; it says nothing about other settings."""
+    device = pick_device(cfg.latency_device)
+    return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
+            "length": cfg.latency_length, "hardware": environment(device)["hardware"]}
 
 
 def time_together(archs, cfg, rounds=5):
     """{arch: [milliseconds of each round]}; a round measures all, so that drift meets all alike."""
-    return dict(zip(archs, zip(*[[time_model(arch, cfg) for arch in archs] for _ in range(rounds)])))
+    found = {arch: [] for arch in archs}
+    for arch in [*found] * rounds:
+        found[arch].append(time_model(arch, cfg))
+        if stop_requested():
+            raise Stop
+    return found
 
 
 def yardsticks(cfg):
@@ -1074,28 +1114,33 @@ def limit_of(cfg, times):
 
 
 def learn_latency(cfg, run):
-    """(predict, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit."""
-    space, path, top = search_space(cfg), run.folder / "predictor.pt", parse_arch(cfg.largest)
-    fixed, rng = [*yardsticks(cfg), smallest_arch(space)], random.Random(f"{cfg.seed} latency")
-
-    def learn():
-        found = latency_log.read(cfg, run.folder, parse_arch)
-        archs = dict.fromkeys([*fixed, *(arch for arch in found if not why_outside(arch, top))])
-        while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
-            archs[sample_arch(space, rng)] = None
-        rounds = dict.fromkeys(archs, cfg.latency_rounds) | dict.fromkeys(fixed, max(5, cfg.latency_rounds))
-        times = latency_log.measure(cfg, run.folder, found, rounds, time_model)
-        inside = [arch for arch in times if not why_outside(arch, top)]
-        predict = Predictor(cfg.latency_length).fit(inside, [times[arch] for arch in inside])
-        limit, fastest = limit_of(cfg, times), max(times[fixed[-1]], *predict(fixed[-1:]))
-        if fastest > limit:
-            raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, "
-                            f"{fixed[-1]}, takes {fastest:.3g} ms here, and the limit is {limit:.3g} ms")
-        save_file(path, {"weights": predict.weights, "limit": limit, "reference": times[fixed[0]]})
-
-    on_main(run.ranks, lambda: path.exists() or learn())
+    """(Predictor, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit."""
+    path = run.folder / "predictor.pt"
+    on_main(run.ranks, lambda: path.exists() or save_file(path, measure_and_learn(cfg, run.folder)))
     saved = load_file(path)
     return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
+
+
+def measure_and_learn(cfg, folder):
+    """What predictor.pt keeps. The architectures measured are drawn from the space; what the limit follows from is
+    measured more often."""
+    space, top, rng = search_space(cfg), parse_arch(cfg.largest), random.Random(f"{cfg.seed} latency")
+    smallest, here = smallest_arch(space), latency_setting(cfg)
+    known = latency_log.read([cfg.init, folder], here, parse_arch)
+    rounds = dict.fromkeys([*yardsticks(cfg), smallest], max(5, cfg.latency_rounds))
+    for arch in known:
+        if not why_outside(arch, top):
+            rounds.setdefault(arch, cfg.latency_rounds)
+    while len(rounds) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
+        rounds.setdefault(sample_arch(space, rng), cfg.latency_rounds)
+    times = latency_log.measure(folder, here, known, rounds, lambda arch: time_model(arch, cfg))
+    inside = [arch for arch in times if not why_outside(arch, top)]
+    predict = Predictor(cfg.latency_length).fit(inside, [times[arch] for arch in inside])
+    limit, fastest = limit_of(cfg, times), max(times[smallest], *predict([smallest]))
+    if fastest > limit:
+        raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest}, "
+                        f"takes {fastest:.3g} ms here, and the limit is {limit:.3g} ms")
+    return {"weights": predict.weights, "limit": limit, "reference": times[parse_arch(cfg.reference)]}
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
@@ -1125,14 +1170,17 @@ def evolve(superplm, predict, limit, data, cfg, run):
 
 
 def time_finalists(lines, cfg):
-    """The history lines that keep the limit in the median round, measured beside the reference."""
+    """The history lines that keep the limit in the median round, with what was measured: medians, and the range of
+    the speed-up over the rounds, in each of which the reference and the finalist were measured."""
     rounds, found = time_together([*yardsticks(cfg), *(parse_arch(line["arch"]) for line in lines)], cfg), []
     limits = [limit_of(cfg, dict(zip(rounds, times))) for times in zip(*rounds.values())]
     for line in lines:
         took = rounds[parse_arch(line["arch"])]
+        speedups = sorted(base / mine for base, mine in zip(rounds[parse_arch(cfg.reference)], took))
         if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
             found.append({"arch": line["arch"], "one_shot": line["score"], "run_by": f"Encoder of {cfg.program}.py",
-                          **latency_log.beside(rounds[parse_arch(cfg.reference)], took, cfg)})
+                          "milliseconds": statistics.median(took), "speedup": statistics.median(speedups),
+                          "speedup_range": [speedups[0], speedups[-1]], "rounds": len(took), **latency_setting(cfg)})
     return found
 
 
@@ -1162,8 +1210,8 @@ def train_winners(superplm, finalists, data, cfg, run):
     for arch in (line["arch"] for line in finalists):
         models[arch] = extract(superplm, parse_arch(arch))
         try:
-            pretrain(models[arch], lambda step, shard: [None], data, cfg, run, run.folder / "further" / arch,
-                     cfg.further_steps, 0.0)  # no warm-up, Sec. 4.1
+            pretrain(models[arch], data, cfg, run, run.folder / "further" / arch, cfg.further_steps,
+                     warmup=0.0)  # Sec. 4.1
         except Diverged as error:
             say(run.ranks, f"{error}; its training is left out")
             models[arch] = extract(superplm, parse_arch(arch))
@@ -1219,8 +1267,8 @@ def further_train(cfg):
         if not data:
             return
         model = start_model(cfg.arch, cfg, data, ranks)
-        curve = pretrain(model, lambda step, shard: [None], data, cfg, run, run.folder / "model", cfg.further_steps,
-                         0.0 if cfg.init else cfg.warmup)
+        curve = pretrain(model, data, cfg, run, run.folder / "model", cfg.further_steps,
+                         warmup=0.0 if cfg.init else cfg.warmup)
         run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
         say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
 
@@ -1237,6 +1285,29 @@ def export(cfg, folder):
                            model.encoder.dropout.p, tokenizer, place, head if model.encoder.arch == whole else {}))
 
 
+def rehearsal(cfg, arch, samples, teacher=None):
+    """(optimizer, step, look) for common.describe: a training on zeros, in which each sub-batch has so many sub-models,
+    the largest among them (0: an ordinary training), and a look at held-out text. teacher: its Arch, if any."""
+    device = torch.get_default_device()
+    model, data = LanguageModel(arch, cfg.vocab_size, cfg.dropout, teacher.hidden if teacher else 0), Data(device)
+    if teacher:
+        data.teacher = Encoder(teacher, cfg.vocab_size).eval().requires_grad_(False)
+    optimizer = make_optimizer(model.train(), cfg.weight_decay)
+    archs = [arch, *[smallest_arch(search_space(cfg))] * (samples - 1)] if samples else []
+
+    def batch(rows):
+        """As text_batches makes them: on the CPU, and without masked words where there is a teacher."""
+        masked = [] if teacher else [max(1, round(MASK_RATE * cfg.length))] * 2
+        text = [torch.zeros(rows, count, dtype=torch.long, device="cpu") for count in [cfg.length] * 2 + masked]
+        return [*text[:2], None, *text[2:]]
+
+    def step(rows, shards):
+        batches = [(shard, batch(rows), archs) for shard in range(shards)]
+        update(model, optimizer, batches, shards, data, cfg, Ranks(0, 1, device), "rehearsal")
+
+    return optimizer, step, lambda: make_objective(data, cfg, batch(min(256, cfg.batch)))(model)
+
+
 def describe(cfg):
     """One JSON object on --arch, --init's model or the SuperPLM, and on what its training needs and takes."""
     arch, vocab, positions = parse_arch(cfg.arch or cfg.largest), cfg.vocab_size, 512
@@ -1251,10 +1322,10 @@ def describe(cfg):
         "arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
         "flops_counting": f"matrix products of encoder and pooler, {cfg.latency_length} tokens, 2 for a multiply-add",
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
-        "speedup": times[reference] / times[arch], "latency": latency_log.setting(cfg),
+        "speedup": times[reference] / times[arch], "latency": latency_setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))},
-        **rehearsals.forecast(__name__, dataclasses.replace(cfg, vocab_size=vocab), steps, arch,
-                              0 if cfg.arch or cfg.init else cfg.samples)}, indent=2))
+        **forecast(dataclasses.replace(cfg, vocab_size=vocab), functools.partial(
+            rehearsal, arch=arch, samples=0 if cfg.arch or cfg.init else cfg.samples), steps)}, indent=2))
 
 # --- command line ---------
 
@@ -1279,12 +1350,29 @@ def read_arch(text, place):
         raise UserError(f"{place}: no architecture is here ({error})") from None
 
 
+def check_flags(cfg):
+    """UserError where a flag is no architecture, no speed-up, or asks for more than this machine can hold."""
+    number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e\d+)?|nan|inf", cfg.speedup)
+    if number and not 0 < float(cfg.speedup) < math.inf:
+        raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
+    for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):
+        if text := getattr(cfg, name):
+            arch = read_arch(text, f"--{name} {text}")
+            check_sizes(arch, 0, f"--{name} {text}")
+            setattr(cfg, name, str(arch))  # a best.json becomes what it holds
+    counts = ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs")
+    tokens = {"vocab_size": 0, "batch": cfg.batch * cfg.length / cfg.accumulate,
+              "latency_length": cfg.latency_length * cfg.latency_batch, **{name: getattr(cfg, name) for name in counts}}
+    for name, count in tokens.items():
+        check_sizes(parse_arch(cfg.largest), cfg.vocab_size, f"--{name} {getattr(cfg, name)}", count)
+
+
 def check(cfg, action):
     """UserError where settings do not go together."""
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
     cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
-    sizes.check(cfg, read_arch)
+    check_flags(cfg)
     try:
         search_space(cfg)
     except ValueError as error:

@@ -19,8 +19,7 @@ CPU = torch.device("cpu")
 
 def forecast(name, cfg, updates, *more, least=1):
     """common.describe.forecast of the paper file whose module has this name; more: what its function below takes."""
-    build = functools.partial({"autobert_zero": autobert_zero, "autotinybert": autotinybert}[cfg.program],
-                              sys.modules[name], *more)
+    build = functools.partial({"autobert_zero": autobert_zero}[cfg.program], sys.modules[name], *more)
     return describe.forecast(cfg, build, updates, least)
 
 
@@ -47,38 +46,6 @@ def autobert_zero(file, arch, cfg, shared=False):
         return [logits.argmax(-1) for logits, _ in answers]
 
     return optimizer, step, look
-
-
-def autotinybert(file, arch, samples, cfg, teacher=None):
-    """An update of Alg. 1 with so many sub-models, the largest among them, on a sub-batch (0: an ordinary training of
-    the whole), and a look at held-out text. teacher: its architecture, in distillation. Its FLOPs are those of
-    autotinybert.flops without the pooler, with the head, in MLM of the last layer at the masked places alone; an update
-    takes three times as many, and a product of two matrices a layer that attention's kernel computes again."""
-    fit = teacher.hidden if teacher else 0
-    model, data = file.LanguageModel(arch, cfg.vocab_size, cfg.dropout, fit), file.Data(CPU)
-    if teacher:
-        data.teacher = file.Encoder(teacher, cfg.vocab_size).eval().requires_grad_(False)
-    optimizer = file.make_optimizer(model.train(), cfg.weight_decay)
-    trained = [value for group in optimizer.param_groups for value in group["params"]]
-    with file.autocast(cfg.dtype, CPU):
-        flat = file.Flat(model, trained, file.products if torch.is_autocast_enabled(CPU.type) else None)
-    archs = [arch, *[file.smallest_arch(file.search_space(cfg))] * (samples - 1)] if samples else [None]
-
-    def batch(rows):
-        I = max(1, round(file.MASK_RATE * cfg.length))
-        return [ids(rows, cfg.length), ids(rows, cfg.length), None, *([] if teacher else [ids(rows, I), ids(rows, I)])]
-
-    def step(rows, shards):
-        total = file.ShardSum(file.Ranks(0, 1, CPU))
-        flat.cast()
-        for shard in range(shards):
-            file.train_on(batch(rows), archs, shards * len(archs), flat, data, cfg, "rehearsal", shard)
-            total.add([flat.gradients])
-        flat.gradients.copy_(total.total())
-        nn.utils.clip_grad_norm_(trained, file.CLIP)
-        optimizer.step()
-
-    return optimizer, step, lambda: file.make_objective(data, cfg, batch(min(256, cfg.batch)))(model)
 
 
 def fine_tuning(file, task, cfg, arch=None):

@@ -16,8 +16,10 @@ def run_alone(name, folder):
 
 
 def test_autotinybert(tmp_path):
-    losses = [float(line.split()[-1]) for line in run_alone("autotinybert", tmp_path).splitlines()]
-    assert len(losses) == 3 and losses[2] < losses[0] < 0.07  # a constant's is 0.08
+    """The smallest part and the whole have learnt (guessing is 3.4), and a generation keeps the limit."""
+    lines = run_alone("autotinybert", tmp_path).splitlines()
+    assert len(lines) == 6 and max(float(line.split()[-1]) for line in lines[:2]) < 2.5
+    assert all(0 < float(line.split()[2]) <= 1 for line in lines[2:])
 
 
 def test_autobert_zero(tmp_path):

@@ -193,10 +193,10 @@ def test_autotinybert_waits_where_it_logs(kind, monkeypatch, tmp_path):
     monkeypatch.setattr(autotinybert, "Checkpoint", Kept)
     monkeypatch.setattr(autotinybert, "keep_trained", lambda *args: None)
     sub = [autotinybert.parse_arch("1-16-32-2-32" if fit else "1-16-32-1-16"), arch]
-    draw, probes = (lambda step, shard: [None], (None,)) if kind == "further" else (lambda step, shard: sub, sub)
+    one_shot = {} if kind == "further" else {"draw": lambda step, shard: sub, "probes": sub}
     with Waits(monkeypatch, autotinybert) as waits:
-        autotinybert.pretrain(autotinybert.LanguageModel(arch, 50, 0.1, fit), draw, data, cfg, RUN, tmp_path / kind, 15,
-                              0.1, probes)
+        autotinybert.pretrain(autotinybert.LanguageModel(arch, 50, 0.1, fit), data, cfg, RUN, tmp_path / kind, 15, 0.1,
+                              **one_shot)
     assert waits.between(every=5) == set()
 
 

@@ -1,28 +1,33 @@
-"""A super-net of your own: every narrower network cut out of it works. Copy autotinybert.py beside this; PyTorch is all
-that both need."""
+"""AutoTinyBERT on a toy: a SuperPLM whose parts train it, how long they take, and a generation of the search. Copy
+autotinybert.py beside this; PyTorch is all that both need."""
 import random
+import statistics
 
 import torch
-from torch import nn
 
-from autotinybert import leading
+import autotinybert as atb
 
 torch.manual_seed(0)
-net, rng = nn.Sequential(nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1)), random.Random(0)
-# what is cut of each weight: H the first hidden width, F the second, * nothing
-axes = {"0.weight": "H*", "0.bias": "H", "2.weight": "FH", "2.bias": "F", "4.weight": "*F", "4.bias": "*"}
+cfg = atb.Config(largest="2-64-128-4-64", smallest="1-32-32-1-16", population=4, latency_length=32)
+space, rng = atb.search_space(cfg), random.Random(0)
+model = atb.LanguageModel(atb.parse_arch(cfg.largest), 30)
+optimizer = atb.make_optimizer(model, weight_decay=0.01)  # of torch, with its learning rate
 
+# words that count upwards; 0 stands for [MASK], and the masked word follows from its neighbours
+ids = 1 + (torch.randint(28, (32, 1)) + torch.arange(12)) % 28
+places = torch.randint(12, (32, 2))
+batch = [ids.scatter(1, places, 0), torch.zeros_like(ids), None, places, ids.gather(1, places)]
 
-def loss_of(sizes, x):  # of the part with these sizes, whose weights are views of the whole's
-    part = {name: leading(value, axes[name], sizes) for name, value in net.named_parameters()}
-    return (torch.func.functional_call(net, part, x)[:, 0] - torch.sin(3 * x).prod(1)).square().mean()
-
-
-optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
-for step in range(300):
-    for _ in range(2):  # M of Alg. 1: a part, another part, one update
-        loss_of({"H": rng.randrange(8, 65, 4), "F": rng.randrange(8, 65, 4)}, torch.rand(64, 2)).backward()
+for step in range(100):
+    for _ in range(3):  # M of Alg. 1: each sub-model trains the weights that it is cut from
+        atb.masked_loss(atb.sub_model(model, atb.sample_arch(space, rng)), batch).backward()
     optimizer.step()
     optimizer.zero_grad()
-for width in (8, 32, 64):
-    print(f"{width} wide: {loss_of({'H': width, 'F': width}, torch.rand(1000, 2)).item():.4f}")
+for arch in (atb.smallest_arch(space), model.encoder.arch):
+    print(f"{arch} has a loss of {atb.masked_loss(atb.sub_model(model, arch), batch):.3f}")
+
+measured = [atb.sample_arch(space, rng) for _ in range(12)]
+times = [atb.time_model(arch, cfg) for arch in measured]
+predict, limit = atb.Predictor(cfg.latency_length).fit(measured, times), statistics.median(times)
+for parent, arch in atb.propose([], 0, cfg, predict, limit):  # the first generation of Alg. 2
+    print(f"{arch} takes {predict([arch])[0] / limit:.2f} of the limit")

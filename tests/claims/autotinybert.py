@@ -68,7 +68,7 @@ def measured_rounds(archs, cfg, rounds, path, time_model=None):
     """{architecture: [milliseconds of each round]}, one beside the other. Each round is kept as a line of `path`, so
     that a killed study goes on behind the last one; lines of other settings do not count. time_model(arch, cfg):
     milliseconds of one, of encoder and pooler unless given."""
-    here, names = latency_log.setting(cfg), [str(arch) for arch in archs]
+    here, names = atb.latency_setting(cfg), [str(arch) for arch in archs]
     lines = [line for line in read_jsonl(path) if line["setting"] == here and list(line["milliseconds"]) == names]
     path.parent.mkdir(parents=True, exist_ok=True)
     while len(lines) < rounds:
@@ -145,7 +145,7 @@ def latency(options):
                 verdict=f"{verdict}: of S1 to S3 {worst[1]} differs most, by {100 * worst[0]:.0f}%",
                 numbers={"spearman": spearman(*pair), "kendall": study.kendall(*pair),
                          "distillation rows ordered": ordered, "rounds": {str(arch): took for arch, took in rounds.items()},
-                         "setting": latency_log.setting(cfg)}, draw=lambda axes: draw_speedups(axes, rows))
+                         "setting": atb.latency_setting(cfg)}, draw=lambda axes: draw_speedups(axes, rows))
 
 
 def space(options):
@@ -192,7 +192,8 @@ def predictor(options):
     settings = read_json(folder / "config.json")["settings"]
     cfg = dataclasses.replace(cfg, **{name: tuple(value) if isinstance(value, list) else value
                                       for name, value in settings.items()})
-    measured, top = latency_log.read(cfg, folder, atb.parse_arch), atb.parse_arch(cfg.largest)
+    measured = latency_log.read([cfg.init, folder], atb.latency_setting(cfg), atb.parse_arch)
+    top = atb.parse_arch(cfg.largest)
     archs = sorted((arch for arch in measured if atb.why_outside(arch, top) is None), key=str)
     unseen, seen = archs[::5], [arch for index, arch in enumerate(archs) if index % 5]
     real, learnt = ([min(measured[arch]) for arch in part] for part in (unseen, seen))
@@ -458,9 +459,10 @@ def measure_shapes(cfg, folder):
     often as those of --latency in the same run folder, where searches with --init find the measurements."""
     shapes = bert_rule(atb.search_space(cfg), lambda archs: [0.0] * len(archs), 1.0)
     wanted = dict.fromkeys((arch for archs in shapes.values() for arch in archs), cfg.latency_rounds)
-    found, top = latency_log.read(cfg, folder, atb.parse_arch), atb.parse_arch(cfg.largest)
+    here, top = atb.latency_setting(cfg), atb.parse_arch(cfg.largest)
+    found = latency_log.read([cfg.init, folder], here, atb.parse_arch)
     if any(len(found.get(arch, [])) < rounds for arch, rounds in wanted.items()):  # the folder stays as it is else
-        latency_log.measure(cfg, folder, found, wanted, atb.time_model)
+        latency_log.measure(folder, here, found, wanted, lambda arch: atb.time_model(arch, cfg))
     archs = sorted((arch for arch in found if atb.why_outside(arch, top) is None), key=str)
     return atb.Predictor(cfg.latency_length).fit(archs, [min(found[arch]) for arch in archs]), shapes
 
@@ -494,7 +496,7 @@ def time_with_head(arch, cfg):
     model = atb.LanguageModel(arch, cfg.vocab_size, positions=max(512, cfg.latency_length)).eval()
     model.to(cfg.latency_device)
     places = torch.arange(round(atb.MASK_RATE * cfg.latency_length), device=cfg.latency_device)
-    return latency_log.time_pass(lambda ids: model(ids, torch.zeros_like(ids), None, places.expand(len(ids), -1)), cfg)
+    return atb.time_pass(lambda ids: model(ids, torch.zeros_like(ids), None, places.expand(len(ids), -1)), cfg)
 
 
 def further(options, flags, superplm, pairs):
@@ -574,7 +576,7 @@ def shape(options):
                 verdict=f"{judged}: searched minus rule, {'; '.join(words)}",
                 numbers={"losses": losses, "differences": gaps, "rule on the choosing text": chosen_by,
                          "masked tokens reported": next(iter(found.values()))[1], "held-out rows": slots,
-                         "setting": latency_log.setting(cfg), "milliseconds": plain, "with head": headed},
+                         "setting": atb.latency_setting(cfg), "milliseconds": plain, "with head": headed},
                 draw=lambda axes: draw_shapes(axes, [(rule, winner, losses) for rule, winner in winners.items()],
                                               plain))
 
