@@ -470,14 +470,15 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
     (B,) of pieces is spent. As in the official code, an n-gram that does not fit the budget is shortened, and one that
     meets a taken word is refused. D2: n-grams stay inside one segment; there they run across [SEP].
 
-    A row with a budget of 5 pieces, words 0 to 5, of which word 3 has three pieces and words 4 and 5 are segment 1:
+    A row with a budget of 6 pieces and 6 words, of which word 3 has three pieces and words 4 and 5 are segment 1:
 
         [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
                 0     1      2      3     3      3               4     5
 
-    Say the words are tried in the order 2, 1, 5, 0, ... with n-grams of 3, 2, 2, 2, ... words. From word 2 on, words 2
-    and 3 are taken, 4 pieces, and word 4 is not, which is another segment's. Words 1 and 2 are refused, as 2 is taken.
-    Word 5 has no neighbour: it is taken alone, and spends the budget.
+    Say n-grams are tried that begin with words 2, 1, 5 and 0, in this order, the first of 3 words, the others of 2.
+    From word 2: words 2 and 3 are taken, 4 pieces; word 4 is not, as it is another segment's. From word 1: words 1 and
+    2 are refused, as 2 is taken. From word 5: it has no neighbour and is taken alone. From word 0: one piece of the
+    budget is left, so that the n-gram is shortened to word 0, which spends it.
     """
     B, T = ids.shape
     text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)

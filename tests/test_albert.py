@@ -610,6 +610,17 @@ def test_masked_ngrams_are_whole_words_of_one_segment(budget):
     assert not (text[:, 1:] & ~begins[:, 1:] & (chosen[:, 1:] != chosen[:, :-1])).any()  # a word is taken whole, or not
 
 
+def test_ngrams_of_the_worked_row(monkeypatch):
+    """What pick_ngrams' docstring works out: shortened to the budget, refused where a word is taken, in one segment."""
+    ids = torch.tensor([[2, 7, 7, 7, 7, 6, 6, 3, 7, 7, 3]])  # 6 continues a word
+    segments = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]])
+    turns = torch.tensor([[0.4, 0.2, 0.1, 0.6, 0.5, 0.3, 0, 0, 0, 0, 0]])  # words 2, 1, 5, 0, 4, 3
+    monkeypatch.setattr(torch, "rand", lambda *shape, generator: turns)
+    monkeypatch.setattr(albert, "ngram_lengths", lambda *args: torch.tensor([[3, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1]]))
+    chosen = albert.pick_ngrams(ids, segments, FakeTokenizer, torch.tensor([6]), 3, None)
+    assert chosen[0].nonzero()[:, 0].tolist() == [1, 3, 4, 5, 6, 9]
+
+
 def test_neighbouring_words_are_masked_together_more_often_than_by_chance():
     ids, segments, generator = text_batch(4000, whole_words=True)
     together = {}
