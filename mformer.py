@@ -312,8 +312,7 @@ PUBLISHED = {
         "cosformer*": Arch(12, 448, (1792, 1792, 1344, 1568, 1344, 1344, 1344, 1344, 1568, 672, 1568, 1344),
                            (7, 7, 6, 7, 5, 7, 5, 7, 5, 6, 7, 6), 12 * LINEAR),
         "transformer*": Arch(14, 384, (672, 896, 896, *[1344] * 5, *[1568] * 6), (6, 6, *[7] * 12), 14 * SOFTMAX),
-        "transformer": Arch(6, 512, (2048,) * 6, (8,) * 6, 6 * PLAIN),
-        "cosformer": Arch(6, 512, (2048,) * 6, (8,) * 6, 6 * LINEAR)},
+        "transformer": Arch(6, 512, (2048,) * 6, (8,) * 6, 6 * PLAIN)},
     "wmt14": {
         "mformer": Arch(6, 1024, (2048, 3072, 3072, 4096, 3072, 3072), (16, 8, 8, 8, 8, 16),
                         2 * (SOFTMAX + LINEAR) + 2 * SOFTMAX,  # Sec. 4.4.1: layers 2 and 4
@@ -323,9 +322,9 @@ PUBLISHED = {
         "transformer*": Arch(6, 1024, (3072, *[4096] * 5), (8,) * 6, 6 * SOFTMAX,
                              3, 1024, (4096, 4096, 3072), (16, 16, 8), 3 * SOFTMAX, (16, 16, 8), (1,) * 3, 3 * SOFTMAX),
         "transformer": Arch(6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN,
-                            6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN, (16,) * 6, (1,) * 6, 6 * PLAIN),
-        "cosformer": Arch(6, 1024, (4096,) * 6, (16,) * 6, 6 * LINEAR,
-                          6, 1024, (4096,) * 6, (16,) * 6, 6 * LINEAR, (16,) * 6, (1,) * 6, 6 * LINEAR)}}
+                            6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN, (16,) * 6, (1,) * 6, 6 * PLAIN)}}
+for rows in PUBLISHED.values():  # the vanilla cosFormer has the shape of the vanilla Transformer
+    rows["cosformer"] = retype(rows["transformer"], "linear", PARTS)
 TABLE_5 = ("mformer", "mformer-linear", "mformer-softmax", "cosformer*", "cosformer*-softmax", "transformer*",
            "transformer*-linear", "transformer", "cosformer")  # the rows of both tasks
 
@@ -480,7 +479,7 @@ class Attention(nn.Module):
 
 
 def residual(x, change, layer):
-    """x with the output of one of a layer's parts, dropped out, added to it."""
+    """x plus the output of one of a layer's parts, dropped out."""
     # D11: dropout is not scaled by the sampled width, as HAT's and RankNAS's is.
     return x + F.dropout(change, layer.cfg.dropout, layer.training)
 
@@ -921,27 +920,11 @@ def evolve(space, fitness, allowed, cfg):
     return seen
 
 
-def by_onednn(weight, bias=None):
-    """F.linear of a weight (outputs, inputs) by oneDNN, which is faster on a CPU that is not Intel's; only rounding
-    differs."""
-    return lambda x, *_: F.linear(x.to_mkldnn(), weight, bias).to_dense()
-
-
-@torch.no_grad()
 def cast(model, cfg, device):
-    """The model for inference, in the type of --dtype for good (autocast casts weights at every step of a decoder). In
-    float32 on a CPU its large matrices are multiplied by oneDNN."""
+    """The model for inference, in the type of --dtype for good: autocast casts weights at every step of a decoder."""
     low = cfg.dtype == "bfloat16" or cfg.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(
         including_emulation=False)
-    model = model.to(device, torch.bfloat16 if low else torch.float32).eval()
-    if low or device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return model
-    for part in model.modules():
-        if isinstance(part, Linear) and part.weight.numel() >= 2 ** 16:
-            part.forward = by_onednn(part.weight.flatten(0, 1), part.bias.flatten())
-    if hasattr(model, "words") and model.words.numel() >= 2 ** 16:
-        model.logits = by_onednn(model.words[:, :model.arch.decoder_hidden])
-    return model
+    return model.to(device, torch.bfloat16 if low else torch.float32).eval()
 
 
 def latency_text(value, cfg):
@@ -1212,13 +1195,10 @@ def held_out_loss(model, data, cfg, arch=None):
 
 def translate(model, data, lines, cfg):
     """Translations of raw sentences."""
-    pieces, longest = data.tokenizer, cfg.length - 1
-
-    def search_beams(source, lengths):
-        barred = pieces.pad_id, pieces.bos_id
-        best = beam_search(model, source, lengths, longest, pieces.bos_id, pieces.eos_id, barred, cfg.beam)
-        return [ids for ids, _ in best]
-    return data.translate(lines, search_beams)
+    pieces = data.tokenizer
+    return data.translate(lines, functools.partial(
+        beam_search, model, longest=cfg.length - 1, bos=pieces.bos_id, eos=pieces.eos_id,
+        barred=(pieces.pad_id, pieces.bos_id), beam=cfg.beam))
 
 
 @torch.no_grad()

@@ -226,7 +226,7 @@ class Translations:
 
     def translate(self, lines, search):
         """Translations of raw sentences, shared out over the processes; that of an empty one is empty. Sentences of
-        like length stand in one batch. search: source (B, S), lengths (B,) -> lists of ids."""
+        like length stand in one batch. search: source (B, S), lengths (B,) -> [(ids, what they score)]."""
         longest, ranks, tokenizer = self.cfg.length - 1, self.ranks, self.tokenizer
         rows = tokenizer.encode_batch(lines)
         if cut := sum(len(row) > longest for row in rows):
@@ -237,7 +237,7 @@ class Translations:
         bar = progress(ranks, len(chunks), "translating")
         for chunk in chunks[ranks.rank::ranks.size]:
             source, lengths, *_ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
-            found.update(zip(chunk, map(tokenizer.decode, search(source, lengths))))
+            found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, search(source, lengths)))
             bar.update(ranks.size)
         bar.close()
         found = dict(pair for part in gather(ranks, list(found.items())) for pair in part)

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 
 
@@ -39,7 +40,8 @@ def test_albert(tmp_path):
 
 
 def test_mformer(tmp_path):
-    shape, order, first = run_alone("mformer", tmp_path).splitlines()
+    shape, order, first, wall, flops = run_alone("mformer", tmp_path).splitlines()
     assert shape == "(2, 300, 64), without its padding the same: True"
     assert order.startswith("best of 40 new ones: layers 3, hidden 64, types ('linear', 'linear', 'linear')")
     assert first == "what matters most: types"
+    assert float(wall.split()[-1]) > 1 and float(flops.split()[-1]) == pytest.approx(8.3, abs=0.3)

@@ -5,7 +5,7 @@ import random
 import torch
 from torch import nn
 
-from mformer import Ranker, cosines_at, linear_attention, sample_arch
+from mformer import Config, Ranker, cosines_at, linear_attention, measure_latency, parse_arch, sample_arch
 
 
 class LinearAttention(nn.Module):  # time and memory grow with the length, not with its square
@@ -33,3 +33,10 @@ new = [sample_arch(space, random.Random(f"new {number}")) for number in range(40
 _, best = min(zip(ranker.rank_scores(new), new))
 print(f"best of {len(new)} new ones: layers {best.layers}, hidden {best.hidden}, types {best.types}, tau {ranker.tau:.2f}")
 print("what matters most:", next(iter(ranker.importance())))
+
+# The paper's network takes so long here, and so many products of matrices
+cfg = Config(latency_runs=1)
+published = parse_arch("mformer", cfg)
+for cost in ("wall", "flops"):
+    cfg.cost = cost
+    print(f"mFormer, one image, {cost}: {measure_latency(published, cfg, torch.device('cpu')):.3g}")
