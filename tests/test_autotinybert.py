@@ -129,28 +129,17 @@ def test_extracted_models_equal_sub_models():
         assert all(value.is_leaf and value.requires_grad for value in copy.deepcopy(alone).parameters())
 
 
-def test_padding_changes_nothing():
+def test_padding_and_chosen_places_change_nothing():
+    """A row alone has the same states; so have the masked places where the last layer computes no others."""
     ids, segments, lengths = tiny_batch()
     model = tiny_model()
     for part in (model, atb.sub_model(model, atb.parse_arch("2-12-16-3-18"))):
         together = part.encoder(ids, segments, lengths)
+        chosen = together.gather(1, PLACES[..., None].expand(-1, -1, together.shape[-1]))
+        torch.testing.assert_close(part.encoder(ids, segments, lengths, PLACES), chosen, rtol=1e-4, atol=1e-5)
         for row, length in enumerate(lengths.tolist()):
             alone = part.encoder(ids[row:row + 1, :length], segments[row:row + 1, :length])
             torch.testing.assert_close(together[row:row + 1, :length], alone, rtol=1e-4, atol=1e-5)
-
-
-def test_the_last_layer_is_the_same_where_it_is_computed_alone():
-    """At masked places and at [CLS] only: states and gradients are those of the whole layer."""
-    ids, segments, lengths = tiny_batch()
-    gradients = []
-    for chosen in (None, PLACES):
-        model = tiny_model()
-        states = model.encoder(ids, segments, lengths, chosen)
-        states = states if chosen is not None else states.gather(1, PLACES[..., None].expand(-1, -1, 24))
-        states.square().sum().backward()
-        gradients.append([states, *(value.grad for value in model.parameters() if value.grad is not None)])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_figure_3():
@@ -634,9 +623,7 @@ def test_further_training_distillation_and_export(tiny_data, tmp_path, capsys):
         assert json_of(tmp_path / f"export-{name}" / "config.json")["architectures"] == [kind]
     run_here(["--export", tmp_path / "export", *flags, "--init", tmp_path / "further"])
     config = json_of(tmp_path / "export" / "config.json")
-    assert (config["model_type"], config["qkv_size"], config["hidden_size"]) == ("bert", 16, 12)
-    assert (tmp_path / "export" / "spiece.model").exists() and config["architectures"] == ["BertModel"]  # no MLM head
-    assert "fit.weight" not in read_weights(tmp_path / "export")
+    assert (config["qkv_size"], config["hidden_size"], config["architectures"]) == (16, 12, ["BertModel"])
     run_here(["--further_train", *flags, "--arch", "1-24-40-2-24", "--out", tmp_path / "two"])
     with pytest.raises(UserError, match="2 heads and the student 4"):
         run_here(["--superplm", *flags, "--setting", "distill", "--teacher", tmp_path / "two", "--out", tmp_path / "x"])
@@ -713,11 +700,10 @@ def test_sub_batches_grow_to_the_processes_and_an_ordinary_training_has_one_a_pr
     monkeypatch.setattr(atb, "keep_trained", killed)
     place = tiny_data[1].index("--accumulate")
     flags = [*tiny_data[1][:place], *tiny_data[1][place + 2:], "--eval_every", "9", "--arch", "1-8-8-1-8"]
-    for name, more, shards in (("one", [], 1), ("two", ["--accumulate", "2"], 2)):
-        with pytest.raises(Killed):
-            run_here(["--further_train", *flags, *more, "--out", tmp_path / name])
-        files.release_locks()
-        assert load_file(tmp_path / name / "model.pt")["values"]["shards"] == shards
+    with pytest.raises(Killed):
+        run_here(["--further_train", *flags, "--out", tmp_path])
+    files.release_locks()
+    assert load_file(tmp_path / "model.pt")["values"]["shards"] == 1
 
 
 def test_the_grid_is_that_of_the_paper_and_its_best_setting_stands(tiny_data, whole, tmp_path, monkeypatch):
@@ -732,15 +718,13 @@ def test_the_grid_is_that_of_the_paper_and_its_best_setting_stands(tiny_data, wh
     assert found["n"] == 2 and found["median"] == max(medians.values()) == medians[tuple(found["setting"])]
 
 
-@pytest.mark.parametrize("change", [{"layer_norm_eps": 0.1}, {"num_attention_heads": 5}, {"num_hidden_layers": "x"},
-                                    {"position_embedding_type": "relative_key"}], ids=str)
-def test_models_that_cannot_be_read_right_are_refused(change, tmp_path):
-    """With words, and not with other numbers."""
-    write_hugging_face(tmp_path / "theirs", tiny_model())
-    path = tmp_path / "theirs" / "config.json"
-    path.write_text(json.dumps(json_of(path) | change))
-    with pytest.raises(UserError, match=r"layer_norm_eps is 0.1|5 heads do not|no architecture|is 'relative_key'"):
-        opened(tmp_path / "theirs")
+@pytest.mark.parametrize("change", [{"layer_norm_eps": 0.1}, {"position_embedding_type": "relative_key"},
+                                    {"model_type": "roberta"}, {"num_hidden_layers": "x"}], ids=str)
+def test_models_that_would_give_other_numbers_are_refused(change):
+    sizes = dict(zip(hf_models.SIZES, (2, 24, 40, 4, 24)), model_type="bert")
+    assert hf_models.bert_sizes(Path("x"), sizes) == (2, 24, 40, 4, 24)
+    with pytest.raises(UserError, match=next(iter(change))):
+        hf_models.bert_sizes(Path("x"), sizes | change)
 
 
 def test_a_model_with_another_vocabulary_is_refused(tiny_data, whole, tmp_path):
@@ -831,8 +815,7 @@ def test_describe(tiny_data, tmp_path, capsys, clock):
     command, arch = ["--describe", *tiny_data[1], "--out", tmp_path / "none"], atb.parse_arch("2-12-16-2-12")
     described = json.loads(run_here([*command, "--arch", arch], capsys))
     assert described["parameters"] == sum(described["parts"].values()) == sum(atb.parameters(arch, 46).values())
-    assert described["speedup"] > 0 and described["flops_counting"]
-    assert described["space"]["architectures"] == 2 * 5 * 9 * 4
+    assert described["speedup"] > 0 and described["space"]["architectures"] == 2 * 5 * 9 * 4
     model = atb.LanguageModel(arch, 46)
     assert described["memory"]["weights"] == 4 * sum(value.numel() for value in model.parameters())
     assert described["fits"]["16 GB"]["fits"] and "H100" in described["days"]
