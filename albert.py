@@ -174,8 +174,8 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, asked, x, mask):
-        q, k, v = (part(states).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, N, M or T, D)
-                   for part, states in ((self.query, asked), (self.key, x), (self.value, x)))
+        q, k, v = self.query(asked), self.key(x), self.value(x)  # (B, M, H), 2 x (B, T, H)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # (B, N, M or T, D)
         mixed = F.scaled_dot_product_attention(q, k, v, mask, self.dropout.p if self.training else 0.0)
         return self.norm(asked + self.dropout(self.output(mixed.transpose(1, 2).flatten(2))))
 
@@ -568,7 +568,8 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, adapt=True):
         chosen = [value for value in parameters if value.requires_grad]
-        matrices, vectors = ([value for value in chosen if (value.dim() > 1) == wide] for wide in (True, False))
+        matrices = [value for value in chosen if value.dim() > 1]
+        vectors = [value for value in chosen if value.dim() <= 1]  # biases and LayerNorms
         super().__init__([dict(params=matrices, weight_decay=weight_decay, adapt=adapt),
                           dict(params=vectors, weight_decay=0.0, adapt=False)], dict(lr=lr, betas=betas, eps=eps))
 
@@ -1083,8 +1084,9 @@ def average_predictions(several):
     result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
         scores = {}
-        for span in (span for member in several for span in member["nbest"][key]):
-            scores.setdefault(span["text"], []).append(span["probability"])
+        for member in several:
+            for span in member["nbest"][key]:
+                scores.setdefault(span["text"], []).append(span["probability"])
         ranked = sorted(((statistics.mean(values), text) for text, values in scores.items()), key=lambda pair: -pair[0])
         result.texts[key] = ranked[0][1]
         result.nbest[key] = [{"text": text, "score": value, "probability": value} for value, text in ranked]
@@ -1126,7 +1128,7 @@ def finetune(cfg, words):
         source, pieces = read_source(cfg), cfg.vocab_size
         if (cfg.finetune_length or 0) > cfg.positions:
             raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions")
-        flags = {"squad" if name.startswith("SQuAD") else "race" if name == "RACE" else "glue" for name in names}
+        flags = {{"SQuAD1.1": "squad", "SQuAD2.0": "squad", "RACE": "race"}.get(name, "glue") for name in names}
         recipe = choose_recipe(cfg, flags) if source else f"an ensemble of {len(cfg.ensemble)}"
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
         say(ranks, recipe)
