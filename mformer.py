@@ -10,7 +10,7 @@ Run:     python mformer.py --search --dry_run          every phase of a search, 
          python mformer.py --train                     what --search has found, from scratch; then --evaluate --init RUN
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --train_text wmt16/train ...
 Tour:    reweight, linear_state and linear_read (the idea); Attention, Layer, ImageModel; Ranker, prune, evolve, search.
-         Skip at first: caches, beams, causal_linear_attention (translation), set_limit, all below "training".
+         Skip at first: what stands below "Translation", set_limit, all below "training".
 Map:     Eq. 1 -> softmax_attention    Eq. 2 -> linear_read    Eq. 3 -> reweight    Table 1, 2 -> FEATURES, space_of
          Table 3, 4, 5 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
@@ -115,9 +115,9 @@ class Config:
 
 SMOOTHING, AVERAGED = 0.1, 10  # label smoothing, Sec. 6; last saves, Sec. 4.1.4 (D14)
 LENGTH_PENALTY = 0.6  # Sec. 4.1.4: beam search (D14: it may end at once)
-MUTATION = 0.3  # chance that a gene is drawn anew, as in HAT
-# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings, of architectures and, as in the
-# released code, of the timings of each; both hold here
+MUTATION = 0.3  # the chance that a value of an architecture is drawn anew, as in HAT
+# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of architectures, and, as in the
+# released code, of the timings of each. Both are done here.
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples (D7)
 
@@ -132,7 +132,8 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_IMAGE, layers=(2, 3, 4), hidden=(48, 64, 80), ffn=(96, 128, 192, 224, 256), heads=(3, 4, 5),
                       augment=(0.5, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 12, steps=600, save_every=20,
                       search=dict(save_every=100, held_out=500, samples=160)),
-        # D10: Sec. 6.2's 64 images are those of one of 4 GPUs, as released; the dropout behind ReLU there is left out
+        # D10: the 64 images of Sec. 6.2 are those of one of 4 GPUs, as in the released code, whose dropout behind ReLU
+        # is left out.
         "base": dict(batch=256, accumulate=4, search=dict(held_out=5000))},
     "wmt14": {
         "demo": dict(TINY_TEXT, layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4), decoder_layers=(1, 2),
@@ -141,9 +142,9 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_TEXT, layers=(3,), hidden=(48, 64), ffn=(64, 128, 192, 256), heads=(2, 4, 8),
                       decoder_layers=(1, 2, 3), batch=1024, warmup=1 / 6, steps=1200, save_every=40,
                       search=dict(save_every=100, held_out=300, samples=160)),
-        # D10: Sec. 6.1's 4,400 tokens are read as those of one of 8 GPUs; what is not listed is RankNAS's: 0.3 of
-        # dropout (without its 0.1 on attention and ReLU), 50,000 updates of the super-net (8,000 of warm-up), which
-        # here never end early; not its 16 batches an update, 800 epochs
+        # D10: the 4,400 tokens of Sec. 6.1 are read as those of one of 8 GPUs. What is not listed there is RankNAS's:
+        # dropout of 0.3 (without its 0.1 on attention and ReLU), and 50,000 updates of the super-net with 8,000 of
+        # warm-up, which never end early here. Its 16 batches an update and its 800 epochs are not taken over.
         "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                      relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
                      weight_decay=0.1, steps=200000, keep=7,
@@ -154,10 +155,10 @@ DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, 
 
 # --- search space ---------
 
-# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys in self-attention; in cross-attention a
-# distance means nothing. "plain", without any, is Table 5's vanilla
+# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, in self-attention alone: in cross-attention a
+# distance means nothing. "plain" has none; it is what Table 5's vanilla Transformer has.
 TYPES = ("softmax", "linear", "plain")
-PARTS = ("types", "decoder_types", "cross_types")  # where an attention stands
+PARTS = ("types", "decoder_types", "cross_types")  # the features that say which type stands where
 
 
 class Feature(NamedTuple):
@@ -645,7 +646,8 @@ class Translator(nn.Module):
     def embed(self, ids, width, first=0):
         """Words, and sinusoids of their positions from `first` on, of the sampled width (D14). (B, T) -> (B, T, H)"""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
-        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width) + sinusoids(positions, width).to(self.words.dtype)
+        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width)
+        x = x + sinusoids(positions, width).to(self.words.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):

@@ -95,15 +95,13 @@ def test_causal_linear_attention_is_the_masked_quadratic_form(tokens, chunk):
 
 def test_linear_attention_in_bfloat16_is_as_exact_as_softmax():
     """Products are in bfloat16, denominators and the running state of the causal form in float32."""
-    q, k, v = (each.detach().bfloat16() for each in heads(1, 4, 2048, 64))
-    whole = [each.float() for each in (q, k, v)]
-
-    def error(low, wanted):
-        assert low.dtype == torch.bfloat16
-        return ((low.float() - wanted).norm() / wanted.norm()).item()
-    of_softmax = error(mf.softmax_attention(q, k, v), mf.softmax_attention(*whole))
-    for attend in (mf.linear_attention, mf.causal_linear_attention):
-        assert error(attend(q, k, v, cosines(2048)), attend(*whole, cosines(2048))) < 2 * of_softmax + 2e-3
+    whole = [each.detach().bfloat16().float() for each in heads(1, 2, 512, 64)]
+    low, errors = [each.bfloat16() for each in whole], []
+    for attend, more in ((mf.softmax_attention, ()), (mf.linear_attention, (cosines(512),)),
+                         (mf.causal_linear_attention, (cosines(512),))):
+        wanted = attend(*whole, *more)
+        errors.append(((attend(*low, *more).float() - wanted).norm() / wanted.norm()).item())
+    assert max(errors) < 2 * errors[0] + 2e-3
 
 
 def test_relative_softmax_is_the_sum_it_stands_for():
@@ -182,11 +180,13 @@ def test_table_5_is_what_the_papers_rules_give(task):
             assert millions in (round(found[0] / 1e6, 2), math.floor(found[0] / 1e4) / 100)
             assert round(found[1] / 1e9, 2) == gigaflops
         else:
-            assert found[0] / 1e6 == pytest.approx(millions, rel=0.006 if name in ("transformer", "cosformer") else 1e-4)
+            vanilla = name in ("transformer", "cosformer")
+            assert found[0] / 1e6 == pytest.approx(millions, rel=0.006 if vanilla else 1e-4)
             assert 0.93 < found[1] / 1e9 / gigaflops <= 1.005
 
 
-TABLE_3, TABLE_4 = ({name.lower(): study.published("mformer", table, f"{name}, searched architecture, from top to bottom")
+TABLE_3, TABLE_4 = ({name.lower(): study.published("mformer", table,
+                                                   f"{name}, searched architecture, from top to bottom")
                      for name in ("Transformer*", "cosFormer*", "mFormer")} for table in ("Table 3", "Table 4"))
 
 
@@ -213,7 +213,8 @@ def test_architectures_of_tables_3_and_4(name):
 def test_where_the_paper_contradicts_itself():
     """Tables 3 and 5 print two numbers for cosFormer*'s parameters, of which the rule gives the second; and the text
     has another number of its FLOPs."""
-    assert study.published("mformer", "Table 3", "cosFormer*, parameters") > COUNTED["wmt14"]["cosformer*"][0] / 1e6 + 0.19
+    counted = COUNTED["wmt14"]["cosformer*"][0] / 1e6
+    assert study.published("mformer", "Table 3", "cosFormer*, parameters") > counted + 0.19
     said = study.published("mformer", "Sec. 4.3.3", "cosFormer*, FLOPS on CIFAR-10")
     assert said < 0.75 * COUNTED["cifar10"]["cosformer*"][1] / 1e9
 
@@ -342,7 +343,8 @@ def test_a_diverged_subnet_has_the_worst_loss():
     assert mf.held_out_loss(model, Held, cfg) == mf.WORST
 
 
-@pytest.mark.parametrize("cfg", [IMAGES, TEXT, mf.Config(), paper("wmt14")], ids=["images", "text", "table 2", "table 1"])
+@pytest.mark.parametrize("cfg", [IMAGES, TEXT, mf.Config(), paper("wmt14")],
+                         ids=["images", "text", "table 2", "table 1"])
 def test_operators_stay_inside_the_space(cfg):
     space, rng = mf.space_of(cfg), random.Random(0)
     archs = [mf.sample_arch(space, rng) for _ in range(30)]
@@ -452,7 +454,8 @@ def test_a_search_never_returns_worse_than_it_has_measured_within_the_limit(monk
     monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))  # bad rankers: the promise does not lean on them
     monkeypatch.setattr(mf, "PRUNES_FROM", 20)
     for seed, place in enumerate((0, 1, 4, 8, 20, 39, None)):
-        cfg = dataclasses.replace(IMAGES, seed=seed, population=10, generations=2, finalists=3, keep=(3, 2, 0)[seed % 3])
+        cfg = dataclasses.replace(IMAGES, seed=seed, population=10, generations=2, finalists=3,
+                                  keep=(3, 2, 0)[seed % 3])
         space = mf.space_of(cfg)
         history, loss, latency = made_up_history(space, seed)
         latencies = sorted(line["scores"]["latency"] for line in history)
@@ -518,7 +521,8 @@ def exhaustive(model, source, length, limit, penalty):
     words = [word for word in range(model.cfg.vocab_size) if word not in (BOS, EOS, PAD)]
     best = (-math.inf, None)
     for size in range(limit):
-        rows = torch.tensor(list(itertools.product(words, repeat=size)), dtype=torch.long).view(len(words) ** size, size)
+        rows = torch.tensor(list(itertools.product(words, repeat=size)), dtype=torch.long)
+        rows = rows.view(len(words) ** size, size)
         given = torch.cat([torch.full((len(rows), 1), BOS), rows], 1)
         logits = model(source[:length].expand(len(rows), -1), length.expand(len(rows)), given).log_softmax(-1)
         wanted = torch.cat([rows, torch.full((len(rows), 1), EOS)], 1)
@@ -542,9 +546,10 @@ def test_beam_search_equals_exhaustive_search(types, penalty):
 def test_beams_in_a_batch_equal_one_by_one():
     model = toy_translator(text_arch("linear", "softmax"), 50, 40)
     source, lengths = torch.randint(4, 50, (6, 12)), torch.tensor([12, 3, 7, 1, 12, 5])
-    together = mf.beam_search(model, source, lengths, 39, BOS, EOS, (PAD, BOS))
-    alone = [mf.beam_search(model, source[row:row + 1, :lengths[row]], lengths[row:row + 1], 39, BOS, EOS, (PAD, BOS))[0]
-             for row in range(6)]
+    given = 39, BOS, EOS, (PAD, BOS)
+    together = mf.beam_search(model, source, lengths, *given)
+    alone = [mf.beam_search(model, source[row:row + 1, :length], lengths[row:row + 1], *given)[0]
+             for row, length in enumerate(lengths)]
     assert [ids for ids, _ in alone] == [ids for ids, _ in together]
     assert [score for _, score in alone] == pytest.approx([score for _, score in together], abs=1e-4)
 
@@ -561,7 +566,8 @@ def test_schedules_and_batches_of_section_6():
     assert mf.learning_rate(16000, text) == pytest.approx(3.5e-4)
     assert (text.steps, mf.SMOOTHING, text.weight_decay, text.relative) == (200000, 0.1, 0.1, 8)
     # D10: 976 updates of warm-up are five epochs of 4 x 64 images; 8 x 4,400 tokens
-    assert images.batch == images.accumulate * 64 and round(images.warmup * images.steps) == int(5 * 50000 / images.batch)
+    assert images.batch == images.accumulate * 64
+    assert round(images.warmup * images.steps) == int(5 * 50000 / images.batch)
     search = preset("wmt14", "base")
     assert text.batch == text.accumulate * 4400 and search.steps == 50000
     assert mf.learning_rate(8000, search) == search.lr > mf.learning_rate(7999, search)
@@ -720,11 +726,12 @@ def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pict
     rest = ["--cifar10", str(pictures), "--device", "cpu", "--cost", "flops", "--out"]
     with pytest.raises(UserError, match="--patch 4: .* has 8"):
         mf.main(["--evaluate", "--init", str(network), "--patch", "4", *rest, str(tmp_path / "run")])
-    mf.main(["--train", "--init", str(network), "--steps", "1", "--lr", "1e-12", "--lr_start", "0", "--weight_decay", "0",
-             *rest, str(tmp_path / "run")])
+    mf.main(["--train", "--init", str(network), "--steps", "1", "--lr", "1e-12", "--lr_start", "0", "--weight_decay",
+             "0", *rest, str(tmp_path / "run")])
     settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
     assert settings["arch"] == mf.arch_text(ARCH) and settings["patch"] == 8
-    torch.testing.assert_close(load_file(tmp_path / "run" / "checkpoint.pt")["owned"]["model"], dict(model.state_dict()))
+    trained = load_file(tmp_path / "run" / "checkpoint.pt")["owned"]["model"]
+    torch.testing.assert_close(trained, dict(model.state_dict()))
     mf.main(["--evaluate", "--init", str(network), *rest, str(tmp_path / "scored")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     classes = map(int, (tmp_path / "scored" / "classes.txt").read_text().split())
@@ -797,15 +804,16 @@ def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monk
     with pytest.raises(UserError, match="other settings: arch"):  # what was trained there is another network
         mf.main([*command, mf.arch_text(ARCH).replace("48", "32"), "--out", str(run)])
     capsys.readouterr()
-    mf.main(["--evaluate", "--init", str(run), "--preset", "base", "--cifar10", str(pictures), "--device", "cpu", "--cost",
-             "flops", "--out", str(tmp_path / "scored")])
+    mf.main(["--evaluate", "--init", str(run), "--preset", "base", "--cifar10", str(pictures), "--device", "cpu",
+             "--cost", "flops", "--out", str(tmp_path / "scored")])
     assert "accuracy 0." in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path, monkeypatch, pictures):
     monkeypatch.setattr(mf, "AVERAGED", 2)
-    command = ["--train", "--arch", mf.arch_text(ARCH), *flags(dataclasses.replace(RUN_IMAGES, steps=8), pictures), "--out"]
+    cfg = dataclasses.replace(RUN_IMAGES, steps=8)
+    command = ["--train", "--arch", mf.arch_text(ARCH), *flags(cfg, pictures), "--out"]
     mf.main([*command, str(tmp_path / "whole")])
     monkeypatch.setattr(mf, "prefetch", iter)  # what no thread has made is the same
     for home, name, after in ((mf, "update", 5), (LastWeights, "mean", 0)):
@@ -872,8 +880,9 @@ def test_one_and_two_processes_give_the_same_search(kind, tmp_path, pictures, se
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = ["--search", *flags(dataclasses.replace(cfg, steps=3), data), "--out"]
     mf.main([*command, str(tmp_path / "one")])
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "mformer.py")]
-    result = subprocess.run([*launch, *command, str(tmp_path / "two")], env=environment, capture_output=True, text=True)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    result = subprocess.run([*launch, str(ROOT / "mformer.py"), *command, str(tmp_path / "two")], env=environment,
+                            capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     one, two = history(tmp_path / "one"), history(tmp_path / "two")
     assert len(one) == len(two) == 22 and [line["arch"] for line in one] == [line["arch"] for line in two]
@@ -909,9 +918,11 @@ def network(text):
     ([*network("mformer"), "--task", "wmt14", "--qkv", "8"], "do not all divide --qkv 8"),
     (network("nowhere.json"), "no such file"), (["--describe", "--image", "30"], "it is no multiple of --patch 8"),
     (["--search", "--arch", "mformer"], "--search with --task cifar10 has no use for it"),
-    (["--search", "--augment", "0.5"], "four numbers"), (["--search", "--augment", "0", "9", "0", "0"], "area is above 0"),
+    (["--search", "--augment", "0.5"], "four numbers"),
+    (["--search", "--augment", "0", "9", "0", "0"], "area is above 0"),
     (["--train", "--task", "wmt14", "--languages", "en"], "two endings"),
-    (["--search", "--task", "wmt14", "--hidden", "15"], "must be even"), (["--train", "--qkv", "32"], "--head_dim: --qkv"),
+    (["--search", "--task", "wmt14", "--hidden", "15"], "must be even"),
+    (["--train", "--qkv", "32"], "--head_dim: --qkv"),
     (["--search", "--task", "wmt14", "--connect", "4"], "4 of 3 encoder layers"),
     (["--search", "--held_out", "0"], "a search needs examples"), (["--evaluate"], "--init is missing"),
     (["--search", "--latency_limit", "0.0001"], "the smallest architecture takes .*; raise it")])  # before it trains
@@ -982,13 +993,14 @@ def test_the_primary_question_from_searches_to_verdict(tmp_path, pictures, monke
         return {name: options.runs / name for name in commands}
     monkeypatch.setattr(claims, "run_all", run_here)
     words = ["--seeds", 2, "--limit", 0.003, "--samples", 20, "--held_out", 20, "--turns", 8, "--cost", "flops",
-             *flags(dataclasses.replace(RUN_IMAGES, steps=2, samples=mf.Config.samples, held_out=mf.Config.held_out), pictures)]
+             *flags(dataclasses.replace(RUN_IMAGES, steps=2, samples=mf.Config.samples, held_out=0), pictures)]
     found = claim("mixed", tmp_path, *words)
     rows = {row[0]: row for row in found["rows"]}
     assert list(rows)[:3] == ["mixed search", "softmax search", "linear search"] and len(rows) == 7
     archs = {name: mf.parse_arch(row[-1], IMAGES) for name, row in rows.items()}
     assert {*archs["softmax search"].types} == {*archs["mixed, all softmax"].types} == {"softmax"}
-    assert all(mf.model_flops(archs[name], RUN_IMAGES) <= 0.003e9 for name in ("mixed search", "softmax search", "best random sample"))
+    limited = ("mixed search", "softmax search", "best random sample")
+    assert all(mf.model_flops(archs[name], RUN_IMAGES) <= 0.003e9 for name in limited)
     assert all(len(done) == 2 and done[0]["examples"] == 60 for done in found["runs"].values())
     assert len(started) == 3 + 4 * len({*archs.values()}) and "H1" in found["verdict"] and "H3" in found["verdict"]
     began = len(started)
@@ -998,15 +1010,18 @@ def test_the_primary_question_from_searches_to_verdict(tmp_path, pictures, monke
 
 def test_verdicts_of_the_primary_question():
     archs = {"mixed search": mf.parse_arch("layers=2 hidden=16 ffn=16,16 heads=1,1 types=linear,softmax", IMAGES)}
-    gaps = {"softmax search": (0.02, 0.01, 0.03), "mixed, all softmax": (0.0, -0.02, 0.02), "mixed, all linear": (0.01, 0.0, 0.019)}
+    gaps = {"softmax search": (0.02, 0.01, 0.03), "mixed, all softmax": (0.0, -0.02, 0.02),
+            "mixed, all linear": (0.01, 0.0, 0.019)}
     found = claims.judge_mixed(gaps, {"mixed, all softmax": (0.6, 0.65, 0.69)}, archs)
-    assert [kind for kind, _ in found.values()] == ["holds", "open", "does not hold"] and "at 0.65 of its latency" in found["H2"][1]
-    found = claims.judge_mixed(gaps | {"mixed, all softmax": (0.0, -0.005, 0.005)}, {"mixed, all softmax": (0.71, 0.72, 0.8)}, archs)
+    assert [kind for kind, _ in found.values()] == ["holds", "open", "does not hold"]
+    found = claims.judge_mixed(gaps | {"mixed, all softmax": (0.0, -0.005, 0.005)},
+                               {"mixed, all softmax": (0.71, 0.72, 0.8)}, archs)
     assert found["H2"][0] == "does not hold"  # as good, but too slow
     alone = {"mixed search": mf.retype(archs["mixed search"], "linear")}
     assert "linear in all layers" in claims.judge_mixed(gaps, {"mixed, all softmax": (1, 1, 1)}, alone)["no mix"][1]
     one_seed = {role: (0.02, None, None) for role in gaps}
-    assert [kind for kind, _ in claims.judge_mixed(one_seed, {"mixed, all softmax": (0.5, 0.5, 0.5)}, archs).values()] == ["open"] * 3
+    found = claims.judge_mixed(one_seed, {"mixed, all softmax": (0.5, 0.5, 0.5)}, archs)
+    assert [kind for kind, _ in found.values()] == ["open"] * 3
 
 
 def test_times_of_whole_networks_and_of_attentions(tmp_path, monkeypatch):
@@ -1028,7 +1043,8 @@ def test_times_of_whole_networks_and_of_attentions(tmp_path, monkeypatch):
 def test_what_one_attention_costs():
     kinds = ["causal linear", "linear", "plain softmax", "relative softmax"]
     costs = claims.attention_costs(kinds, 64, CPU.device, itertools.count().__next__)
-    assert [cost[:4] for cost in costs] == [[kind, 64, 1000, 1000] for kind in kinds] and all(cost[4] > 0 for cost in costs)
+    assert [cost[:4] for cost in costs] == [[kind, 64, 1000, 1000] for kind in kinds]
+    assert all(cost[4] > 0 for cost in costs)
 
 
 def test_claims_that_need_no_run(tmp_path):
