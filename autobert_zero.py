@@ -31,6 +31,7 @@ import json
 import math
 import random
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Literal
@@ -136,7 +137,8 @@ LOG_EVERY = 50  # steps between lines of the log
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
-BINARY = ("add", "matmul", "cosine", "euclidean")  # Table 1
+PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, those that sum over an axis
+BINARY = ("add", *PRODUCTS)  # Table 1
 OPS = UNARY + BINARY  # D3: on matrices alone, no scalar nodes (Sec. 3.1); these reach all of Figure 7
 
 
@@ -207,7 +209,7 @@ def why_illegal(graph, max_path=None):
         return "an attention reads 2 to 4 of Q, K, V, P"
     if max_path and len(graph) > max_path:
         return f"{len(graph)} operations, more than {max_path}"
-    over_tokens = [op in ("matmul", "cosine", "euclidean") or (op, shape) == ("softmax", "dn")
+    over_tokens = [op in PRODUCTS or (op, shape) == ("softmax", "dn")
                    for (op, *_), shape in zip(graph, shapes[len(INPUTS):])]
     if max_path and not any(over_tokens):
         return "no token sees another"
@@ -371,6 +373,17 @@ def stretch(arch, layers):
     chosen = [index * pairs // count if count > pairs else round(index * (pairs - 1) / max(count - 1, 1))
               for index in range(count)]
     return tuple(layer for pair in chosen for layer in arch[2 * pair:2 * pair + 2])[:layers]
+
+
+def read_best(path):
+    """The text form of the architecture in a search's best.json; ValueError says why there is none."""
+    try:
+        best = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"no best.json of a search ({error})") from None
+    if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
+        raise ValueError('the file holds no object with an "arch"')
+    return best["arch"]
 
 
 def read_arch(name, layers):
@@ -610,6 +623,43 @@ class TaskModel(nn.Module):
     def forward(self, ids, segments, lengths):
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
         return self.head(x if self.spans else self.dropout(torch.tanh(self.pooler(x[:, 0]))))
+
+
+def count_products(graph, tokens, width):
+    """Multiply-adds of a graph in one head."""
+    shapes, sizes, total = infer_graph(graph), {"n": tokens, "d": width}, 0
+    for (op, *operands), (rows, columns) in zip(graph, shapes[len(INPUTS):]):
+        if op in PRODUCTS:
+            total += sizes[rows] * sizes[columns] * sizes[shapes[operands[0]][1]]
+    return total
+
+
+def count(arch, cfg):
+    """Parameters of a LanguageModel by part; "#Params of Att" (Tables 3, 5), which are the projections that make the
+    mixers' inputs, without W_O; and FLOPs of one forward of 128 tokens."""
+    with torch.device("meta"):
+        model = LanguageModel(arch, cfg)
+    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
+    for name, value in model.named_parameters():
+        part = name.split(".")[0]
+        if part == "encoder":
+            part = "layers" if ".layers." in name else "embeddings"
+        parts[part if part in parts else "heads"] += value.numel()
+    H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, 128
+    projections, products = 0, T * E * H if E != H else 0  # products: multiply-adds
+    for layer in arch:
+        inputs = 2 if isinstance(layer, int) else len(used_inputs(layer))  # d -> 2d of a convolution, or Q, K, V, P
+        projections += inputs
+        products += (inputs + 1) * T * H * H + 2 * T * H * cfg.ffn  # W_O or its like, and the feed-forward
+        if isinstance(layer, int):
+            products += layer * T * H  # the taps alone; as a band, light_conv multiplies T numbers in their place
+        else:
+            products += cfg.heads * count_products(layer, T, H // cfg.heads)
+    head = T * (H * E + E * cfg.vocab_size)
+    return {"parameters": sum(parts.values()), "parts": parts, "attention_parameters": projections * (H * H + H),
+            "flops": 2 * products, "flops_with_vocabulary_head": 2 * (products + head),
+            "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
+                              "embeddings are look-ups"}
 
 # --- supernet -------------
 
@@ -862,6 +912,20 @@ def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
     return scores
 
 
+def record_round(run, number, history):
+    """Write history.jsonl as the checkpoint has it, and delete the folder of the round, whose results it now holds."""
+    write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
+
+
+def show_best(best, ranks, first=""):
+    """Print what a finished search found, one layer a line."""
+    scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
+    found = f"{best['id']}, with {100 * best['score']:.2f} ({scores})"
+    layers = [f"\n  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
+    say(ranks, f"{first}best of {best['candidates']} candidates: {found}{''.join(layers)}")
+
+
 def search(cfg):
     """OP-NAS (Alg. 1)."""
     with launch(cfg.device) as ranks:
@@ -943,6 +1007,7 @@ def mask_tokens(ids, tokenizer, rate, generator):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
+    from common.describe import forecast, ids
     from common.distributed import (Pace, Ranks, autocast, barrier, launch, no_sync_until, on_main, peak_memory,
                                     prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
                                     shard_range, share_out)
@@ -952,9 +1017,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.weights import keep_model, read_init, take_over
     from data.corpus import join
     from data.inputs import open_run
-    from data.network_code import (Attention, count_network, keep_chosen, read_best, record_round, show_best,
-                                   write_network)
-    from data.rehearsals import forecast
+    from data.network_code import Attention, write_network
 
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 # App. D.2: learning rate, weight decay, steps between looks at dev
@@ -998,27 +1061,46 @@ def language_losses(model, batch, cfg, device):
             for scores, labels in answers], answers
 
 
+def set_rate(optimizer, rate):
+    """Set the learning rate of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def step_clipped(network, optimizer):
+    """Step on the gradients, clipped to norm CLIP, and delete them; returns their norm before."""
+    norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+def update(network, optimizer, batches, cfg, ranks, *key):
+    """One update of pre-training from the next batches, one for each of the --accumulate shards that are this
+    process's. A shard seeds its dropout by its number and `key`, whatever the number of processes. Returns the losses
+    of the last shard and the norm of the gradient."""
+    shards = shard_range(ranks, cfg.accumulate)
+    for shard in shards:
+        seed_everything(cfg.seed, "language model", *key, shard)
+        with no_sync_until(network, ranks, last=shard == shards[-1]):
+            losses, _ = language_losses(network, next(batches), cfg, ranks.device)
+            (sum(losses) / len(shards)).backward()
+    return losses, step_clipped(network, optimizer)
+
+
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
-    """Pre-training on the examples from `first` on, from the checkpoint on. Each of a batch's --accumulate shards has
-    its own seed, whatever the number of processes. Calls report(step, losses, rate); raises Diverged, Stop."""
+    """Pre-training on the examples from `first` on, from the checkpoint on. Calls report(step, losses, rate); raises
+    Diverged, Stop."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
-    network, mine = prepare_model(model, ranks, cfg.compile), shard_range(ranks, cfg.accumulate)
-    rows = cfg.batch // cfg.accumulate
+    network, rows = prepare_model(model, ranks, cfg.compile), cfg.batch // cfg.accumulate
     batches = prefetch(language_batch(data, data.train, cfg, first + step * cfg.batch + shard * rows, rows)
-                       for step in range(begin, cfg.steps) for shard in mine)
+                       for step in range(begin, cfg.steps) for shard in shard_range(ranks, cfg.accumulate))
     model.train()
     for step in range(begin, cfg.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
-        for shard in mine:
-            seed_everything(cfg.seed, "language model", first, step, shard)
-            with no_sync_until(network, ranks, last=shard == mine[-1]):
-                losses, _ = language_losses(network, next(batches), cfg, ranks.device)
-                (sum(losses) / len(mine)).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
+        rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
+        set_rate(optimizer, rate)
+        losses, norm = update(network, optimizer, batches, cfg, ranks, first, step)
         done, (stop, save, log) = step + 1, pace()
         save = save or stop or done == cfg.steps or done % cfg.save_every == 0
         log = log or save or done % LOG_EVERY == 0
@@ -1135,8 +1217,8 @@ def start_from(model, source):
 
 def with_shapes(arch):
     """An architecture for data/network_code.py."""
-    return [layer if isinstance(layer, int) else Attention(layer, tuple(infer_graph(layer)), formula(layer))
-            for layer in arch]
+    return [layer if isinstance(layer, int) else
+            Attention(layer, tuple(infer_graph(layer)), tuple(used_inputs(layer)), formula(layer)) for layer in arch]
 
 
 def write_best(path, arch, source, cfg):
@@ -1201,6 +1283,15 @@ def predict(model, task, split, cfg, device):
     return logits
 
 
+def update_task(model, optimizer, task, batch, cfg, device):
+    """One update of fine-tuning; returns the norm of the gradient."""
+    batch = {key: value.to(device) for key, value in batch.items()}
+    with autocast(cfg.dtype, device):
+        logits = model(batch["ids"], batch["segments"], batch["lengths"])
+    task_loss(task, logits.float(), batch).backward()
+    return step_clipped(model, optimizer)
+
+
 def train_task(model, task, cfg, device, checkpoint=None):
     """Fine-tune on one task; its metrics on dev: in a search of the last weights; with a checkpoint, from which it goes
     on, of the best at --eval_every (D20: the paper does not say what it reports)."""
@@ -1211,17 +1302,9 @@ def train_task(model, task, cfg, device, checkpoint=None):
     begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
     looks, pace = "look" if "look" in task.splits else "dev", Pace(Ranks(0, 1, device), cfg.save_minutes)
     for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
-        for group in optimizer.param_groups:
-            group["lr"] = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
+        set_rate(optimizer, (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup))
         seed_everything(cfg.seed, "fine-tuning", task.name, step)
-        batch = {key: value.to(device) for key, value in batch.items()}
-        model.train()
-        with autocast(cfg.dtype, device):
-            logits = model(batch["ids"], batch["segments"], batch["lengths"])
-        task_loss(task, logits.float(), batch).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
+        norm = update_task(model.train(), optimizer, task, batch, cfg, device)
         done, last, (stop, save, _) = step + 1, step + 1 == steps, pace()
         if (last or done % CHECK_EVERY == 0) and not math.isfinite(norm):
             raise Diverged(f"gradient norm {norm} at or before step {done} of {task.name}")
@@ -1258,6 +1341,14 @@ def finetune_job(task, cfg, arch, source, folder, data):
     checkpoint.remove()
     return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every],
             "metrics": metrics, "start": note, "diverged": diverged}
+
+
+def keep_chosen(folder, result):
+    """Delete the models of the jobs that no task's result stands on."""
+    chosen = {entry["job"] for entry in result["tasks"].values()}
+    for path in folder.glob("*/checkpoint.pt*"):
+        if path.parent.name not in chosen:
+            path.unlink()
 
 
 def finetune(cfg, text):
@@ -1299,10 +1390,25 @@ def finetune(cfg, text):
         show(result, ranks)
 
 
-def count(arch, cfg):
-    """Parameters, FLOPs, and "#Params of Att" (Tables 3, 5): projections that make inputs, without W_O."""
-    with torch.device("meta"):
-        return count_network(LanguageModel(arch, cfg), with_shapes(arch), cfg)
+def rehearsal(cfg, arch, shared=False):
+    """(optimizer, step, look) of pre-training on batches without content (shared: of a search's candidate):
+    step(rows, shards) is an update, look() the largest evaluation."""
+    model = LanguageModel(arch, cfg, shared)
+    optimizer, alone = make_optimizer(model, cfg.weight_decay), Ranks(0, 1, model.bias.device)
+
+    def batch(rows):
+        T, M = cfg.length, max(1, round(MASK_RATE * rows * cfg.length))
+        return ids(rows, T), ids(rows, T), ids(rows), ids(M), ids(M), ids(rows)
+
+    def step(rows, shards):
+        own = dataclasses.replace(cfg, accumulate=shards)
+        update(model.train(), optimizer, map(batch, [rows] * shards), own, alone, "rehearsal")
+
+    def look():
+        _, answers = language_losses(model.eval(), batch(min(32, cfg.batch)), cfg, alone.device)
+        return [logits.argmax(-1) for logits, _ in answers]
+
+    return optimizer, step, look
 
 
 def describe(cfg):
@@ -1310,7 +1416,8 @@ def describe(cfg):
     if cfg.init:
         read_run(cfg)
     arch = settle_arch(cfg)
-    print(json.dumps({"arch": cfg.arch, **count(arch, cfg), **forecast(__name__, cfg, cfg.steps, arch)}, indent=2))
+    needs = forecast(cfg, functools.partial(rehearsal, arch=arch), cfg.steps)
+    print(json.dumps({"arch": cfg.arch, **count(arch, cfg), **needs}, indent=2))
 
 # --- command line ---------
 

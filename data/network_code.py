@@ -1,35 +1,22 @@
-"""A network as Python source in plain torch that a person can read, as a drawing, and in numbers; and what a search and
-a fine-tuning print and leave in their folders.
+"""A network that autobert_zero.py found, written as a Python module in plain torch and as a drawing.
 
-write_code, mermaid and count_network are pure functions of what autobert_zero.py hands them. A layer is the kernel size
-of a convolution or an Attention.
+A layer is the kernel size of a convolution, or an Attention.
 """
-import dataclasses
-import json
 import re
-import shutil
-from pathlib import Path
+from typing import NamedTuple
 
-from common.distributed import say
-from common.files import read_json, save_file, write_atomic
+from common.files import save_file, write_atomic
 
 INPUTS = ("Q", "K", "V", "P")
 SHORT = ("neg", "transpose", "scale", "logsigmoid", "softsign")
 AXES = {"nd": "(B, N, T, D)", "dn": "(B, N, D, T)", "nn": "(B, N, T, T)", "dd": "(B, N, D, D)"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Attention:
-    """operations: ("name", operand, ...), operands 0..3 being Q, K, V, P and 4 + i operation i; shapes: of all
-    operands, "nd" for tokens x head dim, "dn", "nn", "dd"; formula: what stands in the docstring."""
-    operations: tuple
-    shapes: tuple
-    formula: str
-
-    @property
-    def reads(self):
-        """Indices of the inputs that are used."""
-        return sorted({operand for _, *operands in self.operations for operand in operands if operand < len(INPUTS)})
+class Attention(NamedTuple):
+    operations: tuple  # ("name", operand, ...); operands 0 to 3 are Q, K, V, P, operand 4 + i is operation i
+    shapes: tuple  # of all operands: "nd" for tokens x head dim, "dn", "nn", "dd"
+    reads: list  # the inputs that are used
+    formula: str  # what stands in the docstring
 
 
 HEAD = '''"""A language model's backbone that was found by a search (AutoBERT-Zero, arXiv:2107.07445), in plain PyTorch.
@@ -267,32 +254,6 @@ def rename(weights):
             for name, value in weights.items()}
 
 
-def count_network(model, layers, cfg):
-    """Parameters of a LanguageModel by part, and FLOPs of one forward of 128 tokens. cfg as in write_code."""
-    H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, 128
-    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
-    for name, value in model.named_parameters():
-        part = {"encoder": "layers" if ".layers." in name else "embeddings", "pooler": "pooler"}.get(name.split(".")[0])
-        parts[part or "heads"] += value.numel()
-    projections, sizes = 0, {"n": T, "d": H // cfg.heads}
-    products = T * E * H if E != H else 0  # multiply-adds
-    for layer in layers:
-        made = 2 if isinstance(layer, int) else len(layer.reads)  # d -> 2d of a convolution, or Q, K, V, P
-        projections += made
-        products += made * T * H * H + 2 * T * H * cfg.ffn + T * H * H  # feed-forward, W_O or its like
-        if isinstance(layer, int):
-            products += layer * T * H  # of its taps; as a band, in light_conv, it takes T in their place
-            continue
-        for index, (op, *operands) in enumerate(layer.operations, len(INPUTS)):
-            if op in ("matmul", "cosine", "euclidean"):
-                rows, columns = layer.shapes[index]
-                products += cfg.heads * sizes[rows] * sizes[columns] * sizes[layer.shapes[operands[0]][1]]
-    return {"parameters": sum(parts.values()), "parts": parts, "attention_parameters": projections * (H * H + H),
-            "flops": 2 * products, "flops_with_vocabulary_head": 2 * (products + T * (H * E + E * cfg.vocab_size)),
-            "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
-                              "embeddings are look-ups"}
-
-
 def write_network(path, layers, weights, cfg):
     """Write the module, the drawing and the weights of a LanguageModel: path, and .mmd, .pt beside it."""
     write_atomic(path, write_code(layers, path.with_suffix(".pt").name, cfg))
@@ -314,32 +275,3 @@ def mermaid(layers):
             lines += [f"    L{number}_{operand} --> L{number}_{index}" for operand in operands]
         lines.append("  end")
     return "\n".join(lines + [f"  L{number} --> L{number + 1}" for number in range(1, len(layers))]) + "\n"
-
-
-def record_round(run, number, history):
-    """Write history.jsonl as the checkpoint has it; the round's own files go."""
-    write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
-
-
-def read_best(path):
-    """The text form of the architecture in a best.json; UserError or ValueError where there is none."""
-    best = read_json(path, dict, "name a search's best.json")
-    if not isinstance(best.get("arch"), str):
-        raise ValueError('the file holds no object with an "arch"')
-    return best["arch"]
-
-
-def show_best(best, ranks, first=""):
-    """Print what a finished search found, a layer a line."""
-    scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
-    layers = [f"\n  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
-    found = f"{best['id']}, with {100 * best['score']:.2f} ({scores})"
-    say(ranks, f"{first}best of {best['candidates']} candidates: {found}{''.join(layers)}")
-
-
-def keep_chosen(folder, result):
-    """Delete the models of the jobs that stand for no task."""
-    chosen = {entry["job"] for entry in result["tasks"].values()}
-    for path in [path for path in folder.glob("*/checkpoint.pt*") if path.parent.name not in chosen]:
-        path.unlink()

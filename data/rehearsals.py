@@ -17,37 +17,6 @@ from common.tasks import EVALUATED
 CPU = torch.device("cpu")
 
 
-def forecast(name, cfg, updates, *more, least=1):
-    """common.describe.forecast of the paper file whose module has this name; more: what its function below takes."""
-    build = functools.partial({"autobert_zero": autobert_zero}[cfg.program], sys.modules[name], *more)
-    return describe.forecast(cfg, build, updates, least)
-
-
-def autobert_zero(file, arch, cfg, shared=False):
-    """An update of pre-training (shared: of a search's candidate), and a look at held-out text."""
-    model = file.LanguageModel(arch, cfg, shared)
-    optimizer = file.make_optimizer(model, cfg.weight_decay)
-
-    def batch(rows):
-        T, M = cfg.length, max(1, round(file.MASK_RATE * rows * cfg.length))
-        return ids(rows, T), ids(rows, T), ids(rows), ids(M), ids(M), ids(rows)
-
-    def step(rows, shards):
-        model.train()
-        for _ in range(shards):
-            losses, _ = file.language_losses(model, batch(rows), cfg, CPU)
-            (sum(losses) / shards).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), file.CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def look():
-        _, answers = file.language_losses(model.eval(), batch(min(32, cfg.batch)), cfg, CPU)
-        return [logits.argmax(-1) for logits, _ in answers]
-
-    return optimizer, step, look
-
-
 def fine_tuning(file, task, cfg, arch=None):
     """An update of fine-tuning on a task in rows of the recipe's length, and a batch of its prediction, of as many rows
     as common.tasks.Task.collect takes. arch: the architecture, but of ALBERT."""

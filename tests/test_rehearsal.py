@@ -36,8 +36,7 @@ TEXTS = mformer.read_arch("layers=2 hidden=128 ffn=256,256 heads=2,2 types=softm
 PLANS = {
     "albert": (lambda **own: albert_at(**TINY, length=64, embedding=64, **own), ALBERT),
     "autobert_zero": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
-                      functools.partial(rehearsals.autobert_zero, autobert_zero,
-                                        autobert_zero.read_arch("autobert-zero", 3))),
+                      functools.partial(autobert_zero.rehearsal, arch=autobert_zero.read_arch("autobert-zero", 3))),
     "fine-tuning": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
                     functools.partial(rehearsals.fine_tuning, autobert_zero, "MNLI",
                                       arch=autobert_zero.read_arch("bert", 3))),
@@ -124,7 +123,7 @@ def test_flops_of_searched_layers_are_the_files_own(text, banded):
     layers = 2 if text == "autobert-zero" else 4
     cfg = autobert_zero.Config(layers=layers, hidden=64, heads=4, ffn=96, vocab_size=50, length=128, batch=2)
     arch, T, H, M = autobert_zero.read_arch(text, layers), 128, 64, round(0.15 * 2 * 128)
-    found, = describe.rehearse(cfg, functools.partial(rehearsals.autobert_zero, autobert_zero, arch), (1, 1))
+    found, = describe.rehearse(cfg, functools.partial(autobert_zero.rehearsal, arch=arch), (1, 1))
     heads = M * (H * H + H * 50) + 2 * (H * H + H * 2)  # masked words, and pairs of sentences
     wide = [layer for layer in arch if isinstance(layer, int) and layer >= autobert_zero.BAND_FROM]
     bands = 2 * T * H * (len(wide) * T - banded)
@@ -224,7 +223,7 @@ def autobert_zero_phases():
         shared, network = arch == "a candidate", heaviest
         if not shared:
             network = autobert_zero.read_arch(arch, cfg.layers)
-        build = functools.partial(rehearsals.autobert_zero, autobert_zero, network, shared=shared)
+        build = functools.partial(autobert_zero.rehearsal, arch=network, shared=shared)
         found["autobert_zero", preset, f"pre-training of {arch}, {rows} rows of 128"] = (
             lambda cfg=cfg, build=build, rows=rows: describe.rehearse(cfg, build, (rows, 1))[0])
         tasks = {"autobert-zero": ("MNLI", "SQuAD1.1"), "a candidate": ("MNLI",)}.get(arch, ())
