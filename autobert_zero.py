@@ -9,18 +9,20 @@ Run:     python autobert_zero.py --search --dry_run     two steps of every phase
          torchrun autobert_zero.py --search             a search on demo data, minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
 Tour:    the map row by row: what a layer can be, how it runs and shares weights, the search. Skip at first
-         canonical, the text form, plan_graph, edits and fine-tuning.
+         renumber, the text form, find_softmax_attention, the edits and fine-tuning.
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
          Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
          D5 padding hidden · D6 V alone in layers 10, 12 · D7 one edit a mutation · D8 untried operations ·
-         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: worst ·
+         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: 0, no parent ·
          D13 SentencePiece · D14 other depths, conv-only · D15 MLM as proxy task · D16 half change a kind ·
          D17 masks by batch · D18 kernels begin random · D19 mean of tasks, none twice · D20 best on dev ·
          D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on n x n softmax ·
-         D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere · D29 paths up to 12 · D30 one FFN
+         D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere · D29 paths up to 12 · D30 one FFN ·
+         D31 diverged: the worst in Eq. 3 · D32 negative metrics: 0 · D33 N_i by occurrence · D34 fixed rounds ·
+         D35 delete, rewire by chance · D36 best look by 2,000 rows
 """
 import ast
 import dataclasses
@@ -41,7 +43,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked positions, I graph inputs, K kernel
+# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked places, I graph inputs, K kernel
 
 # --- configuration --------
 
@@ -99,7 +101,7 @@ class Config:
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
-    rounds: int = 27  # after the population (Alg. 1: to convergence): 100 + 27 x 25 = 775 candidates
+    rounds: int = 27  # after the population; D34: fixed, Alg. 1 goes to convergence; 100 + 27 x 25 = 775 candidates
     parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
     ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) (0, 1000000]
@@ -125,7 +127,6 @@ PRESETS = {
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
 MASK_RATE = 0.15  # of the tokens, as in BERT
-EDITS = ("replace", "insert", "delete", "rewire")  # of an attention, D7
 MAX_PATH = 12  # operations of a searched attention; D29: the paper sets no limit, Figure 7's longest has 11
 LOG_EVERY = 50  # steps between lines of the log
 
@@ -167,29 +168,36 @@ def infer_graph(graph):
     return shapes
 
 
-def canonical(graph, node=None):
-    """The form by which graphs are compared: post-order from the output, equal parts merged, unused ones left out,
-    the operands of add sorted. With the operand number `node` of an operation: (that form, where the operation stands
-    in it, -1: left out)."""
+def renumber(graph):
+    """The canonical form of a graph, and where each operand, inputs included, stands in it (None: left out).
+
+    The canonical form has the operations that the output needs, in post-order from it, equal parts merged and the
+    operands of add sorted."""
     keys = list(INPUTS)  # a name for each operand's whole expression
     for op, *operands in graph:
         parts = [keys[operand] for operand in operands]
-        keys.append(op + hashlib.blake2b("|".join([op] + (sorted(parts) if op == "add" else parts)).encode(),
-                                         digest_size=12).hexdigest())
-    order, place = [], {key: index for index, key in enumerate(INPUTS)}
+        text = "|".join([op] + (sorted(parts) if op == "add" else parts))
+        keys.append(op + hashlib.blake2b(text.encode(), digest_size=12).hexdigest())
+    operations, numbers = [], {key: number for number, key in enumerate(INPUTS)}
 
     def visit(operand):
-        if keys[operand] not in place:
+        """The new number of an operand, appended to operations where it is not among them."""
+        if keys[operand] not in numbers:
             op, *operands = graph[operand - len(INPUTS)]
             if op == "add":
                 operands = sorted(operands, key=keys.__getitem__)
             operation = (op, *map(visit, operands))
-            place[keys[operand]] = len(INPUTS) + len(order)
-            order.append(operation)
-        return place[keys[operand]]
+            numbers[keys[operand]] = len(INPUTS) + len(operations)
+            operations.append(operation)
+        return numbers[keys[operand]]
 
     visit(len(keys) - 1)
-    return tuple(order) if node is None else (tuple(order), place.get(keys[node], len(INPUTS) - 1) - len(INPUTS))
+    return tuple(operations), [numbers.get(key) for key in keys]
+
+
+def canonical(graph):
+    """The form by which graphs are compared."""
+    return renumber(graph)[0]
 
 
 def used_inputs(graph):
@@ -359,11 +367,15 @@ def ablate(arch, kind):
     an attention with the convolution before it (D14: our choice). D27: AutoBERT-att, -conv and
     w/o-desc of Tables 2 and 3 are other searched networks, which only Figures 9 to 11 show."""
     wanted, direction = (int, -1) if kind == "conv-only" else (tuple, 1)
-    places = [place for place, layer in enumerate(arch) if isinstance(layer, wanted)]
-    if not places:
+    kept = [index for index, layer in enumerate(arch) if isinstance(layer, wanted)]
+    if not kept:
         raise ValueError(f"the architecture has no layer to build {kind} from")
-    return tuple(arch[min(places, key=lambda place: ((place - index) * direction < 0, abs(place - index)))]
-                 for index in range(len(arch)))
+
+    def nearest(index):
+        """The layer for place `index`: in the direction first, then the nearest."""
+        return arch[min(kept, key=lambda other: ((other - index) * direction < 0, abs(other - index)))]
+
+    return tuple(map(nearest, range(len(arch))))
 
 
 def stretch(arch, layers):
@@ -436,37 +448,38 @@ def run_op(op, values, axes, mask, dropout):
         return squares.clamp_min(1e-6).sqrt()  # no (B, N, T, T, D) buffer; a finite gradient at 0
 
 
-def plan_graph(graph):
-    """(infer_graph's shapes, found). Where the output is softmax(scale(A @ X)) @ C, A, C "nd", X "dn", found is A, X, C
-    and the set of those operations, for scaled_dot_product_attention, which never keeps the "nn"; else None."""
-    shapes, chain = infer_graph(graph), [len(graph) + len(INPUTS) - 1]
-    for op in ("matmul", "softmax", "scale", "matmul"):  # back from the output: 0 readers, then 1 each
-        node = graph[chain[-1] - len(INPUTS)] if chain[-1] >= len(INPUTS) else [None]
-        readers = sum(rest.count(chain[-1]) for _, *rest in graph)
-        if node[0] != op or readers != (len(chain) > 1):
-            return shapes, None
-        chain.append(node[1])
-    *product, values = *node[1:], graph[-1][2]
-    fits = shapes[product[0]] == "nd" and shapes[product[1]] == "dn"
-    return shapes, (*product, values, {*chain[:-1]}) if fits else None
+def find_softmax_attention(graph):
+    """Where a graph ends in the pattern softmax(scale(A @ X)) @ C with A, C "nd" and X "dn", and nothing else reads its
+    parts: the operands A, X and C, and the set of its four operations; else None. Such an end runs as
+    scaled_dot_product_attention, which never keeps the "nn"."""
+    readers = [operand for _, *operands in graph for operand in operands]
+    operand, chain = len(INPUTS) + len(graph) - 1, []
+    for op in ("matmul", "softmax", "scale", "matmul"):  # from the output back, along the first operands
+        node = graph[operand - len(INPUTS)] if operand >= len(INPUTS) else (None,)
+        if node[0] != op or readers.count(operand) != bool(chain):  # nothing reads the output, one the others
+            return None
+        chain.append(operand)
+        operand = node[1]
+    (_, query, key), value, shapes = node, graph[-1][2], infer_graph(graph)
+    return (query, key, value, set(chain)) if (shapes[query], shapes[key]) == ("nd", "dn") else None
 
 
 def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
     """The output (B, N, T, D) of a graph. inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) as in hide;
-    plan: plan_graph's, where the graph runs often."""
-    shapes, found = plan or plan_graph(graph)
+    plan: (infer_graph, find_softmax_attention) of the graph, where it runs often."""
+    shapes, fused = plan or (infer_graph(graph), find_softmax_attention(graph))
     values, width = dict(inputs), next(iter(inputs.values())).shape[-1]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        if found and index in found[3]:
+        if fused and index in fused[3]:
             continue
         if op == "scale":
             values[index] = values[operands[0]] / math.sqrt(width)  # D2: Eq. 2's d_h, not Table 1's d_x, the width of x
         else:
             axes = [shapes[each] for each in operands]
             values[index] = run_op(op, [values[each] for each in operands], axes, mask, dropout)
-    if not found:
+    if not fused:
         return values[len(shapes) - 1]
-    query, key, value = values[found[0]], values[found[1]].transpose(-1, -2), values[found[2]]
+    query, key, value = values[fused[0]], values[fused[1]].transpose(-1, -2), values[fused[2]]
     visible = None if mask is None else mask[:, None, None, :]
     return F.scaled_dot_product_attention(query, key, hide(value, "nd", 0, mask), visible, dropout)
 
@@ -477,7 +490,7 @@ class AttentionMixer(nn.Module):
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
         self.graph, self.heads, self.dropout, self.reads = graph, heads, dropout, used_inputs(graph)
-        self.plan = plan_graph(graph)
+        self.plan = infer_graph(graph), find_softmax_attention(graph)
         self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P
         self.output = nn.Linear(hidden, hidden)  # W_O
 
@@ -492,9 +505,24 @@ class AttentionMixer(nn.Module):
 BAND_FROM, BAND_TOKENS = 9, 1024  # smallest kernel, longest sequence that run as a band matrix
 
 
+def band_matrix(weights, T):
+    """(N, T, T): a product with it convolves T tokens with kernels (N, K). Of T = 3 and a kernel a b c it is
+
+        b c .
+        a b c
+        . a b
+
+    which are the columns 1 to 3 of a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows of T + K - 1 = 5: a copy of the
+    kernel and its T zeros are one longer than a row, so that each row begins one place further back in its copy."""
+    N, K = weights.shape
+    copies = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)  # (N, T (K + T))
+    rows = copies[:, :T * (T + K - 1)].view(N, T, T + K - 1)
+    return rows[..., K // 2:K // 2 + T]
+
+
 def light_conv(x, kernel, band=None):
     """Lightweight convolution (Wu et al. 2018) of x (B, T, H): softmax of kernel (N, K), one row for a head's channels.
-    As a band matrix (T x T a head) its cost does not grow with K; band=None takes the faster way."""
+    As a product with a band matrix its cost does not grow with K; band=None takes the faster way."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
@@ -503,10 +531,8 @@ def light_conv(x, kernel, band=None):
     if not band:
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
-    # K weights and T zeros a row, read again in rows of T + K - 1: row i is the kernel, moved i places right
-    matrix = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)[:, :T * (T + K - 1)].view(N, T, T + K - 1)
     heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (B, T, H) -> (N, T, B D)
-    mixed = matrix[..., K // 2:K // 2 + T] @ heads  # (N, T, B D)
+    mixed = band_matrix(weights, T) @ heads  # (N, T, B D)
     return mixed.view(N, T, B, H // N).permute(2, 1, 0, 3).reshape(B, T, H)
 
 
@@ -600,10 +626,10 @@ class LanguageModel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the output matrix is the word embedding
         init_weights(self, cfg.init_std)
 
-    def forward(self, ids, segments, lengths, positions):
-        """MLM logits (M, V) at positions (M,) of ids.flatten(), and next-sentence logits (B, 2)."""
+    def forward(self, ids, segments, lengths, places):
+        """MLM logits (M, V) at places (M,) of ids.flatten(), and next-sentence logits (B, 2)."""
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
-        masked = x.flatten(0, 1)[positions]  # (M, H)
+        masked = x.flatten(0, 1)[places]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
         logits = F.linear(masked, self.encoder.words.weight, self.bias)  # (M, V)
         return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
@@ -749,24 +775,30 @@ class OperationPriority:
     one over KERNELS in each layer."""
 
     def __init__(self, history, cfg):
-        self.cfg, self.cells = cfg, {}  # {(options, place): (summed scores, numbers of samples)}
+        self.cfg, self.cells = cfg, {}  # {(options, position): (summed scores, numbers of samples)}
         worst = min((line["score"] for line in history if not line["diverged"]), default=0.0)
         for line in history:
+            score = worst if line["diverged"] else line["score"]  # D31: not 0, which would banish all that it is made of
             for number, layer in enumerate(parse_arch(line["arch"])):
-                samples = [(KERNELS, number, layer)] if isinstance(layer, int) else [
-                    (OPS, position, op) for position, (op, *_) in enumerate(layer)]
-                for options, place, option in samples:
-                    empty = [0.0] * len(options), [0] * len(options)
-                    totals, counts = self.cells.setdefault((options, place), empty)
-                    totals[options.index(option)] += worst if line["diverged"] else line["score"]  # D12
-                    counts[options.index(option)] += 1
+                if isinstance(layer, int):
+                    self.add(KERNELS, number, layer, score)
+                    continue
+                for position, (op, *_) in enumerate(layer):
+                    self.add(OPS, position, op, score)
 
-    def probabilities(self, options, place, legal=None):
-        """Of OPS at position `place` of a path, or of KERNELS in layer `place`; 0 for what is not `legal`. D9: softmax
+    def add(self, options, position, option, score):
+        """One sample more. D33: N_i of Eq. 3 counts the occurrences in evaluated candidates, which most mutations only
+        hand down; the paper's counts what was sampled."""
+        totals, counts = self.cells.setdefault((options, position), ([0.0] * len(options), [0] * len(options)))
+        totals[options.index(option)] += score
+        counts[options.index(option)] += 1
+
+    def probabilities(self, options, position, legal=None):
+        """Of OPS at a position of a path, or of KERNELS in the layer `position`; 0 for what is not `legal`. D9: softmax
         (Sec. 3.2) of Eq. 3 in percent; in 0..1 alpha 0.01 leaves it uniform. A tenth is uniform, or what failed once
         would never be tried again."""
         allowed = [option in (legal or options) for option in options]
-        cell = self.cells.get((options, place)) if self.cfg.strategy == "op-nas" else None
+        cell = self.cells.get((options, position)) if self.cfg.strategy == "op-nas" else None
         scores = [self.cfg.ucb_unit * u for u in ucb(*cell, self.cfg.alpha)] if cell else [0.0] * len(options)
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(score - top) if may else 0.0 for score, may in zip(scores, allowed)]
@@ -784,47 +816,70 @@ def applied(operands, below):
             yield from ((op, *both) for other in range(below) for both in ((operands[0], other), (other, operands[0])))
 
 
-def edits(graph, kind, position):
-    """The graphs one edit of an operation away, some illegal: [(graph, operand number of a new operation or None)]. D7
-    (the paper names no edits): it is replaced or deleted, reads another operand ("rewire"), or another operation is
-    inserted on an operand's edge, or behind it for all its readers."""
-    first, (op, *operands) = len(INPUTS), graph[position]
-    here, before, behind = first + position, graph[:position], graph[position + 1:]
-    if kind == "replace":
-        return [(before + (node,) + behind, here) for node in applied(operands, here)]
-    if kind == "rewire":
-        return [(before + ((op, *operands[:side], other, *operands[side + 1:]),) + behind, None)
-                for side in range(len(operands)) for other in range(here)]
-    if kind == "delete":  # readers, or the output, take one of its operands
-        return [(graph[:position + 1] + tuple((name, *[by if each == here else each for each in rest])
-                                              for name, *rest in behind) if behind else graph[:max(by - first + 1, 0)],
-                 None) for by in operands]
+# The edits of an attention (D7: the paper names none). Each gives the graphs that it can make at operation `index`,
+# some of them illegal: [(graph, operand number of a new operation or None)].
 
-    moved = tuple((name, *[operand + (operand >= here) for operand in rest]) for name, *rest in behind)
-    found = [(before + (graph[position], node) + moved, here + 1) for node in applied([here], here)]
+
+def replace(graph, index):
+    """Another operation on the same operands."""
+    here = len(INPUTS) + index
+    return [(graph[:index] + (new,) + graph[index + 1:], here) for new in applied(graph[index][1:], here)]
+
+
+def insert(graph, index):
+    """A new operation behind this one, for all its readers, or on the edge from one of its operands."""
+    here, before, (op, *operands) = len(INPUTS) + index, graph[:index], graph[index]
+    behind = tuple((name, *[operand + (operand >= here) for operand in rest]) for name, *rest in graph[index + 1:])
+    found = [(before + (graph[index], new) + behind, here + 1) for new in applied([here], here)]
     for side, operand in enumerate(operands):
         reader = op, *operands[:side], here, *operands[side + 1:]
-        found += [(before + (node, reader) + moved, here) for node in applied([operand], here)]
+        found += [(before + (new, reader) + behind, here) for new in applied([operand], here)]
     return found
 
 
+def delete(graph, index):
+    """Its readers, or the output where it was the last, take one of its operands."""
+    here, found = len(INPUTS) + index, []
+    for operand in graph[index][1:]:
+        child = graph[:max(operand - len(INPUTS) + 1, 0)]
+        if behind := graph[index + 1:]:  # it stays, unread; the canonical form leaves it out
+            child = graph[:index + 1] + tuple((name, *[operand if each == here else each for each in rest])
+                                              for name, *rest in behind)
+        found.append((child, None))
+    return found
+
+
+def rewire(graph, index):
+    """It reads another operand."""
+    (op, *operands), found = graph[index], []
+    for side, other in itertools.product(range(len(operands)), range(len(INPUTS) + index)):
+        rewired = op, *operands[:side], other, *operands[side + 1:]
+        found.append((graph[:index] + (rewired,) + graph[index + 1:], None))
+    return found
+
+
+EDITS = (replace, insert, delete, rewire)  # D35: the last two make no new operation, so Eq. 3 has no say in them
+
+
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
-    """A legal graph one edit away, or None. Kind and place are random; a new operation is drawn by the priorities of
+    """A legal graph one edit away, or None. Edit and place are random; a new operation is drawn by the priorities of
     the position where it will stand (D7: in a path of k that may be the k + 1st; Sec. 3.2 has the first k)."""
-    for kind, position in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
-        children = {}  # {the new operation's position or None: {operation: [child]}}
-        for child, node in edits(graph, kind, position):
+    for edit, index in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
+        children = {}  # {the new operation's position or None: {operation or None: [child]}}
+        for child, new in edit(graph, index):
             if not child or not infer_graph(child):
                 continue
-            child, stands = canonical(child, node) if node else (canonical(child), None)
-            if child != graph and stands != -1 and not why_illegal(child, max_path):
-                op = None if stands is None else child[stands][0]
-                children.setdefault(stands, {}).setdefault(op, []).append(child)
+            child, numbers = renumber(child)
+            if child == graph or why_illegal(child, max_path) or new is not None and numbers[new] is None:
+                continue
+            position = None if new is None else numbers[new] - len(INPUTS)
+            op = None if new is None else child[position][0]
+            children.setdefault(position, {}).setdefault(op, []).append(child)
         if children:
-            stands = rng.choice(list(children))
-            legal = children[stands]
-            weights = [1] if stands is None else priority.probabilities(OPS, stands, legal)
-            return rng.choice(legal[rng.choices([None] if stands is None else OPS, weights)[0]])
+            position = rng.choice(list(children))
+            legal = children[position]
+            weights = [1] if position is None else priority.probabilities(OPS, position, legal)
+            return rng.choice(legal[rng.choices([None] if position is None else OPS, weights)[0]])
     return None
 
 
@@ -889,7 +944,7 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
         scores = score_tasks(model, arch, tasks, data, cfg, path.with_suffix(".scores"))
     except (Diverged, torch.OutOfMemoryError) as error:
-        diverged = type(error).__name__  # D12: scores 0, is the worst in Eq. 3 and never a parent
+        diverged = type(error).__name__  # D12: it scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
     checkpoint.remove()
     score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks, MNLI by its matched half alone
@@ -897,8 +952,9 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
 
 
 def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
-    """{task: main metric on dev, at least 0 (D12)} of a copy of the model tuned on each, kept in path. D15: MLM is the
-    share of held-out masked words that it finds; minutes leave GLUE at chance."""
+    """{task: main metric on dev} of a copy of the model tuned on each, kept in path. D32: a negative metric counts as 0,
+    as a diverged candidate's. D15: MLM is the share of held-out masked words that it finds; minutes leave GLUE at
+    chance."""
     scores = read_json(path, dict) if path.exists() else {}
     for name in [name for name in tasks if name not in scores]:
         if name == "MLM":
@@ -989,8 +1045,8 @@ def draw_next_sentence(segments, generator):
 
 def mask_tokens(ids, tokenizer, rate, generator):
     """BERT's masking: `rate` of the text in ids (B, T) is predicted; 80% of it becomes [MASK], 10% a random piece, 10%
-    stays. Returns changed ids, positions (M,) in ids.flatten() and labels (M,), -100 where padding leaves none. D17:
-    the share is of the batch, so that M depends on B and T alone."""
+    stays. Returns changed ids, places (M,) in ids.flatten() and labels (M,), -100 where padding leaves none. D17: the
+    share is of the batch, so that M depends on B and T alone."""
     M = max(1, round(rate * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -1022,7 +1078,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 # App. D.2: learning rate, weight decay, steps between looks at dev
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))
-LOOK_ROWS = 2000  # of GLUE's dev, at --eval_every; all of QQP's cost too much
+LOOK_ROWS = 2000  # of GLUE's dev, at --eval_every; D36: the best look is by these, all of QQP's cost too much
 CHECK_EVERY = 20  # steps between looks at the norm, which make a GPU wait
 
 
@@ -1040,16 +1096,17 @@ def make_optimizer(model, weight_decay):
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
-def language_batch(data, corpus, cfg, position, rows):
-    """`rows` examples of an endless stream. D28: its segments may begin in mid-sentence, where BERT's do not."""
-    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", position))
-    segments = corpus.segments(position, rows, cfg.length - 3, cfg.seed)
-    second, second_length, next_labels = draw_next_sentence(segments, generator)
-    ids, kinds, lengths = join(segments.first, segments.first_length, second, second_length, data.tokenizer,
-                               empty_second=True)  # [CLS] A [SEP] B [SEP], (B, T)
-    ids, positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
+def language_batch(data, corpus, cfg, first, rows):
+    """The examples from number `first` on of an endless stream. D28: its segments may begin in mid-sentence, where
+    BERT's do not."""
+    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
+    text = corpus.segments(first, rows, cfg.length - 3, cfg.seed)
+    second, second_length, next_labels = draw_next_sentence(text, generator)
+    ids, segments, lengths = join(text.first, text.first_length, second, second_length, data.tokenizer,
+                                  empty_second=True)  # [CLS] A [SEP] B [SEP], (B, T)
+    ids, places, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
     return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
-            for tensor in (ids, kinds, lengths, positions, labels, next_labels)]
+            for tensor in (ids, segments, lengths, places, labels, next_labels)]
 
 
 def language_losses(model, batch, cfg, device):
@@ -1117,10 +1174,11 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
     """Loss and accuracy of both objectives on held-out text, on the same examples for all seeds."""
-    sums, rows, own = torch.zeros(6, dtype=torch.float64), min(32, cfg.batch), dataclasses.replace(cfg, seed=0)
+    rows, own = min(32, cfg.batch), dataclasses.replace(cfg, seed=0)
+    sums = torch.zeros(6, dtype=torch.float64)  # of both objectives: losses, right answers, labels
     model.eval()
-    for position in range(ranks.rank * rows, batches * rows, ranks.size * rows):
-        losses, answers = language_losses(model, language_batch(data, data.dev, own, position, rows), cfg, data.device)
+    for first in range(ranks.rank * rows, batches * rows, ranks.size * rows):
+        losses, answers = language_losses(model, language_batch(data, data.dev, own, first, rows), cfg, data.device)
         counts = [(labels >= 0).sum() for _, labels in answers]
         right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
         sums += torch.tensor([*(loss * count for loss, count in zip(losses, counts)), *right, *counts])

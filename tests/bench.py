@@ -307,7 +307,7 @@ def steps_by_length(lengths, tokens, rounds, **shape):
             else:
                 cfg = autobert_zero.Config(**shape, length=length, dtype="float32")
                 network = autobert_zero.read_arch(arch, cfg.layers)
-                _, step, _ = rehearsals.autobert_zero(autobert_zero, network, cfg)
+                _, step, _ = autobert_zero.rehearsal(cfg, network)
             functions[name] = lambda step=step: step(rows, 1)
         for name, seconds in in_turns(functions, rounds).items():
             found[name].append(round(1e6 * statistics.median(seconds) / (rows * length), 2))

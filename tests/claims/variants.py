@@ -38,7 +38,7 @@ def main(argv):
     if part == "averaging":
         abz.SuperNet.write_back = write_mean
     elif part == "no-rewiring":
-        abz.EDITS = tuple(kind for kind in abz.EDITS if kind != "rewire")
+        abz.EDITS = tuple(edit for edit in abz.EDITS if edit is not abz.rewire)
     else:
         raise UserError(f"{part or 'PART'}: there are averaging and no-rewiring; name one before --search")
     return abz.main(argv)
