@@ -1118,20 +1118,6 @@ def language_losses(model, batch, cfg, device):
             for scores, labels in answers], answers
 
 
-def set_rate(optimizer, rate):
-    """Set the learning rate of every group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def step_clipped(network, optimizer):
-    """Step on the gradients, clipped to norm CLIP, and delete them; returns their norm before."""
-    norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
-    optimizer.step()
-    optimizer.zero_grad()
-    return norm
-
-
 def update(network, optimizer, batches, cfg, ranks, *key):
     """One update of pre-training from the next batches, one for each of the --accumulate shards that are this
     process's. A shard seeds its dropout by its number and `key`, whatever the number of processes. Returns the losses
@@ -1142,7 +1128,10 @@ def update(network, optimizer, batches, cfg, ranks, *key):
         with no_sync_until(network, ranks, last=shard == shards[-1]):
             losses, _ = language_losses(network, next(batches), cfg, ranks.device)
             (sum(losses) / len(shards)).backward()
-    return losses, step_clipped(network, optimizer)
+    norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+    return losses, norm
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
@@ -1155,8 +1144,8 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
                        for step in range(begin, cfg.steps) for shard in shard_range(ranks, cfg.accumulate))
     model.train()
     for step in range(begin, cfg.steps):
-        rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
-        set_rate(optimizer, rate)
+        for group in optimizer.param_groups:
+            group["lr"] = rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
         losses, norm = update(network, optimizer, batches, cfg, ranks, first, step)
         done, (stop, save, log) = step + 1, pace()
         save = save or stop or done == cfg.steps or done % cfg.save_every == 0
@@ -1347,7 +1336,10 @@ def update_task(model, optimizer, task, batch, cfg, device):
     with autocast(cfg.dtype, device):
         logits = model(batch["ids"], batch["segments"], batch["lengths"])
     task_loss(task, logits.float(), batch).backward()
-    return step_clipped(model, optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm
 
 
 def train_task(model, task, cfg, device, checkpoint=None):
@@ -1360,7 +1352,8 @@ def train_task(model, task, cfg, device, checkpoint=None):
     begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
     looks, pace = "look" if "look" in task.splits else "dev", Pace(Ranks(0, 1, device), cfg.save_minutes)
     for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
-        set_rate(optimizer, (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup))
+        for group in optimizer.param_groups:
+            group["lr"] = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
         seed_everything(cfg.seed, "fine-tuning", task.name, step)
         norm = update_task(model.train(), optimizer, task, batch, cfg, device)
         done, last, (stop, save, _) = step + 1, step + 1 == steps, pace()
