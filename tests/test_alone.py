@@ -26,11 +26,12 @@ def test_autotinybert(tmp_path):
 
 def test_autobert_zero(tmp_path):
     """Of d = 768: a convolution's projection d -> 2d, and the attention's K, Q, P, V, each with biases."""
-    first, second = run_alone("autobert_zero", tmp_path).splitlines()
+    first, second, *candidates = run_alone("autobert_zero", tmp_path).splitlines()
     assert first == "(2, 20, 64) gradients: True"
     network, parameters, projections, flops = re.fullmatch(r"(.*) (\d+) (\d+) (\d+)", second).groups()
     assert network == "conv9 | cos(dist(Q, Q), cos(softsign(softmax(P)), V)) @ K"
     assert int(projections) == 6 * (768 * 768 + 768) and int(parameters) > 30000 * 768 and int(flops) > 1e9
+    assert len(set(candidates)) == 4
 
 
 def test_albert(tmp_path):

@@ -1,19 +1,17 @@
 """autobert_zero.py: the search space, padding, layers, published counts, the searcher."""
 import ast
 import dataclasses
+import functools
 import itertools
 import math
 import random
 import re
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
 import autobert_zero as abz
-from common import cli
 from common.distributed import Ranks
 from conftest import ROOT
 from data.corpus import join
@@ -29,10 +27,6 @@ def random_graphs(count, max_path=12, seed=0):
     return [abz.sample_graph(rng, max_path) for _ in range(count)]
 
 
-def parameters(model):
-    return sum(value.numel() for value in model.parameters())
-
-
 # --- search space --------------------------------------------------------------------------------
 
 def test_infer_shapes():
@@ -43,40 +37,13 @@ def test_infer_shapes():
     assert abz.infer("cosine", "nd", "nn") is None
 
 
-def test_sampled_graphs_are_legal_varied_and_fast():
-    began = time.process_time()
-    graphs = random_graphs(2000)
-    assert 2000 / (time.process_time() - began) > 100  # far more on a free core
+def test_sampled_graphs_are_legal_and_varied():
+    graphs = random_graphs(1000)
     for graph in graphs:
         assert abz.why_illegal(graph, 12) is None and abz.canonical(graph) == graph
     assert {len(graph) for graph in graphs} == set(range(2, 13))  # a single operation mixes no tokens
     assert {op for graph in graphs for op, *_ in graph} == set(abz.OPS)
     assert {len(abz.used_inputs(graph)) for graph in graphs} == {2, 3, 4}
-
-
-def enumerate_graphs(length):
-    """Every legal canonical graph of up to `length` operations, by brute force."""
-    found, partial = set(), [()]
-    for _ in range(length):
-        longer = []
-        for graph in partial:
-            operands = range(4 + len(graph))
-            for op in abz.OPS:
-                for choice in itertools.product(operands, repeat=1 if op in abz.UNARY else 2):
-                    child = graph + ((op, *choice),)
-                    if abz.infer_graph(child):
-                        longer.append(child)
-                        if not abz.why_illegal(abz.canonical(child), length):
-                            found.add(abz.canonical(child))
-        partial = longer
-    return {graph for graph in found if len(graph) <= length}
-
-
-@pytest.mark.slow
-def test_every_small_graph_is_reached_by_sampling():
-    everything = enumerate_graphs(2)
-    drawn = set(random_graphs(30000, max_path=2, seed=1))
-    assert drawn == everything and len(everything) > 100
 
 
 def test_sampled_attentions_mix_tokens_and_the_rest_can_be_read():
@@ -91,16 +58,6 @@ def test_sampled_attentions_mix_tokens_and_the_rest_can_be_read():
         changed = bool((before != after)[:, :, :-1].any())
         assert changed == (graph in graphs), abz.formula(graph)
         assert (abz.why_illegal(graph, 12) is None) == (graph in graphs) and abz.why_illegal(graph) is None
-
-
-def test_mutation_reaches_neighbours_of_every_length():
-    rng, cfg = random.Random(0), TINY
-    priority = abz.OperationPriority([], cfg)
-    start = abz.parse_formula(abz.BERT_ATTENTION)
-    children = {abz.edit_graph(start, rng, priority, 12) for _ in range(500)}
-    assert all(abz.why_illegal(child, 12) is None and child != start for child in children)
-    assert {len(child) - len(start) for child in children} >= {-1, 0, 1}
-    assert all(len(abz.edit_graph(start, rng, priority, 5)) <= 5 for _ in range(50))
 
 
 def neighbours(graph, edits=abz.EDITS):
@@ -138,26 +95,26 @@ def test_figure_7_is_a_few_edits_from_bert(layer, edits, path):
     assert all(after in neighbours(before) for before, after in itertools.pairwise(steps))
 
 
-def test_a_new_operation_is_drawn_from_the_position_where_it_stands():
-    rng, drawn = random.Random(0), []
+def test_an_edit_is_legal_and_its_new_operation_drawn_from_the_position_where_it_stands():
+    rng, drawn, lengths = random.Random(0), [], set()
 
     class Priority:
-        def probabilities(self, options, place, legal):
-            drawn.append((place, rng.choice(sorted(legal))))
+        def probabilities(self, options, position, legal):
+            drawn.append((position, rng.choice(sorted(legal))))
             return [option == drawn[-1][1] for option in options]
     for graph in random_graphs(150):
         before = len(drawn)
         child = abz.edit_graph(graph, rng, Priority(), 14)
-        for place, op in drawn[before:]:
-            assert child[place][0] == op
-    assert len(drawn) > 75
+        assert child != graph and abz.why_illegal(child, 14) is None
+        lengths.add(len(child) - len(graph))
+        for position, op in drawn[before:]:
+            assert child[position][0] == op
+    assert len(drawn) > 75 and lengths >= {-1, 0, 1}
 
 
 def test_text_form_round_trip():
-    for graph in random_graphs(1000):
-        assert abz.parse_formula(abz.formula(graph)) == graph
     rng = random.Random(3)
-    for _ in range(50):
+    for _ in range(100):
         arch = abz.sample_arch(rng, 6)
         assert abz.parse_arch(abz.arch_text(arch)) == arch
 
@@ -170,17 +127,13 @@ def test_text_form_shares_sub_expressions():
     assert abz.parse_formula("Q @ K.T @ V") != abz.parse_formula("K @ Q.T @ V")
 
 
-@pytest.mark.parametrize("text", ["Q", "Q +", "Q @ K", "softmax(Q)", "Q @ K.T", "eval(Q)", "a = b = Q; a + K",
-                                  "Q * K", "X + Q", "conv4", "__import__('os')", "", "Q = K; Q + K"])
-def test_illegal_text_is_refused(text):
-    with pytest.raises(ValueError, match="layer 1"):
-        abz.parse_arch(text)
-
-
-@pytest.mark.parametrize("text, words", [("Q", "end in an operation"), ("a = Q + K", "end in an operation"),
-                                         ("Q.T", "not tokens x head dim"), ("cos(Q)", r"cos\(x, y\)")])
-def test_the_reason_is_the_right_one(text, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("text, words", [
+    ("Q", "end in an operation"), ("a = Q + K", "end in an operation"), ("Q.T", "not tokens x head dim"),
+    ("cos(Q)", r"cos\(x, y\)"), ("Q +", "not a formula"), ("Q @ K", "do not fit"), ("softmax(Q)", "reads 2 to 4"),
+    ("a = b = Q; a + K", "can be bound"), ("Q = K; Q + K", "can be bound"), ("__import__('os')", "none of Q, K, V, P"),
+    ("conv4", "kernel size 4")])
+def test_illegal_text_is_refused(text, words):
+    with pytest.raises(ValueError, match=f"layer 1: .*{words}"):
         abz.parse_arch(text)
 
 
@@ -197,16 +150,28 @@ def test_published_architecture():
     assert abz.read_arch("autobert-zero", 4) == arch[:2] + arch[-2:]
 
 
-@pytest.mark.parametrize("name, preset, change, expected", [
-    ("bert", "base", {}, 109_705_010), ("autobert-zero", "base", {}, 103_800_218),
-    ("autobert-zero/att-only", "base", {}, 104_980_274), ("autobert-zero/conv-only", "base", {}, 102_620_162),
-    ("autobert-zero", "large", {}, 314_702_066), ("bert", "large", {}, 335_691_058),
-    ("autobert-zero", "small", {}, 16_794_282), ("autobert-zero", "small", {"embedding": 128}, 12_888_106)])
-def test_parameter_counts(name, preset, change, expected):
+@pytest.mark.parametrize("name, preset, change, total, attention, flops, published", [
+    ("autobert-zero", "base", {}, 103_800_218, 15_355_392, 2.055e10, ("AutoBERT-Zero", "AutoBERT-Zero")),
+    ("bert", "base", {}, 109_705_010, 21_261_312, 2.235e10, ("BERT-base", "BERT-base")),
+    ("autobert-zero/att-only", "base", {}, 104_980_274, 16_536_576, None, (None, None)),
+    ("autobert-zero/conv-only", "base", {}, 102_620_162, 14_174_208, None, (None, None)),  # the paper: 15.4M
+    ("autobert-zero", "large", {}, 314_702_066, None, None, (None, None)),
+    ("bert", "large", {}, 335_691_058, None, None, (None, None)),
+    ("autobert-zero", "small", {}, 16_794_282, None, None, (None, None)),
+    ("autobert-zero", "small", {"embedding": 128}, 12_888_106, None, None, (None, None))])
+def test_counts(name, preset, change, total, attention, flops, published):
+    """Ours to the unit, and rounded as Tables 2 and 3 print them; FLOPs of 128 tokens, whose head takes 6.0e9 more."""
     settings = {key: value for key, value in abz.PRESETS[preset].items() if not isinstance(value, dict)}
     cfg = abz.Config(**{**settings, **change})
-    with torch.device("meta"):
-        assert parameters(abz.LanguageModel(abz.read_arch(name, cfg.layers), cfg)) == expected
+    found = abz.count(abz.read_arch(name, cfg.layers), cfg)
+    assert found["parameters"] == sum(found["parts"].values()) == total
+    assert attention in (None, found["attention_parameters"])
+    if flops:
+        assert found["flops"] == pytest.approx(flops, rel=1e-3)
+        assert found["flops_with_vocabulary_head"] == pytest.approx(flops + 6e9, rel=0.01)
+        rounded = functools.partial(study.published, "autobert_zero")
+        assert round(total / 1e6) == rounded("Table 2", f"{published[0]}, parameters")
+        assert round(attention / 1e6, 1) == rounded("Table 3", f"{published[1]}, parameters of attention")
 
 
 # --- padding -------------------------------------------------------------------------------------
@@ -301,7 +266,7 @@ def test_bert_attention_is_torch_attention():
     torch.testing.assert_close(mixer(x, mask), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", abz.KERNELS)
+@pytest.mark.parametrize("size", [3, 9, 65])
 def test_light_convolution_is_the_sum_it_stands_for(size):
     torch.manual_seed(size)
     x, kernel = torch.randn(2, 11, 6), torch.randn(3, size)
@@ -378,42 +343,26 @@ def test_ucb_is_equation_3():
     assert scores[2] == pytest.approx(0.7 + 0.1 * math.sqrt(2 * math.log(5)))
 
 
-def priority_of(*cells, place=1, **settings):
-    """An OperationPriority whose cell of a position holds [(option's number, score)]."""
+def priority_of(*samples, **settings):
+    """{operation: probability} at a position with samples (operation, score)."""
     priority = abz.OperationPriority([], abz.Config(**settings))
-    totals, counts = priority.cells.setdefault((abz.OPS, place), ([0.0] * 10, [0] * 10))
-    for option, score in cells:
-        totals[option] += score
-        counts[option] += 1
-    return priority.probabilities(abz.OPS, place)
+    for op, score in samples:
+        priority.add(abz.OPS, 1, op, score)
+    return dict(zip(abz.OPS, priority.probabilities(abz.OPS, 1)))
 
 
-def test_exploration_is_alive():
-    """The bonus is in the unit of the scores: alpha changes what is drawn."""
-    cells = [(option, 0.5) for option in range(4) for _ in range(1 + 5 * option)]
-    plain, exploring = priority_of(*cells, alpha=0.0), priority_of(*cells, alpha=0.01)
-    assert max(abs(a - b) for a, b in zip(plain, exploring)) > 0.05 and exploring[0] > 3 * exploring[3]
-
-
-def test_with_noise_for_scores_no_option_dies_out():
-    rng = random.Random(0)
-    for noise, samples in itertools.product((0.005, 0.02, 0.1), (1, 5, 20, 100)):
-        for _ in range(50):
-            found = priority_of(*[(rng.randrange(10), rng.gauss(0.5, noise)) for _ in range(samples)])
-            assert min(found) >= 0.1 * 0.1 - 1e-12 and sum(found) == pytest.approx(1)
-
-
-def test_one_sample_moves_no_probability_far():
-    """A sample that is x off the mean of the others moves its own u by at most x / 2, in percent: with x = 3 points no
-    probability by more than 0.25 up or 0.06 down. A position seen once says nothing."""
-    usual = [(option, 0.5) for option in range(10) for _ in range(2)]
-    for option in range(10):
-        rest = usual[:2 * option + 1] + usual[2 * option + 2:]  # one of its two samples is another
-        for score, up, down in ((0.53, 0.25, 0.06), (0.47, 0.02, 0.1)):
-            found = priority_of(*rest, (option, score))
-            assert -down < found[option] - 0.1 < up
-            assert all(abs(value - 0.1) < 0.05 for other, value in enumerate(found) if other != option)
-    assert priority_of((3, 0.9)) == pytest.approx([0.1] * 10)
+def test_probabilities_explore_and_exploit():
+    """The bonus of what was tried seldom is in the unit of the scores, a better mean leads, one sample says nothing, and
+    no option dies out (D8, D9)."""
+    samples = [(op, 0.5) for number, op in enumerate(abz.OPS[:4]) for _ in range(1 + 5 * number)]
+    plain, exploring = priority_of(*samples, alpha=0.0), priority_of(*samples, alpha=0.01)
+    assert exploring[abz.OPS[0]] > 3 * exploring[abz.OPS[3]] and exploring[abz.OPS[0]] > plain[abz.OPS[0]] + 0.05
+    better = priority_of(*[("neg", 0.5), ("add", 0.51)] * 10)
+    assert better["add"] > 1.8 * better["neg"] and min(better.values()) >= 0.01
+    assert set(priority_of(("neg", 0.9)).values()) == {pytest.approx(0.1)}
+    legal = abz.OperationPriority([], abz.Config()).probabilities(abz.OPS, 0, ("neg", "add"))
+    assert [value for value in legal if value] == pytest.approx([0.5, 0.5])
+    assert sum(priority_of(*samples, alpha=1000.0, ucb_unit=1e6).values()) == pytest.approx(1)  # the largest allowed
 
 
 def test_a_diverged_candidate_counts_as_the_worst():
@@ -422,32 +371,6 @@ def test_a_diverged_candidate_counts_as_the_worst():
     history = [line(0, good, 0.5), line(1, good, 0.47), line(2, bad, 0.0, diverged=True)]
     found = dict(zip(abz.OPS, abz.OperationPriority(history, abz.Config()).probabilities(abz.OPS, 0)))
     assert found["softsign"] > 0.05 and abz.OperationPriority(history, abz.Config()).cells[abz.OPS, 0][0][5] == 0.47
-
-
-def test_the_better_option_leads():
-    """One point of difference, twenty samples each, noise of two points: it leads in nine of ten histories."""
-    rng, leads = random.Random(0), 0
-    for _ in range(300):
-        found = priority_of(*[(option, rng.gauss(0.5 + 0.01 * option, 0.02)) for option in (0, 1) for _ in range(20)])
-        leads += found[1] > found[0]
-    assert leads > 270
-    found = priority_of(*[(option, 0.5 + 0.01 * option) for option in (0, 1) for _ in range(10)])
-    assert found[1] > 1.8 * found[0]
-
-
-def test_the_largest_settings_give_probabilities():
-    most = abz.Config(alpha=1000.0, ucb_unit=1e6)
-    priority = abz.OperationPriority([line(0, abz.parse_arch("Q + K | conv3"), 0.5)] * 9, most)
-    assert sum(priority.probabilities(abz.OPS, 0)) == pytest.approx(1) and priority.probabilities(abz.OPS, 0)[6] < 0.02
-    for name, value in ("alpha", 1e308), ("ucb_unit", 1e308):  # softmax of infinities
-        with pytest.raises(cli.UserError, match=name):
-            cli.check_setting(abz.Config, name, value)
-
-
-def test_what_is_not_legal_gets_nothing():
-    legal = ("neg", "add")
-    found = dict(zip(abz.OPS, abz.OperationPriority([], abz.Config()).probabilities(abz.OPS, 0, legal)))
-    assert found.pop("neg") == found.pop("add") == pytest.approx(0.5) and set(found.values()) == {0.0}
 
 
 def line(number, arch, score, diverged=False):
@@ -527,14 +450,14 @@ def test_next_sentence_pairs():
     assert kinds[elsewhere].tolist() == [0, 0, 0, 0, 0, 1, 1, 0]
 
 
+@pytest.mark.slow
 def test_shares_of_next_sentence_labels(demo, tmp_path):
-    """On the demo text half of the labels are 1 at any length; before, where a row without a sentence boundary had
-    label 1, it was 67% at 32 tokens."""
+    """On the demo text half of the labels are 1 at any length."""
     cfg = abz.Config(vocab_size=400, corpus=(str(demo["corpus"]),), out=str(tmp_path))
     train = open_text(cfg, Ranks(0, 1, torch.device("cpu")), tmp_path)[1]
     for length, low, high in ((32, 0.2, 0.6), (64, 0.04, 0.3), (128, 0.0, 0.1)):
-        segments = train.segments(0, 4000, length - 3, 0)
-        _, second_length, labels = abz.draw_next_sentence(segments, torch.Generator().manual_seed(0))
+        text = train.segments(0, 4000, length - 3, 0)
+        _, second_length, labels = abz.draw_next_sentence(text, torch.Generator().manual_seed(0))
         none = labels == -100
         assert low < none.float().mean() < high and not second_length[none].any()
         assert labels[~none].float().mean().item() == pytest.approx(0.5, abs=0.03)
@@ -550,9 +473,9 @@ def test_a_batch_without_labels_has_a_loss():
 # --- the network as code -------------------------------------------------------------------------
 
 def test_the_written_module_gives_our_outputs(tmp_path):
-    """Ten random architectures and the published one, on padded batches; the module imports torch alone."""
+    """Six random architectures and the published one, on padded batches; the module imports torch alone."""
     rng = random.Random(0)
-    for number, arch in enumerate([abz.read_arch("autobert-zero", 12), *(abz.sample_arch(rng, 5) for _ in range(10))]):
+    for number, arch in enumerate([abz.read_arch("autobert-zero", 12), *(abz.sample_arch(rng, 5) for _ in range(6))]):
         cfg = dataclasses.replace(TINY, layers=len(arch), embedding=8 if number % 2 else 0, init_std=0.2)
         torch.manual_seed(number)
         model, path = abz.LanguageModel(arch, cfg).double().eval(), tmp_path / f"net{number}.py"
@@ -561,7 +484,6 @@ def test_the_written_module_gives_our_outputs(tmp_path):
         imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
         assert {ast.unparse(node) for node in imports} == {
             "import torch", "import torch.nn.functional as F", "from torch import nn"}
-        assert all(abz.formula(layer).replace("; ", "\n    ") in source for layer in arch if not isinstance(layer, int))
         exec(compile(source, path, "exec"), written)
         network = written["load"](path.with_suffix(".pt")).double().eval()
         network.load_state_dict({**network.state_dict(), **rename(model.state_dict())})  # the file has float32
@@ -573,30 +495,14 @@ def test_the_written_module_gives_our_outputs(tmp_path):
         torch.testing.assert_close(pairs, expected_pairs, rtol=1e-6, atol=1e-6)
 
 
-# --- one file alone ------------------------------------------------------------------------------
+# --- the file as a whole -------------------------------------------------------------------------
 
-def test_file_copied_alone_builds_its_model_and_steps_its_searcher(tmp_path):
-    (tmp_path / "autobert_zero.py").write_bytes((ROOT / "autobert_zero.py").read_bytes())
-    code = """
-import sys, torch, autobert_zero as abz
-cfg = abz.Config(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, population=4, parents=2)
-proposals = abz.propose([], 0, cfg)
-supernet = abz.SuperNet(cfg)
-model = abz.LanguageModel(proposals[0][1], cfg, shared=True)
-supernet.fetch(model)
-ids = torch.randint(50, (2, 8))
-logits, pairs = model(ids, torch.zeros_like(ids), torch.tensor([8, 5]), torch.tensor([1, 2, 9]))
-assert logits.shape == (3, 50) and pairs.shape == (2, 2) and len(proposals) == 4
-assert "common" not in sys.modules
-print("alone")
-"""
-    tree = ast.parse((tmp_path / "autobert_zero.py").read_text())
-    top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    modules = {name.split(".")[0] for node in top for name in (
+def test_the_module_level_imports_torch_and_the_standard_library_alone():
+    tree = ast.parse((ROOT / "autobert_zero.py").read_text())
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {name.split(".")[0] for node in imports for name in (
         [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module])}
-    assert modules - set(sys.stdlib_module_names) == {"torch"}
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert result.stdout == "alone\n", result.stderr
+    assert names - set(sys.stdlib_module_names) == {"torch"}
 
 
 def test_every_departure_stands_in_the_docstring_and_where_it_happens():
@@ -604,9 +510,3 @@ def test_every_departure_stands_in_the_docstring_and_where_it_happens():
     listed = [int(number) for number in re.findall(r"\bD(\d+)\b", abz.__doc__)]
     tagged = {int(number) for number in re.findall(r"\bD(\d+)\b", source.replace(abz.__doc__, ""))}
     assert listed == list(range(1, len(listed) + 1)) and tagged == set(listed)
-
-
-def test_the_sections_are_the_eight_of_all_papers():
-    titles = re.findall(r"^# --- (.*?) -+$", (ROOT / "autobert_zero.py").read_text(), re.MULTILINE)
-    assert titles == ["configuration", "search space", "model", "supernet", "search", "objective", "training",
-                      "command line"]

@@ -4,7 +4,8 @@ import json
 import torch
 from torch import nn
 
-from autobert_zero import AttentionMixer, Config, arch_text, count, parse_formula, read_arch
+from autobert_zero import (AttentionMixer, Config, LanguageModel, SuperNet, arch_text, count, parse_formula, propose,
+                           read_arch)
 
 FOUND = "cos(dist(Q, Q), cos(softsign(softmax(P)), V)) @ K"  # as best.json of a search has it
 
@@ -29,3 +30,11 @@ with open("best.json", "w") as file:
 arch = read_arch("best.json", layers=2)
 found = count(arch, Config(layers=2))
 print(arch_text(arch), found["parameters"], found["attention_parameters"], found["flops"])
+
+# A round of the search: candidates that take their weights from the super-net.
+cfg = Config(layers=2, hidden=16, heads=2, ffn=32, vocab_size=50, population=4, parents=2)
+supernet = SuperNet(cfg)
+for _, arch in propose([], 0, cfg):
+    model = LanguageModel(arch, cfg, shared=True)
+    supernet.fetch(model)
+    print("candidate:", arch_text(arch))
