@@ -29,8 +29,7 @@ def fine_tuning(file, task, cfg, arch=None):
                  else file.SpanModel(own) if task == "SQuAD1.1" else file.AnswerModel(own))
         optimizer = file.Lamb(model.parameters(), recipe.lr, adapt=False)
     else:
-        model = (file.TaskModel(arch, cfg, outputs, kind == "span") if cfg.program == "autobert_zero" else
-                 file.TaskModel(file.Encoder(arch, cfg.vocab_size, cfg.dropout), outputs, kind == "span"))
+        model = file.TaskModel(file.Encoder(arch, cfg.vocab_size, cfg.dropout), outputs, kind == "span")
         optimizer = file.make_optimizer(model, cfg.weight_decay)
 
     def forward(batch):

@@ -339,7 +339,7 @@ def test_the_grid_has_a_job_for_every_setting_of_the_appendix(files, tmp_path, m
         paper("learning rates of the grid"), paper("weight decays of the grid"), paper("evaluation intervals of the grid")))
     best = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
     assert tuple(best["setting"]) == seen[-1] and len(list((tmp_path / "jobs").glob("*.json"))) == 24
-    assert len([*(tmp_path / "jobs").glob("*/checkpoint.pt")]) <= 1
+    assert [path.parent.name for path in tmp_path.glob("jobs/*/checkpoint.pt")] == [best["job"]]
 
 
 def test_recipes_are_the_papers():

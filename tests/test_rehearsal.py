@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -18,6 +19,8 @@ import autotinybert
 import bench
 import mformer
 from common import describe
+from common.describe import ids
+from common.tasks import EVALUATED
 from data import rehearsals
 
 ALBERT = albert.rehearsal
@@ -26,6 +29,29 @@ TINY = dict(layers=3, hidden=128, heads=4, ffn=512, vocab_size=500)
 
 def albert_at(preset="base", **settings):
     return albert.Config(**{**albert.PRESETS[preset], "preset": preset, "accumulate": 1, **settings})
+
+
+def tuning(cfg, task, arch):
+    """autobert_zero.py's fine-tuning on a task as describe.rehearse takes it: `shards` updates, and a batch of its
+    prediction, of as many rows as common.tasks.Task.collect takes."""
+    kind, recipe = "span" if task.startswith("SQuAD") else "class", autobert_zero.recipes(cfg)[task]
+    model, T = autobert_zero.TaskModel(arch, cfg, 2, kind == "span"), recipe.length
+    optimizer, device = autobert_zero.make_optimizer(model, cfg.weight_decay), model.head.weight.device
+
+    def batch(rows):
+        return {"ids": ids(rows, T), "segments": ids(rows, T), "lengths": ids(rows), "labels": ids(rows),
+                "start": ids(rows), "end": ids(rows), "p_mask": torch.zeros(rows, T, dtype=torch.bool)}
+
+    def step(rows, shards):
+        for _ in range(shards):
+            autobert_zero.update_task(model.train(), optimizer, SimpleNamespace(kind=kind), batch(rows), cfg, device)
+
+    def look():
+        inputs = batch(min(4 * recipe.batch, EVALUATED // T))
+        with autobert_zero.autocast(cfg.dtype, device):
+            return model.eval()(inputs["ids"], inputs["segments"], inputs["lengths"])
+
+    return optimizer, step, look
 
 
 WHOLE = autotinybert.parse_arch("3-128-512-4-128")
@@ -38,8 +64,7 @@ PLANS = {
     "autobert_zero": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
                       functools.partial(autobert_zero.rehearsal, arch=autobert_zero.read_arch("autobert-zero", 3))),
     "fine-tuning": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
-                    functools.partial(rehearsals.fine_tuning, autobert_zero, "MNLI",
-                                      arch=autobert_zero.read_arch("bert", 3))),
+                    functools.partial(tuning, task="MNLI", arch=autobert_zero.read_arch("bert", 3))),
     "autotinybert": (lambda **own: autotinybert.Config(vocab_size=500, length=64, largest="3-128-512-4-128",
                                                        smallest="1-32-32-1-128", **own),
                      functools.partial(autotinybert.rehearsal, arch=WHOLE, samples=2)),
@@ -179,8 +204,10 @@ def test_forecast(monkeypatch):
 
 
 def fine_tuned(cfg, task, rows, arch=None):
-    """Memory of two shards of an update on a task, its longest rows, and of its prediction."""
+    """Memory of an update on a task, its longest rows, in two shards where the file has them, and of its prediction."""
     build = functools.partial(rehearsals.fine_tuning, sys.modules[cfg.program], task, arch=arch)
+    if cfg.program == "autobert_zero":
+        build = functools.partial(tuning, task=task, arch=arch)
     return describe.rehearse(cfg, build, (rows, 2))[0]
 
 
