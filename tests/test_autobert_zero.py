@@ -356,10 +356,10 @@ def test_probabilities_explore_and_exploit():
     no option dies out (D8, D9)."""
     samples = [(op, 0.5) for number, op in enumerate(abz.OPS[:4]) for _ in range(1 + 5 * number)]
     plain, exploring = priority_of(*samples, alpha=0.0), priority_of(*samples, alpha=0.01)
-    assert exploring[abz.OPS[0]] > 3 * exploring[abz.OPS[3]] and exploring[abz.OPS[0]] > plain[abz.OPS[0]] + 0.05
+    assert exploring[abz.OPS[0]] > 3 * exploring[abz.OPS[3]] and plain[abz.OPS[3]] > exploring[abz.OPS[3]] + 0.05
     better = priority_of(*[("neg", 0.5), ("add", 0.51)] * 10)
     assert better["add"] > 1.8 * better["neg"] and min(better.values()) >= 0.01
-    assert set(priority_of(("neg", 0.9)).values()) == {pytest.approx(0.1)}
+    assert [*priority_of(("neg", 0.9)).values()] == pytest.approx([0.1] * 10)
     legal = abz.OperationPriority([], abz.Config()).probabilities(abz.OPS, 0, ("neg", "add"))
     assert [value for value in legal if value] == pytest.approx([0.5, 0.5])
     assert sum(priority_of(*samples, alpha=1000.0, ucb_unit=1e6).values()) == pytest.approx(1)  # the largest allowed

@@ -462,6 +462,8 @@ def test_parts_of_a_search_that_no_flag_changes(monkeypatch):
         variants.main([])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention", "attention_demo"])
 def test_claim_of_the_demo_s_winner(tmp_path, name):
     """It and itself of convolutions alone; a winner of convolutions alone has no attention to ask about."""
     folder, tiny = tmp_path / "search", "--updates 2 --seeds 1 --train_rows 32 --finetune_epochs 1".split()
