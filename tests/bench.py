@@ -40,7 +40,6 @@ import mformer
 from common import describe, glue
 from common.distributed import Ranks, prepare_model
 from common.tasks import FROM_MNLI, LONGEST
-from data import rehearsals
 from data.prepare import make_demo
 from tests.claims.study import draw_figure
 
@@ -441,9 +440,9 @@ run's share) of {card}'s {peak:.0f} TFLOP/s in bfloat16 (its data sheet: CARDS i
 `python -m pytest tests/test_flow.py` counts them on a CPU in the files' own loops."""
 
 
-def timed(device, cfg, build, size, file, steps=10, updates=True):
+def timed(device, cfg, build, size, steps=10, updates=True):
     """(seconds of a step, synchronisations in one); updates=False: of the largest evaluation, where no update is."""
-    cuda, place = device.type == "cuda", CPU if file == "autotinybert" else device  # it sends batches itself
+    cuda = device.type == "cuda"
     finish, debug = (torch.cuda.synchronize, torch.cuda.set_sync_debug_mode) if cuda else (bool, bool)
 
     def seconds_of(function, times):
@@ -452,8 +451,7 @@ def timed(device, cfg, build, size, file, steps=10, updates=True):
             function()
         return ((finish() or time.perf_counter()) - began) / times
 
-    with (torch.device(device), mock.patch.object(rehearsals, "CPU", device),
-          mock.patch.object(rehearsals, "ids", lambda *shape: torch.zeros(shape, dtype=torch.long, device=place))):
+    with torch.device(device):
         _, step, look = build(cfg)
         step(*size)
         with warnings.catch_warnings(record=True) as found:
@@ -468,7 +466,7 @@ def timed(device, cfg, build, size, file, steps=10, updates=True):
             return (update if updates else seconds_of(look, 1)), waits
 
 
-def on_gpu(phase, cfg, build, size, file):
+def on_gpu(phase, cfg, build, size):
     """What is measured of a phase: peak GB, ms of a step, waits."""
     if phase["peak"] > torch.cuda.get_device_properties(0).total_memory:
         return "does not fit", "", ""
@@ -476,7 +474,7 @@ def on_gpu(phase, cfg, build, size, file):
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        seconds, waits = timed(torch.device("cuda"), cfg, build, size, file, updates=bool(phase["flops"]))
+        seconds, waits = timed(torch.device("cuda"), cfg, build, size, updates=bool(phase["flops"]))
     except torch.OutOfMemoryError:
         return "out of memory", "", ""
     return f"{torch.cuda.max_memory_allocated() / 1e9:.1f}", f"{1e3 * seconds:,.0f}", waits
@@ -496,7 +494,7 @@ def gpu(own):
         with mock.patch.object(describe, "rehearse", lambda cfg, build, size: [(cfg, build, size)]):
             cfg, build, size = run()
         phase = phases[" | ".join(key)]
-        measured = on_gpu(phase, cfg, build, size, key[0]) if there else ("", "", "")
+        measured = on_gpu(phase, cfg, build, size) if there else ("", "", "")
         expected = 1e3 * (phase["flops"] or phase["evaluation_flops"]) / (0.35 * peak)
         found.append([f"`python tests/bench.py gpu '{', '.join(key)}'`", f"{phase['peak'] / 1e9:.1f}", measured[0],
                       f"{expected:,.0f}", *measured[1:]])

@@ -2,6 +2,7 @@
 import dataclasses
 import functools
 import json
+import math
 import random
 import shutil
 import sys
@@ -21,7 +22,6 @@ import mformer
 from common import describe
 from common.describe import ids
 from common.tasks import EVALUATED
-from data import rehearsals
 
 ALBERT = albert.rehearsal
 TINY = dict(layers=3, hidden=128, heads=4, ffn=512, vocab_size=500)
@@ -31,25 +31,53 @@ def albert_at(preset="base", **settings):
     return albert.Config(**{**albert.PRESETS[preset], "preset": preset, "accumulate": 1, **settings})
 
 
-def tuning(cfg, task, arch):
-    """autobert_zero.py's fine-tuning on a task as describe.rehearse takes it: `shards` updates, and a batch of its
-    prediction, of as many rows as common.tasks.Task.collect takes."""
-    kind, recipe = "span" if task.startswith("SQuAD") else "class", autobert_zero.recipes(cfg)[task]
-    model, T = autobert_zero.TaskModel(arch, cfg, 2, kind == "span"), recipe.length
-    optimizer, device = autobert_zero.make_optimizer(model, cfg.weight_decay), model.head.weight.device
+def fine_tuning(cfg, task, arch=None):
+    """As describe.rehearse takes it: an update of fine-tuning on a task in rows of the recipe's length, and a batch of
+    its prediction, of as many rows as common.tasks.Task.collect takes. arch: the architecture, but of ALBERT."""
+    file, device = sys.modules[cfg.program], torch.get_default_device()
+    recipe = file.recipes()[task] if cfg.program == "autotinybert" else file.recipes(cfg)[task]
+    kind = "span" if task.startswith("SQuAD") else "choice" if task == "RACE" else "class"
+    outputs, shape = 1 if kind == "choice" else 2, (4, recipe.length) if kind == "choice" else (recipe.length,)
+    if cfg.program == "albert":
+        own = dataclasses.replace(cfg, dropout=recipe.dropout)
+        model = (file.MultipleChoice(own, 1) if kind == "choice" else file.Classifier(own, outputs) if kind == "class"
+                 else file.SpanModel(own) if task == "SQuAD1.1" else file.AnswerModel(own))
+        optimizer = file.Lamb(model.parameters(), recipe.lr, adapt=False)
+    else:
+        model = (file.TaskModel(arch, cfg, outputs, kind == "span") if cfg.program == "autobert_zero" else
+                 file.TaskModel(file.Encoder(arch, cfg.vocab_size, cfg.dropout), outputs, kind == "span"))
+        optimizer = file.make_optimizer(model, cfg.weight_decay)
+
+    def forward(batch):
+        return model(batch) if cfg.program == "albert" else model(batch["ids"], batch["segments"], batch["lengths"])
+
+    def loss_of(batch):
+        with file.autocast(cfg.dtype, device):
+            found = model.loss(batch) if cfg.program == "albert" else forward(batch).float()
+        return found if cfg.program == "albert" else file.task_loss(SimpleNamespace(kind=kind), found, batch)
 
     def batch(rows):
-        return {"ids": ids(rows, T), "segments": ids(rows, T), "lengths": ids(rows), "labels": ids(rows),
-                "start": ids(rows), "end": ids(rows), "p_mask": torch.zeros(rows, T, dtype=torch.bool)}
+        zeros = ids(rows)
+        return {"ids": ids(rows, *shape), "segments": ids(rows, *shape), "lengths": ids(rows, *shape[:-1]),
+                "labels": zeros, "start": zeros, "end": zeros, "impossible": torch.zeros(rows),
+                "p_mask": torch.zeros(rows, recipe.length, dtype=torch.bool)}
 
     def step(rows, shards):
+        model.train()
+        if cfg.program == "autobert_zero":  # its fine-tuning knows no shards
+            for _ in range(shards):
+                file.update_task(model, optimizer, SimpleNamespace(kind=kind), batch(rows), cfg, device)
+            return
         for _ in range(shards):
-            autobert_zero.update_task(model.train(), optimizer, SimpleNamespace(kind=kind), batch(rows), cfg, device)
+            loss_of(batch(rows)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), file.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
 
     def look():
-        inputs = batch(min(4 * recipe.batch, EVALUATED // T))
-        with autobert_zero.autocast(cfg.dtype, device):
-            return model.eval()(inputs["ids"], inputs["segments"], inputs["lengths"])
+        model.eval()
+        with file.autocast(cfg.dtype, device):
+            return forward(batch(min(4 * recipe.batch, EVALUATED // math.prod(shape))))
 
     return optimizer, step, look
 
@@ -64,7 +92,7 @@ PLANS = {
     "autobert_zero": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
                       functools.partial(autobert_zero.rehearsal, arch=autobert_zero.read_arch("autobert-zero", 3))),
     "fine-tuning": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),
-                    functools.partial(tuning, task="MNLI", arch=autobert_zero.read_arch("bert", 3))),
+                    functools.partial(fine_tuning, task="MNLI", arch=autobert_zero.read_arch("bert", 3))),
     "autotinybert": (lambda **own: autotinybert.Config(vocab_size=500, length=64, largest="3-128-512-4-128",
                                                        smallest="1-32-32-1-128", **own),
                      functools.partial(autotinybert.rehearsal, arch=WHOLE, samples=2)),
@@ -205,10 +233,7 @@ def test_forecast(monkeypatch):
 
 def fine_tuned(cfg, task, rows, arch=None):
     """Memory of an update on a task, its longest rows, in two shards where the file has them, and of its prediction."""
-    build = functools.partial(rehearsals.fine_tuning, sys.modules[cfg.program], task, arch=arch)
-    if cfg.program == "autobert_zero":
-        build = functools.partial(tuning, task=task, arch=arch)
-    return describe.rehearse(cfg, build, (rows, 2))[0]
+    return describe.rehearse(cfg, functools.partial(fine_tuning, task=task, arch=arch), (rows, 2))[0]
 
 
 def network(name, **settings):
