@@ -511,7 +511,7 @@ def test_table_5_is_judged_by_what_was_written_down():
 
 def test_contrasts_are_judged_by_their_intervals(tmp_path, corpus, run_here):
     """Words found are made up: 2 layers are ahead of 1 in every seed, by the same; 4 and 8 are as 2."""
-    for arm in claims.ARMS_OF["depth"]:
+    for arm in claims.STUDIES["depth"].arms:
         for seed in range(3):
             folder = tmp_path / "runs" / f"{arm}-{seed}".replace(" ", "")
             folder.mkdir(parents=True)
@@ -520,10 +520,6 @@ def test_contrasts_are_judged_by_their_intervals(tmp_path, corpus, run_here):
     found = run_claim("depth", tmp_path, "--few", corpus.parent / "text.txt", "--pieces", "50")
     assert found["hypotheses"] == {"2 layers beat 1": True, "4 beat 2": False, "8 beat 4": False, "less to gain": True}
     assert found["verdict"].startswith("holds in part") and not run_here
-
-
-def test_page_is_made_from_the_results():
-    assert (ROOT / "tests" / "claims" / "albert.md").read_text() == study.page("albert")
 
 
 # --- LAMB and the schedule -----------------------------------------------------------------------

@@ -301,9 +301,11 @@ def test_run_folders_that_do_not_fit_end_in_one_line(tmp_path, capsys, monkeypat
                              ("not finished", ["--describe", "--init", one]),
                              ("is --init too", ["--search", "--init", "runs/autobert_zero-search-demo"])):
         assert words in mistake(capsys, monkeypatch, arguments)
-    other = run_folder(tmp_path / "other", tasks="CoLA")
-    with pytest.raises(cli.UserError, match="other tasks"):
-        claim("search", tmp_path, "--folders", one, other)
+    other, empty = run_folder(tmp_path / "other", tasks="CoLA"), run_folder(tmp_path / "empty", scores=())
+    for words, arguments in (("no candidate", [empty]), ("one run", [one, other]),
+                             ("leave --tasks out", [one, "--tasks", "CoLA"])):
+        with pytest.raises(cli.UserError, match=words):
+            claim("fidelity", tmp_path, "--folders", *arguments)
 
 
 def test_settings_follow_the_weights(tmp_path):
@@ -407,14 +409,12 @@ def claim(name, results, *arguments):
 
 
 @pytest.mark.parametrize("name, more, rows", [
-    ("search", [], 1), ("operations", [], 2), ("diagram", [], 2),
     ("uniformity", ["--samples", "8", "--tasks", "CoLA"], 3),
     pytest.param("fidelity", ["--samples", "2", "--epochs", "1", "--batch", "32"], 2, marks=pytest.mark.slow)])
 def test_claims_of_a_search(searched, files, tmp_path, name, more, rows):
-    more = more + ["--corpus", files / "corpus", "--glue", files / "glue"] if more else []
+    more = more + ["--corpus", files / "corpus", "--glue", files / "glue"]
     found = claim(name, tmp_path, "--folders", searched[0], *more)
     assert len(found["rows"]) >= rows
-    assert name != "diagram" or "```mermaid\nflowchart" in found["text"] and found["rows"][0][1] in found["text"]
     if name == "fidelity":  # one epoch of 38 documents, not the preset's 3,000 updates
         assert set(found["kendall"]) == {"mean", "CoLA"} and found["batch"] == 32 and 2 < found["steps"] < 100
 

@@ -1062,7 +1062,3 @@ def test_missing_test_data_end_a_claim_before_it_trains(tmp_path, sentences, mon
     with pytest.raises(UserError, match="--test_text: missing"):
         claim("decoder", tmp_path, "--arch", mf.arch_text(text_arch("softmax", "softmax")), *given[:place],
               *given[place + 2:])
-
-
-def test_the_page_is_made_from_the_results():
-    assert (ROOT / "tests" / "claims" / "mformer.md").read_text() == study.page("mformer")

@@ -3,44 +3,30 @@ count and that a picture comes out of the results that stand here."""
 import json
 import re
 import struct
-import types
 from unittest import mock
 
 import pytest
 from conftest import ROOT
 
-from tests.claims import autobert_zero as claims
 from tests.claims import pictures, study
 
 DRAWN = sorted((ROOT / "tests" / "claims").rglob("*.png"))
 
-SETTINGS = {"strategy": "op-nas", "no_weight_sharing": False, "alpha": 0.01, "ucb_unit": 100.0, "tasks": "MLM",
-            "layers": 2}
+
+def test_the_best_so_far_is_drawn_in_steps():
+    """A line a seed and search, of which the first alone has a name."""
+    axes = mock.MagicMock()
+    pictures.draw_searches(axes, {"search_scores": [{"OP-NAS": [0.2, 0.1, 0.5]}, {"OP-NAS": [0.3, 0.4, 0.1]}]})
+    lines = [(list(places), best, how["where"], how["label"]) for (places, best), how in axes.step.call_args_list]
+    assert lines == [([1, 2, 3], [0.2, 0.2, 0.5], "post", "OP-NAS"), ([1, 2, 3], [0.3, 0.4, 0.4], "post", None)]
 
 
-@pytest.fixture
-def searches(tmp_path):
-    """Two run folders of a search with three candidates."""
-    for number in range(2):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        record = {"program": "autobert_zero", "action": "search", "settings": SETTINGS}
-        (folder / "config.json").write_text(json.dumps(record))
-        lines = [{"id": place, "round": 0, "parent": None, "arch": "conv3 | conv5", "score": score, "scores": {},
-                  "diverged": False, "seconds": 1} for place, score in enumerate((0.2 + number, 0.1, 0.5 + number))]
-        (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return types.SimpleNamespace(folders=[tmp_path / "0", tmp_path / "1"], flags=[])
-
-
-def test_the_best_so_far_is_drawn_in_steps(searches, monkeypatch):
-    drawn, axes = [], mock.MagicMock()
-    axes.step.return_value = [mock.MagicMock()]
-    monkeypatch.setattr(study, "write", lambda *table, draw, **others: drawn.append(draw))
-    claims.search(searches)
-    drawn[0](axes)
-    (places, means), how = axes.step.call_args
-    assert list(places) == [1, 2, 3] and means == pytest.approx([0.7, 0.7, 1.0]) and how["where"] == "post"
-    assert axes.fill_between.call_args[1]["step"] == "post" and not axes.plot.called
+def test_columns_are_drawn_by_group():
+    axes, rows = mock.MagicMock(), [["a", 1, 5, "x"], ["b", 2, 6, "y"], ["a", 3, 7, "z"]]
+    pictures.of_columns("n", "value", "kind", named="name")(axes, {"columns": ["kind", "n", "value", "name"], "rows": rows})
+    assert [(call.args, call.kwargs["label"]) for call in axes.plot.call_args_list] == [
+        (([1, 3], [5, 7]), "a"), (([2], [6]), "b")]
+    assert [call.args[0] for call in axes.annotate.call_args_list] == ["x", "z", "y"]
 
 
 def test_layers_are_counted_in_whole_numbers(tmp_path, monkeypatch):
@@ -106,7 +92,7 @@ def test_pictures_are_drawn_again_from_their_results(tmp_path):
         folder.mkdir()
         for path in (ROOT / "tests" / "claims" / "results" / paper).glob("*.json"):
             (folder / path.name).write_text(path.read_text())
-        study.redraw(paper, folder)
+        study.main(paper, {}, ["redraw", "--results", str(folder)])
         drawn = list(folder.glob("*.png"))
         assert len(drawn) == sum((folder / f"{name}.json").exists() for name in pictures.PICTURES[paper])
         for path in drawn:

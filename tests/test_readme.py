@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
 
 import pytest
 from conftest import ROOT
@@ -131,6 +132,20 @@ def test_a_result_judges_its_claim_and_without_one_it_is_not_run(tmp_path):
     (tmp_path / "albert" / "order-many.json").write_text(json.dumps({**record, "verdict": "does not hold: by 1 point"}))
     assert "**Holds in part.** By the first table it holds: by 3 points [2, 4].\n" in section("order")
     assert "*Measured anew.* Does not hold: by 1 point." in section("order")
+
+
+def test_every_commit_that_a_result_names_is_in_the_history():
+    """Here, not in a commit that was rewritten before it came here: whoever wants to know what ran can look at it."""
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("needs the whole history: git fetch --unshallow")
+    known = git("rev-list", "HEAD").split()
+    for path in study.RESULTS.rglob("*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        said = f"{record.get('commit')} {record.get('verdict')}"
+        for commit in re.findall(r"\b(?=[0-9a-f]*\d)(?=[0-9]*[a-f])[0-9a-f]{7,40}\b", said):
+            assert any(each.startswith(commit) for each in known), (path.name, commit)
 
 
 def test_days_are_those_of_the_rehearsed_flops():

@@ -1,21 +1,14 @@
 """What ALBERT's paper claims, re-made: python -m tests.claims.albert NAME ... (study.py says how).
 
 Flags that are no study's belong to albert.py: --init, --preset, --corpus, --length and so on.
-
-The older tables (old-*.json) ran at their commits, the commands beside them are today's nearest. Since then --lr is the
-rate of 4,096 sequences (5e-3 at --batch 32 is 0.0566 now), --warmup a share of the steps, --embedding 0 what E = H was
-(no mapping), --train_rows the first rows of GLUE and SQuAD instead of evenly spaced ones, SQuAD's windows of a short
---finetune_length overlap by two thirds, --eval_every counts updates of a fine-tuning, MNLI always starts RTE, STS-B and
-MRPC, and a task's folder holds its median run, not its best. Segments are whole sentences with no gap between them
-(they were moved, and text fell out between), which changes what all those runs have read.
 """
-import argparse
 import dataclasses
 import functools
 import json
 import os
 import statistics
 import time
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +22,7 @@ from data.corpus import Corpus
 from data.inputs import ROOT, made_once, open_run
 from data.text import make_corpus
 from tests.claims import study
+from tests.claims.study import above, judge_all, own_flags, show_gaps
 
 paper = functools.partial(study.published, "albert")
 SHARES = {"all-shared": "all", "shared-attention": "attention", "shared-FFN": "ffn", "not-shared": "none"}
@@ -106,14 +100,19 @@ def layer_distances(model, batches):
             for number, (l2, degrees) in enumerate((totals / tokens).tolist(), 1)]
 
 
-def draw_layers(axes, curves):
-    """Figure 1's two measures on two axes."""
-    for side, key, style, label in ((axes, "l2", "-", "L2 distance of input and output (solid)"),
-                                    (axes.twinx(), "degrees", "--", "their angle in degrees (dashed)")):
-        for name, lines in curves.items():
-            side.plot([line["layer"] for line in lines], [line[key] for line in lines], style, label=name)
-        side.set(xlabel="layer", ylabel=label, ylim=(0, None))
-    axes.legend(frameon=False)
+def trained_and_random(cfg, source, text, tokenizer, rows, device):
+    """layer_distances on so many held-out rows with masks as in training (the paper does not say what it read): of the
+    model of `source`, where there is one, and of the same model with random weights."""
+    batches = [albert.language_batch(text, tokenizer, cfg, "none", position, min(64, rows - position), device)[:3]
+               for position in range(0, rows, 64)]
+    curves = []
+    for weights in [source, None] if source else [None]:
+        seed_everything(cfg.seed, "pretrain", "weights")
+        model = albert.LanguageModel(cfg)
+        if weights:
+            print(albert.start_from(model, weights))
+        curves.append(layer_distances(model.encoder.to(device), batches))
+    return curves
 
 
 def layers(options):
@@ -122,24 +121,13 @@ def layers(options):
     cfg.out = str(options.runs)
     with launch(cfg.device) as ranks:
         _, text = open_run(cfg, "layers", ranks, "corpus")
-        rows, curves = min(16, cfg.dev_rows), {}
-        # held-out text of the corpus, with masks as in training: the paper does not say what it read
-        batches = [albert.language_batch(text.dev, text.tokenizer, cfg, "none", position, rows, ranks.device)[:3]
-                   for position in range(0, cfg.dev_rows, rows)]
-        for name, weights in (("trained", source), ("random", None)):
-            if name == "random" or weights:
-                seed_everything(cfg.seed, "pretrain", "weights")
-                model = albert.LanguageModel(cfg)
-                if weights:
-                    print(albert.start_from(model, weights))
-                curves[name] = layer_distances(model.encoder.to(ranks.device), batches)
-    table = [[lines[0]["layer"], *(line[key] for line in lines for key in ("l2", "degrees"))]
-             for lines in zip(*curves.values())]
-    study.write(options, ["layer", *(f"{name} {key}" for name in curves for key in ("L2", "degrees"))], table,
+        curves = trained_and_random(cfg, source, text.dev, text.tokenizer, cfg.dev_rows, ranks.device)
+    kinds = ("trained", "random")[-len(curves):]
+    table = [[lines[0]["layer"], *(line[key] for line in lines for key in ("l2", "degrees"))] for lines in zip(*curves)]
+    study.write(options, ["layer", *(f"{kind} {key}" for kind in kinds for key in ("L2", "degrees"))], table,
                 claim="Figure 1: layers change their input smoothly, and never stop changing it",
                 paper="distances and angles oscillate and do not converge to zero after "
-                f"{LAYERS} layers (a picture, no numbers)",
-                draw=lambda axes: draw_layers(axes, curves))
+                f"{LAYERS} layers (a picture, no numbers)", numbers={"curves": {kinds[0]: curves}})
 
 
 def flops(options):
@@ -237,17 +225,6 @@ TABLE5 = {row: {task: paper("Table 5", f"{row}, {task}") for task in ("MLM", "NS
 SIXTEEN = ["albert.py", "--pretrain", "--length", 16, "--batch", 64, "--lr", 0.08, "--save_minutes", 0.5]
 
 
-def own_flags(options, **defaults):
-    """A namespace of a claim's own flags, which are taken out of options.flags; a default of () takes several words."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name, default in defaults.items():
-        several = default == ()
-        parser.add_argument(f"--{name}", type=str if several else type(default), default=default,
-                            nargs="+" if several else None)
-    mine, options.flags = parser.parse_known_args(options.flags)
-    return mine
-
-
 def prepared(options, name, paths, pieces, held_out):
     """(folder with tokenizer and token files of a text, which runs share; --held_out's value; sequences of 64 tokens in
     one pass over the held-out part)."""
@@ -290,13 +267,6 @@ def fit_head(states, labels, decay=1e-3):
     return raw, weight.detach()[-1] - states.mean(0) @ raw
 
 
-def run_config(folder):
-    """The Config of a run of --pretrain, with what it has learnt as --init."""
-    settings = read_json(folder / "config.json")["settings"]
-    return dataclasses.replace(albert.Config(**{key: tuple(value) if isinstance(value, list) else value
-                                                for key, value in settings.items()}), seed=0, init=str(folder))
-
-
 @torch.no_grad()
 def score_order(folder, text, held, fitting):
     """What a run of albert.py knows of SOP and NSP: {"mlm", "own nsp", "own sop", "nsp", "sop", "asked", "seconds"},
@@ -304,7 +274,8 @@ def score_order(folder, text, held, fitting):
     path = folder / f"scores-{fitting}.json"
     if path.exists():
         return read_json(path)
-    done, cfg = read_json(folder / "done.json"), run_config(folder)
+    done = read_json(folder / "done.json")
+    cfg = study.run_settings(folder, albert.Config, seed=0, init=str(folder))
     source, tokenizer = albert.read_source(cfg), load_tokenizer(text)
     model, device = albert.LanguageModel(cfg), torch.device("cpu")
     albert.start_from(model, source)
@@ -339,9 +310,6 @@ def judge_order(each):
     def gap(task, one, other):
         return study.interval([100 * (seed[one][task] - seed[other][task]) for seed in each])
 
-    def above(found, bound=0):
-        return found[1] is not None and found[1] > bound
-
     gaps = {"NSP model - 50 on SOP": study.interval([100 * seed["nsp"]["sop"] - 50 for seed in each]),
             "SOP model - control on SOP": gap("sop", "sop", "shuffled"),
             "SOP model - NSP model on SOP": gap("sop", "sop", "nsp"),
@@ -354,20 +322,8 @@ def judge_order(each):
             "H5": above(words, -1)}, gaps
 
 
-def judged_by(holds):
-    """The verdict of {hypothesis: whether it holds}."""
-    return ("holds" if all(holds.values()) else "holds in part" if any(holds.values()) else
-            "does not hold at this size")
-
-
-def show_holds(holds, words):
-    return ", ".join(f"{words[key]}: {'yes' if value else 'no'}" for key, value in holds.items())
-
-
-def show_gaps(gaps):
-    """Differences in points with their intervals."""
-    return "; ".join(f"{what} {mean:+.2f}" + (f" [{low:+.2f}, {high:+.2f}]" if low is not None else "")
-                     for what, (mean, low, high) in gaps.items())
+def show_holds(holds):
+    return ", ".join(f"{words}: {'yes' if value else 'no'}" for words, value in holds.items())
 
 
 def order(options):
@@ -381,13 +337,14 @@ def order(options):
     columns = ["trained on", "masked words", "NSP", "SOP", "NSP, own head", "SOP, own head"]
     rows = [[arm, *(study.show_mean([100 * (seed[arm][key] or 0) for seed in each])
                     for key in ("mlm", "nsp", "sop", "own nsp", "own sop"))] for arm in ARMS]
-    ruling = {key: value for key, value in holds.items() if key != "H4"}
+    judged = judge_all([value for key, value in holds.items() if key != "H4"], options.seeds)
+    said = show_holds({ORDER[key]: value for key, value in holds.items()})
     study.write(options, columns, rows,
                 claim="Sentence order teaches what the next sentence does not: documents of "
                 f"{name} sentences (Table 5)",
                 paper="masked words, NSP, SOP in percent: " + "; ".join(
                     f"{row} {', '.join(map(str, values.values()))}" for row, values in TABLE5.items()),
-                verdict=f"{judged_by(ruling)}: {show_holds(holds, ORDER)} ({show_gaps(gaps)})",
+                verdict=f"{judged}: {said} ({show_gaps(gaps)})",
                 numbers={"seeds": each, "differences": gaps, "hypotheses": holds})
 
 
@@ -399,8 +356,6 @@ def order(options):
 # H2 most of it comes from the feed-forward part: shared-attention minus shared-FFN lies above 0 at every E;
 # H3 (Table 3) not shared, words gain from E = 16 to 64; H4 all-shared, E = 32 is as good as 64: E = 64 minus 32 lies
 # below 0.5 points. Budget: 20 core-minutes a seed. Stopping rule: three seeds, no more, whatever comes out.
-SHARING = {"H1": "sharing all costs words", "H2": "most by the feed-forward part", "H3": "not shared, E helps",
-           "H4": "all shared, E = 32 is enough"}
 WIDTHS = (16, 32, 64)
 AVERAGES = {"Table 3": (("not-shared", "all-shared"), (64, 128, 256, 768)), "Table 4": (tuple(SHARES), (128, 768))}
 TABLES34 = "; ".join(f"{table}, {name}: " + ", ".join(
@@ -408,55 +363,12 @@ TABLES34 = "; ".join(f"{table}, {name}: " + ", ".join(
     for table, (names, widths) in AVERAGES.items() for name in names)
 
 
-def draw_sharing(axes, words):
-    """Masked words against E: a line a sharing, a dot a seed."""
-    for place, (name, marker) in enumerate(zip(SHARES, "osD^")):
-        scores = [[100 * value for value in words[name, E]] for E in WIDTHS]
-        axes.plot(WIDTHS, [statistics.mean(values) for values in scores], marker=marker, color=f"C{place}", label=name)
-        axes.plot([E for E, values in zip(WIDTHS, scores) for _ in values], sum(scores, []), ".", color=f"C{place}",
-                  alpha=0.5)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(WIDTHS, [f"{E}" if E < 64 else "64 = H" for E in WIDTHS])
-    axes.set(xlabel="E, dimensions of an embedding", ylabel="masked words found, %", title="A dot a seed, lines: means")
-    axes.legend(frameon=False)
-
-
-def sharing(options):
-    """Tables 3 and 4: E of 16, 32, 64 times four sharings at H = 64, masked words"""
-    mine = own_flags(options, few=(), updates=3000, rows=11000, pieces=1000)
-    text, held, _ = prepared(options, "few", mine.few, mine.pieces, 1250)
-    runs = {(name, E, seed): f"{name}-{E}-{seed}" for seed in range(options.seeds) for E in WIDTHS for name in SHARES}
-    folders = study.run_all(options, {run: [
-        *SIXTEEN, "--objective", "none", "--hidden", 64, "--embedding", E % 64, "--share", SHARES[name], "--seed", seed,
-        "--steps", mine.updates, "--save_every", mine.updates, "--dev_rows", mine.rows, "--corpus", text, "--held_out",
-        held, *options.flags]
-        for (name, E, seed), run in runs.items()})
-    done = {key: read_json(folders[run] / "done.json") for key, run in runs.items()}
-    words = {(name, E): [done[name, E, seed]["mlm"] for seed in range(options.seeds)]
-             for name in SHARES for E in WIDTHS}
-    rows = [[name, *(study.show_mean([100 * value for value in words[name, E]]) for E in WIDTHS),
-             *(f"{done[name, E, 0]['parameters']:,}" for E in WIDTHS)] for name in SHARES]
-
-    def gap(one, other):
-        return study.interval([100 * (a - b) for a, b in zip(words[one], words[other])])
-
-    gaps = {f"not-shared - all-shared at E = {E}": gap(("not-shared", E), ("all-shared", E)) for E in WIDTHS}
-    gaps |= {f"shared-attention - shared-FFN at E = {E}": gap(("shared-attention", E), ("shared-FFN", E))
-             for E in WIDTHS}
-    gaps["E = 64 - E = 16, not-shared"] = gap(("not-shared", 64), ("not-shared", 16))
-    gaps["E = 64 - E = 32, all-shared"] = gap(("all-shared", 64), ("all-shared", 32))
-    bounds = [(low, high) if low is not None else (0, 100) for _, low, high in gaps.values()]
-    holds = {"H1": all(low > 0 for low, _ in bounds[:3]), "H2": all(low > 0 for low, _ in bounds[3:6]),
-             "H3": bounds[6][0] > 0, "H4": bounds[7][1] < 0.5}
-    columns = [f"{what}, E = {E}" for what in ("masked words", "parameters") for E in WIDTHS]
-    study.write(options, ["shared", *columns], rows,
-                claim="Sharing costs words, most by the feed-forward part, and a small E suffices (Tables 3, 4)",
-                paper=f"mean of five tasks in percent: {TABLES34}",
-                verdict=(f"{judged_by(holds)}: {show_holds(holds, SHARING)} " if options.seeds > 2 else
-                         f"not judged: {options.seeds} of 3 seeds ") + f"({show_gaps(gaps)})",
-                numbers={"seeds": {f"{name} E={E}": values for (name, E), values in words.items()},
-                         "asked": done["all-shared", 16, 0]["scored"]["mlm"], "differences": gaps, "hypotheses": holds},
-                draw=lambda axes: draw_sharing(axes, words))
+def judge_sharing(gaps):
+    """{hypothesis: whether it holds}; a single seed decides none."""
+    *costs, helps, enough = gaps.values()
+    return {"sharing all costs words": all(map(above, costs[:3])),
+            "most by the feed-forward part": all(map(above, costs[3:])), "not shared, E helps": above(helps),
+            "all shared, E = 32 is enough": enough[2] is not None and enough[2] < 0.5}
 
 
 # Further questions, written down before their runs: what do depth, width and dropout do for a shared stack off the
@@ -472,22 +384,62 @@ def sharing(options):
 # core needs 7 minutes a seed for depth, 6 for groups (Sec. 4.5), 4 for width, 2 for dropout, 6 for time.
 BASE = ["--embedding", 32, "--share", "all"]
 GENTLE = ["--lr", 0.04, "--warmup", 0.3]
-WORDS = dict(few=(), updates=3000, rows=11000, pieces=1000)  # own flags
-ARMS_OF = {
-    "depth": {f"{number} layer{'s' * (number > 1)}": [*GENTLE, "--layers", number] for number in (1, 2, 4, 8)},
-    "width": {f"H = {32 * heads}": [*GENTLE, "--hidden", 32 * heads, "--heads", heads, "--ffn", 64 * heads]
-              for heads in (1, 2, 4)},
-    "groups": {f"{number} group{'s' * (number > 1)}": [*GENTLE, "--layers", 4, "--groups", number]
-               for number in (1, 2, 4)},
-    "dropout": {"none": ["--dropout", 0], "0.1": ["--dropout", 0.1]}}
-CONTRASTS = {
-    "depth": {"2 layers beat 1": {"2 layers": 1, "1 layer": -1}, "4 beat 2": {"4 layers": 1, "2 layers": -1},
-              "8 beat 4": {"8 layers": 1, "4 layers": -1},
-              "less to gain": {"2 layers": 1, "1 layer": -1, "8 layers": -1, "4 layers": 1}},
-    "width": {"H = 64 beats 32": {"H = 64": 1, "H = 32": -1}, "128 beats 64": {"H = 128": 1, "H = 64": -1},
-              "less to gain": {"H = 64": 2, "H = 32": -1, "H = 128": -1}},
-    "groups": {"2 groups beat 1": {"2 groups": 1, "1 group": -1}, "4 beat 2": {"4 groups": 1, "2 groups": -1}},
-    "dropout": {"without it more words": {"none": 1, "0.1": -1}}}
+
+
+class Words(NamedTuple):
+    """A study of arms that differ in one thing and are judged by the masked words that they find."""
+    about: str
+    claim: str
+    paper: str
+    arms: dict  # {arm: its flags}
+    contrasts: dict  # {what: {arm: weight}}: a weighted sum of the arms' percents
+    judge: object = lambda gaps: {what: above(gap) for what, gap in gaps.items()}  # {hypothesis: whether it holds}
+
+
+def minus(one, other):
+    return {one: 1, other: -1}
+
+
+def averages(table, *rows):
+    return "mean of five tasks in percent: " + "; ".join(f"{row} {paper(table, f'{row}, average')}" for row in rows)
+
+
+STUDIES = {
+    "sharing": Words(
+        "Tables 3 and 4: E of 16, 32, 64 times four sharings at H = 64, masked words",
+        "Sharing costs words, most by the feed-forward part, and a small E suffices (Tables 3, 4)",
+        f"mean of five tasks in percent: {TABLES34}",
+        {f"{name} E={E}": ["--embedding", E % 64, "--share", SHARES[name]] for name in SHARES for E in WIDTHS},
+        {f"{one} - {other} at E = {E}": minus(f"{one} E={E}", f"{other} E={E}")
+         for one, other in (("not-shared", "all-shared"), ("shared-attention", "shared-FFN")) for E in WIDTHS}
+        | {f"E = 64 - E = {E}, {name}": minus(f"{name} E=64", f"{name} E={E}")
+           for name, E in (("not-shared", 16), ("all-shared", 32))}, judge_sharing),
+    "depth": Words(
+        "Table 11: 1, 2, 4, 8 layers that share everything, masked words",
+        "Depth helps a shared stack, with less and less to gain (Table 11)",
+        averages("Table 11", "1, 3, 6, 12, 24, 48 layers"),
+        {f"{number} layer{'s' * (number > 1)}": [*GENTLE, "--layers", number] for number in (1, 2, 4, 8)},
+        {"2 layers beat 1": minus("2 layers", "1 layer"), "4 beat 2": minus("4 layers", "2 layers"),
+         "8 beat 4": minus("8 layers", "4 layers"),
+         "less to gain": minus("2 layers", "1 layer") | {"8 layers": -1, "4 layers": 1}}),
+    "groups": Words(
+        "Sec. 4.5: four layers in 1, 2 and 4 groups that share, masked words",
+        "Smaller groups of shared layers find more words (Sec. 4.5)", "no numbers",
+        {f"{number} group{'s' * (number > 1)}": [*GENTLE, "--layers", 4, "--groups", number] for number in (1, 2, 4)},
+        {"2 groups beat 1": minus("2 groups", "1 group"), "4 beat 2": minus("4 groups", "2 groups")}),
+    "width": Words(
+        "Table 12: H of 32, 64, 128 at two shared layers, masked words",
+        "Width helps, with less and less to gain (Table 12)", averages("Table 12", "H of 1024, 2048, 4096, 6144"),
+        {f"H = {32 * heads}": [*GENTLE, "--hidden", 32 * heads, "--heads", heads, "--ffn", 64 * heads]
+         for heads in (1, 2, 4)},
+        {"H = 64 beats 32": minus("H = 64", "H = 32"), "128 beats 64": minus("H = 128", "H = 64"),
+         "less to gain": {"H = 64": 2, "H = 32": -1, "H = 128": -1}}),
+    "dropout": Words(
+        "Table 8: with and without dropout, masked words", "Without dropout more masked words are found (Table 8)",
+        averages("Table 8", "with dropout", "without dropout"),
+        {"none": ["--dropout", 0], "0.1": ["--dropout", 0.1]}, {"without it more words": minus("none", "0.1")})}
+def words_flags(options, updates=3000):
+    return own_flags(options, few=(), updates=updates, rows=11000, pieces=1000)
 
 
 def train_arms_on_words(options, arms, mine):
@@ -501,69 +453,47 @@ def train_arms_on_words(options, arms, mine):
     return {key: folders[run] for key, run in runs.items()}
 
 
-def contrast(values, weights, seeds):
-    """study.interval over the seeds of a weighted sum of arms. values: {arm: [value of each seed]}."""
-    return study.interval([sum(weight * values[arm][seed] for arm, weight in weights.items()) for seed in range(seeds)])
+def compare_words(options, asked, arms, mine, updates=None):
+    """Train the arms with every seed, judge the contrasts by the masked words that they find, write the table.
 
-
-def compare(options, arms, contrasts, mine, claim, printed, more=()):
-    """Train {arm: its flags} with every seed, judge {hypothesis: {arm: weight}} by masked words, write the table.
-
-    more: [(column, {arm: value})] beside the words."""
+    updates: {arm: its updates} where they differ."""
     done = {key: read_json(folder / "done.json") for key, folder in train_arms_on_words(options, arms, mine).items()}
-    words = {arm: [100 * done[arm, seed]["mlm"] for seed in range(options.seeds)] for arm in arms}
-    gaps = {name: contrast(words, weights, options.seeds) for name, weights in contrasts.items()}
-    holds = {name: low is not None and low > 0 for name, (_, low, _) in gaps.items()}
-    judged = judged_by(holds) if options.seeds > 2 else f"not judged: {options.seeds} of 3 seeds"
-    study.write(options, ["network", "masked words", "parameters", *(column for column, _ in more)], [
-        [arm, study.show_mean(words[arm]), f"{done[arm, 0]['parameters']:,}", *(values[arm] for _, values in more)]
-        for arm in arms], claim=claim, paper=printed, verdict=f"{judged}: {show_gaps(gaps)}",
-        numbers={"seeds": words, "asked": next(iter(done.values()))["scored"]["mlm"], "differences": gaps,
-                 "hypotheses": holds})
+    seeds = range(options.seeds)
+    words = {arm: [done[arm, seed]["mlm"] for seed in seeds] for arm in arms}
+    gaps = {what: study.interval([100 * sum(weight * words[arm][seed] for arm, weight in weights.items())
+                                  for seed in seeds]) for what, weights in asked.contrasts.items()}
+    holds = asked.judge(gaps)
+    said = "" if holds.keys() == gaps.keys() else f"{show_holds(holds)} "
+    rows = [[arm, study.show_mean([100 * share for share in words[arm]]), f"{done[arm, 0]['parameters']:,}",
+             *([updates[arm]] if updates else [])] for arm in arms]
+    study.write(options, ["network", "masked words", "parameters", *["updates"] * bool(updates)], rows,
+                claim=asked.claim, paper=asked.paper,
+                verdict=f"{judge_all(holds.values(), options.seeds)}: {said}{show_gaps(gaps)}",
+                numbers={"seeds": words, "asked": next(iter(done.values()))["scored"]["mlm"], "differences": gaps,
+                         "hypotheses": holds})
 
 
-def averages(table, *rows):
-    return "mean of five tasks in percent: " + "; ".join(f"{row} {paper(table, f'{row}, average')}" for row in rows)
-
-
-def depth(options):
-    """Table 11: 1, 2, 4, 8 layers that share everything, masked words"""
-    compare(options, ARMS_OF["depth"], CONTRASTS["depth"], own_flags(options, **WORDS),
-            "Depth helps a shared stack, with less and less to gain (Table 11)",
-            averages("Table 11", "1, 3, 6, 12, 24, 48 layers"))
-
-
-def groups(options):
-    """Sec. 4.5: four layers in 1, 2 and 4 groups that share, masked words"""
-    compare(options, ARMS_OF["groups"], CONTRASTS["groups"], own_flags(options, **WORDS),
-            "Smaller groups of shared layers find more words (Sec. 4.5)", "no numbers")
-
-
-def width(options):
-    """Table 12: H of 32, 64, 128 at two shared layers, masked words"""
-    compare(options, ARMS_OF["width"], CONTRASTS["width"], own_flags(options, **WORDS),
-            "Width helps, with less and less to gain (Table 12)", averages("Table 12", "H of 1024, 2048, 4096, 6144"))
-
-
-def dropout(options):
-    """Table 8: with and without dropout, masked words"""
-    compare(options, ARMS_OF["dropout"], CONTRASTS["dropout"], own_flags(options, **WORDS),
-            "Without dropout more masked words are found (Table 8)",
-            averages("Table 8", "with dropout", "without dropout"))
+def as_study(asked):
+    """The function of a study that differs from others by its arms alone."""
+    def compare(options):
+        compare_words(options, asked, asked.arms, words_flags(options))
+    compare.__doc__ = asked.about
+    return compare
 
 
 def equal_time(options):
     """Table 6: ALBERT of H = 128 against BERT of H = 64 at three equal budgets of time, masked words"""
-    mine = own_flags(options, **{**WORDS, "updates": 1000})
+    mine, budgets = words_flags(options, updates=1000), (1, 2, 4)
     shapes = {"ALBERT": ["--hidden", 128, "--heads", 4, "--ffn", 256], "BERT": ["--embedding", 0, "--share", "none"]}
-    slower, arms, contrasts = slowness(options, shapes), {}, {}
-    for times in (1, 2, 4):
-        arms[f"BERT, {times}"] = [*shapes["BERT"], "--steps", times * mine.updates]
-        arms[f"ALBERT, {times}"] = [*shapes["ALBERT"], "--steps", round(times * mine.updates / slower)]
-        contrasts[f"ALBERT ahead at {times}"] = {f"ALBERT, {times}": 1, f"BERT, {times}": -1}
-    compare(options, arms, contrasts, mine, "At equal time the wide network that shares its layers wins (Table 6)",
-            averages("Table 6", "BERT-large", "ALBERT-xxlarge"),
-            [("updates", {arm: flags[-1] for arm, flags in arms.items()})])
+    slower, updates = slowness(options, shapes), {}
+    for times in budgets:
+        updates |= {f"BERT, {times}": times * mine.updates, f"ALBERT, {times}": round(times * mine.updates / slower)}
+    arms = {arm: [*shapes[arm.partition(",")[0]], "--steps", steps] for arm, steps in updates.items()}
+    compare_words(options, Words(
+        equal_time.__doc__, "At equal time the wide network that shares its layers wins (Table 6)",
+        averages("Table 6", "BERT-large", "ALBERT-xxlarge"), arms,
+        {f"ALBERT ahead at {times}": minus(f"ALBERT, {times}", f"BERT, {times}") for times in budgets}),
+        arms, mine, updates)
 
 
 def slowness(options, shapes, turns=40):
@@ -587,9 +517,8 @@ def slowness(options, shapes, turns=40):
 # angles are from the middle of their neighbours, in the mean, as a share of the mean angle (a straight line: 0). H1 the
 # unshared network's is larger, paired by seed; H2 the shared network's last layer still turns by more than half of its
 # mean angle. Both by 95% intervals over three seeds; random weights beside them. 4 core-minutes a seed for each.
-SMOOTH = {"8 layers": ARMS_OF["depth"]["8 layers"],
-          "8 layers, not shared": [*ARMS_OF["depth"]["8 layers"], "--share", "none"]}
-SMOOTHER = {"H1": "smoother than without sharing", "H2": "the last layer still turns its input"}
+SMOOTH = {"8 layers": STUDIES["depth"].arms["8 layers"],
+          "8 layers, not shared": [*STUDIES["depth"].arms["8 layers"], "--share", "none"]}
 
 
 def roughness(curve):
@@ -598,56 +527,41 @@ def roughness(curve):
     return statistics.mean(bends) / statistics.mean(degrees)
 
 
-def curves_of(folder, rows=1024):
-    """(layer_distances of a run's model on the text that it held out, the same of random weights)."""
-    cfg = run_config(folder)
+def curves_of(folder):
+    """trained_and_random of a run's model, on the text that it held out."""
+    cfg = study.run_settings(folder, albert.Config, seed=0, init=str(folder))
     tokenizer = load_tokenizer(cfg.corpus[0])
     dev = Corpus(cfg.corpus[0], tokenizer).split(1.0, int(cfg.held_out))[1]  # a number of documents
-    batches = [albert.language_batch(dev, tokenizer, cfg, "none", position, 64, torch.device("cpu"))[:3]
-               for position in range(0, rows, 64)]
-    source, found = albert.read_source(cfg), []
-    for weights in (source, None):
-        seed_everything(cfg.seed, "pretrain", "weights")
-        model = albert.LanguageModel(cfg)
-        if weights:
-            albert.start_from(model, weights)
-        found.append(layer_distances(model.encoder, batches))
-    return found
+    return trained_and_random(cfg, albert.read_source(cfg), dev, tokenizer, 1024, torch.device("cpu"))
 
 
 def smoothness(options):
     """Figure 1: how layers that share their weights and layers that do not turn their input"""
-    mine = own_flags(options, **WORDS)
+    mine, rows, rough = words_flags(options), [], {}
     found = {key: curves_of(folder) for key, folder in train_arms_on_words(options, SMOOTH, mine).items()}
-    curves, rough = {}, {}
     for arm in SMOOTH:
         for place, kind in enumerate(("trained", "random weights")):
-            each = [found[arm, seed][place] for seed in range(options.seeds)]
-            rough[arm, kind] = [roughness(curve) for curve in each]
-            curves[f"{arm}, {kind}"] = [
-                {"layer": lines[0]["layer"], **{key: statistics.mean(line[key] for line in lines)
-                                                for key in ("l2", "degrees")}} for lines in zip(*each)]
+            seeds = [found[arm, seed][place] for seed in range(options.seeds)]
+            rough[arm, kind] = [roughness(curve) for curve in seeds]
+            means = [statistics.mean(line["degrees"] for line in lines) for lines in zip(*seeds)]
+            rows.append([f"{arm}, {kind}", *(f"{degrees:.1f}" for degrees in means), study.show_mean(rough[arm, kind])])
     turns = [[line["degrees"] for line in found["8 layers", seed][0]] for seed in range(options.seeds)]
     gaps = {"roughness, not shared - shared": study.interval([
                 two - one for one, two in zip(*(rough[arm, "trained"] for arm in SMOOTH))]),
             "the shared network's last angle - half of its mean": study.interval([
                 degrees[-1] - statistics.mean(degrees) / 2 for degrees in turns])}
-    holds = dict(zip(SMOOTHER, (low is not None and low > 0 for _, low, _ in gaps.values())))
-    judged = judged_by(holds) if options.seeds > 2 else f"not judged: {options.seeds} of 3 seeds"
-    rows = [[name, *(f"{line['degrees']:.1f}" for line in lines), study.show_mean(rough[tuple(name.rsplit(", ", 1))])]
-            for name, lines in curves.items()]
+    holds = dict(zip(("smoother than without sharing", "the last layer still turns its input"),
+                     map(above, gaps.values())))
     study.write(options, ["degrees", *(f"layer {number}" for number in range(1, 9)), "roughness"], rows,
                 claim="Layers that share their weights change their input smoothly, and never stop (Figure 1)",
                 paper=f"curves of {LAYERS} layers, no numbers",
-                verdict=f"{judged}: {show_holds(holds, SMOOTHER)} ({show_gaps(gaps)})",
+                verdict=f"{judge_all(holds.values(), options.seeds)}: {show_holds(holds)} ({show_gaps(gaps)})",
                 numbers={"curves": {f"{arm}, seed {seed}": both for (arm, seed), both in found.items()},
-                         "differences": gaps, "hypotheses": holds},
-                draw=lambda axes: draw_layers(axes, curves))
+                         "differences": gaps, "hypotheses": holds})
 
 
-CLAIMS = {"order": order, "sharing": sharing, "depth": depth, "groups": groups, "width": width, "dropout": dropout,
-          "equal_time": equal_time, "smoothness": smoothness, "parameters": parameters, "layers": layers,
-          "flops": flops, "speed": speed}
+CLAIMS = {"order": order, **{name: as_study(asked) for name, asked in STUDIES.items()}, "equal_time": equal_time,
+          "smoothness": smoothness, "parameters": parameters, "layers": layers, "flops": flops, "speed": speed}
 
 if __name__ == "__main__":
     study.as_program("albert", CLAIMS)

@@ -24,8 +24,8 @@ from common.runs import Checkpoint
 from common.tasks import parse_tasks
 from common.tokenization import load_tokenizer
 from data.inputs import fill_in, open_run
-from data.network_code import mermaid
 from tests.claims import study
+from tests.claims.study import above, judge_all, own_flags, show_gaps
 
 
 def read_flags(options, action, **own):
@@ -33,19 +33,16 @@ def read_flags(options, action, **own):
 
     own: {flag: default}.
     """
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name, default in own.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    mine, flags = parser.parse_known_args(options.flags)
+    mine = own_flags(options, **own)
     actions = {name: (None, "") for name in ("search", "pretrain", "finetune", "describe")}
-    return cli.parse(abz.Config, abz.PRESETS, actions, "", [f"--{action}", *flags])[2], mine
+    return cli.parse(abz.Config, abz.PRESETS, actions, "", [f"--{action}", *options.flags])[2], mine
 
 
-def read_settings(folder, *actions):
-    """The settings in a run folder of one of these actions; UserError where it is none."""
+def read_settings(folder):
+    """The settings in the run folder of a search; UserError where it is none."""
     record = read_json(folder / "config.json")
-    if record.get("program") != "autobert_zero" or record.get("action") not in actions:
-        raise UserError(f"{folder}: no run folder of autobert_zero.py --{' or --'.join(actions)}; name another")
+    if record.get("program") != "autobert_zero" or record.get("action") != "search":
+        raise UserError(f"{folder}: no run folder of autobert_zero.py --search; name another")
     return record["settings"]
 
 
@@ -189,18 +186,10 @@ def uniformity(options):
     if len({len(curve) for curve in curves.values()}) > 1:
         raise UserError("--folders: the runs have different numbers of layers; compare equal ones")
 
-    def draw(axes):
-        for place, (name, curve) in enumerate(curves.items()):  # two curves a run, in its colour
-            axes.plot(range(len(curve)), curve, marker="o", linestyle="-" if name.startswith("residual") else "--",
-                      color=f"C{place // 2}", label=name)
-        axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine",
-                 title=f"Token uniformity on {task.name}")
-        axes.legend(frameon=False, fontsize=8)
-
     rows = [[layer, *values] for layer, values in enumerate(zip(*curves.values()))]
     study.write(options, ["layer", *curves], rows,
                 claim="Tokens stay more different from each other than BERT's (Figure 5)",
-                numbers={"samples": len(examples), "task": task.name}, draw=draw)
+                numbers={"samples": len(examples), "task": task.name})
 
 
 def train_alone(arch, tasks, data, cfg, ranks, path):
@@ -235,7 +224,7 @@ def fidelity(options):
     """
     cfg, mine = read_flags(options, "pretrain", samples=6, epochs=0)
     folder, = named(options, one=True)
-    settings = read_settings(folder, "search")
+    settings = read_settings(folder)
     for name in (*abz.SHAPE, "tasks", "length", "init_std", "dropout"):  # as the candidates were
         if name in cfg.given and getattr(cfg, name) != settings[name]:
             raise UserError(f"--{name} {getattr(cfg, name)}: {folder} has {settings[name]}; leave --{name} out")
@@ -261,91 +250,12 @@ def fidelity(options):
     taus = {name: study.bootstrap(study.kendall, *([row[column + 2 * place] for row in rows] for column in (1, 2)))
             for place, name in enumerate(names)}  # with its interval
 
-    def draw(axes):
-        for place, name in enumerate(names):
-            axes.scatter(*([100 * row[column + 2 * place] for row in rows] for column in (1, 2)),
-                         label=f"{name}, tau {taus[name][0]:.2f}")
-        axes.set(xlabel="score in the search, %", ylabel="score fully trained, %", title="Kendall's tau by task")
-        axes.legend(frameon=False, fontsize=8)
-
     judged = "holds" if taus["mean"][1] > 0 else "does not hold at this size"
     said = ", ".join(f"{name} {tau:.3f} [{low:.3f}, {high:.3f}]" for name, (tau, low, high) in taus.items())
     study.write(options, ["id"] + [f"{name} {where}" for name in names for where in ("in search", "in full")], rows,
                 claim="Scores with shared weights rank architectures as full training does (Figure 8)",
                 verdict=f"{judged}: Kendall's tau {said}",
-                numbers={"kendall": taus, "steps": cfg.steps, "lr": cfg.lr, "batch": cfg.batch}, draw=draw)
-
-
-def search(options):
-    """Figure 6: the best score so far by evaluated candidates; mean and deviation of each strategy in --folders."""
-    curves, tasks = defaultdict(list), set()
-    for folder in named(options):
-        settings = read_settings(folder, "search")
-        name = settings["strategy"] + (", no weight sharing" if settings["no_weight_sharing"] else "")
-        if settings["strategy"] == "op-nas":
-            name += f" (alpha {settings['alpha']}, unit {settings['ucb_unit']})"
-        tasks.add(settings["tasks"])
-        if len(tasks) > 1:
-            raise UserError(f"{folder}: a search on other tasks, {settings['tasks']}; compare searches of equal tasks")
-        scores = [line["score"] for line in read_history(folder)]
-        curves[name].append([max(scores[:index + 1]) for index in range(len(scores))])
-    shortest = min(len(curve) for group in curves.values() for curve in group)
-    marks = sorted({shortest, *[mark for mark in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100, 200, 400, 800)
-                                if mark < shortest]})
-    rows, summary = [], {}
-    for name, group in curves.items():
-        points = [study.mean_sd([curve[index] for curve in group]) for index in range(shortest)]
-        means, spreads = [mean for mean, _ in points], [sd or 0.0 for _, sd in points]
-        summary[name] = {"mean": means, "sd": spreads, "runs": len(group), "each": group}
-        rows.append([name, len(group), *[f"{means[mark - 1]:.4f} ± {spreads[mark - 1]:.4f}" for mark in marks]])
-
-    def draw(axes):
-        for name, group in summary.items():
-            line, = axes.step(range(1, shortest + 1), group["mean"], where="post", label=f"{name} (n {group['runs']})")
-            low, high = ([mean + sign * sd for mean, sd in zip(group["mean"], group["sd"])] for sign in (-1, 1))
-            axes.fill_between(range(1, shortest + 1), low, high, step="post", alpha=0.15, color=line.get_color())
-        axes.set(xlabel="evaluated candidates", ylabel="best score so far", title="Search (mean, standard deviation)")
-        axes.legend(frameon=False)
-
-    study.write(options, ["strategy", "runs", *[f"after {mark}" for mark in marks]], rows,
-                claim="OP-NAS finds better networks than evolution and random search (Figure 6)",
-                numbers={"curves": summary}, draw=draw)
-
-
-def operations(options):
-    """What the UCB of one search has learned: how likely each operation is by position, each kernel by layer."""
-    folder, = named(options, one=True)
-    settings = read_settings(folder, "search")
-    own = abz.Config(layers=settings["layers"], alpha=settings["alpha"], ucb_unit=settings["ucb_unit"])
-    priority = abz.OperationPriority(read_history(folder), own)
-    seen = sorted(place for table, place in priority.cells if table == abz.OPS)
-    positions = [priority.probabilities(abz.OPS, place) for place in seen]
-    kernels = [priority.probabilities(abz.KERNELS, layer) for layer in range(own.layers)]
-
-    def draw(axes):
-        image = axes.imshow(positions, aspect="auto", cmap="viridis")
-        axes.set_xticks(range(len(abz.OPS)), abz.OPS, rotation=45, ha="right")
-        axes.set_yticks(range(len(seen)), seen)
-        axes.set(ylabel="position of the path", title="Probability of each operation")
-        axes.figure.colorbar(image)
-
-    print(study.table(["layer", *abz.KERNELS], [[index + 1, *row] for index, row in enumerate(kernels)]))
-    study.write(options, ["position", *abz.OPS], [[index, *row] for index, row in enumerate(positions)],
-                claim="The operations that the search comes to prefer (Sec. 3.2)",
-                numbers={"kernels": {"columns": list(abz.KERNELS), "rows": kernels}}, draw=draw)
-
-
-def diagram(options):
-    """The network that one search found, layer by layer, as formulas and as a Mermaid graph."""
-    folder, = named(options, one=True)
-    best = read_json(folder / "best.json")
-    arch = abz.parse_arch(best["arch"])
-    rows = [[number, abz.arch_text([layer])] for number, layer in enumerate(arch, 1)]
-    drawing = f"```mermaid\n{mermaid(abz.with_shapes(arch))}```"
-    scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
-    study.write(options, ["layer", "what it is"], rows, claim="The network that a search on demo data found",
-                verdict=f"number {best['id']} of {best['candidates']} candidates, score {100 * best['score']:.2f} "
-                f"({scores})", numbers={"text": f"{study.table(['layer', 'what it is'], rows)}\n\n{drawing}"})
+                numbers={"kendall": taus, "steps": cfg.steps, "lr": cfg.lr, "batch": cfg.batch})
 
 
 # Primary question (a), written down before its runs: do networks that mix convolution and attention learn what neither
@@ -383,42 +293,28 @@ def pretrain_and_tune(options, seed, arms, steps=2000, tasks=PAIRS):
     return found
 
 
+def gaps_of(each, pairs):
+    """{"one - other": interval of the differences of their means} of pairs of arms. each: {arm: scores} of each seed."""
+    means = {arm: [seed[arm]["mean"] for seed in each] for arm in each[0]}
+    return {f"{one} - {other}": study.paired(means, one, other) for one, other in pairs}
+
+
 def hybrid(options, tasks=PAIRS, left_out=(), on=""):
     """Table 5, the primary question: hybrid, convolution only, attention only, BERT, published layers"""
-    own, flags = argparse.ArgumentParser(allow_abbrev=False), options.flags
-    own.add_argument("--updates", type=int, default=2000)
-    mine, options.flags = own.parse_known_args(flags)
+    mine = own_flags(options, updates=2000)
     arms = {arm: arch for arm, arch in ARMS.items() if arm not in left_out}
     each = [pretrain_and_tune(options, seed, arms, mine.updates, tasks) for seed in range(options.seeds)]
     columns = ["network", "masked words: loss", "accuracy", *tasks, f"mean of {('three', 'four')[len(tasks) > 3]}"]
     rows = [[arm] + [study.show_mean([seed[arm][key] for seed in each]) for key in ("loss", "MLM", *tasks, "mean")]
             for arm in arms]
-    gaps, verdicts = {}, []
-    for better in ("hybrid", "published layers"):
-        for other in ("convolution only", "published, attention only", "BERT", "BERT, 4 times the updates"):
-            if other in arms:
-                gaps[f"{better} - {other}"] = study.interval([seed[better]["mean"] - seed[other]["mean"]
-                                                              for seed in each])
-    for name, (mean, low, high) in gaps.items():
-        span = f" [{low:+.3f}, {high:+.3f}]" if low is not None else ""
-        verdicts.append(f"{name}: {mean:+.3f}{span}")
-    above = [low is not None and low > 0 for _, low, _ in list(gaps.values())[:3]]
-    judged = "holds" if all(above) else "holds in part" if any(above) else "does not hold at this size"
-
-    def draw(axes):
-        for index, arm in enumerate(arms):
-            values = [seed[arm]["mean"] for seed in each]
-            axes.barh(index, statistics.mean(values), color=f"C{index}", alpha=0.6)
-            axes.plot(values, [index] * len(values), "k.")
-        axes.set_yticks(range(len(arms)), arms)
-        axes.invert_yaxis()
-        axes.set(xlabel=f"mean of {', '.join(tasks).replace('CoLA', 'CoLA (Matthews)')}", title="A dot a seed")
-
+    others = ("convolution only", "published, attention only", "BERT", "BERT, 4 times the updates")
+    gaps = gaps_of(each, [(better, other) for better in ("hybrid", "published layers") for other in others
+                          if other in arms])
+    judged = judge_all([above(gap) for gap in list(gaps.values())[:3]], options.seeds)
     study.write(options, columns, rows, claim=f"Networks of convolution and attention beat either alone{on} (Table 5)",
                 paper="mean of nine GLUE dev numbers: " + ", ".join(
                     f"{row} {value}" for row, value in PUBLISHED_AVERAGES.items()),
-                verdict=f"{judged}: {'; '.join(verdicts)}",
-                numbers={"seeds": each, "differences": gaps}, draw=draw)
+                verdict=f"{judged}: {show_gaps(gaps, 3)}", numbers={"seeds": each, "differences": gaps})
 
 
 # (a) on real text and real tasks, written down before its runs: the same hypotheses over the mean of MRPC, SST-2
@@ -493,7 +389,7 @@ def winners(options, rival):
     for seed in range(options.seeds):
         histories = {SEARCHES[name][0]: read_history(folders[f"search-{name}-{seed}"]) for name in ("op-nas", rival)}
         initial = [line for line in histories["OP-NAS"]
-                   if line["id"] < read_settings(folders[f"search-op-nas-{seed}"], "search")["population"]]
+                   if line["id"] < read_settings(folders[f"search-op-nas-{seed}"])["population"]]
         best = {**histories, "best initial candidate": initial}
         arms.append({name: max(lines, key=lambda line: (not line["diverged"], line["score"]))["arch"]
                      for name, lines in best.items()} | {name: ARMS[name] for name in BESIDE})
@@ -503,10 +399,9 @@ def winners(options, rival):
 
 def op_nas(options, training=(), updates=1500, beside=()):
     """Figure 6, the primary question: OP-NAS against random search (--against), the winners trained alone"""
-    own, flags = argparse.ArgumentParser(allow_abbrev=False), options.flags
-    own.add_argument("--updates", type=int, default=updates)
-    own.add_argument("--against", choices=list(SEARCHES)[1:], default="random")
-    mine, options.flags = own.parse_known_args(flags)
+    mine = own_flags(options, updates=updates, against="random")
+    if mine.against not in list(SEARCHES)[1:]:
+        raise UserError(f"--against {mine.against}: there are {', '.join(list(SEARCHES)[1:])}")
     worse = SEARCHES[mine.against][0], *beside
     options.name += f"-{mine.against}" * (mine.against != "random")
     arms, scores = winners(options, mine.against)
@@ -518,27 +413,11 @@ def op_nas(options, training=(), updates=1500, beside=()):
         each.append({name: found[names[arch]] for name, arch in networks.items()})
     rows = [[arm] + [study.show_mean([seed[arm][key] for seed in each]) for key in ("loss", *PAIRS, "mean")]
             for arm in each[0]]
-    others = [name for name in each[0] if name != "OP-NAS"]
-    gaps = {other: study.interval([seed["OP-NAS"]["mean"] - seed[other]["mean"] for seed in each]) for other in others}
-    above = [gaps[name][1] > 0 for name in worse] if len(each) > 1 else []
-    judged = ("not judged from one seed" if not above else "holds" if all(above) else "holds in part" if any(above)
-              else f"does not hold: {worse[0]} is better" if gaps[worse[0]][2] < 0
-              else "does not hold at this size")
-    said = "; ".join(f"OP-NAS - {name}: {gap:+.3f}" + (f" [{least:+.3f}, {most:+.3f}]" if least is not None else "")
-                     for name, (gap, least, most) in gaps.items())
-
-    def draw(axes):
-        for place, name in enumerate(scores[0]):
-            for seed in scores:
-                best = [max(seed[name][:index + 1]) for index in range(len(seed[name]))]
-                axes.step(range(1, len(best) + 1), best, where="post", color=f"C{place}",
-                          label=name if seed is scores[0] else None)
-        axes.set(xlabel="evaluated candidates", ylabel="best score so far", title="A line a search")
-        axes.legend(frameon=False)
-
+    gaps = gaps_of(each, [("OP-NAS", other) for other in each[0] if other != "OP-NAS"])
+    judged = judge_all([above(gaps[f"OP-NAS - {name}"]) for name in worse], len(each))
     study.write(options, ["network", "masked words: loss", *PAIRS, "mean of four"], rows,
                 claim=f"OP-NAS finds better networks than {' and '.join(worse)} (Figure 6)",
-                verdict=f"{judged}: {said}", draw=draw,
+                verdict=f"{judged}: {show_gaps(gaps, 3)}",
                 numbers={"seeds": each, "networks": arms, "search_scores": scores, "differences": gaps})
 
 
@@ -564,9 +443,7 @@ def op_nas_demo(options):
 #     attention --folders runs/autobert_zero-search-demo --jobs 2
 def attention(options, updates=2000):
     """Does the demo's winner need its attention: trained from scratch with it, and with convolutions in its place"""
-    own, flags = argparse.ArgumentParser(allow_abbrev=False), options.flags
-    own.add_argument("--updates", type=int, default=updates)
-    mine, options.flags = own.parse_known_args(flags)
+    mine = own_flags(options, updates=updates)
     folder, = named(options, one=True)
     best, history = read_json(folder / "best.json")["arch"], read_history(folder)
     scores = {"the winner": max(line["score"] for line in history)}
@@ -575,15 +452,14 @@ def attention(options, updates=2000):
     plain = [line["score"] for line in history if all(isinstance(layer, int) for layer in abz.parse_arch(line["arch"]))]
     arms = {"the winner": best, "convolutions in its attentions' place": f"{best}/conv-only"}
     each = [pretrain_and_tune(options, seed, arms, mine.updates) for seed in range(options.seeds)]
-    mean, low, high = study.interval([one - two for one, two in ([seed[arm]["mean"] for arm in arms] for seed in each)])
-    judged = ("not judged from one seed" if low is None else "holds" if low > 0 else
-              "does not hold: convolutions are better" if high < 0 else "does not hold at this size")
+    gaps = gaps_of(each, [tuple(arms)])
+    judged = judge_all(map(above, gaps.values()), options.seeds)
     rows = [[arm, scores.get(arm, max(plain, default="")), *(study.show_mean([seed[arm][key] for seed in each])
                                                              for key in ("loss", *PAIRS, "mean"))] for arm in arms]
     study.write(options, ["network", "score in the search (of convolutions: the best candidate)",
                           "masked words: loss", *PAIRS, "mean of four"], rows,
                 claim="The attention in the network that the demo found earns its place",
-                verdict=f"{judged}: with it {mean:+.3f}" + (f" [{low:+.3f}, {high:+.3f}]" if low is not None else ""),
+                verdict=f"{judged}: {show_gaps(gaps, 3)}",
                 numbers={"seeds": each, "networks": arms})
 
 
@@ -599,7 +475,7 @@ def attention_demo(options):
 
 CLAIMS = {"hybrid": hybrid, "hybrid_real": hybrid_real, "op_nas": op_nas, "op_nas_demo": op_nas_demo,
           "attention": attention, "attention_demo": attention_demo, "fidelity": fidelity, "counts": counts,
-          "search": search, "operations": operations, "diagram": diagram, "uniformity": uniformity, "latency": latency}
+          "uniformity": uniformity, "latency": latency}
 
 if __name__ == "__main__":
     study.as_program("autobert_zero", CLAIMS)

@@ -2,7 +2,6 @@
 
 Flags that are none of a study's belong to autotinybert.py: --preset, --corpus, --glue, --steps, --largest and so on.
 """
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -22,6 +21,7 @@ from common.metrics import spearman
 from data import latency_log
 from data.inputs import open_text
 from tests.claims import study
+from tests.claims.study import above, judge_all, show_gaps
 
 PROGRAM = "autotinybert.py"
 paper = functools.partial(study.published, "autotinybert")
@@ -49,14 +49,10 @@ SPACES = {setting: paper("App. B", f"search space, {name}") for setting, name in
 
 
 def read_flags(options, action="search", **own):
-    """(Config of autotinybert.py's flags, its flags as a list, namespace of a claim's own flags). own: {flag: default}.
-    """
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name, default in own.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    mine, flags = parser.parse_known_args(options.flags)
-    cfg = cli.parse(atb.Config, atb.PRESETS, atb.ACTIONS, "", [f"--{action}", *flags])[2]
-    return cfg, flags, mine
+    """(Config of autotinybert.py's flags, these flags, namespace of a study's own flags). own: {flag: default}."""
+    mine = study.own_flags(options, **own)
+    cfg = cli.parse(atb.Config, atb.PRESETS, atb.ACTIONS, "", [f"--{action}", *options.flags])[2]
+    return cfg, options.flags, mine
 
 
 def times_of(archs, cfg, rounds=5):
@@ -82,39 +78,6 @@ def score_of(folder):
     """(mean score, {task: score}) of the median runs of a --finetune."""
     scores = {name: entry["median"] for name, entry in read_json(folder / "done.json")["tasks"].items()}
     return statistics.mean(scores.values()), scores
-
-
-def draw_speedups(axes, rows):
-    """rows of `latency`: each model's measured speed-up against the published one, on the line where they agree."""
-    families = {"AutoTinyBERT": "searched", "BERT": "BERT's rule (BERT-S)", "PF": "Turc et al. (PF)"}
-    for place, (family, label) in enumerate(families.items()):
-        mine = [row for row in rows[1:] if row[0].split("-")[0] == family]
-        for kd in (False, True):
-            points = [(row[4], row[3]) for row in mine if ("KD" in row[0]) == kd]
-            if points:
-                axes.scatter(*zip(*points), marker="o^s"[place], label=label + ", distillation" * kd,
-                             facecolors="none" if kd else f"C{place}", edgecolors=f"C{place}")
-    most = 1.1 * max(max(row[3], row[4]) for row in rows)
-    axes.plot([1, most], [1, most], color="gray", linewidth=1, label="as published")
-    axes.set(xscale="log", yscale="log", xlabel="published speed-up over BERT-base (times)",
-             ylabel="measured here (times)", title="One CPU thread, a sequence of 128 tokens")
-    axes.minorticks_off()
-    marks = [mark for mark in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40) if mark < most]
-    axes.set_xticks(marks, marks)
-    axes.set_yticks(marks, marks)
-    least = 0.9 * min(min(row[3], row[4]) for row in rows[1:])
-    axes.set(xlim=(least, most), ylim=(least, most))
-    axes.legend(frameon=False, fontsize=8)
-
-
-def speedups(options):
-    """The picture of `latency`, drawn again from its JSON file; nothing is measured."""
-    path = options.results / "latency.json"
-    record = read_json(path)
-    picture = path.with_suffix(".png")
-    if study.draw_figure(picture, lambda axes: draw_speedups(axes, record["rows"])):
-        write_atomic(path, json.dumps({**record, "picture": picture.name}, indent=1))
-        print(f"written: {picture}, and its name in {path}")
 
 
 def latency(options):
@@ -144,8 +107,9 @@ def latency(options):
                 paper="the column published, and what another table prints",
                 verdict=f"{verdict}: of S1 to S3 {worst[1]} differs most, by {100 * worst[0]:.0f}%",
                 numbers={"spearman": spearman(*pair), "kendall": study.kendall(*pair),
-                         "distillation rows ordered": ordered, "rounds": {str(arch): took for arch, took in rounds.items()},
-                         "setting": atb.latency_setting(cfg)}, draw=lambda axes: draw_speedups(axes, rows))
+                         "distillation rows ordered": ordered,
+                         "rounds": {str(arch): took for arch, took in rounds.items()},
+                         "setting": atb.latency_setting(cfg)})
 
 
 def space(options):
@@ -189,9 +153,7 @@ def predictor(options):
     cfg, flags, _ = read_flags(options, "latency")
     folder = (options.folders or [study.run_all(options, {"latency": [PROGRAM, "--latency", *flags]},
                                                 "predictor.pt")["latency"]])[0]
-    settings = read_json(folder / "config.json")["settings"]
-    cfg = dataclasses.replace(cfg, **{name: tuple(value) if isinstance(value, list) else value
-                                      for name, value in settings.items()})
+    cfg = study.run_settings(folder, atb.Config)
     measured = latency_log.read([cfg.init, folder], atb.latency_setting(cfg), atb.parse_arch)
     top = atb.parse_arch(cfg.largest)
     archs = sorted((arch for arch in measured if atb.why_outside(arch, top) is None), key=str)
@@ -285,27 +247,16 @@ def ranking(options):
         rows.append([label, options.seeds, 100 * statistics.mean(sum((column for column, _ in columns), [])), mean,
                      "" if deviation is None else deviation, statistics.mean(study.kendall(*pair) for pair in columns)])
 
-    def draw(axes):
-        for label, _, _ in variants:
-            axes.scatter(*([scores[seed, kind, arch] for seed in range(options.seeds) for arch in archs]
-                           for kind in ("stand-alone", label)), label=label)
-        axes.set(xlabel="stand-alone", ylabel="one-shot", title="Figure 4")
-        axes.legend()
-
-    gaps = {label: study.interval([one - two for one, two in zip(pairwise["ebl"], pairwise[label])])
+    gaps = {f"Algorithm 1 less {label}": study.paired(pairwise, "ebl", label)
             for label, _, _ in variants if label != "ebl" and "ebl" in pairwise}
-    above = [low is not None and low > 0 for _, low, _ in gaps.values()]
-    judged = (f"not judged: {options.seeds} of 3 seeds" if options.seeds < 3 or not gaps else "holds" if all(above) else
-              "holds in part" if any(above) else "does not hold at this size")
+    judged = judge_all([above(gap) for gap in gaps.values()], options.seeds) if gaps else "not judged: no Algorithm 1"
     truth = [[scores[seed, "stand-alone", arch] for arch in archs] for seed in range(options.seeds)]
     taus = [study.kendall(one, two) for one, two in itertools.combinations(truth, 2)]
-    words = [f"Algorithm 1 less {label} {mean:+.1f} points" + (f" [{low:+.1f}, {high:+.1f}]" if low is not None else "")
-             for label, (mean, low, high) in gaps.items()]
-    words += [f"Kendall's tau between two seeds of the truth {statistics.mean(taus):.2f}"] if taus else []
+    words = f", points; Kendall's tau between two seeds of the truth {statistics.mean(taus):.2f}" if taus else ", points"
     study.write(options, ["training", "seeds", "mean score %", "pairwise %", "sd", "Kendall's tau"], rows,
                 claim="Table 3: identical layers, sub-matrix extraction and Alg. 1 make one-shot scores rank right",
                 paper="pairwise accuracy " + ", ".join(f"{number} ({name})" for name, number in PAIRWISE.items()),
-                verdict=f"{judged}: {'; '.join(words)}", draw=draw,
+                verdict=f"{judged}: {show_gaps(gaps, 1)}{words}",
                 numbers={"scores": [[*map(str, key), score] for key, score in scores.items()], "pairwise": pairwise,
                          "differences": gaps, "tau of the truth": taus})
 
@@ -384,14 +335,8 @@ def pareto(options):
              100 * score_of(finals[f"{seed}-final-{arch}"])[0]]
             for (seed, limit), archs in chosen.items() for kind, arch in archs]
 
-    def draw(axes):
-        for kind in ("searched", "BERT rule", "random"):
-            axes.scatter(*([row[place] for row in rows if row[0] == kind] for place in (4, 5)), label=kind)
-        axes.set(xlabel=f"speed-up over {cfg.reference}", ylabel="score %", title="Figure 1")
-        axes.legend()
-
     means = {kind: statistics.mean(row[5] for row in rows if row[0] == kind) for kind in {row[0] for row in rows}}
-    study.write(options, ["kind", "limit", "architecture", "seed", "speed-up", "score %"], rows, draw=draw,
+    study.write(options, ["kind", "limit", "architecture", "seed", "speed-up", "score %"], rows,
                 claim="Figure 1: searched shapes beat the conventional rule's at every limit", numbers={"means": means},
                 verdict=f"{'holds' if max(means, key=means.get) == 'searched' else 'does not hold'} in the mean")
 
@@ -415,17 +360,11 @@ def convergence(options):
         rows.append([seed, scratch[-1][1], taken[-1][1], reached or "not reached",
                      100 * (1 - reached / scratch[-1][0]) if reached else 0.0])
 
-    def draw(axes):
-        for name, curve in curves.items():
-            axes.plot(*zip(*curve), color="C0" if name.endswith("taken") else "C1", label=name)
-        axes.set(xlabel="step", ylabel="held-out loss", title=f"Figure 5: {cfg.arch}")
-        axes.legend()
-
     saved = statistics.mean(row[4] for row in rows)
     study.write(options, ["seed", "loss from scratch", "loss from the SuperPLM", "reached at step", "saved %"], rows,
                 claim="Figure 5: starting from the SuperPLM saves half of the training", paper=f"{SAVED}% saved",
                 verdict=f"{'holds' if saved >= SAVED else 'does not hold'}: {saved:.0f}% saved",
-                numbers={"curves": curves}, draw=draw)
+                numbers={"curves": curves})
 
 
 # Primary question, written down before its runs: is the searched shape better than the rule's (d^q|k|v = d^m,
@@ -507,20 +446,6 @@ def further(options, flags, superplm, pairs):
     return {pair: folders[name] for pair, name in names.items()}
 
 
-def draw_shapes(axes, lines, times):
-    """lines: [(rule, searched, {arch: [losses]})], of each limit; a dot a seed, the mean larger."""
-    for place, (*archs, losses) in enumerate(lines):
-        for arch, marker, kind in zip(archs, "so", ("rule", "searched")):
-            took, color = times[arch], f"C{place}"
-            axes.plot([took] * len(losses[arch]), losses[arch], marker, color=color, alpha=0.3)
-            axes.plot(took, statistics.mean(losses[arch]), marker, color=color, markersize=10,
-                      label=f"{kind}: {arch}")
-        axes.axvline(times[archs[0]], color=f"C{place}", linestyle=":")
-    axes.set(xlabel="milliseconds a sequence of encoder and pooler (dotted: the limit)",
-             ylabel="held-out loss of masked words, nats", title="Searched shapes and the rule's; a dot a seed")
-    axes.legend(frameon=False, fontsize=8)
-
-
 def shape(options):
     """The primary question: searched shapes against the rule's as fast, two limits, held-out loss paired by seed.
 
@@ -558,27 +483,22 @@ def shape(options):
 
     rows, gaps = [], {}
     for rule, winner in winners.items():
-        gaps[rule] = study.interval([one - other for one, other in zip(losses[winner], losses[rule])])
+        gaps[f"as fast as {rule}:"] = study.paired(losses, winner, rule)
         for kind, arch in (("rule", rule), ("searched", winner)):
             own, vocab = atb.parse_arch(arch), data.tokenizer.vocab_size
             rows.append([rule, kind, arch, study.show_mean(losses[arch]), predict([own])[0], plain[arch], headed[arch],
                          sum(atb.parameters(own, vocab).values())])
-    below = [high is not None and high < 0 for _, _, high in gaps.values()]
-    judged = "holds" if all(below) else "holds in part" if any(below) else "does not hold at this size"
+    judged = judge_all([high is not None and high < 0 for _, _, high in gaps.values()], options.seeds)
     if slots // 2 < CHOOSING:
         judged = f"not judged ({slots} held-out rows; {CHOOSING} choose, and others are to be reported)"
-    words = [f"as fast as {rule}: {mean:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low is not None else "")
-             for rule, (mean, low, high) in gaps.items()]
     study.write(options, ["as fast as", "kind", "architecture", "held-out loss", "predicted ms", "ms",
                           "ms with MLM head", "parameters"], rows,
                 claim="A searched shape reads masked words better than the rule's that is as fast (Table 1, Figure 1)",
                 paper="scores of tasks, not losses: AutoTinyBERT against BERT-S at equal speed-ups",
-                verdict=f"{judged}: searched minus rule, {'; '.join(words)}",
+                verdict=f"{judged}: searched minus rule, {show_gaps(gaps, 4)}",
                 numbers={"losses": losses, "differences": gaps, "rule on the choosing text": chosen_by,
                          "masked tokens reported": next(iter(found.values()))[1], "held-out rows": slots,
-                         "setting": atb.latency_setting(cfg), "milliseconds": plain, "with head": headed},
-                draw=lambda axes: draw_shapes(axes, [(rule, winner, losses) for rule, winner in winners.items()],
-                                              plain))
+                         "setting": atb.latency_setting(cfg), "milliseconds": plain, "with head": headed})
 
 
 # Further question, written down before its runs: does the answer hang on the SuperPLM? The primary question again, with
@@ -593,7 +513,7 @@ def shape_second(options):
     shape(options)
 
 
-CLAIMS = {"shape": shape, "shape_second": shape_second, "space": space, "latency": latency, "speedups": speedups,
+CLAIMS = {"shape": shape, "shape_second": shape_second, "space": space, "latency": latency,
           "predictor": predictor, "ranking": ranking, "pareto": pareto, "convergence": convergence}
 
 if __name__ == "__main__":

@@ -133,10 +133,11 @@ AUTOTINYBERT = (
           "{Table 1: BERT-S4, average}",
           results=("shape", "shape_second", "pareto"),
           size="real text, a SuperPLM of 4-96-384-6-96 with 4,000 updates of 32 rows of 48 tokens, each shape 500 "
-               "more from there, n 5, in pairs. The loss is of masked words, in nats (36,681 of them), ms of one "
-               "row of 128 tokens, of encoder and pooler unless it says otherwise. Second table: a SuperPLM and a "
-               "search of another seed, n 3; latencies were measured anew, two fifths lower: on another day, "
-               "perhaps another machine"),
+               "more from there, n 3, in pairs. The loss is of masked words, in nats (36,687 of them), ms of one row "
+               "of 128 tokens, of encoder and pooler unless it says otherwise",
+          needs="`python -m tests.claims.autotinybert shape --seeds 5 --jobs 2 --corpus path/to/corpus`, 1.4 "
+                "core-hours: the same question asked first, of a SuperPLM and a search of seed 0. Its record named a "
+                "commit that is not in the history"),
     Claim("speedups", "The published shapes are as many times as fast as BERT-base", "Tables 1, 4, F.1",
           "the column published, and what another table prints",
           results=("latency",),

@@ -27,23 +27,14 @@ from common.files import read_json, read_jsonl
 from data.cifar10 import Pictures, load_cifar10
 from data.inputs import fill_in
 from data.translation import Translations, read_pairs
-from tests.claims.study import as_program, interval, mean_sd, published, run_all, write
+from tests.claims.study import (above, as_program, interval, judge_all, mean_sd, own_flags, published, run_all,
+                                run_settings, show_gaps, write)
 from tests.claims.study import main as study
 
 KINDS = ("mFormer", "mFormer (all Softmax)", "mFormer (all linear)")
 TABLE_5 = {task: [published("mformer", "Table 5", f"{task}, {kind}") for kind in KINDS]  # BLEU, accuracy in percent
            for task in ("WMT'14", "CIFAR-10")}
 IN_DECODER = published("mformer", "Sec. 8", "linear attention in the decoder")  # BLEU
-
-
-def own_flags(options, **defaults):
-    """Take the flags of a claim out of options.flags: {name: value}."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name, value in defaults.items():
-        several = {"nargs": "+"} if isinstance(value, list) else {}
-        parser.add_argument(f"--{name}", default=value, type=type(value) if isinstance(value, int) else str, **several)
-    given, options.flags = parser.parse_known_args(options.flags)
-    return given
 
 
 def config_of(options):
@@ -57,16 +48,13 @@ def searched(options):
     """(configuration, space, history lines of the samples, weights) of the finished search that --folders names."""
     if not options.folders:
         raise UserError("--folders: missing; name the run folder of a finished --search")
-    cfg = mf.Config(init=str(options.folders[0]))
-    weights, _, space = mf.read_run(cfg)
-    settings = read_json(options.folders[0] / "config.json")["settings"]
-    cfg = mf.Config(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
-    lines = read_samples(options.folders[0] / "history.jsonl")
+    folder = options.folders[0]
+    weights, _, space = mf.read_run(mf.Config(init=str(folder)))
+    lines = read_samples(folder / "history.jsonl")
     if not space or not lines:
-        raise UserError(f"{options.folders[0]}: no history.jsonl with samples; name the folder of a finished --search")
-    cfg.init = str(options.folders[0])
-    cfg.latency_limit = read_json(options.folders[0] / "best.json", dict).get("latency_limit", 0.0)
-    return cfg, space, lines, weights
+        raise UserError(f"{folder}: no history.jsonl with samples; name the folder of a finished --search")
+    limit = read_json(folder / "best.json", dict).get("latency_limit", 0.0)
+    return run_settings(folder, mf.Config, init=str(folder), latency_limit=limit), space, lines, weights
 
 
 def read_samples(path):
@@ -103,16 +91,9 @@ def importance(options):
     firsts = [title for _, rank, title, _ in rows if rank == 1]
     wanted = [mf.FEATURES[name].title for name in FIRST[cfg.task]]
     agree = [first == want for first, want in zip(firsts, wanted)]
-
-    def draw(axes):
-        for regarding, rank, title, lost in rows:
-            axes.scatter(rank, lost, label=f"{title} ({regarding})")
-        axes.set(xlabel="rank", ylabel="pair accuracy lost")
-        axes.legend(fontsize="small")
-    write(options, ["regarding", "rank", "feature", "pair accuracy lost"], rows, draw=draw,
+    write(options, ["regarding", "rank", "feature", "pair accuracy lost"], rows,
           claim="The number of layers rules efficiency, the attention type the accuracy on images (Sec. 7)",
-          verdict=f"{'holds' if all(agree) else 'holds in part' if any(agree) else 'does not hold at this size'}: first "
-                  f"for accuracy is {firsts[0]} (the paper's: {wanted[0]}), for efficiency {firsts[1]} ({wanted[1]})",
+          verdict=f"{judge_all(agree)}: first for accuracy is {firsts[0]} (the paper's: {wanted[0]}), for efficiency {firsts[1]} ({wanted[1]})",
           paper="translation: Dec Layer Num first for both; CIFAR-10: Enc Attn Type first for accuracy, Enc Layer Num "
                 "for efficiency, Enc Attn Type second there")
 
@@ -156,15 +137,12 @@ def ranker(options):
         rows.append([f"keep {keep}" if keep else "whole space", about["architectures_pruned"], *mean_sd(best),
                      *mean_sd(means)])
     pruned, whole = bests.values()
-    gain, low, high = interval([two - one for one, two in zip(pruned, whole)])
-    holds = tau > TAU, low is not None and low > 0
-    word = "holds" if all(holds) else "holds in part" if any(holds) else "does not hold at this size"
-    span = "" if low is None else f" [{low:.4f}, {high:.4f}]"
+    gaps = {"what pruning gains in loss": interval([two - one for one, two in zip(pruned, whole)])}
+    word = judge_all([tau > TAU, *map(above, gaps.values())], options.seeds)
     write(options, ["ranker or search", "sub-nets, or architectures", "tau, or best loss", "sd",
                     "pair accuracy, or finalists' loss", "sd"], rows,
           claim="Two rankers order architectures; pruning the space helps the search (Sec. 3.1.2)",
-          verdict=f"{word if low is not None else 'not judged from one seed'}: Kendall's tau of the loss ranker "
-                  f"{tau:.2f} with {least} sub-nets; what pruning gains in loss {gain:.4f}{span}",
+          verdict=f"{word}: Kendall's tau of the loss ranker {tau:.2f} with {least} sub-nets; {show_gaps(gaps, 4)}",
           numbers={"best losses": {"pruned": pruned, "whole": whole}})
 
 
@@ -329,8 +307,7 @@ def judge_mixed(gaps, ratios, archs):
 
 def mixed(options):
     """Table 5, the primary question: mixed, softmax and linear searches at 257 tokens under one limit in FLOPs"""
-    given = own_flags(options, limit="0.09", samples=100, held_out=250, turns=60)
-    given.limit = float(given.limit)
+    given = own_flags(options, limit=0.09, samples=100, held_out=250, turns=60)
     options.flags = ["--preset", "long", "--batch", str(BATCH), "--steps", str(UPDATES), *options.flags]
     cfg, ranks = config_of(options)
     archs = networks_of(options, given)
@@ -350,17 +327,8 @@ def mixed(options):
     rows = [[role, *("–" if each is None else each for each in (*mean_sd(scores[role]), *gaps.get(role, [None] * 3))),
              found[same[role]][0]["flops"] / 1e6, statistics.median(times[same[role]]), ratios[role][1],
              mf.arch_text(arch)] for role, arch in archs.items()]
-
-    def draw(axes):
-        for role in alone:
-            axes.plot([statistics.median(times[role])] * len(scores[role]), scores[role], "o", alpha=0.8,
-                      label=" = ".join(name for name in same if same[name] == role))
-        tokens = (cfg.image // cfg.patch) ** 2 + 1
-        axes.set(xlabel=f"ms of a picture ({tokens} tokens)", ylabel="test accuracy", title="A dot a seed")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
     write(options, ["network", "accuracy", "sd", "mixed - it", "low", "high", "MFLOPs", "ms", "mixed : it",
-                    "architecture"], rows, draw=draw,
+                    "architecture"], rows,
           claim="A search over mixed attention beats one over softmax at the same limit (Table 5), at 257 tokens",
           paper="; ".join(f"{task} {', '.join(map(str, values))}" for task, values in TABLE_5.items()) + " (mFormer, "
                 "all softmax, all linear). Its softmax has relative positions, and the claim is about that one; the "
@@ -400,16 +368,7 @@ def networks(options):
     judged = {kind: found[tokens, f"{kind}, one softmax of four"] for kind in ("relative", "plain")}
     fast = [high <= SHORT for _, _, high in judged.values()]
     words = "; ".join(f"{kind} {ratio:.2f} ({low:.2f} to {high:.2f})" for kind, (low, ratio, high) in judged.items())
-
-    def draw(axes):
-        for place, name in enumerate(types):
-            own = [row for row in rows if row[1] == name]
-            axes.loglog([row[0] for row in own], [row[2] for row in own], marker="os^Dv"[place], label=name)
-        axes.set_xticks(lengths := [row[0] for row in own], lengths)
-        axes.minorticks_off()
-        axes.set(xlabel="tokens", ylabel="ms of a picture", title="Four layers of width 64, forward")
-        axes.legend(frameon=False)
-    write(options, ["tokens", "network", "ms", "of softmax alone", "from", "to"], rows, draw=draw,
+    write(options, ["tokens", "network", "ms", "of softmax alone", "from", "to"], rows,
           claim=f"One softmax layer of four takes {SHORT} of the time of softmax alone, or less, at 1,025 tokens",
           verdict=f"{'holds' if all(fast) else 'holds in part' if any(fast) else 'does not hold'}: the mix takes, of "
                   f"its own softmax alone, {words}", numbers={"load": os.getloadavg()[0]})
@@ -433,21 +392,14 @@ def decoder(options):
 
 def shape(options):
     """Figures 5 and 6: widths, heads, types and connections layer by layer"""
-    given = own_flags(options, arch=[])
+    given = own_flags(options, arch=())
     cfg, ranks = config_of(options)
     rows = []
     for name in given.arch or mf.PUBLISHED[cfg.task]:
         arch = mf.chosen_arch(dataclasses.replace(cfg, arch=str(name)), ranks)
         rows += [[name, title, " ".join(map(str, getattr(arch, feature)))]
                  for feature, (title, depth) in mf.FEATURES.items() if depth and getattr(arch, feature)]
-
-    def draw(axes):
-        for name, title, values in rows:
-            if title == "Enc FFN Dim":
-                axes.plot([int(value) for value in values.split()], marker="o", label=name)
-        axes.set(xlabel="layer", ylabel="Enc FFN Dim")
-        axes.legend(fontsize="small")
-    write(options, ["architecture", "feature", "layer by layer"], rows, draw=draw,
+    write(options, ["architecture", "feature", "layer by layer"], rows,
           claim="cosFormer* wants shallow and thin networks (Figures 5 and 6)",
           paper="published is cosFormer*'s list for CIFAR-10 alone; the others are made to the paper's totals")
 
@@ -466,15 +418,9 @@ def pareto(options):
 
     def beaten(row):
         return any(other[2] >= row[2] and other[3] <= row[3] and other[2:4] != row[2:4] for other in found)
-
-    def draw(axes):
-        for folder, score, value, flops, _, parameters in found:
-            axes.scatter(flops, value, s=parameters / 4e4, label=folder, alpha=0.6)
-        axes.set(xlabel="FLOPs", ylabel=found[0][1])
-        axes.legend(fontsize="small")
-    write(options, ["folder", found[0][1], "FLOPs", "latency", "parameters", "on the front"],
-          [[row[0], *row[2:], not beaten(row)] for row in found], draw=draw,
-          claim="mFormer balances score and FLOPs (Figure 1)", paper="mFormer is on the front of both tasks")
+    write(options, ["folder", "score", "FLOPs", "latency", "parameters", "on the front"],
+          [[row[0], *row[2:], not beaten(row)] for row in found],
+          claim=f"mFormer balances {found[0][1]} and FLOPs (Figure 1)", paper="mFormer is on the front of both tasks")
 
 
 def attention_call(kind, tokens, device):
@@ -542,18 +488,9 @@ def length(options):
             kinds.append("relative softmax")
         if tokens <= max(2048, given.longest):
             rows += attention_costs(kinds, tokens, ranks.device, clock)
-
-    def draw(axes):
-        for kind, mark in zip(dict.fromkeys(row[0] for row in rows), "os^D"):
-            own = [row for row in rows if row[0] == kind]
-            axes.loglog([row[1] for row in own], [row[3] for row in own], marker=mark, linewidth=2, label=kind)
-        axes.set_xticks(lengths := sorted({row[1] for row in rows}), lengths)
-        axes.minorticks_off()
-        axes.set(xlabel="tokens", ylabel="forward and backward, ms", title="Attention alone: 8 heads of 64, batch 1")
-        axes.legend(frameon=False)
     summary = [dict(zip(("type", "power_of_time", "power_of_memory", "linear_faster_from"), row))
                for row in length_summary(rows)]
-    write(options, ["type", "tokens", "forward ms", "forward and backward ms", "kept MB", "peak MB"], rows, draw=draw,
+    write(options, ["type", "tokens", "forward ms", "forward and backward ms", "kept MB", "peak MB"], rows,
           claim="Linear attention grows linearly with the length and softmax does not",
           verdict=judge_growth(summary), numbers={"growth": summary, "load": os.getloadavg()[0]})
     for row in summary:

@@ -1,10 +1,11 @@
-"""How the pictures of tests/claims look, and those that are drawn from the JSON files that stand here.
+"""The pictures of tests/claims: how they look, and how each is drawn from the JSON record of its result.
 
 A picture is a light card with dark ink, opaque, so that it reads alike on GitHub's light and dark pages. Colours have a
 contrast of 3 and more with the card.
 """
 import io
 import re
+import statistics
 
 CARD, INK = "#fcfcfa", "#24292f"
 COLOURS = ("#0072b2", "#c8500a", "#00805c", "#a04f94", "#8a6d1d", "#b0124f", "#24292f", "#6b7280")
@@ -13,6 +14,7 @@ STYLE = {"figure.facecolor": CARD, "axes.facecolor": CARD, "savefig.facecolor": 
          "axes.grid": True, "grid.color": "#dcdfe3", "axes.axisbelow": True, "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "font.size": 10.5, "axes.titlesize": 11.5,
          "lines.linewidth": 1.8, "lines.markersize": 5}
+MARKERS = "os^Dv"
 MODELS = {  # one colour a model in all pictures: how its name begins -> place in COLOURS
     "op-nas": 0, "evolution": 2, "random": 7, "searched": 0, "autobert": 0, "autotinybert": 0, "albert": 0, "bert": 1,
     "rule": 1, "published": 0, "hybrid": 2, "convolution": 3, "linear": 0, "causal linear": 5, "softmax": 1,
@@ -50,28 +52,24 @@ def draw_figure(path, draw):
     return True
 
 
-def draw_predictor(axes, record):
-    """By how much each predictor errs on the shapes that it has not seen."""
-    for place, (kind, guessed) in enumerate(record["predicted"].items()):
-        errors = [100 * (guess / took - 1) for guess, took in zip(guessed, record["measured"])]
-        axes.semilogx(record["measured"], errors, "os^"[place], markersize=4, color=COLOURS[place], label=kind)
-    axes.axhline(0, color=INK, linewidth=1)
-    axes.set(xlabel="measured, ms", ylabel="predicted too much, %",
-             title=f"{len(record['measured'])} shapes that no predictor has seen")
-
-
-def draw_length(axes, record):
-    """Time of an attention's forward and backward against its tokens."""
-    kind, tokens, time = (record["columns"].index(name) for name in ("type", "tokens", "forward and backward ms"))
-    for place, (name, mark) in enumerate(zip(dict.fromkeys(row[kind] for row in record["rows"]), "s^oD")):
-        own = [row for row in record["rows"] if row[kind] == name]
-        axes.loglog([row[tokens] for row in own], [row[time] for row in own], marker=mark, label=name,
-                    color=colour(name, place))
-    lengths = sorted({row[tokens] for row in record["rows"]})
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.minorticks_off()
-    axes.set(xlabel="tokens", ylabel="forward and backward, ms",
-             title="One attention on one CPU thread: 8 heads of 64, batch 1")
+def of_columns(x, y, by, named=None, logarithmic=False, **labels):
+    """A function that draws two columns of a record's table against each other: markers of one colour for each value of
+    the column `by`, with what the column `named` says beside them, joined by lines where the axes are logarithmic."""
+    def draw(axes, record):
+        across, up, group = (record["columns"].index(name) for name in (x, y, by))
+        for place, name in enumerate(dict.fromkeys(row[group] for row in record["rows"])):
+            own = [row for row in record["rows"] if row[group] == name]
+            axes.plot([row[across] for row in own], [row[up] for row in own], label=name, color=colour(name, place),
+                      marker=MARKERS[place % len(MARKERS)], linestyle="-" if logarithmic else "")
+            for row in own if named else []:
+                axes.annotate(row[record["columns"].index(named)], (row[across], row[up]), fontsize="small")
+        if logarithmic:
+            marks = sorted({row[across] for row in record["rows"]})
+            axes.set(xscale="log", yscale="log")
+            axes.set_xticks(marks, [f"{mark:,}" for mark in marks])
+            axes.minorticks_off()
+        axes.set(**{"xlabel": x, "ylabel": y, **labels})
+    return draw
 
 
 def draw_hybrid(axes, record):
@@ -79,13 +77,162 @@ def draw_hybrid(axes, record):
     arms = list(record["seeds"][0])
     for place, arm in enumerate(arms):
         values = [seed[arm]["mean"] for seed in record["seeds"]]
-        axes.barh(place, sum(values) / len(values), color=colour(arm, place), alpha=0.6)
+        axes.barh(place, statistics.mean(values), color=colour(arm, place), alpha=0.6)
         axes.plot(values, [place] * len(values), ".", color=INK)
     axes.set_yticks(range(len(arms)), arms)
     axes.invert_yaxis()
-    axes.set(xlabel="mean of CoLA (Matthews) and MRPC, QNLI, RTE (accuracy)", title="A bar a mean, a dot a seed")
+    axes.set(xlabel=f"mean of {', '.join(record['columns'][3:-1]).replace('CoLA', 'CoLA (Matthews)')}",
+             title="A bar a mean, a dot a seed")
 
 
-PICTURES = {  # {paper: {result: draw(axes, its record)}}: drawn without measuring again
-    "autobert_zero": {"hybrid": draw_hybrid}, "albert": {}, "mformer": {"length": draw_length},
-    "autotinybert": {"predictor": draw_predictor}}
+def draw_searches(axes, record):
+    """Figure 6 of AutoBERT-Zero: the best score so far of each search, a line a seed."""
+    for place, name in enumerate(record["search_scores"][0]):
+        for number, scores in enumerate(seed[name] for seed in record["search_scores"]):
+            best = [max(scores[:end]) for end in range(1, len(scores) + 1)]
+            axes.step(range(1, len(best) + 1), best, where="post", color=colour(name, place),
+                      label=None if number else name)
+    axes.set(xlabel="evaluated candidates", ylabel="best score so far", title="A line a search")
+
+
+def draw_fidelity(axes, record):
+    """Figure 8 of AutoBERT-Zero: scores in the search against those of full training, a colour a task."""
+    for place, (name, (tau, _, _)) in enumerate(record["kendall"].items()):
+        axes.plot([100 * row[1 + 2 * place] for row in record["rows"]],
+                  [100 * row[2 + 2 * place] for row in record["rows"]], "o", label=f"{name}, tau {tau:.2f}")
+    axes.set(xlabel="score in the search, %", ylabel="score fully trained, %", title="Kendall's tau by task")
+
+
+def draw_uniformity(axes, record):
+    """Figure 5 of AutoBERT-Zero: two curves a run, in its colour."""
+    for place, name in enumerate(record["columns"][1:]):
+        axes.plot([row[0] for row in record["rows"]], [row[1 + place] for row in record["rows"]], marker="o",
+                  color=COLOURS[place // 2], linestyle="--" if name.startswith("cosine") else "-", label=name)
+    axes.set(xlabel="layer (0: embeddings)", ylabel="relative residual, mean cosine",
+             title=f"Token uniformity on {record['task']}")
+
+
+def draw_speedups(axes, record):
+    """Each model's measured speed-up against the published one, beside the line on which they agree."""
+    families = {"AutoTinyBERT": "searched", "BERT": "BERT's rule (BERT-S)", "PF": "Turc et al. (PF)"}
+    rows = record["rows"][1:]  # without BERT-base itself
+    for place, (family, label) in enumerate(families.items()):
+        for distilled in (False, True):
+            own = [row for row in rows if row[0].split("-")[0] == family and ("KD" in row[0]) == distilled]
+            if own:
+                axes.scatter([row[4] for row in own], [row[3] for row in own], marker=MARKERS[place],
+                             edgecolors=COLOURS[place], facecolors="none" if distilled else COLOURS[place],
+                             label=label + ", distillation" * distilled)
+    least, most = 0.9 * min(min(row[3:5]) for row in rows), 1.1 * max(max(row[3:5]) for row in rows)
+    axes.plot([1, most], [1, most], color="gray", linewidth=1, label="as published")
+    axes.set(xscale="log", yscale="log", xlabel="published speed-up over BERT-base (times)",
+             ylabel="measured here (times)", title="One CPU thread, a sequence of 128 tokens")
+    axes.minorticks_off()
+    marks = [mark for mark in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40) if mark < most]
+    axes.set_xticks(marks, marks)
+    axes.set_yticks(marks, marks)
+    axes.set(xlim=(least, most), ylim=(least, most))
+    axes.legend(fontsize=8)
+
+
+def draw_predictor(axes, record):
+    """By how much each predictor errs on the shapes that it has not seen."""
+    for place, (kind, guessed) in enumerate(record["predicted"].items()):
+        errors = [100 * (guess / took - 1) for guess, took in zip(guessed, record["measured"])]
+        axes.semilogx(record["measured"], errors, MARKERS[place], markersize=4, color=COLOURS[place], label=kind)
+    axes.axhline(0, color=INK, linewidth=1)
+    axes.set(xlabel="measured, ms", ylabel="predicted too much, %",
+             title=f"{len(record['measured'])} shapes that no predictor has seen")
+
+
+def draw_ranking(axes, record):
+    """Figure 4 of AutoTinyBERT: one-shot scores against those of models trained alone, a colour a variant."""
+    scores = {tuple(key): score for *key, score in record["scores"]}
+    for place, label in enumerate(label for label in record["pairwise"] if label != "stand-alone"):
+        own = [(seed, arch) for seed, kind, arch in scores if kind == label]
+        axes.plot([scores[seed, "stand-alone", arch] for seed, arch in own],
+                  [scores[seed, label, arch] for seed, arch in own], MARKERS[place % len(MARKERS)], label=label)
+    axes.set(xlabel="stand-alone", ylabel="one-shot", title="Figure 4")
+
+
+def draw_convergence(axes, record):
+    """Figure 5 of AutoTinyBERT: held-out loss against updates, from the SuperPLM's weights and from scratch."""
+    for name, curve in record["curves"].items():
+        axes.plot(*zip(*curve), color=COLOURS[not name.endswith("taken")], label=name)
+    axes.set(xlabel="step", ylabel="held-out loss", title="Figure 5")
+
+
+def draw_shapes(axes, record):
+    """Loss against time of searched shapes and of the rule's; a dot a seed, the mean larger, a line at each limit."""
+    for number, (limit, kind, arch, *_) in enumerate(record["rows"]):
+        took, losses, shown = record["milliseconds"][arch], record["losses"][arch], COLOURS[number // 2]
+        marker = "o" if kind == "searched" else "s"
+        axes.plot([took] * len(losses), losses, marker, color=shown, alpha=0.3)
+        axes.plot(took, statistics.mean(losses), marker, color=shown, markersize=10, label=f"{kind}: {arch}")
+        if arch == limit:
+            axes.axvline(took, color=shown, linestyle=":")
+    axes.set(xlabel="milliseconds a sequence of encoder and pooler (dotted: the limit)",
+             ylabel="held-out loss of masked words, nats", title="Searched shapes and the rule's; a dot a seed")
+
+
+def draw_sharing(axes, record):
+    """Masked words against E: a line a sharing, a dot a seed."""
+    lines = {}
+    for name, values in record["seeds"].items():
+        sharing, _, E = name.partition(" E=")
+        lines.setdefault(sharing, {})[int(E)] = [100 * value for value in values]
+    for place, (sharing, words) in enumerate(lines.items()):
+        axes.plot(list(words), [statistics.mean(values) for values in words.values()], marker=MARKERS[place],
+                  color=COLOURS[place], label=sharing)
+        axes.plot([E for E in words for _ in words[E]], sum(words.values(), []), ".", color=COLOURS[place], alpha=0.5)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(words), [f"{E}" + " = H" * (E == max(words)) for E in words])
+    axes.set(xlabel="E, dimensions of an embedding", ylabel="masked words found, %", title="A dot a seed, lines: means")
+
+
+def draw_layers(axes, record):
+    """Figure 1 of ALBERT: the distance and the angle between each layer's input and its output, means over seeds."""
+    curves = {}
+    for name, models in record["curves"].items():
+        for kind, lines in zip(("trained", "random weights"), models):
+            curves.setdefault(f"{name.partition(', seed')[0]}, {kind}", []).append(lines)
+    for side, key, style, label in ((axes, "l2", "-", "L2 distance of input and output (solid)"),
+                                    (axes.twinx(), "degrees", "--", "their angle in degrees (dashed)")):
+        for place, (name, seeds) in enumerate(curves.items()):
+            means = [statistics.mean(line[key] for line in lines) for lines in zip(*seeds)]
+            side.plot(range(1, len(means) + 1), means, style, color=COLOURS[place], label=name)
+        side.set(xlabel="layer", ylabel=label, ylim=(0, None))
+    axes.legend()
+
+
+def draw_mixed(axes, record):
+    """Accuracy against the time of a picture, a dot a seed; roles of one architecture share their dots."""
+    for name in dict.fromkeys(record["same"].values()):
+        accuracies = [run["accuracy"] for run in record["runs"][name]]
+        axes.plot([statistics.median(record["ms"][name])] * len(accuracies), accuracies, "o", alpha=0.8,
+                  label=" = ".join(role for role, same in record["same"].items() if same == name))
+    axes.set(xlabel="ms of a picture", ylabel="test accuracy", title="A dot a seed")
+
+
+def draw_widths(axes, record):
+    """Figure 5 of mFormer: the feed-forward width of each encoder layer."""
+    for name, feature, values in record["rows"]:
+        if feature == "Enc FFN Dim":
+            axes.plot(range(1, len(values.split()) + 1), [int(value) for value in values.split()], "o-", label=name)
+    axes.set(xlabel="layer", ylabel="Enc FFN Dim")
+
+
+PICTURES = {  # {paper: {result: draw(axes, its record)}}
+    "autobert_zero": {"hybrid": draw_hybrid, "hybrid_real": draw_hybrid, "op_nas": draw_searches,
+                      "fidelity": draw_fidelity, "uniformity": draw_uniformity},
+    "autotinybert": {"latency": draw_speedups, "predictor": draw_predictor, "ranking": draw_ranking,
+                     "pareto": of_columns("speed-up", "score %", "kind"), "convergence": draw_convergence,
+                     "shape": draw_shapes, "shape_second": draw_shapes},
+    "albert": {"sharing": draw_sharing, "layers": draw_layers, "smoothness": draw_layers},
+    "mformer": {"importance": of_columns("rank", "pair accuracy lost", "regarding", named="feature"),
+                "mixed": draw_mixed,
+                "networks": of_columns("tokens", "ms", "network", logarithmic=True, ylabel="ms of a picture",
+                                       title="Four layers of width 64, forward"),
+                "shape": draw_widths, "pareto": of_columns("FLOPs", "score", "folder"),
+                "length": of_columns("tokens", "forward and backward ms", "type", logarithmic=True,
+                                     title="One attention: 8 heads of 64, batch 1")}}

@@ -5,9 +5,13 @@ A claim is one command from data to verdict,
     python -m tests.claims.albert sharing --corpus path/to/corpus --jobs 2
 
 It runs the paper file's own command lines (run_all: run folders that are finished are skipped, so that a killed study
-goes on), reads the run folders, and writes results/PAPER/NAME.json with every raw number, and NAME.png where matplotlib
-is installed. `python -m tests.claims.PAPER redraw` draws again, from the JSON files, what pictures.py knows;
-PAPER.md is made of them and of listed.py, where every claim of a paper stands, by `python -m tests.claims.PAPER page`.
+goes on), reads the run folders, and writes results/PAPER/NAME.json with every raw number. pictures.py draws NAME.png
+from that file where matplotlib is installed, and `python -m tests.claims.PAPER redraw` draws all again. PAPER.md is
+made of the JSON files and of listed.py, where every claim of a paper stands, by `python -m tests.claims.PAPER page`.
+
+What a study asks stands above its function, written down before its runs: the hypothesis, the settings and the pilot
+that chose them, the seeds, and when to stop. Arms of a study differ in one thing and share the seed's text, order,
+masks and first weights where they can; what is judged are their differences, paired by seed, by the 95% interval.
 """
 import argparse
 import functools
@@ -95,6 +99,29 @@ def interval(differences):
     return mean, mean - half, mean + half
 
 
+def paired(values, one, other):
+    """interval of the differences of two arms, seed by seed. values: {arm: [value of each seed]}."""
+    return interval([mine - theirs for mine, theirs in zip(values[one], values[other])])
+
+
+def above(found, bound=0):
+    """Whether an interval lies above the bound; False where a single seed gives none."""
+    return found[1] is not None and found[1] > bound
+
+
+def show_gaps(gaps, digits=2):
+    """{what: interval} in words, with signs."""
+    return "; ".join(f"{what} {mean:+.{digits}f}" + ("" if low is None else f" [{low:+.{digits}f}, {high:+.{digits}f}]")
+                     for what, (mean, low, high) in gaps.items())
+
+
+def judge_all(holds, seeds=3):
+    """The verdict on hypotheses of which each holds or not; fewer than three seeds judge nothing."""
+    if seeds < 3:
+        return f"not judged: {seeds} of 3 seeds"
+    return "holds" if all(holds) else "holds in part" if any(holds) else "does not hold at this size"
+
+
 def bootstrap(statistic, *columns, draws=2000):
     """(statistic(*columns), low, high): the 95% percentile interval over the rows, drawn again with replacement."""
     columns, generator = [np.asarray(column) for column in columns], np.random.default_rng(0)
@@ -131,6 +158,22 @@ def pairwise_accuracy(predictions, labels):
     return float(0.5 + 0.5 * (np.sum(one * two, dtype=np.int64) + both_tied) / (n * (n - 1)))
 
 
+def own_flags(options, **defaults):
+    """A namespace of a study's own flags, which are taken out of options.flags; a default of () takes several words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in defaults.items():
+        several = {"nargs": "+"} if default == () else {"type": type(default)}
+        parser.add_argument(f"--{name}", default=default, **several)
+    own, options.flags = parser.parse_known_args(options.flags)
+    return own
+
+
+def run_settings(folder, Config, **others):
+    """The Config of a run folder's settings, with these in the place of its own."""
+    settings = read_json(folder / "config.json")["settings"].items()
+    return Config(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings} | others)
+
+
 def run_all(options, commands, done="done.json"):
     """Run commands of paper files, options.jobs at a time with one thread each; {name: run folder}.
 
@@ -160,24 +203,32 @@ def run_all(options, commands, done="done.json"):
     return folders
 
 
-def write(options, columns, rows, *, claim, paper="", verdict="not judged", numbers=None, draw=None):
-    """Print the table of a claim and write it as NAME.json, with a picture by draw(axes) where matplotlib is installed.
+def write(options, columns, rows, *, claim, paper="", verdict="not judged", numbers=None):
+    """Print the table of a claim and write it as NAME.json, with the picture that pictures.py has for it.
 
     claim: what the paper claims, in a sentence; paper: its number; verdict: holds | holds in part | does not hold | not
     run | not judged, and a few words; numbers: what else the JSON file keeps, every seed's raw number.
     """
     options.results.mkdir(parents=True, exist_ok=True)
     print(table(columns, rows))
-    picture = options.results / f"{options.name}.png"
-    shown = draw_figure(picture, draw) if draw else False
     here, runs = environment(torch.device("cpu")), [*options.runs.glob("*.seconds")]
     record = {"claim": claim, "paper": paper, "verdict": verdict, "columns": columns, "rows": rows,
               **(numbers or {}), "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
-              "picture": picture.name if shown else None, "seconds": round(time.time() - options.began, 1),
+              "picture": None, "seconds": round(time.time() - options.began, 1),
               **({"run_seconds": sum(float(path.read_text()) for path in runs)} if runs else {}),
               **{key: here[key] for key in ("commit", "hardware", "torch")}}
-    write_atomic(options.results / f"{options.name}.json", json.dumps(record, indent=1))
-    print(f"verdict: {verdict}\nwritten: {options.results / options.name}.json")
+    path = options.results / f"{options.name}.json"
+    write_atomic(path, json.dumps(record, indent=1))
+    draw_again(options.paper, path)
+    print(f"verdict: {verdict}\nwritten: {path}")
+
+
+def draw_again(paper, path):
+    """Draw the picture that pictures.py has for a result, from its JSON file, and name it there."""
+    draw, record = PICTURES[paper].get(path.stem), read_json(path)
+    if draw and draw_figure(path.with_suffix(".png"), lambda axes: draw(axes, record)):
+        write_atomic(path, json.dumps({**record, "picture": f"{path.stem}.png"}, indent=1))
+        print(f"drawn: {path.with_suffix('.png')}")
 
 
 def fill(text, paper):
@@ -278,17 +329,6 @@ def page(paper, results=RESULTS):
     return "\n".join([*head, *lines, "", "---", "", made]) + "\n"
 
 
-def redraw(paper, results):
-    """Draw the pictures that pictures.py draws from the JSON files, without measuring again."""
-    for name, draw in PICTURES[paper].items():
-        path = results / f"{name}.json"
-        if path.exists():
-            record = read_json(path)
-            if draw_figure(path.with_suffix(".png"), lambda axes: draw(axes, record)):
-                write_atomic(path, json.dumps({**record, "picture": f"{name}.png"}, indent=1))
-                print(f"drawn: {path.with_suffix('.png')}")
-
-
 def main(paper, claims, argv=None):
     """The command line of a paper's claims: NAME, `redraw` or `page`. Flags that are no study's go to the paper file.
 
@@ -313,7 +353,8 @@ def main(paper, claims, argv=None):
     if options.name == "page":
         write_atomic(Path(__file__).parent / f"{paper}.md", page(paper))
     elif options.name == "redraw":
-        redraw(paper, options.results)
+        for path in sorted(options.results.glob("*.json")):
+            draw_again(paper, path)
     else:
         claims[options.name](options)
     return 0
