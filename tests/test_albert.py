@@ -463,7 +463,7 @@ NET = ["--hidden", "16", "--heads", "2", "--ffn", "32"]
     ("parameters", None, 0, 24), ("flops", None, 0, 6), ("layers", SMALL, 0, 2),
     ("speed", [*SMALL, "--vocab_size", "50"], 0, 2),
     ("order", [*NET, "--layers", "2", "--embedding", "8", "--fitting", "64"], 5, 4),
-    ("sharing", [*NET, "--layers", "2", "--hidden", "64", "--rows", "64"], 12, 4),
+    ("sharing", [*NET, "--layers", "2", "--hidden", "64", "--rows", "64"], 12, 12),
     ("depth", [*NET, "--embedding", "8", "--rows", "64"], 4, 4), ("dropout", ["--batch", "2", "--rows", "64"], 2, 2),
     ("groups", ["--batch", "2", "--rows", "64"], 3, 3), ("width", ["--batch", "2", "--rows", "64"], 3, 3),
     ("equal_time", ["--batch", "2", "--rows", "64"], 6, 6),
