@@ -860,6 +860,31 @@ def test_claims_that_train(tiny_data, whole, tmp_path):
     assert row[1] > 0
 
 
+@pytest.mark.slow
+def test_the_searched_shape_is_compared_with_the_rules(tiny_data, tmp_path):
+    """The whole study at the smallest size, measured first, alone; run again, it trains nothing."""
+    flags = ("--largest 2-16-64-2-16 --smallest 1-8-8-1-8 --reference 2-16-64-2-16 --vocab_size 46 --latency_archs 6 "
+             "--steps 2 --further_steps 1 --batch 8 --population 2 --generations 1 --winners 2 --held_out 0.3 "
+             "--latency_length 16 --latency_rounds 1 --small 1-16-64-2-16 --deep 2-16-64-2-16").split()
+    flags += ["--corpus", tiny_data[0] / "text.txt"]
+    study.main("autotinybert", claims.CLAIMS, [*map(str, ["shape", *flags, "--only", "latency", "--runs",
+                                                          tmp_path / "shape"])])
+    made = tmp_path / "shape" / "superplm"
+    assert (made / "predictor.pt").exists() and not (made / "superplm").exists()
+    record = claimed("shape", flags, tmp_path)
+    assert [row[1] for row in record["rows"]] == ["rule", "searched"] * 2 and "not judged" in record["verdict"]
+    assert all(row[6] > row[5] > 0 for row in record["rows"])  # the head takes time too
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "shape").rglob("*") if path.is_file()}
+    assert claimed("shape", flags, tmp_path)["losses"] == record["losses"]
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "shape").rglob("*") if path.is_file()}
+
+
+def test_a_second_superplm_has_a_seed_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "shape", lambda options: (tmp_path / "shape_second.json").write_text(json.dumps(
+        options.flags)))
+    assert claimed("shape_second", ["--corpus", "text"], tmp_path) == ["--seed", "6", "--corpus", "text"]
+
+
 # --- the text of the file ---
 
 def test_every_departure_stands_in_the_docstring_and_where_it_happens():
