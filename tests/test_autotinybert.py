@@ -893,10 +893,3 @@ def test_every_departure_stands_in_the_docstring_and_where_it_happens():
     numbers = [int(number) for number in re.findall(r"\bD(\d+)\b", atb.__doc__.split("Differs:")[1])]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) == 16
     assert {int(number) for number in re.findall(r"\bD(\d+)\b", code)} == set(numbers)
-
-
-def test_the_ten_questions_name_what_is_there():
-    text = (ROOT / "tests" / "claims" / "questions" / "autotinybert.md").read_text()
-    answers = re.findall(r"\(((?:`[\w.]+`(?:, )?)+)\)$", text, re.MULTILINE)
-    names = [name for answer in answers for name in re.findall(r"`([\w.]+)`", answer)]
-    assert len(answers) == 10 and all(functools.reduce(getattr, name.split("."), atb) for name in names)
