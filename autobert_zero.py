@@ -16,13 +16,13 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fi
          Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
          D5 padding hidden · D6 V alone in layers 10, 12 · D7 one edit a mutation · D8 untried operations ·
-         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds · D12 diverged: 0, no parent ·
-         D13 SentencePiece · D14 other depths, conv-only · D15 MLM as proxy task · D16 half change a kind ·
-         D17 masks by batch · D18 kernels begin random · D19 mean of tasks, none twice · D20 best on dev ·
-         D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions · D25 dropout on n x n softmax ·
-         D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere · D29 paths up to 12 · D30 one FFN ·
-         D31 diverged: the worst in Eq. 3 · D32 negative metrics: 0 · D33 N_i by occurrence · D34 fixed rounds ·
-         D35 delete, rewire by chance · D36 best look by 2,000 rows
+         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds ·
+         D12 diverged: score 0, no parent · D13 SentencePiece · D14 other depths, conv-only · D15 MLM as proxy task ·
+         D16 half change a kind · D17 masks by batch · D18 kernels begin random · D19 mean of tasks, none twice ·
+         D20 best on dev · D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions ·
+         D25 dropout on n x n softmax · D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere ·
+         D29 paths up to 12 · D30 one FFN · D31 diverged: the worst in Eq. 3 · D32 negative metrics: 0 ·
+         D33 N_i by occurrence · D34 fixed rounds · D35 delete, rewire by chance · D36 best look by 2,000 rows
 """
 import ast
 import dataclasses
@@ -778,7 +778,7 @@ class OperationPriority:
         self.cfg, self.cells = cfg, {}  # {(options, position): (summed scores, numbers of samples)}
         worst = min((line["score"] for line in history if not line["diverged"]), default=0.0)
         for line in history:
-            score = worst if line["diverged"] else line["score"]  # D31: not 0, which would banish all that it is made of
+            score = worst if line["diverged"] else line["score"]  # D31: 0 would banish all that it is made of
             for number, layer in enumerate(parse_arch(line["arch"])):
                 if isinstance(layer, int):
                     self.add(KERNELS, number, layer, score)
@@ -952,9 +952,9 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
 
 
 def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
-    """{task: main metric on dev} of a copy of the model tuned on each, kept in path. D32: a negative metric counts as 0,
-    as a diverged candidate's. D15: MLM is the share of held-out masked words that it finds; minutes leave GLUE at
-    chance."""
+    """{task: main metric on dev} of a copy of the model tuned on each, kept in path. D32: a negative metric counts as
+    0, which a diverged candidate has. D15: MLM is the share of held-out masked words that it finds; minutes leave GLUE
+    at chance."""
     scores = read_json(path, dict) if path.exists() else {}
     for name in [name for name in tasks if name not in scores]:
         if name == "MLM":

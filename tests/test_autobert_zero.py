@@ -238,8 +238,8 @@ def test_softmax_attention_is_not_seen_where_its_parts_are_read_again():
                  "softmax(scale(V @ V.T)) @ K"):
         graph = abz.parse_formula(text)
         assert bool(abz.find_softmax_attention(graph)) == (text == "softmax(scale(V @ V.T)) @ K")
-        inputs = padded_inputs(graph)
-        torch.testing.assert_close(abz.run_graph(graph, inputs), abz.run_graph(graph, inputs, plan=(abz.infer_graph(graph), None)))
+        inputs, by_node = padded_inputs(graph), (abz.infer_graph(graph), None)
+        torch.testing.assert_close(abz.run_graph(graph, inputs), abz.run_graph(graph, inputs, plan=by_node))
 
 
 def test_euclidean_is_cdist_and_has_finite_gradients_where_rows_coincide():
@@ -352,8 +352,8 @@ def priority_of(*samples, **settings):
 
 
 def test_probabilities_explore_and_exploit():
-    """The bonus of what was tried seldom is in the unit of the scores, a better mean leads, one sample says nothing, and
-    no option dies out (D8, D9)."""
+    """The bonus of what was tried seldom is in the unit of the scores, a better mean leads, one sample says nothing,
+    and no option dies out (D8, D9)."""
     samples = [(op, 0.5) for number, op in enumerate(abz.OPS[:4]) for _ in range(1 + 5 * number)]
     plain, exploring = priority_of(*samples, alpha=0.0), priority_of(*samples, alpha=0.01)
     assert exploring[abz.OPS[0]] > 3 * exploring[abz.OPS[3]] and plain[abz.OPS[3]] > exploring[abz.OPS[3]] + 0.05

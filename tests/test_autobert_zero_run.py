@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -197,7 +196,8 @@ def test_pretraining_on_two_processes_has_the_same_weights_and_feeds_fine_tuning
     first, second = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["owned"]["model"]
                      for name in ("one", "two"))
     assert max((first[name] - second[name]).abs().max().item() for name in first) < 1e-5
-    tuned = run(command(files, ["--finetune", "CoLA"], tmp_path / "tuned", "--init", str(tmp_path / "one"), "--runs", "2"))
+    more = "--init", str(tmp_path / "one"), "--runs", "2"
+    tuned = run(command(files, ["--finetune", "CoLA"], tmp_path / "tuned", *more))
     assert tuned.returncode == 0, tuned.stderr
     scores = json.loads((tmp_path / "tuned" / "done.json").read_text())
     assert scores["tasks"]["CoLA"]["n"] == 2 and "taken over" in scores["tasks"]["CoLA"]["start"]
@@ -337,8 +337,9 @@ def test_the_grid_has_a_job_for_every_setting_of_the_appendix(files, tmp_path, m
                 "metrics": {"matthews": 0.1, "main": len(seen) / 100}}
     monkeypatch.setattr(abz, "finetune_job", job)
     arguments = command(files, ["--finetune", "CoLA"], tmp_path, "--arch", "conv3 | conv5", "--grid", "--runs", "1")[2:]
-    assert abz.main(arguments) == 0 and len(seen) == 24 and set(seen) == set(itertools.product(
-        paper("learning rates of the grid"), paper("weight decays of the grid"), paper("evaluation intervals of the grid")))
+    assert abz.main(arguments) == 0 and len(seen) == 24
+    names = "learning rates of the grid", "weight decays of the grid", "evaluation intervals of the grid"
+    assert set(seen) == set(itertools.product(*map(paper, names)))
     best = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
     assert tuple(best["setting"]) == seen[-1] and len(list((tmp_path / "jobs").glob("*.json"))) == 24
     assert [path.parent.name for path in tmp_path.glob("jobs/*/checkpoint.pt")] == [best["job"]]

@@ -15,7 +15,6 @@ import albert
 import autobert_zero
 import autotinybert
 import bench
-import mformer
 import test_rehearsal
 from common.tasks import LONGEST
 from test_flow import mformer_of
