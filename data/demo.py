@@ -1,22 +1,19 @@
 """Demo data: real English text that every machine with Python and torch already has, and small tasks made from it
-by rules.
+by rules. Nothing is downloaded, and the scores mean nothing outside this repository (README.md beside this file).
 
-Nothing is downloaded. The text is the documentation that the installed Python, numpy and torch carry: the language
-reference behind `help()` and the docstrings of their modules, read with `ast` from the source files (no module is
-imported), and cleaned until running English is left. One module or topic is what the tasks call a document; in the
-corpus each docstring of two sentences or more is one, so that the order of sentences has a meaning.
-
-The documents are dealt out by a hash of their names, so that nothing a task shows was ever in the pre-training text:
+The text is the documentation that the installed Python, numpy and torch carry, read with `ast` from the source files
+(no module is imported), and cleaned until running English is left. One module or topic is a document of the tasks; in
+the corpus each docstring of two sentences or more is one, so that the order of sentences has a meaning. Documents are
+dealt out by a hash of their names, so that nothing a task shows was ever in the pre-training text:
 
     corpus   75%   one sentence a line, a blank line between documents (the input format of BERT and ALBERT)
     tasks    25%   of which 70% feed the train files, 15% dev, 15% test
 
-Every label of a task is decided by a rule and no label needs an opinion. What the rules ask for is what masked words
-and neighbouring sentences teach: is the word order natural, does this sentence continue that one, which word belongs
-in the gap. The file formats are the official ones, so what reads the demo data reads the real sets too. The scores
-on it mean nothing outside this repository.
+Every label is decided by a rule, which asks for what masked words and neighbouring sentences teach: is the word order
+natural, does this sentence continue that one, which word belongs in the gap. The file formats are the official ones.
 """
 import ast
+import collections
 import contextlib
 import hashlib
 import importlib.util
@@ -30,6 +27,7 @@ import shutil
 import sysconfig
 import tempfile
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -190,17 +188,24 @@ def raw_documents():
             yield source, path.relative_to(root).as_posix(), module_docstrings(path)
 
 
+class Document(NamedTuple):
+    """Neighbouring sentences of one module or topic. owners: for each of them the number of its docstring there."""
+    source: str
+    name: str
+    lines: list
+    owners: list
+
+
 def read_documents(least=8, most=200):
-    """[(source, name, [sentences], places)], no sentence twice; documents of fewer than `least` sentences dropped,
-    longer than `most` cut. places: for each sentence the number of its docstring."""
+    """Documents without a sentence that came before; of fewer than `least` sentences dropped, longer than `most` cut.
+    """
     documents, seen = [], set()
     bar = tqdm(raw_documents(), desc="reading documentation", unit=" modules", leave=False, disable=None)
     for source, name, texts in bar:
-        kept = [(place, sentence) for place, text in enumerate(texts) for sentence in prose(text, seen)]
+        kept = [(sentence, owner) for owner, text in enumerate(texts) for sentence in prose(text, seen)]
         for start in range(0, len(kept), most):
-            if len(kept[start:start + most]) >= least:
-                places, lines = zip(*kept[start:start + most])
-                documents.append((source, f"{source}/{name}/{start}", list(lines), places))
+            if len(part := kept[start:start + most]) >= least:
+                documents.append(Document(source, f"{source}/{name}/{start}", *map(list, zip(*part))))
     return documents
 
 
@@ -208,13 +213,13 @@ def deal(documents):
     """{part: documents} with part one of corpus, train, dev, test, dealt out by a hash of the document's name."""
     parts = {"corpus": [], "train": [], "dev": [], "test": []}
     for document in documents:
-        share = int(hashlib.sha256(document[1].encode()).hexdigest()[:8], 16) % 1000
+        share = int(hashlib.sha256(document.name.encode()).hexdigest()[:8], 16) % 1000
         part = "corpus" if share < 750 else "train" if share < 925 else "dev" if share < 963 else "test"
         parts[part].append(document)
     return parts
 
 
-# --- rules shared by the tasks ---------------------------------------------------------------------------------------
+# --- what the rules of the tasks are made of ------------------------------------------------------------------------
 FUNCTION_WORDS = set("""a about after all also an and any are as at be because been before but by can does each either
     else for from had has have if in into is it its may more most must not of on only or other otherwise over same
     should so some such than that the their them then there these they this those to under until up used using was were
@@ -227,9 +232,9 @@ def is_content(word):
 
 
 def pick(documents, rng, count, least=8, most=30):
-    """`count` (document, position) pairs of different sentences with `least` to `most` words, or as many as there
-    are."""
-    places = [(lines, position) for _, _, lines in documents for position, line in enumerate(lines)
+    """`count` (lines of a document, position) pairs of different sentences with `least` to `most` words, or as many as
+    there are."""
+    places = [(document.lines, position) for document in documents for position, line in enumerate(document.lines)
               if least <= len(line.split()) <= most]
     return rng.sample(places, min(count, len(places)))
 
@@ -278,69 +283,55 @@ def question(before, after, side=6):
 
 
 # --- GLUE ------------------------------------------------------------------------------------------------------------
-def cola(documents, rng, count):
-    """Is the word order natural (1) or scrambled (0)? Rows of (label, sentence)."""
-    chosen = [lines[position] for lines, position in pick(documents, rng, count)]
-    return [(index % 2, line if index % 2 else scramble(line, rng)) for index, line in enumerate(chosen)]
+def similarity(row, lines, position, rng):
+    """How much of the first sentence's order is left in the second? 5 x the share of the words outside a scrambled
+    stretch."""
+    words, share = lines[position].split(), rng.choice((0, 4, 6, 8, 10)) / 10
+    size = round(share * len(words))
+    start = rng.randint(0, len(words) - size)
+    stretch = scramble(" ".join(words[start:start + size]), rng).split() if share else []
+    return 5 - 5 * share, [lines[position], " ".join(words[:start] + stretch + words[start + size:])], False
+
+
+def two_questions(row, lines, position, rng):
+    """Do two cloze questions ask about the same sentence (1), or does the second one ask about a neighbour or a
+    scrambled sentence (0)?"""
+    line = lines[position]
+    other = line if row % 2 else scramble(line, rng) if row % 4 else neighbour(lines, position, rng)
+    gaps = gap(line, rng), gap(other, rng)
+    return (row % 2, [question(before, after, 9) for before, _, after in gaps], False) if all(gaps) else None
+
+
+def answer(row, lines, position, rng):
+    """Does the sentence answer the cloze question, or is it one that would, scrambled?"""
+    found = gap(lines[position], rng)
+    return (ENTAILED[row % 2], [question(found[0], found[2]), lines[position]], row % 2 == 0) if found else None
+
+
+def places(least=8, times=1):
+    """What draws sentences of `least` words or more, with the documents that they stand in; `times` as many as rows
+    are wanted, where some give no row."""
+    return lambda documents, rng, count: pick(documents, rng, times * count, least)
 
 
 def subjects(documents):
     """[documents about everything else, documents about torch]."""
-    return [[document for document in documents if (document[0] == "torch") == torch] for torch in (False, True)]
+    return [[document for document in documents if (document.source == "torch") == torch] for torch in (False, True)]
 
 
-def sst2(documents, rng, count):
-    """Does the sentence come from torch (1) or from the rest (0)? Rows of (label, sentence)."""
-    giveaway = re.compile(r"(?i)tensor|torch|numpy|ndarray|array|cuda|python|autograd")  # these would name the answer
+def by_subject(documents, rng, count):
+    """Sentences about everything else and about torch, in turns, that do not name the answer."""
     sides = []
     for subject in subjects(documents):
         texts = [lines[position] for lines, position in pick(subject, rng, 2 * count)]
-        sides.append([text for text in texts if not giveaway.search(text)][:count // 2])
-    return [(label, line) for pair in zip(*sides) for label, line in enumerate(pair)]
-
-
-def mrpc(documents, rng, count):
-    """Do both say the same (1: one sentence, thinned out twice) or not (0: the second then scrambled)? The words that
-    both share tell nothing. Rows of (label, first, second)."""
-    rows = []
-    for index, (lines, position) in enumerate(pick(documents, rng, count, least=12)):
-        first, second = thin(lines[position], rng), thin(lines[position], rng)
-        rows.append((index % 2, first, second if index % 2 else scramble(second, rng)))
-    return rows
-
-
-def qqp(documents, rng, count):
-    """Do two cloze questions ask about the same sentence (1), or does the second one ask about a neighbour or a
-    scrambled sentence (0)? Rows of (label, first, second)."""
-    rows = []
-    for lines, position in pick(documents, rng, 2 * count, least=10):
-        same, turn = len(rows) % 2, len(rows) % 4
-        other = lines[position] if same else scramble(lines[position], rng) if turn else neighbour(lines, position, rng)
-        gaps = gap(lines[position], rng), gap(other, rng)
-        if all(gaps) and len(rows) < count:
-            rows.append((same, question(gaps[0][0], gaps[0][2], 9), question(gaps[1][0], gaps[1][2], 9)))
-    return rows
-
-
-def stsb(documents, rng, count):
-    """How much of the first sentence's order is left in the second? 5 x the share of the words outside a scrambled
-    stretch. Rows of (score, first, second)."""
-    rows = []
-    for lines, position in pick(documents, rng, count, least=13):
-        words, share = lines[position].split(), rng.choice((0, 4, 6, 8, 10)) / 10
-        size = round(share * len(words))
-        start = rng.randint(0, len(words) - size)
-        stretch = scramble(" ".join(words[start:start + size]), rng).split() if share else []
-        rows.append((5 - 5 * share, lines[position], " ".join(words[:start] + stretch + words[start + size:])))
-    return rows
+        sides.append([text for text in texts if not GIVEAWAY.search(text)][:count // 2])
+    return [(line,) for pair in zip(*sides) for line in pair]
 
 
 def continuations(documents, rng, count):
-    """`count` triples of sentences: one, the next one, and one about another subject.
-
-    The subjects are torch and everything else. Half of the triples begin in each, so that the second and the third
-    are drawn alike and only the first can tell which of them continues it.
-    """
+    """Triples of sentences: one, the next one, and one about another subject. Half of them begin in torch, half in
+    everything else, so that the second and the third are drawn alike and only the first can tell which of them
+    continues it."""
     texts = [[(lines[position - 1], lines[position]) for lines, position in pick(subject, rng, 2 * count) if position]
              for subject in subjects(documents)]
     pairs = [zip(texts[side], rng.sample(texts[1 - side], len(texts[1 - side]))) for side in (0, 1)]
@@ -348,101 +339,97 @@ def continuations(documents, rng, count):
     return triples[:count]
 
 
-def mnli(documents, rng, count):
-    """What is the second sentence to the first: entailment (the next one), neutral (one about another subject),
-    contradiction (the next one, scrambled)? Rows of (label, first, second)."""
-    rows = []
-    for index, (first, second, other) in enumerate(continuations(documents, rng, count)):
-        label = ("entailment", "neutral", "contradiction")[index // 2 % 3]
-        rows.append((label, first, {"entailment": second, "neutral": other}.get(label) or scramble(second, rng)))
-    return rows
-
-
-def rte(documents, rng, count):
-    """Does the second sentence follow the first (entailment) or is it the one that does, scrambled?
-    Rows of (label, first, second)."""
-    labels = ("not_entailment", "entailment")
-    return [(labels[index // 2 % 2], first, second if index // 2 % 2 else scramble(second, rng))
-            for index, (first, second, _) in enumerate(continuations(documents, rng, count))]
-
-
-def qnli(documents, rng, count):
-    """Does the sentence answer the question (entailment), or is it one that would, scrambled? The words that both
-    share tell nothing, the order of the sentence's all. Rows of (label, cloze question, sentence)."""
-    rows, labels = [], ("not_entailment", "entailment")
-    for lines, position in pick(documents, rng, 2 * count):
-        found, line = gap(lines[position], rng), lines[position]
-        if found and len(rows) < count:
-            answers = len(rows) % 2
-            rows.append((labels[answers], question(found[0], found[2]), line if answers else scramble(line, rng)))
-    return rows
-
-
+ENTAILED, LABELS = ("not_entailment", "entailment"), ("entailment", "neutral", "contradiction")
+GIVEAWAY = re.compile(r"(?i)tensor|torch|numpy|ndarray|array|cuda|python|autograd")
+# Task: what is drawn for its rows; the rule, which makes of a row's number, what was drawn for it and a random
+# generator (label, texts, whether the last text is then scrambled), or None where the draw gives no row.
+RULES = {
+    # Is the word order natural (1) or scrambled (0)?
+    "CoLA": (places(), lambda row, lines, position, rng: (row % 2, [lines[position]], row % 2 == 0)),
+    # Does the sentence come from torch (1) or from the rest (0)?
+    "SST-2": (by_subject, lambda row, line, rng: (row % 2, [line], False)),
+    # Do both say the same (1: one sentence, thinned out twice) or not (0: the second then scrambled)?
+    "MRPC": (places(12), lambda row, lines, position, rng: (
+        row % 2, [thin(lines[position], rng), thin(lines[position], rng)], row % 2 == 0)),
+    "STS-B": (places(13), similarity),
+    "QQP": (places(10, 2), two_questions),
+    # Is the second sentence the next one (entailment), one about another subject (neutral), or the next one, scrambled?
+    "MNLI": (continuations, lambda row, first, following, other, rng: (
+        LABELS[row // 2 % 3], [first, other if row // 2 % 3 == 1 else following], row // 2 % 3 == 2)),
+    "QNLI": (places(8, 2), answer),
+    # Does the second sentence follow the first, or is it the one that does, scrambled?
+    "RTE": (continuations, lambda row, first, following, other, rng: (
+        ENTAILED[row // 2 % 2], [first, following], row // 2 % 2 == 0)),
+}
 MNLI_HEADER = ("index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse "
                "sentence2_parse sentence1 sentence2")
 STSB_HEADER = "index genre filename year old_index source1 source2 sentence1 sentence2"
-# task: (rule, rows to train on, header of the files with labels, row layout, header of the test file, row layout);
-# {i} is the line's number, {y} the label, {a} and {b} the texts. CoLA's labelled files have no header.
-GLUE = {
-    "CoLA": (cola, 4000, "", "demo {y} {star} {a}", "index sentence", "{i} {a}"),
-    "SST-2": (sst2, 2400, "sentence label", "{a} {y}", "index sentence", "{i} {a}"),
-    "MRPC": (mrpc, 3600, "Quality|#1 ID|#2 ID|#1 String|#2 String", "{y} {i}1 {i}2 {a} {b}",
-             "index|#1 ID|#2 ID|#1 String|#2 String", "{i} {i}1 {i}2 {a} {b}"),
-    "STS-B": (stsb, 3600, STSB_HEADER + " score", "{i} demo demo none {i} none none {a} {b} {y}",
-              STSB_HEADER, "{i} demo demo none {i} none none {a} {b}"),
-    "QQP": (qqp, 3600, "id qid1 qid2 question1 question2 is_duplicate", "{i} {i}1 {i}2 {a} {b} {y}",
-            "id question1 question2", "{i} {a} {b}"),
-    "MNLI": (mnli, 4200, MNLI_HEADER + " label1 gold_label", "{i} {i} {i}d demo - - - - {a} {b} {y} {y}",
-             MNLI_HEADER, "{i} {i} {i}d demo - - - - {a} {b}"),
-    "QNLI": (qnli, 3600, "index question sentence label", "{i} {a} {b} {y}", "index question sentence", "{i} {a} {b}"),
-    "RTE": (rte, 3600, "index sentence1 sentence2 label", "{i} {a} {b} {y}",
-            "index sentence1 sentence2", "{i} {a} {b}"),
-}
 GLUE_DEV_ROWS = 600  # of dev and of test; the standard error of an accuracy near 0.8 is 1.6 points
-GLUE_FILES = {"MNLI": {"train": "train", "dev": "dev_matched dev_mismatched", "test": "test_matched test_mismatched"}}
+# Task: rows to train on, header of the files with labels, row layout, header of the test file, row layout; {i} is the
+# line's number, {y} the label, {a} and {b} the texts. CoLA's labelled files have no header.
+GLUE = {
+    "CoLA": (4000, "", "demo {y} {star} {a}", "index sentence", "{i} {a}"),
+    "SST-2": (2400, "sentence label", "{a} {y}", "index sentence", "{i} {a}"),
+    "MRPC": (3600, "Quality|#1 ID|#2 ID|#1 String|#2 String", "{y} {i}1 {i}2 {a} {b}",
+             "index|#1 ID|#2 ID|#1 String|#2 String", "{i} {i}1 {i}2 {a} {b}"),
+    "STS-B": (3600, STSB_HEADER + " score", "{i} demo demo none {i} none none {a} {b} {y}",
+              STSB_HEADER, "{i} demo demo none {i} none none {a} {b}"),
+    "QQP": (3600, "id qid1 qid2 question1 question2 is_duplicate", "{i} {i}1 {i}2 {a} {b} {y}",
+            "id question1 question2", "{i} {a} {b}"),
+    "MNLI": (4200, MNLI_HEADER + " label1 gold_label", "{i} {i} {i}d demo - - - - {a} {b} {y} {y}",
+             MNLI_HEADER, "{i} {i} {i}d demo - - - - {a} {b}"),
+    "QNLI": (3600, "index question sentence label", "{i} {a} {b} {y}", "index question sentence", "{i} {a} {b}"),
+    "RTE": (3600, "index sentence1 sentence2 label", "{i} {a} {b} {y}", "index sentence1 sentence2", "{i} {a} {b}"),
+}
+
+
+def make_rows(draw, rule, documents, count, rng):
+    """Up to `count` rows (label, texts) in a random order."""
+    rows = []
+    for drawn in draw(documents, rng, count):
+        made = rule(len(rows), *drawn, rng)
+        if made and len(rows) < count:
+            label, texts, scrambled = made
+            rows.append((label, [*texts[:-1], scramble(texts[-1], rng)] if scrambled else texts))
+    rng.shuffle(rows)
+    return rows
 
 
 def tsv(header, layout, rows):
     """The text of a .tsv file; `layout` is a row with one space between the fields, `header` one with spaces or
     bars between them."""
-    separator = "|" if "|" in header else " "
-    lines = [header.replace(separator, "\t")] if header else []
-    for index, (label, first, *second) in enumerate(rows):
-        values = {"i": index, "y": label, "a": first, "b": (second or [""])[0], "star": "" if label else "*"}
+    lines = [header.replace("|" if "|" in header else " ", "\t")] if header else []
+    for index, (label, texts) in enumerate(rows):
+        values = {"i": index, "y": label, "a": texts[0], "b": texts[-1], "star": "" if label else "*"}
         lines.append(layout.replace(" ", "\t").format(**values))
     return "\n".join(lines) + "\n"
 
 
-def write_glue(folder, parts):
-    """The eight tasks with GLUE's folder names and file layouts; returns {task/file: rows}."""
-    counts = {}
-    for task, (rule, train_rows, header, layout, test_header, test_layout) in GLUE.items():
-        (folder / task).mkdir(parents=True)
-        for part, names in GLUE_FILES.get(task, {"train": "train", "dev": "dev", "test": "test"}).items():
-            for name in names.split():
-                rng = random.Random(f"{SEED} {task} {name}")
-                rows = rule(parts[part], rng, train_rows if part == "train" else GLUE_DEV_ROWS)
-                rng.shuffle(rows)
-                text = tsv(test_header, test_layout, rows) if part == "test" else tsv(header, layout, rows)
-                (folder / task / f"{name}.tsv").write_text(text, encoding="utf-8")
-                counts[f"{task}/{name}"] = len(rows)
-    return counts
+def glue_files(parts):
+    """The eight tasks with GLUE's folder names and file layouts; counted: rows."""
+    for task, (train_rows, header, layout, *of_test) in GLUE.items():
+        for part in ("train", "dev", "test"):
+            for half in ("_matched", "_mismatched") if task == "MNLI" and part != "train" else ("",):
+                name = f"{task}/{part}{half}"
+                count = train_rows if part == "train" else GLUE_DEV_ROWS
+                rows = make_rows(*RULES[task], parts[part], count, random.Random(f"{SEED} {task} {part}{half}"))
+                yield f"{name}.tsv", tsv(*(of_test if part == "test" else (header, layout)), rows), name, len(rows)
 
 
 # --- SQuAD and RACE --------------------------------------------------------------------------------------------------
 def runs(documents, least_words):
-    """[(title, [runs])]: the documents cut into runs of neighbouring sentences with at least `least_words` words
+    """[(name, [runs])]: the documents cut into runs of neighbouring sentences with at least `least_words` words
     each."""
     cut = []
-    for _, name, lines in documents:
+    for document in documents:
         pieces, run = [], []
-        for line in lines:
+        for line in document.lines:
             run.append(line)
             if sum(len(part.split()) for part in run) >= least_words:
                 pieces.append(run)
                 run = []
         if pieces:
-            cut.append((name, pieces))
+            cut.append((document.name, pieces))
     return cut
 
 
@@ -473,20 +460,17 @@ def squad_paragraph(title, number, pieces, rng, version):
     return {"context": context, "qas": entries}
 
 
-def write_squad(folder, parts):
-    """train- and dev- files of versions 1.1 and 2.0; returns {file: questions}."""
-    folder.mkdir()
-    counts = {}
+def squad_files(parts):
+    """train- and dev- files of versions 1.1 and 2.0; counted: questions."""
     for version, label, suffix in ((1, "1.1", "v1.1"), (2, "v2.0", "v2.0")):
         for part in ("train", "dev"):
-            rng, articles = random.Random(f"{SEED} squad {part} {version}"), []
+            rng, articles, name = random.Random(f"{SEED} squad {part} {version}"), [], f"{part}-{suffix}"
             for title, pieces in runs(parts[part], 60):
                 made = [squad_paragraph(title, number, pieces, rng, version) for number in range(len(pieces))]
-                articles.append({"title": title, "paragraphs": [paragraph for paragraph in made if paragraph["qas"]]})
-            counts[f"{part}-{suffix}"] = sum(len(p["qas"]) for article in articles for p in article["paragraphs"])
-            text = json.dumps({"version": label, "data": [article for article in articles if article["paragraphs"]]})
-            (folder / f"{part}-{suffix}.json").write_text(text, encoding="utf-8")
-    return counts
+                if asked := [paragraph for paragraph in made if paragraph["qas"]]:
+                    articles.append({"title": title, "paragraphs": asked})
+            count = sum(len(paragraph["qas"]) for article in articles for paragraph in article["paragraphs"])
+            yield f"{name}.json", json.dumps({"version": label, "data": articles}), name, count
 
 
 def options_in(lines):
@@ -512,22 +496,17 @@ def race_article(run, pool, hard, rng):
     return entry
 
 
-def write_race(folder, parts):
-    """RACE/{train,dev,test}/{middle,high}/N.txt, one JSON object a file; middle has short articles. Returns
-    {part/level: questions}."""
-    counts = {}
+def race_files(parts):
+    """{train,dev,test}/{middle,high}/N.txt, one JSON object a file; middle has short articles. Counted: questions."""
     for part in ("train", "dev", "test"):
-        pool = options_in(line for _, _, lines in parts[part] for line in lines)
+        pool = options_in(line for document in parts[part] for line in document.lines)
         for level, least_words in (("middle", 70), ("high", 140)):
-            rng, target = random.Random(f"{SEED} race {part} {level}"), folder / part / level
-            target.mkdir(parents=True)
+            rng, name = random.Random(f"{SEED} race {part} {level}"), f"{part}/{level}"
             articles = [run for _, pieces in runs(parts[part], least_words) for run in pieces][level == "high"::2]
             made = [race_article(run, pool, level == "high", rng) for run in articles]
             for number, entry in enumerate(entry for entry in made if entry["questions"]):
-                text = json.dumps({**entry, "id": f"{level}{number}.txt"})
-                (target / f"{number}.txt").write_text(text + "\n", encoding="utf-8")
-            counts[f"{part}/{level}"] = sum(len(entry["questions"]) for entry in made)
-    return counts
+                text = json.dumps({**entry, "id": f"{level}{number}.txt"}) + "\n"
+                yield f"{name}/{number}.txt", text, name, len(entry["questions"])
 
 
 # --- translation -----------------------------------------------------------------------------------------------------
@@ -572,17 +551,14 @@ def translate(sentence, german):
     return text[0].upper() + text[1:]
 
 
-def write_translation(folder, documents):
-    """train (up to 10,000 pairs), valid and test (400 each), .en and .de; returns {part: pairs}."""
-    lines = [line for _, _, lines in documents for line in lines if PLAIN.fullmatch(line)]
+def translation_files(documents):
+    """train (up to 10,000 pairs), valid and test (400 each), .en and .de; counted: pairs."""
+    lines = [line for document in documents for line in document.lines if PLAIN.fullmatch(line)]
     random.Random(f"{SEED} translation").shuffle(lines)
     german = lexicon({word for line in lines for word in re.findall("[a-z]+", line.lower())})
-    parts = {"valid": lines[:400], "test": lines[400:800], "train": lines[800:10_800]}
-    folder.mkdir()
-    for part, chosen in parts.items():
-        for side, texts in (("en", chosen), ("de", [translate(line, german) for line in chosen])):
-            (folder / f"{part}.{side}").write_text("\n".join(texts) + "\n", encoding="utf-8")
-    return {part: len(chosen) for part, chosen in parts.items()}
+    for part, english in (("valid", lines[:400]), ("test", lines[400:800]), ("train", lines[800:10_800])):
+        yield f"{part}.en", "\n".join(english) + "\n", part, len(english)
+        yield f"{part}.de", "\n".join(translate(line, german) for line in english) + "\n", part, 0
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -616,37 +592,30 @@ def picture(shape, favourite, rng):
     return pixels.clip(0, 255).astype(np.uint8)
 
 
-def write_cifar10(folder, train=4000, test=1000):
-    """The binary version's five training batches, test batch and list of names; the classes are shapes. Returns
-    {file: records}."""
-    folder.mkdir()
-    (folder / "batches.meta.txt").write_text("\n".join(SHAPES) + "\n\n", encoding="utf-8")
-    counts = {f"data_batch_{number}.bin": train // 5 for number in range(1, 6)} | {"test_batch.bin": test}
+def cifar10_files(train=4000, test=1000):
+    """The binary version's list of names, five training batches and test batch; the classes are shapes. Counted:
+    records."""
+    yield "batches.meta.txt", "\n".join(SHAPES) + "\n\n", "", 0
     rng = np.random.default_rng(SEED)
     hues = np.arange(10)[:, None] / 10 + np.arange(3) / 3  # around the wheel
     shapes, favourites = list(SHAPES.values()), 127 + 100 * np.cos(2 * np.pi * hues)
-    for name, records in counts.items():
+    for name, records in [*((f"data_batch_{k}.bin", train // 5) for k in range(1, 6)), ("test_batch.bin", test)]:
         labels = rng.permutation(np.arange(records) % 10)
         rows = [bytes([label]) + picture(shapes[label], favourites[label], rng).tobytes() for label in labels.tolist()]
-        (folder / name).write_bytes(b"".join(rows))
-    return counts
+        yield name, b"".join(rows), name, records
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
-def write_corpus(folder, documents):
-    """One .txt file a source, one sentence a line, a blank line between docstrings of two sentences or more; returns
-    {source: sentences}."""
-    folder.mkdir()
-    counts = {}
-    for source in sorted({document[0] for document in documents}):
+def corpus_files(documents):
+    """One .txt file a source, one sentence a line, a blank line between docstrings of two sentences or more; counted:
+    sentences."""
+    for source in sorted({document.source for document in documents}):
         texts = []
-        for _, _, lines, places in (document for document in documents if document[0] == source):
-            for place in dict.fromkeys(places):
-                own = [line for line, number in zip(lines, places) if number == place]
+        for document in documents:
+            for owner in dict.fromkeys(document.owners) if document.source == source else ():
+                own = [line for line, number in zip(document.lines, document.owners) if number == owner]
                 texts += ["\n".join(own)] * (len(own) > 1)
-        (folder / f"{source}.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-        counts[source] = sum(text.count("\n") + 1 for text in texts)
-    return counts
+        yield f"{source}.txt", "\n\n".join(texts) + "\n", source, sum(text.count("\n") + 1 for text in texts)
 
 
 def fingerprint(folder):
@@ -661,19 +630,19 @@ def fingerprint(folder):
 def build(folder):
     """Write all demo data into the empty folder `folder`, demo.json last."""
     documents = read_documents()
-    size = sum(len(line.encode()) + 1 for document in documents for line in document[2])
+    size = sum(len(line.encode()) + 1 for document in documents for line in document.lines)
     if size < LEAST_BYTES:
         raise UserError(f"{sysconfig.get_path('stdlib')}: only {size:,} bytes of documentation on this machine, the "
                         f"demo data need {LEAST_BYTES:,}; use a Python with its docstrings, or pass your own data")
-    corpus = deal(documents)["corpus"]
-    documents = [document[:3] for document in documents]
     parts = deal(documents)
-    steps = {"corpus": lambda path: write_corpus(path, corpus), "glue": lambda path: write_glue(path, parts),
-             "squad": lambda path: write_squad(path, parts), "race": lambda path: write_race(path, parts),
-             "cifar10": write_cifar10, "translation": lambda path: write_translation(path, documents)}
-    counts = {}
-    for name, step in tqdm(steps.items(), desc="making demo data", leave=False, disable=None):
-        counts[name] = step(folder / name)
+    sets = {"corpus": corpus_files(parts["corpus"]), "glue": glue_files(parts), "squad": squad_files(parts),
+            "race": race_files(parts), "cifar10": cifar10_files(), "translation": translation_files(documents)}
+    counts = {name: collections.Counter() for name in sets}
+    for name, files in tqdm(sets.items(), desc="making demo data", leave=False, disable=None):
+        for path, content, counted, count in files:
+            (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+            counts[name].update({counted: count} if counted else {})
     about = {"recipe": RECIPE, "sha256": fingerprint(folder), "text_bytes": size, "documents": len(documents),
              "counts": counts}
     (folder / "demo.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
