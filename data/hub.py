@@ -46,7 +46,8 @@ def reason(error):
 def sentences_of(text):
     """The sentences of one document. Lines that were wrapped at a width are joined first."""
     text = text.replace("\0", "")
-    blocks, wrapped = text_blocks(text), find_layout(text[:SAMPLE]).wrapped
+    blocks = text_blocks(text)
+    wrapped = max(map(len, blocks), default=0) > 1 and find_layout(text[:SAMPLE]).wrapped
     units = (" ".join(block) for block in blocks) if wrapped else chain.from_iterable(blocks)
     return list(chain.from_iterable(map(split_sentences, units)))
 
