@@ -53,7 +53,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --pretrain
-    accumulate: int = 1  # parts in which a batch is worked off, at least one a process in --pretrain [>= 1]
+    accumulate: int = 1  # parts of a batch; in --pretrain, if not given, raised to a multiple of the processes [>= 1]
     recompute: bool = False  # gradient checkpointing: keep layers' inputs only
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face folder
@@ -542,7 +542,8 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
     from common.distributed import (Pace, Ranks, autocast, gather, launch, no_sync_until, on_main, peak_memory,
-                                    prefetch, prepare_model, progress, say, seed_everything, seed_of, shard_range)
+                                    prefetch, prepare_model, progress, say, seed_everything, seed_of, set_shards,
+                                    shard_range)
     from common.describe import forecast, ids
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
@@ -793,15 +794,14 @@ def pretrain(cfg):
     """Pre-train (Sec. 4.1)."""
     with launch(cfg.device) as ranks:
         source, pieces = read_source(cfg), cfg.vocab_size
-        cfg.accumulate = max(cfg.accumulate, ranks.size)  # rules the masks: a setting of the run
+        set_shards(cfg, ranks)
         cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
-        if cfg.batch % cfg.accumulate:
-            raise UserError(f"--batch {cfg.batch} is no multiple of its {cfg.accumulate} parts (--accumulate)")
         if cfg.length > cfg.positions:
             raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions (--positions)")
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
+            run.settle(cfg)
             labelled = sentence_runs(text.train, 0, 8192, cfg.length - 3, cfg.seed).second_length > 0
             if cfg.objective != "none" and not labelled.any():
                 raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; raise"
@@ -1133,6 +1133,7 @@ def finetune(cfg, words):
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
         say(ranks, recipe)
         cfg.vocab_size = table_size(data.tokenizer, pieces) if data.tokenizer else pieces
+        run.settle(cfg)
         jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
         task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
             lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask}))

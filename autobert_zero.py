@@ -83,7 +83,7 @@ class Config:
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
     weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
-    accumulate: int = 1  # parts of a batch, shared out over the processes [>= 1]
+    accumulate: int = 1  # parts of a batch; in --pretrain, if not given, raised to a multiple of the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
     recompute: bool = False  # gradient checkpointing: half the memory, a third more time
     init: str = ""  # run folder to start from: of a search (its super-net), a pre-training, a fine-tuning's TASK
@@ -989,6 +989,7 @@ def search(cfg):
         run, data = open_run(cfg, "search", ranks, "corpus", "glue")
         if run.finished:
             return show_best(run.finished, ranks, f"{run.folder}: finished (--restart begins anew)\n")
+        run.settle(cfg)
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
         if source:
             begun = LanguageModel(source[1], cfg) if source[1] else supernet
@@ -1066,7 +1067,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.describe import forecast, ids
     from common.distributed import (Pace, Ranks, autocast, barrier, launch, no_sync_until, on_main, peak_memory,
                                     prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
-                                    shard_range, share_out)
+                                    set_shards, shard_range, share_out)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
@@ -1182,17 +1183,17 @@ def pretrain(cfg):
     with launch(cfg.device) as ranks:
         source = read_run(cfg, "pretrain") if cfg.init else None
         arch = settle_arch(cfg)
-        cfg.accumulate = max(cfg.accumulate, ranks.size)  # shards rule the weights: a setting of the run
-        check(cfg, "pretrain")
+        set_shards(cfg, ranks)
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
             return say(ranks, f"{run.folder}: finished with {run.finished} (--restart begins anew)")
+        cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
+        run.settle(cfg)
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
         if source:
             say(ranks, start_from(model, source))
         model.to(ranks.device)
-        cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
         bar, clock = progress(ranks, cfg.steps, "pretrain"), []  # clock: [step, seconds] of the last report
 
         def report(step, losses, rate):
@@ -1413,6 +1414,7 @@ def finetune(cfg, text):
         run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs))
         if run.finished:
             return show(run.finished, ranks)
+        run.settle(cfg)
         jobs = {}
 
         @functools.cache

@@ -661,8 +661,8 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.describe import forecast
     from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory, pick_device,
-                                    prefetch, progress, reduce_mean, say, seed_everything, seed_of, shard_range,
-                                    share_out, stop_requested)
+                                    prefetch, progress, reduce_mean, say, seed_everything, seed_of, set_shards,
+                                    shard_range, share_out, stop_requested)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint, environment
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
@@ -1054,6 +1054,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
         cfg.steps = cfg.steps or math.ceil(5 * updates)
         scratch = action == "further_train" and not cfg.init
         cfg.further_steps = cfg.further_steps or math.ceil((10 if scratch else 5) * updates)
+    run.settle(cfg)
     if text and cfg.setting == "distill":
         further = action == "further_train" and not cfg.arch
         student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
@@ -1064,14 +1065,6 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     data.tasks = {name: None if name == "MLM" else on_main(
         ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds) for name in names}
     return run, data
-
-
-def set_shards(cfg, ranks):
-    """Unless --accumulate was given, raise it to what the processes can share."""
-    if "accumulate" not in cfg.given:
-        cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
-    if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch} cannot be cut in --accumulate {cfg.accumulate} equal parts")
 
 
 def train_superplm(cfg, data, run):

@@ -1094,12 +1094,9 @@ def search(cfg):
         if run.finished:
             say(ranks, f"{run.folder}: finished (--restart begins anew)")
             return show_search(run.finished, ranks, cfg)
-        if not data.set_aside:
-            raise UserError("--held_out: a search needs examples for its losses")
         seed_everything(cfg.seed, "weights")
         whole = widest(space), cfg, space
         supernet = extract(weights, *whole) if weights else make_model(*whole)
-        set_limit(space, cfg, ranks, run)
         keep = free_features(cfg, cfg.samples)
         say(ranks, f"{cfg.samples} sub-nets are measured; pruning keeps {keep or 'all'} features free")
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
@@ -1153,7 +1150,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.describe import forecast, ids
     from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, on_main, peak_memory, prefetch,
-                                    progress, say, seed_everything, shard_range, stopping)
+                                    progress, say, seed_everything, set_shards, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init
@@ -1164,14 +1161,6 @@ else:
     UserError, check_memory = ValueError, lambda *sizes: None
 
 
-def set_shards(cfg, ranks):
-    """Unless --accumulate was given, raise it to a number that the processes can share."""
-    if "accumulate" not in cfg.given:
-        cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
-    if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch}: it is no multiple of its {cfg.accumulate} shards (--accumulate)")
-
-
 def open_data(cfg, action, ranks):
     """(RunFolder, Pictures or Translations)."""
     set_shards(cfg, ranks)
@@ -1179,7 +1168,13 @@ def open_data(cfg, action, ranks):
     needs = [name for name in names if getattr(cfg, name)] or ([] if cfg.translate else names)
     run, _ = open_run(cfg, action, ranks, *needs)
     reader = Pictures if cfg.task == "cifar10" else Translations
-    return run, reader(cfg, ranks, run.folder, action in ("search", "train"))
+    data = reader(cfg, ranks, run.folder, action in ("search", "train"))
+    if action == "search" and not run.finished:
+        if not data.set_aside:
+            raise UserError("--held_out: a search needs examples for its losses")
+        set_limit(space_of(cfg), cfg, ranks, run)
+    run.settle(cfg)
+    return run, data
 
 
 @torch.no_grad()

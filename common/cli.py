@@ -128,6 +128,18 @@ def check_memory(place, layers, weights):
                         f"GB; choose smaller sizes, and at most {DEEPEST:,} layers")
 
 
+def freeze(config):
+    """From here on an assignment to a knob of this config raises: config.json has said what is computed. A changed copy
+    is made by dataclasses.replace."""
+    def assign(self, name, value):
+        if "frozen" in vars(self):
+            raise AttributeError(f"cfg.{name}: settled before config.json was written; take dataclasses.replace")
+        object.__setattr__(self, name, value)
+
+    type(config).__setattr__ = assign
+    config.frozen = True
+
+
 def settings_of(presets, preset, action, actions):
     """The settings of a preset for an action: {field: value}."""
     found = {**presets[preset], **presets[preset].get(action, {})}

@@ -19,6 +19,7 @@ import functools
 import gc
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -153,6 +154,16 @@ def shard_range(ranks, shards):
                         "make one a multiple of the other (--accumulate)")
     share = shards // ranks.size
     return range(ranks.rank * share, (ranks.rank + 1) * share)
+
+
+def set_shards(cfg, ranks):
+    """Raise --accumulate, unless it was given, to a number of shards that the processes can share. Masks and sums
+    depend on it, so it is a setting of the run. UserError where the processes or the batch do not fit it."""
+    if "accumulate" not in cfg.given:
+        cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
+    shard_range(ranks, cfg.accumulate)
+    if cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
 
 
 class ShardSum:

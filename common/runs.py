@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from common.cli import UserError
+from common.cli import UserError, freeze
 from common.distributed import on_main
 from common.files import fingerprints, load_file, lock, previous, read_json, save_file, write_atomic
 
@@ -32,6 +32,11 @@ def environment(device):
             "platform": platform.platform()}
 
 
+def as_json(value):
+    """A value as it comes back from a JSON file: tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
 def digest(value):
     """A hash of a JSON value."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -41,16 +46,17 @@ class RunFolder:
     """The folder of one run: config.json, log.jsonl, done.json. Made by rank 0, which holds its lock; a folder made
     with other settings, or from other data, is refused. With cfg.restart what a run of the same action wrote goes.
 
-    settings: what is compared with the folder's, NOT_COMPARED aside; default: every knob as it stands in cfg. reads:
-    files and folders that the run reads: their fingerprints are kept and compared.
+    settings: what was asked for, which is compared with what the folder was asked for, NOT_COMPARED aside; default:
+    every knob as it stands in cfg. reads: files and folders that the run reads, whose fingerprints are kept and
+    compared. When the data are open the run calls settle(), and cfg is never assigned to again.
     """
 
     def __init__(self, cfg, action, ranks, settings=None, reads=(), **extra):
         self.folder, self.ranks, self.began = Path(cfg.out), ranks, time.time()
-        settings = json.loads(json.dumps(settings or dataclasses.asdict(cfg)))  # tuples become lists, as in the file
+        self.asked = settings = as_json(settings or dataclasses.asdict(cfg))
         record = {"program": cfg.program, "action": action, "settings": settings, "argv": sys.argv,
                   "processes": ranks.size, **extra}
-        cfg.run, self.new = self, False
+        cfg.run, self.new, self.facts = self, False, {}
         ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
         ranks.run = digest(ruling)
         on_main(ranks, self._open, record, cfg, reads)
@@ -83,7 +89,8 @@ class RunFolder:
 
     def _compare(self, old, record, whole):
         """UserError where config.json is of another program or action or, if whole, of other settings or data."""
-        if not {"program", "action", "settings"} <= old.keys() or not isinstance(old["settings"], dict):
+        if not {"program", "action", "settings"} <= old.keys() or not all(
+                isinstance(old.get(name, {}), dict) for name in ("settings", "asked")):
             raise UserError(f"{self.folder}: its config.json is none of a run, or of an older version's; "
                             "choose another --out")
         if (old["program"], old["action"]) != (record["program"], record["action"]):
@@ -93,9 +100,9 @@ class RunFolder:
             raise UserError(f"{self.folder}: holds a real run, and --dry_run would delete it; choose another --out")
         if not whole:
             return
-        differ = [f"{name} ({old['settings'].get(name)} there, {value} here)"
-                  for name, value in record["settings"].items()
-                  if name not in NOT_COMPARED and old["settings"].get(name) != value]
+        asked = {**old["settings"], **old.get("asked", {})}
+        differ = [f"{name} ({asked.get(name)} there, {value} here)" for name, value in record["settings"].items()
+                  if name not in NOT_COMPARED and asked.get(name) != value]
         if differ:
             raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; "
                             "choose another --out, or --restart to begin anew")
@@ -129,10 +136,17 @@ class RunFolder:
         if self.ranks.main:
             self._write("log.jsonl", {**record, "elapsed": round(time.time() - self.began, 3)})
 
-    def note(self, **facts):
-        """Add to config.json what is known only when the data are open (rank 0)."""
-        path = self.folder / "config.json"
-        write_atomic(path, json.dumps({**read_json(path, dict), **facts}, indent=2))
+    def settle(self, cfg):
+        """Freeze cfg: now that the data are open, its knobs hold the paths and numbers that they stand for. config.json
+        gets these as `settings`, what was asked for in their place as `asked`, and self.facts about the data."""
+        freeze(cfg)
+        path, settings = self.folder / "config.json", as_json(dataclasses.asdict(cfg))
+        if self.ranks.main:
+            record = read_json(path, dict)
+            for name in [name for name in settings if settings[name] != self.asked[name]]:
+                record["settings"][name] = settings[name]
+                record.setdefault("asked", {})[name] = self.asked[name]
+            write_atomic(path, json.dumps({**record, **self.facts}, indent=2))
 
     def discard(self):
         """Delete the folder of a run that a mistake ended before it began, so that the mended command just runs."""

@@ -76,9 +76,9 @@ def send(batch, device):
 
 
 def keep_vocabulary(run, tokenizer):
-    """Copy the tokenizer's file into the run folder, and note in config.json which one it is."""
-    run.note(vocabulary={"file": tokenizer.save(run.folder).name, "pieces": tokenizer.vocab_size,
-                         "fingerprint": tokenizer.fingerprint})
+    """Copy the tokenizer's file into the run folder; config.json is to say which one it is."""
+    run.facts["vocabulary"] = {"file": tokenizer.save(run.folder).name, "pieces": tokenizer.vocab_size,
+                               "fingerprint": tokenizer.fingerprint}
 
 
 def tasks_of(cfg, names=None):

@@ -1062,7 +1062,7 @@ def test_the_demos_recipe_is_for_the_demo_alone(preset, given, demo, tmp_path):
     (["--describe", "--share", "none", "--groups", "2"], "groups 2 with share none"),
     (["--describe", "--heads", "5"], "hidden 64 is no multiple of heads 5"),
     (["--pretrain", "--length", "600"], "--length 600"),
-    (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10 is no multiple of its 4 parts"),
+    (["--pretrain", "--batch", "10", "--accumulate", "4"], "--batch 10: must be a multiple of --accumulate 4"),
     (["--finetune", "CoLA"], "--finetune needs either --init"),
     (["--finetune", "CoLA", "--init", "x", "--ensemble", "y"], "or --ensemble"),
     (["--export", "x"], "--export needs --init")])

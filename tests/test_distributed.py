@@ -23,8 +23,6 @@ from common.distributed import (Pace, Ranks, ShardSum, launch, milliseconds, pre
 from common.files import (fingerprints, load_file, load_newest, lock, read_json, read_jsonl, release_locks, save_file,
                           write_atomic)
 from common.runs import Checkpoint, RunFolder
-from common.tokenization import load_tokenizer
-from data.inputs import keep_vocabulary
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -400,16 +398,6 @@ def test_what_goes_wrong_ahead_is_raised_in_its_place_and_no_thread_is_left():
         if item == 3:
             break
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
-
-
-def test_config_json_says_which_vocabulary_is_used(tmp_path):
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-    run, tokenizer = open_run(tmp_path / "run"), load_tokenizer(tmp_path / "vocab.txt")
-    keep_vocabulary(run, tokenizer)
-    record = json.loads((run.folder / "config.json").read_text())
-    assert record["vocabulary"] == {"file": "vocab.txt", "pieces": 6, "fingerprint": tokenizer.fingerprint}
-    assert record["program"] == "albert" and (run.folder / "vocab.txt").exists()
-    open_run(tmp_path / "run")  # and the folder is still the run's
 
 
 AGAIN = """
