@@ -23,7 +23,8 @@ def test_the_best_so_far_is_drawn_in_steps():
 
 def test_columns_are_drawn_by_group():
     axes, rows = mock.MagicMock(), [["a", 1, 5, "x"], ["b", 2, 6, "y"], ["a", 3, 7, "z"]]
-    pictures.of_columns("n", "value", "kind", named="name")(axes, {"columns": ["kind", "n", "value", "name"], "rows": rows})
+    record = {"columns": ["kind", "n", "value", "name"], "rows": rows}
+    pictures.of_columns("n", "value", "kind", named="name")(axes, record)
     assert [(call.args, call.kwargs["label"]) for call in axes.plot.call_args_list] == [
         (([1, 3], [5, 7]), "a"), (([2], [6]), "b")]
     assert [call.args[0] for call in axes.annotate.call_args_list] == ["x", "z", "y"]

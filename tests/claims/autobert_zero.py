@@ -294,7 +294,9 @@ def pretrain_and_tune(options, seed, arms, steps=2000, tasks=PAIRS):
 
 
 def gaps_of(each, pairs):
-    """{"one - other": interval of the differences of their means} of pairs of arms. each: {arm: scores} of each seed."""
+    """{"one - other": interval of the differences of their means} of pairs of arms.
+
+    each: {arm: its scores}, of each seed."""
     means = {arm: [seed[arm]["mean"] for seed in each] for arm in each[0]}
     return {f"{one} - {other}": study.paired(means, one, other) for one, other in pairs}
 

@@ -240,7 +240,7 @@ def ranking(options):
     scores = {key: score_of(folders[names[key]])[0] for key in fine}
     rows, pairwise = [], {}
     for label in ("stand-alone", *(label for label, _, _ in variants)):
-        columns = [([scores[seed, label, arch] for arch in archs], [scores[seed, "stand-alone", arch] for arch in archs])
+        columns = [tuple([scores[seed, kind, arch] for arch in archs] for kind in (label, "stand-alone"))
                    for seed in range(options.seeds)]
         pairwise[label] = [100 * study.pairwise_accuracy(*pair) for pair in columns]
         mean, deviation = study.mean_sd(pairwise[label])
@@ -252,11 +252,11 @@ def ranking(options):
     judged = judge_all([above(gap) for gap in gaps.values()], options.seeds) if gaps else "not judged: no Algorithm 1"
     truth = [[scores[seed, "stand-alone", arch] for arch in archs] for seed in range(options.seeds)]
     taus = [study.kendall(one, two) for one, two in itertools.combinations(truth, 2)]
-    words = f", points; Kendall's tau between two seeds of the truth {statistics.mean(taus):.2f}" if taus else ", points"
+    between = f"; Kendall's tau between two seeds of the truth {statistics.mean(taus):.2f}" if taus else ""
     study.write(options, ["training", "seeds", "mean score %", "pairwise %", "sd", "Kendall's tau"], rows,
                 claim="Table 3: identical layers, sub-matrix extraction and Alg. 1 make one-shot scores rank right",
                 paper="pairwise accuracy " + ", ".join(f"{number} ({name})" for name, number in PAIRWISE.items()),
-                verdict=f"{judged}: {show_gaps(gaps, 1)}{words}",
+                verdict=f"{judged}: {show_gaps(gaps, 1)} points{between}",
                 numbers={"scores": [[*map(str, key), score] for key, score in scores.items()], "pairwise": pairwise,
                          "differences": gaps, "tau of the truth": taus})
 
@@ -302,7 +302,7 @@ def choose(options, cfg, flags, superplm, limit, seed):
     if rule:
         chosen.append(("BERT rule", str(rule[max(rule, key=lambda run: score_of(folders[run])[0])])))
     else:
-        print(f"BERT rule: no shape of it in this space measures within {limit} x; the study goes on without", flush=True)
+        print(f"BERT rule: no shape of it in this space measures within {limit} x; left out", flush=True)
     rng, smallest = random.Random(f"{seed} random {limit}"), atb.smallest_arch(space)
     return chosen + [("random", str(atb.sample_within(
         space, rng, lambda arch: 0.9 * most < predict([arch])[0] <= most or arch == smallest))) for _ in range(2)]

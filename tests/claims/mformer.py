@@ -93,7 +93,8 @@ def importance(options):
     agree = [first == want for first, want in zip(firsts, wanted)]
     write(options, ["regarding", "rank", "feature", "pair accuracy lost"], rows,
           claim="The number of layers rules efficiency, the attention type the accuracy on images (Sec. 7)",
-          verdict=f"{judge_all(agree)}: first for accuracy is {firsts[0]} (the paper's: {wanted[0]}), for efficiency {firsts[1]} ({wanted[1]})",
+          verdict=f"{judge_all(agree)}: first for accuracy is {firsts[0]} (the paper's: {wanted[0]}), for "
+                  f"efficiency {firsts[1]} ({wanted[1]})",
           paper="translation: Dec Layer Num first for both; CIFAR-10: Enc Attn Type first for accuracy, Enc Layer Num "
                 "for efficiency, Enc Attn Type second there")
 

@@ -310,7 +310,8 @@ def page(paper, results=RESULTS):
             else:
                 own = records[name]["verdict"] if name != names[0] else ""  # a second result's, beside the first's
                 own = capital(sentence(own)) if split_verdict(own)[0] else ""
-                lines += ["", f"*{sentence(records[name]['claim'])}* {own}".rstrip(), *show_result(paper, records[name])]
+                lines += ["", f"*{sentence(records[name]['claim'])}* {own}".rstrip(),
+                          *show_result(paper, records[name])]
             shown.setdefault(name, number)
         lines += ["", f"It takes: {sentence(fill(claim.needs, paper))}"] if claim.needs else []
     rest = {name: record for name, record in records.items() if name not in shown}
@@ -319,8 +320,9 @@ def page(paper, results=RESULTS):
         lines += ["", f'### {record["claim"]} <a id="{name}"></a>', "",
                   " ".join([sentence(record["verdict"]), sentence(record.get("paper") or "")]).rstrip(),
                   *show_result(paper, record)]
-    lines += ["", '## Asked, and not run <a id="asked"></a>', "", table(["question", "command", "core-hours, estimated"], [
-        [question.text, f"`{question.command}`", question.hours] for question in ASKED[paper]])]
+    asked = [[question.text, f"`{question.command}`", question.hours] for question in ASKED[paper]]
+    lines += ["", '## Asked, and not run <a id="asked"></a>', "",
+              table(["question", "command", "core-hours, estimated"], asked)]
     head = [f"# {paper}.py: what the paper claims, measured", "",
             ABOUT.format(paper=paper), "",
             table(["", "claim", "in the paper", "verdict"], overview)]
