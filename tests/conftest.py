@@ -1,4 +1,4 @@
-"""Shared by all tests: the repository on the path, a fixed number of threads, the demo data made once, slow tests."""
+"""Shared by all tests: the repository on the path, a fixed number of threads, the demo data made once, markers."""
 import os
 import sys
 from pathlib import Path
@@ -12,10 +12,13 @@ sys.path.insert(0, str(ROOT))
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests that take more than a few seconds too")
+    parser.addoption("--peers", action="store_true",
+                     help="what tests/requirements-peers.txt names is installed: a test that lacks it fails")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes more than a few seconds; runs with pytest --slow")
+    config.addinivalue_line("markers", "peers: needs packages of tests/requirements-peers.txt; skipped without them")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -24,6 +27,16 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With --peers a test marked so that asks for a package and does not find it has failed."""
+    report, flag = (yield), item.config.getoption
+    left_out = "slow" in item.keywords and not flag("--slow")
+    if report.skipped and flag("--peers") and "peers" in item.keywords and not left_out:
+        report.outcome, report.longrepr = "failed", f"{item.nodeid} lacks a package: {report.longrepr[-1]}"
+    return report
 
 
 @pytest.fixture(scope="session")

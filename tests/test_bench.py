@@ -21,6 +21,7 @@ from test_flow import mformer_of
 from test_rehearsal import ALBERT, TINY, albert_at
 
 
+@pytest.mark.peers
 def test_peers(tmp_path, capsys):
     pytest.importorskip("transformers", reason="peers compares with it: pip install -r tests/requirements-peers.txt")
     found = bench.main(["peers", "--tiny", "--rounds", "2", "--threads", "1", "--out", str(tmp_path / "peers.json")])
