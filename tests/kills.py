@@ -8,6 +8,7 @@ How a run dies: SIGKILL, SIGTERM, `rank` (SIGKILL of one of torchrun's two proce
 import argparse
 import collections
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -24,8 +25,8 @@ import time
 from pathlib import Path
 
 import torch
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 TEXT = "--corpus data/demo/corpus/language.txt --vocab_size 300 --length 24 --batch 8 --dropout 0.1 "
 TUNE = "--train_rows 80 --finetune_batch 8 --finetune_epochs 2 --finetune_length 32 "
 ZERO = "--layers 2 --hidden 16 --heads 2 --ffn 32 --save_every 3 "
@@ -50,7 +51,6 @@ COMMANDS = {  # {program: {name: arguments}}; {name} there is the undisturbed ru
         "train": "--train --arch 'layers=2 hidden=16 ffn=16,32 heads=1,2 types=linear,softmax' --steps 90 " + IMAGES},
     "data/prepare": {"corpus": "corpus --corpus data/demo/corpus --vocab_size 500 --workers 2"},
 }
-MEASURED = ("config.json", "latency.jsonl", "predictor.pt")
 OWN = {"seconds", "search_seconds", "milliseconds", "speedup", "speedup_range", "argv", "environment", "digest",
        "out"}  # what may differ: times, and what says where a run was
 NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.jsonl$|\.previous$")
@@ -65,10 +65,8 @@ def as_program(words, log):
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
     sys.argv, sys.path[0] = words, str(ROOT)
-    if words[0].endswith(".py"):
-        runpy.run_path(words[0], run_name="__main__")
-    else:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    run = runpy.run_path if words[0].endswith(".py") else functools.partial(runpy.run_module, alter_sys=True)
+    run(words[0], run_name="__main__")
 
 
 def start(program, name, out, ranks, restarts=0):
@@ -106,9 +104,10 @@ def undisturbed(program, name, folder, ranks):
 
 def begin(program, name, whole, out):
     """A run's folder: AutoTinyBERT's search begins with what the undisturbed one measured, no function of a seed."""
-    for part in MEASURED if (program, name) == ("autotinybert", "search") else ():
-        out.mkdir(exist_ok=True)
-        shutil.copy(whole / part, out)
+    out.mkdir(exist_ok=True)
+    if (program, name) == ("autotinybert", "search"):
+        for part in ("config.json", "latency.jsonl", "predictor.pt"):
+            shutil.copy(whole / part, out)
     return out
 
 
@@ -118,14 +117,11 @@ def kill(process, kind, rng):
     ranks = children.read_text().split() if kind in ("rank", "all") and process.is_alive() else [process.pid]
     if not process.is_alive() or not ranks:  # or torchrun is about to end
         return False
-    if kind == "rank":
-        os.kill(int(rng.choice(ranks)), signal.SIGKILL)
-    elif kind == "all":  # torchrun starts each rank in a session of its own: left alive they would go on
-        for each in [process.pid, *map(int, ranks)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
-    else:
-        os.kill(process.pid, getattr(signal, kind))
+    # torchrun starts each rank in a session of its own: left alive they would go on
+    victims = {"rank": [rng.choice(ranks)], "all": [process.pid, *ranks]}.get(kind, [process.pid])
+    for each in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(each), getattr(signal, kind, signal.SIGKILL))
     return end(process) is not None
 
 
