@@ -120,24 +120,15 @@ def masked_text(rows, tokens, vocab):
 
 def bert(shape, rows, tokens, arch="bert"):
     from transformers import BertConfig, BertForPreTraining
-    cfg = autobert_zero.Config(**shape, dtype="float32", dropout=0.1)
+    cfg, ranks = autobert_zero.Config(**shape, dtype="float32", dropout=0.1), Ranks(0, 1, CPU)
     ours = autobert_zero.LanguageModel(autobert_zero.read_arch(arch, cfg.layers), cfg).train()
-    ours = prepare_model(ours, Ranks(0, 1, CPU))
-    optimizer = autobert_zero.make_optimizer(ours, cfg.weight_decay)
+    ours, optimizer = prepare_model(ours, ranks), autobert_zero.make_optimizer(ours, cfg.weight_decay)
     (ids, segments, places, words, order), inputs = masked_text(rows, tokens, cfg.vocab_size)
     places = (places + tokens * torch.arange(rows)[:, None]).flatten()
     batch = ids, segments, torch.full((rows,), tokens), places, words.flatten(), order
-
-    def update():
-        losses, _ = autobert_zero.language_losses(ours, batch, cfg, CPU)
-        sum(losses).backward()
-        nn.utils.clip_grad_norm_(ours.parameters(), autobert_zero.CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-
     theirs = BertForPreTraining(their_config(BertConfig, shape)).train()
-    return (update, their_update(theirs, lambda: theirs(**inputs, next_sentence_label=order).loss),
-            sizes_of(ours, theirs))
+    return (lambda: autobert_zero.update(ours, optimizer, iter([batch]), cfg, ranks),
+            their_update(theirs, lambda: theirs(**inputs, next_sentence_label=order).loss), sizes_of(ours, theirs))
 
 
 def albert_base(shape, rows, tokens):
@@ -176,11 +167,7 @@ def fine_tuning(shape, rows, tokens, updates=4):
 
     def our_updates():
         for batch in glue.batches(text, rows, seed=0):
-            logits = ours(batch["ids"], batch["segments"], batch["lengths"])
-            autobert_zero.task_loss(task, logits.float(), batch).backward()
-            nn.utils.clip_grad_norm_(ours.parameters(), autobert_zero.CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
+            autobert_zero.update_task(ours, optimizer, task, batch, cfg, CPU)
     return our_updates, lambda: [update(batch) for batch in padded], sizes_of(ours, theirs)
 
 
