@@ -281,6 +281,7 @@ def test_numbers_equal_those_that_transformers_gave():
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.peers
 @torch.no_grad()
 def test_parity_with_transformers(tmp_path):
     transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
@@ -296,6 +297,7 @@ def read_back(folder):
     return cfg, albert.read_source(cfg)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("act, E, groups", [("gelu_new", 8, 2), ("gelu", 16, 1)])
 @torch.no_grad()
 def test_parity_with_transformers_in_the_other_direction(act, E, groups, tmp_path):
@@ -344,6 +346,7 @@ HARD = [
     *(f"{'=' * k} In {2000 + k}, {k},{100 + k} of {k},5{'-' * k}" for k in range(1, 60))]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("kind", ["spiece", "cased", "vocab"])
 def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, demo, tmp_path):
     """On 1,000 lines of the demo's text and on hard ones; a special piece that is written out is left aside, which

@@ -413,6 +413,7 @@ def test_models_that_do_not_fit_to_the_data_are_refused(tmp_path):
         atb.load_teacher(dataclasses.replace(TINY, setting="distill", teacher=str(tmp_path / "fit")), HERE, 50, 4)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("kind", ["bert", "electra"])
 def test_hugging_face_models_are_read_and_written(kind, tmp_path):
     """transformers' own BERT and ELECTRA (with narrower embeddings) give the states that their folders give here, and

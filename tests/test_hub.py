@@ -32,6 +32,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.peers
 def test_a_row_becomes_a_document_of_sentences(source, tmp_path):
     paths = hub.fetch_text(source, "", tmp_path / "out")
     text = paths[1].read_text()
@@ -39,6 +40,7 @@ def test_a_row_becomes_a_document_of_sentences(source, tmp_path):
     assert len(paths) == 3 and len(documents) == 5 and documents[0] == SENTENCES
 
 
+@pytest.mark.peers
 def test_a_stopped_command_goes_on_with_the_same_bytes(source, tmp_path, monkeypatch):
     hub.fetch_text(source, "", tmp_path / "whole")
     split, seen = hub.sentences_of, []
@@ -59,6 +61,7 @@ def test_a_stopped_command_goes_on_with_the_same_bytes(source, tmp_path, monkeyp
     assert seen[8] == seen[6]  # the second shard began anew, the first did not
 
 
+@pytest.mark.peers
 def test_mistakes_end_in_one_line(source, tmp_path):
     with pytest.raises(UserError, match="--column words: the set has no such column; choose from id, text"):
         hub.fetch_text(source, "", tmp_path / "a", column="words")

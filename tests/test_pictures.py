@@ -30,6 +30,7 @@ def test_columns_are_drawn_by_group():
     assert [call.args[0] for call in axes.annotate.call_args_list] == ["x", "z", "y"]
 
 
+@pytest.mark.peers
 def test_layers_are_counted_in_whole_numbers(tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib.figure", reason="draws: pip install matplotlib")
     figures, real = [], matplotlib.Figure
@@ -85,6 +86,7 @@ def test_pages_and_results_name_pictures_that_are_there():
     assert shown == named == {path.relative_to(results.parent).as_posix() for path in DRAWN}
 
 
+@pytest.mark.peers
 def test_pictures_are_drawn_again_from_their_results(tmp_path):
     image = pytest.importorskip("PIL.Image", reason="draws: pip install matplotlib")
     pytest.importorskip("matplotlib", reason="draws: pip install matplotlib")
