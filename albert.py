@@ -102,6 +102,7 @@ class Config:
     eval_every: int = 0  # updates between looks at dev, the best one counts (Sec. 4.2.2); 0: a twentieth of the steps
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged (Sec. 4.9)
     given, program = frozenset(), "albert"  # the flags that were given, the file's name
+    models = "init", "tokenizer", "ensemble"  # flags that name what is read beside the data
 
 
 # D17: the paper starts from 6 layers (footnote 5, no more is said): --layers 6, --init --layers 12

@@ -108,6 +108,7 @@ class Config:
     no_weight_sharing: bool = False  # candidates start from random weights
     given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
+    models = "init", "tokenizer"  # flags that name what is read beside the data
     writes = "round-*", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?"
 
 
@@ -986,7 +987,7 @@ def search(cfg):
     """OP-NAS (Alg. 1)."""
     with launch(cfg.device) as ranks:
         source = read_run(cfg, "search") if cfg.init else None
-        run, data = open_run(cfg, "search", ranks, "corpus", "glue")
+        run, data = open_run(cfg, "search", ranks, "corpus", "glue", tasks=proxy_names(cfg))
         if run.finished:
             return show_best(run.finished, ranks, f"{run.folder}: finished (--restart begins anew)\n")
         run.settle(cfg)
@@ -1301,9 +1302,13 @@ def recipes(cfg):
                     "SQuAD2.0": Recipe(batch=48, length=length, main="f1", **{**paper, "epochs": 2})}
 
 
+def proxy_names(cfg):
+    return parse_tasks(cfg.tasks, {**glue.TASKS, "MLM": None}, GROUPS)
+
+
 def open_proxies(cfg, data):
     """{name: Task} of --tasks; MLM, which comes last, has none."""
-    names = parse_tasks(cfg.tasks, {**glue.TASKS, "MLM": None}, GROUPS)
+    names = proxy_names(cfg)
     kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
     tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds) for name in names if name != "MLM"}
     return tasks | ({"MLM": None} if "MLM" in names else {})
@@ -1411,7 +1416,7 @@ def finetune(cfg, text):
         names = parse_tasks(text, paper, GROUPS)
         arch, cfg.tasks = settle_arch(cfg), ",".join(names)
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
-        run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs))
+        run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs), tasks=names)
         if run.finished:
             return show(run.finished, ranks)
         run.settle(cfg)

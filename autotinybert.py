@@ -48,6 +48,7 @@ from torch import nn
 class Config:
     """Every knob. The comment is the help text; a preset overrides the default, a flag the preset."""
     given, program = frozenset(), "autotinybert"  # the flags that were given, the file's name; open_run adds run
+    models = "init", "teacher", "tokenizer"  # flags that name what is read beside the data
     # --restart deletes these, beside common.runs.WRITES
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.jsonl", "predictor.pt*",
               "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
@@ -1037,12 +1038,14 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     names = parse_tasks(tasks, recipes()) if tasks else []
     if "MLM" in names and cfg.setting == "distill":
         raise UserError("MLM: --setting distill trains no head for this task; name others")
+    if action == "finetune":
+        cfg.tasks = ",".join(names)  # a setting of the run
     text = text or "MLM" in names
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM"}}
     folders = [hf_models.model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
     cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
-    run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], only=names)
+    run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], tasks=names)
     if run.finished:
         say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
         return run, None

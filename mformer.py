@@ -47,6 +47,7 @@ from torch.utils.flop_counter import FlopCounterMode
 class Config:
     """Every knob; a preset (by task) overrides the default, a flag the preset."""
     given, program = frozenset(), "mformer"  # the flags that were given, the file's name
+    models = "init", "tokenizer"  # flags that name what is read beside the data
     writes = ("weights-*.pt", "text", "valid", "limit.json", "translations.*", "classes.txt")  # --restart deletes
     preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (257 tokens) | base (the paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text

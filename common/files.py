@@ -38,16 +38,21 @@ def write_atomic(path, content):
         file.write(content if isinstance(content, bytes) else content.encode())
 
 
+def existing(path, mend):
+    """The path; MissingFile, with the mend, where no file is there."""
+    if not Path(path).exists() or Path(path).is_dir():
+        raise MissingFile(f"{path}: no such file; {mend}")
+    return Path(path)
+
+
 def read_text(path, mend, newline=None):
     """The text of a UTF-8 file without its byte-order mark; "\\r\\n" becomes "\\n" but with newline="". UserError where
     there is no file, with the mend, or where it is no UTF-8, with the line."""
     try:
-        content = Path(path).read_bytes()
+        content = existing(path, mend).read_bytes()
         if b"\0" in content:
             raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save the file as UTF-8 text")
         text = content.decode("utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise MissingFile(f"{path}: no such file; {mend}") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None

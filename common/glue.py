@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import read_text, write_atomic
+from common.files import existing, read_text, write_atomic
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ TASKS = {task.name: task for task in (
     Task("WNLI", ("0", "1"), (1, 2), -1, (1, 2), ("accuracy",)),
 )}
 SPLITS = ("train", "dev", "test")
+MEND = "point --glue at the folder that holds the tasks' folders"
 MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
               "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched",
               "test_diagnostic": "../diagnostic/diagnostic"}  # AX: what else the leaderboard asks an MNLI model
@@ -83,9 +84,17 @@ class Examples:
                         None if self.labels is None else self.labels[:rows], self.path)
 
 
-def file_of(name, split):
-    """The name of a task's file; MNLI's dev and test are the matched ones."""
-    return f"{MNLI_FILES.get(split, split) if name == 'MNLI' else split}.tsv"
+def path_of(folder, name, split):
+    """A task's file; MNLI's dev and test are the matched ones."""
+    return Path(folder) / name / f"{MNLI_FILES.get(split, split) if name == 'MNLI' else split}.tsv"
+
+
+def files(folder, name, search=False):
+    """What is read of a task: its folder, and for MNLI that of AX. MissingFile where train or dev is not there."""
+    for split in ("train", "dev", *["dev_mismatched"] * (name == "MNLI" and not search)):
+        existing(path_of(folder, name, split), MEND)
+    diagnostic = Path(folder) / "diagnostic"
+    return [Path(folder) / name, *[diagnostic] * (name == "MNLI" and diagnostic.exists())]
 
 
 def read_label(task, cell, place):
@@ -113,10 +122,10 @@ def load(folder, task, split):
     task = TASKS.get(task, task)
     if split not in (*SPLITS, *(MNLI_FILES if task.name == "MNLI" else ())):
         raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
-    path, labelled = Path(folder) / task.name / file_of(task.name, split), not split.startswith("test")
+    path, labelled = path_of(folder, task.name, split), not split.startswith("test")
     text, width = (task.text, task.columns) if labelled else (task.test_text, 0)
     text = (1, 2) if split == "test_diagnostic" else text
-    lines = read_text(path, "point --glue at the folder that holds the tasks' folders", newline="").split("\n")
+    lines = read_text(path, MEND, newline="").split("\n")
     rows = ((number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip())
     if not width:
         _, header = next(rows, (1, []))

@@ -15,15 +15,17 @@ import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import read_json
+from common.files import existing, read_json
 from common.glue import Rows, batches, join  # noqa: F401  (batches(features, ...) is the same for all tasks)
 
+MEND = "point --squad at the folder with the official train and dev JSON files"
 Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, start in context)
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
@@ -51,10 +53,15 @@ def read_question(entry, context, place):
     return Question(name, field(entry, "question", str, place), context, tuple(answers), bool(impossible))
 
 
+def files(folder, name):
+    """{split: file} of SQuAD1.1 or SQuAD2.0; MissingFile where one is not there."""
+    return {split: existing(Path(folder) / f"{split}-v{name[5:]}.json", MEND) for split in ("train", "dev")}
+
+
 def load(path):
     """The questions of a SQuAD JSON file (1.1 or 2.0): a list of Question. UserError where anything is amiss."""
     questions = {}
-    content = read_json(path, mend="point --squad at the folder with the official train and dev JSON files")
+    content = read_json(path, mend=MEND)
     for number, article in enumerate(field(content, "data", list, str(path)), 1):
         for position, paragraph in enumerate(field(article, "paragraphs", list, f"{path}: article {number}"), 1):
             place = f"{path}: article {number}, paragraph {position}"

@@ -121,7 +121,7 @@ class GlueTask(Task):
         splits = ["train", *(part + end for part in (("dev",) if search else ("dev", "test")) for end in ends)]
         splits += ["test_diagnostic"] if "test_mismatched" in splits else []
         self.rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
-                     if not split.startswith("test") or (Path(cfg.glue) / name / glue.file_of(name, split)).exists()}
+                     if not split.startswith("test") or glue.path_of(cfg.glue, name, split).exists()}
         super().__init__(name, "value" if self.task.regression else "class", self.task.classes,
                          (*self.task.metrics, "main"), recipe, glue,
                          {split: glue.encode(part, tokenizer, recipe.length) for split, part in self.rows.items()})
@@ -141,8 +141,8 @@ class SquadTask(Task):
     """A span of the paragraph; in 2.0 [CLS] stands for "no answer"."""
 
     def __init__(self, name, cfg, tokenizer, recipe):
-        self.rows = {split: squad.load(Path(cfg.squad) / f"{split}-v{name[5:]}.json")[:limit(split, cfg) or None]
-                     for split in ("train", "dev")}
+        self.rows = {split: squad.load(path)[:limit(split, cfg) or None]
+                     for split, path in squad.files(cfg.squad, name).items()}
         windows = {split: squad.features(rows, tokenizer, recipe.length, min(128, recipe.length // 3),
                                          training=split == "train") for split, rows in self.rows.items()}
         super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, squad, windows)
@@ -183,6 +183,22 @@ def limit(split, cfg):
     return cfg.train_rows if split == "train" or cfg.dry_run else 0
 
 
+def task_files(names, cfg, flag, search):
+    """What tasks read of --glue or --squad, as paths; MissingFile where a train or dev file is not there."""
+    found = []
+    for name in names:
+        try:
+            if flag == "squad" and name.startswith("SQuAD"):
+                found += squad.files(cfg.squad, name).values()
+            elif flag == "glue" and name in glue.TASKS:
+                found += glue.files(cfg.glue, name, search)
+        except MissingFile as error:
+            if not search or "tasks" in cfg.given:
+                raise
+            raise UserError(f"{error}; the preset's --tasks names {name}") from None
+    return found
+
+
 def open_task(name, cfg, tokenizer, recipes, kinds=None):
     """The Task of a name. The flags finetune_lr, _batch, ... that are not None take the place of the recipe's numbers.
     kinds: {name: class} in place of GlueTask and SquadTask."""
@@ -191,12 +207,7 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None):
     own = {key: value for key, value in own.items() if value is not None}
     recipe = dataclasses.replace(recipes[name], **({"steps": 0} if "epochs" in own else {}), **own)
     kind = (kinds or {}).get(name, SquadTask if name.startswith("SQuAD") else GlueTask)
-    try:
-        return kind(name, cfg, tokenizer, recipe)
-    except MissingFile as error:
-        if getattr(cfg, "action", "finetune") == "finetune" or "tasks" in cfg.given:
-            raise
-        raise UserError(f"{error}; the preset's --tasks names {name}") from None
+    return kind(name, cfg, tokenizer, recipe)
 
 
 def run_jobs(ranks, folder, jobs, work):

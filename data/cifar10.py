@@ -21,14 +21,19 @@ RECORD = 1 + 3 * 32 * 32
 def load_cifar10(folder, split):
     """(images (N, 3, 32, 32) uint8, labels (N,) int64) of "train" or "test". A UserError names the file that is wrong.
     """
-    folder, pattern = Path(folder), "data_batch_*.bin" if split == "train" else "test_batch.bin"
-    files = sorted(folder.glob(pattern))
+    records = np.concatenate([read_records(path) for path in find_batches(folder, split)])
+    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
+    return images, torch.from_numpy(records[:, 0].astype(np.int64))
+
+
+def find_batches(folder, split):
+    """The files of "train" or "test"; UserError where there is none."""
+    pattern = "data_batch_*.bin" if split == "train" else "test_batch.bin"
+    files = sorted(Path(folder).glob(pattern))
     if not files:
         raise UserError(f"{folder}: there is no {pattern}; "
                         "--cifar10 takes the folder of CIFAR-10's binary version (cifar-10-batches-bin)")
-    records = np.concatenate([read_records(path) for path in files])
-    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
-    return images, torch.from_numpy(records[:, 0].astype(np.int64))
+    return files
 
 
 def read_records(path):

@@ -1,27 +1,24 @@
 """What the data flags of a command stand for: the demo data where they are left out, and text turned into a tokenizer
 and token files."""
 import dataclasses
-import glob
 import os
 from pathlib import Path
 
 import torch
 
-from common.cli import MissingFile, UserError
+from common.cli import UserError
 from common.distributed import on_main, say
 from common.files import lock, release_locks
-from common.glue import TASKS, file_of
 from common.runs import RunFolder
+from common.tasks import task_files
 from common.tokenization import load_tokenizer
+from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta
 from data.prepare import make_demo
 from data.text import layout_of, make_corpus, text_files
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by, and of Wikipedia 5% are 300,000
-MENDS = {"glue": "point --glue at the folder that holds the tasks' folders",
-         "squad": "point --squad at the folder with the official train and dev JSON files"}
-OTHERS = ("init", "tokenizer", "teacher", "arch", "ensemble", "dev_corpus")  # further flags that name files
 
 
 @dataclasses.dataclass
@@ -33,26 +30,22 @@ class Data:
     dev: Corpus = None
 
 
-def open_run(cfg, action, ranks, *needs, only=None, **further):
+def open_run(cfg, action, ranks, *needs, tasks=(), **further):
     """Open the run folder and the text: (RunFolder, Data).
 
-    needs: data flags, for each of which the demo data stands in where it was left out; with "corpus" the text is
-    opened, with "tokenizer" the tokenizer alone, which is trained on the corpus where --tokenizer names none. The
-    tokenizer's file is copied into the run folder, where --init looks for it. Sets cfg.vocab_size. Of a finished run
-    nothing but the folder is opened. further: settings beside cfg's that the folder must agree with, such as tasks.
-    only: the tasks that are read of GLUE and SQuAD, where neither further["tasks"] nor cfg.tasks names them. What is
-    to be read is looked at first: what a mistyped path costs is not the run that --restart would replace.
+    needs: data flags, for each of which the demo data stands in where it was left out. With "corpus" the text is opened
+    and cfg.vocab_size set, with "tokenizer" the tokenizer alone, which is trained on the corpus where --tokenizer names
+    none. The tokenizer's file is copied into the run folder, where --init looks for it. tasks: those that are read of
+    --glue and --squad. further: settings beside cfg's that the folder must agree with. What the command names is found
+    by its readers before the folder is touched: a mistyped path does not cost the run that --restart would replace. Of
+    a finished run nothing but the folder is opened. The caller calls run.settle(cfg) when it has opened what it reads.
     """
-    settings = {**dataclasses.asdict(cfg), **further}
+    asked = {**({"tasks": [*tasks]} if tasks else {}), **dataclasses.asdict(cfg), **further}
     reads_text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in needs if name not in ("corpus", "tokenizer")] + ["corpus"] * reads_text
     demo = fill_in(cfg, ranks, *flags)
-    tasks = tasks_of(cfg, only or further.get("tasks"))
-    named = {"dev_corpus"} | ({"tokenizer"} if {"corpus", "tokenizer"} & {*needs} else {"tokenizer"} & cfg.given)
-    on_main(ranks, look, cfg, action, [*flags, *(name for name in sorted(named) if getattr(cfg, name, ""))], tasks)
-    reads = [path for name in (*flags, *OTHERS) for path in (
-        what_is_read(getattr(cfg, name, "")) if tasks is None or name not in MENDS else task_files(cfg, name, tasks))]
-    run, data = RunFolder(cfg, action, ranks, settings, reads, **demo), Data(ranks.device)
+    reads = on_main(ranks, find_data, cfg, flags, tasks, action) + on_main(ranks, find_models, cfg, needs)
+    run, data = RunFolder(cfg, action, ranks, asked, reads, **demo), Data(ranks.device)
     if run.finished:
         return run, data
     if reads_text:
@@ -61,11 +54,46 @@ def open_run(cfg, action, ranks, *needs, only=None, **further):
         data.tokenizer = load_tokenizer(cfg.tokenizer)
         cfg.vocab_size = data.tokenizer.vocab_size
     if data.tokenizer:
-        if "vocab_size" in cfg.given and cfg.vocab_size != settings["vocab_size"]:
-            raise UserError(f"--vocab_size {settings['vocab_size']}: {data.tokenizer.path} has {cfg.vocab_size} pieces; "
+        if "vocab_size" in cfg.given and cfg.vocab_size != asked["vocab_size"]:
+            raise UserError(f"--vocab_size {asked['vocab_size']}: {data.tokenizer.path} has {cfg.vocab_size} pieces; "
                             "leave it out")
         on_main(ranks, keep_vocabulary, run, data.tokenizer)
     return run, data
+
+
+def find_data(cfg, flags, tasks, action):
+    """The files and folders that data flags stand for, found by those who read them: UserError where they are not
+    there, or are no text."""
+    found = []
+    for flag in [*flags, *["dev_corpus"] * bool(getattr(cfg, "dev_corpus", ()))]:
+        value = getattr(cfg, flag)
+        if flag in ("glue", "squad"):
+            found += task_files(tasks, cfg, flag, action != "finetune")
+        elif flag.endswith("_text"):
+            found += translation.find_sides(value, cfg.languages)
+        elif flag == "cifar10":
+            cifar10.find_batches(value, "test" if action == "evaluate" else "train")
+            found.append(value)
+        elif flag == "race":
+            race.look_at(value)
+            found.append(value)
+        else:
+            for path in [] if is_prepared(value) else text_files(value):
+                layout_of(path)
+            found += value
+    return [str(path) for path in found]
+
+
+def find_models(cfg, needs):
+    """The files of the models and the tokenizer that cfg names in the flags Config.models. A tokenizer that is needed
+    is opened."""
+    if cfg.tokenizer and ({"corpus", "tokenizer"} & {*needs} or "tokenizer" in cfg.given):
+        load_tokenizer(cfg.tokenizer)
+    found, values = [], [getattr(cfg, flag) for flag in cfg.models]
+    for path in [Path(path) for value in values for path in (value if isinstance(value, tuple) else [value]) if path]:
+        own = [path / name for name in ("checkpoint.pt", "spiece.model", "vocab.txt")]  # what is read of a run folder
+        found += [file for file in own if file.is_file()] if own[0].is_file() else [path] * path.exists()
+    return [str(path) for path in found]
 
 
 def send(batch, device):
@@ -79,72 +107,6 @@ def keep_vocabulary(run, tokenizer):
     """Copy the tokenizer's file into the run folder; config.json is to say which one it is."""
     run.facts["vocabulary"] = {"file": tokenizer.save(run.folder).name, "pieces": tokenizer.vocab_size,
                                "fingerprint": tokenizer.fingerprint}
-
-
-def tasks_of(cfg, names=None):
-    """The tasks of GLUE and SQuAD that a run reads, None where cfg.tasks has words that stand for several."""
-    words = names or getattr(cfg, "tasks", "").replace(",", " ").split()
-    known = {name.lower(): name for name in (*TASKS, "SQuAD1.1", "SQuAD2.0", "RACE", "MLM")}
-    return [known[word.lower()] for word in words] if all(word.lower() in known for word in words) else None
-
-
-def task_files(cfg, flag, tasks):
-    """What a run reads of --glue or --squad: the tasks' folders (MNLI: AX too), or their files."""
-    folder = Path(getattr(cfg, flag))
-    if flag == "squad":
-        return [folder / f"{split}-v{name[5:]}.json" for name in tasks if name.startswith("SQuAD")
-                for split in ("train", "dev")]
-    found = [folder / name for name in tasks if name in TASKS]
-    return found + [folder / "diagnostic"] * ("MNLI" in tasks and (folder / "diagnostic").exists())
-
-
-def look(cfg, action, flags, tasks):
-    """UserError where something that a command names is not there, or is no text."""
-    for flag in flags:
-        value = getattr(cfg, flag)
-        if flag in ("corpus", "dev_corpus"):
-            prepared = len(value) == 1 and (Path(value[0]) / "meta.json").exists()
-            for path in [] if prepared else text_files(value):
-                layout_of(path)
-        elif flag == "tokenizer":
-            load_tokenizer(value)
-        elif flag in MENDS:
-            look_at_tasks(cfg, action, flag, tasks)
-        elif flag.endswith("_text"):
-            for ending in cfg.languages:
-                if not Path(f"{value}.{ending}").is_file():
-                    raise MissingFile(f"{value}.{ending}: no such file; --{flag} PREFIX stands for "
-                                      f"{' and '.join(f'PREFIX.{name}' for name in cfg.languages)}")
-        elif flag == "cifar10" and not any(Path(value).glob("*_batch*.bin")):
-            raise UserError(f"{value}: there is no data_batch_*.bin; point --cifar10 at the binary version")
-        elif not what_is_read(value):
-            raise UserError(f"--{flag} {value}: there is no such file or folder; check the path")
-
-
-def look_at_tasks(cfg, action, flag, tasks):
-    """MissingFile where a task's train or dev file is not there: of the last one that is named as of the first."""
-    for path in task_files(cfg, flag, tasks or ()):
-        splits = ["train", "dev", *["dev_mismatched"] * (path.name == "MNLI" and action == "finetune")]
-        files = [path / file_of(path.name, split) for split in splits if path.name in TASKS]
-        for file in [path] if flag == "squad" else files:
-            if not file.is_file():
-                named = action == "finetune" or "tasks" in cfg.given
-                words = "" if named else f"; the preset's --tasks names {path.name}"
-                raise MissingFile(f"{file}: no such file; {MENDS[flag]}{words}")
-
-
-def what_is_read(value):
-    """The files and folders that the value of a data flag stands for. Of a run folder its checkpoint counts."""
-    found = []
-    for path in map(Path, filter(None, value if isinstance(value, tuple) else (value,))):
-        own = [path / name for name in ("checkpoint.pt", "spiece.model", "vocab.txt") if os.path.isfile(path / name)]
-        if os.path.isfile(path / "checkpoint.pt"):
-            found += own
-        elif os.path.exists(path):  # False, where pathlib fails, of an architecture's text: too long for a name
-            found.append(path)
-        else:  # a PREFIX of parallel text, or a name; what is missing is named by who reads it
-            found += sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if path.name else []
-    return found
 
 
 def fill_in(cfg, ranks, *names):
@@ -172,18 +134,21 @@ def made_once(folder):
         release_locks(held)
 
 
+def is_prepared(paths):
+    """Whether this corpus is one that `data/prepare.py corpus` made."""
+    return len(paths) == 1 and (Path(paths[0]) / "meta.json").exists()
+
+
 def open_text(cfg, ranks, folder):
     """cfg.corpus, cfg.tokenizer and cfg.vocab_size as (tokenizer, Corpus to train on, held-out Corpus).
 
-    A corpus that `data/prepare.py corpus` made (one folder with meta.json) is used as it is, with the tokenizer beside
-    it. Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made under
+    A corpus that `data/prepare.py corpus` made is used as it is, with the tokenizer beside it. Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made under
     folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the share of the documents that
     is held out, at most MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and
     nothing of the corpus.
     """
-    prepared = len(cfg.corpus) == 1 and (Path(cfg.corpus[0]) / "meta.json").exists()
-    target = Path(cfg.corpus[0]) if prepared else Path(folder) / "corpus"
-    if not prepared:
+    target = Path(cfg.corpus[0]) if is_prepared(cfg.corpus) else Path(folder) / "corpus"
+    if not is_prepared(cfg.corpus):
         on_main(ranks, make_text, cfg.corpus, target, cfg, cfg.tokenizer, ranks)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     if tokenizer.mask_id is None:

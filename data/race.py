@@ -44,6 +44,13 @@ def passage_texts(folder):
         yield str(path), read_text(path, "download it again")
 
 
+def look_at(folder):
+    """UserError where train or dev has no passages to read."""
+    for split in ("train", "dev"):
+        for level in LEVELS:
+            next(passage_texts(Path(folder) / split / level))
+
+
 def read_passage(place, content, level):
     """The questions of one JSON object."""
     entry = parse_json(content, place)

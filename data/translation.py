@@ -20,18 +20,24 @@ import torch
 
 from common.cli import UserError
 from common.distributed import gather, on_main, progress, say, seed_of
-from common.files import read_json, read_text, write_atomic
+from common.files import existing, read_json, read_text, write_atomic
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
+MEND = "a PREFIX stands for PREFIX.en and PREFIX.de (--languages names other endings)"
 BLOCK = 100_000  # lines encoded at once
 
 
 def read_lines(path):
     """The lines of a UTF-8 text file without their ends; UserError where it is missing or no UTF-8."""
-    text = read_text(path, "a PREFIX stands for PREFIX.en and PREFIX.de (--languages names other endings)", newline="")
+    text = read_text(path, MEND, newline="")
     lines = [line.strip() for line in text.split("\n")]
     return lines[:-1] if not lines[-1] else lines
+
+
+def find_sides(prefix, endings):
+    """The files PREFIX.source and PREFIX.target; MissingFile where one is not there."""
+    return [existing(f"{prefix}.{ending}", MEND) for ending in endings]
 
 
 def read_pairs(prefix, source, target):

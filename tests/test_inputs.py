@@ -2,7 +2,6 @@
 import dataclasses
 import importlib
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from common.cli import UserError
 from common.distributed import Ranks
 from common.files import release_locks
 from common.runs import RunFolder
-from data.inputs import open_run, tasks_of, what_is_read
+from data.inputs import open_run
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -38,16 +37,15 @@ class Config:
     tasks: str = ""
     vocab_size: int = 30
     held_out: float = 0.05
-    program, given = "albert", frozenset()
+    program, given, models = "albert", frozenset(), ("tokenizer",)
 
 
 @pytest.fixture
 def command(tmp_path):
     """command(action, *needs, **settings): opens a run folder as a paper file does."""
-    def given(action, *needs, only=None, **settings):
-        config = Config(str(tmp_path / "run"), **settings)
-        config.action = action
-        run, _ = open_run(config, action, ALONE, *needs, only=only)
+    def given(action, *needs, tasks="", **settings):
+        config = Config(str(tmp_path / "run"), tasks=tasks, **settings)
+        run, _ = open_run(config, action, ALONE, *needs, tasks=tasks.split(",") if tasks else ())
         release_locks()
         return run
     return given
@@ -63,7 +61,8 @@ def glue(tmp_path):
 
 
 @pytest.mark.parametrize("flag, value", [
-    ("glue", "typo"), ("squad", "typo"), ("cifar10", "typo"), ("race", "typo"), ("train_text", "typo"), ("corpus", ("typo.txt",)), ("tokenizer", "typo.model")])
+    ("glue", "typo"), ("squad", "typo"), ("cifar10", "typo"), ("race", "typo"), ("train_text", "typo"),
+    ("corpus", ("typo.txt",)), ("tokenizer", "typo.model")])
 def test_a_mistyped_path_does_not_cost_the_run_that_restart_would_replace(command, glue, flag, value):
     command("finetune", "glue", glue=str(glue), tasks="RTE").log(step=1)
     folder = command("finetune", "glue", glue=str(glue), tasks="RTE").folder
@@ -97,28 +96,15 @@ def test_a_missing_file_of_the_last_task_is_named_before_the_first_is_trained(co
 
 
 def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(command, glue):
-    folder = command("finetune", "glue", glue=str(glue), tasks="MRPC", only=["RTE"]).folder  # `only` goes before tasks
+    folder = command("finetune", "glue", glue=str(glue), tasks="RTE").folder
     (folder / "checkpoint.pt").touch()
     assert {name.rsplit("/", 2)[-2] for name in json.loads((folder / "config.json").read_text())["read"]} == {"RTE"}
     (glue / "CoLA" / "train.tsv").write_text("another")
     (glue / "QNLI").mkdir()
-    command("finetune", "glue", glue=str(glue), tasks="MRPC", only=["RTE"])
+    command("finetune", "glue", glue=str(glue), tasks="RTE")
     (glue / "RTE" / "dev.tsv").write_text("another")
     with pytest.raises(UserError, match="RTE/dev.tsv has changed since"):
-        command("finetune", "glue", glue=str(glue), tasks="MRPC", only=["RTE"])
-
-
-def test_an_architecture_of_many_layers_is_no_file(tmp_path, monkeypatch):
-    """Its text is longer than a file's name may be."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "best.json").write_text("{}")
-    assert what_is_read("best.json") and what_is_read(" | ".join(["softmax(scale(Q @ K.T)) @ V"] * 12)) == []
-
-
-@pytest.mark.parametrize("words, names", [
-    ("mrpc, SQUAD1.1 MLM", ["MRPC", "SQuAD1.1", "MLM"]), ("", []), ("glue", None), ("CoLA,paper", None)])
-def test_words_that_stand_for_several_tasks_leave_the_whole_folder(words, names):
-    assert tasks_of(SimpleNamespace(tasks=words)) == names
+        command("finetune", "glue", glue=str(glue), tasks="RTE")
 
 
 # --- cfg is settled before config.json is written --------------------------------------------------------------------

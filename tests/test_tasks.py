@@ -92,16 +92,6 @@ def test_flags_rule_over_the_recipe(demo, tokenizer):
     assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
 
 
-@pytest.mark.parametrize("action, given, asked", [
-    ("search", (), True), ("search", ("tasks",), False), ("finetune", (), False)])
-def test_a_missing_file_says_that_the_presets_tasks_asked_for_it(action, given, asked, tmp_path, tokenizer):
-    cfg = Config(glue=str(tmp_path))
-    cfg.action, cfg.given = action, frozenset(given)
-    with pytest.raises(UserError, match="RTE/train.tsv: no such file; point --glue at") as error:
-        open_task("RTE", cfg, tokenizer, {"RTE": Recipe(1e-3, 8)})
-    assert str(error.value).endswith("; the preset's --tasks names RTE") == asked
-
-
 def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
     task = tasks["CoLA"]
     assert task.steps == 6  # 40 rows, 3 batches an epoch

@@ -234,7 +234,8 @@ def fidelity(options):
     history = sorted((line for line in read_history(folder) if not line["diverged"]), key=lambda line: line["score"])
     rows, count = [], min(mine.samples, len(history))
     with launch(cfg.device) as ranks:
-        run, data = open_run(cfg, "fidelity", ranks, "corpus", "glue", epochs=mine.epochs)
+        run, data = open_run(cfg, "fidelity", ranks, "corpus", "glue", tasks=abz.proxy_names(cfg),
+                             epochs=mine.epochs)
         if mine.epochs or not cfg.steps:
             cfg.steps = math.ceil((mine.epochs or abz.EPOCHS) * data.train.slots(cfg.length - 3) / cfg.batch)
         tasks, bar = abz.open_proxies(cfg, data), progress(ranks, count, "stand-alone training")
