@@ -117,11 +117,6 @@ def test_marks_line_ends_and_quotes_are_not_interpreted(tmp_path):
     assert loaded.second == ['it\'s ""', '"', "b "] and loaded.labels.tolist() == [1, 0, 1]
 
 
-def test_bom_in_a_file_without_header(tmp_path):
-    write(tmp_path, "CoLA/train.tsv", b"\xef\xbb\xbfsrc\t0\t*\tThey am here.")
-    assert glue.load(tmp_path, "CoLA", "train").first == ["They am here."]
-
-
 def test_malformed_rows_are_skipped_with_one_warning(tmp_path):
     lines = table("QQP", [(f"a{i}", f"b{i}", "1") for i in range(5)]).split("\n")
     lines[2], lines[4] = "lost", "1\t2\t3\ta\tb\t1\tsurplus"
@@ -134,12 +129,6 @@ def test_malformed_rows_are_skipped_with_one_warning(tmp_path):
         f"{path}:3: 2 rows do not have 6 columns and were skipped (this is the first)"]
 
 
-def test_the_last_column_is_the_headers_last(tmp_path):
-    content = table("RTE", [("a", "b", "not_entailment")])
-    write(tmp_path, "RTE/train.tsv", content.replace("not_entailment\n", "not_entailment\t\t\n"))
-    assert glue.load(tmp_path, "RTE", "train").labels.tolist() == [1]
-
-
 def test_malformed_test_rows_keep_their_place(tmp_path):
     write(tmp_path, "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\tlost\n2\tc\td\n")
     with pytest.warns(UserWarning, match=r"test.tsv:3: 1 rows .* keep their place"):
@@ -150,20 +139,12 @@ def test_malformed_test_rows_keep_their_place(tmp_path):
 @pytest.mark.parametrize("task, content, message", [
     ("RTE", table("RTE", [("a", "b", "entailment"), ("a", "b", "maybe")]),
      r"RTE/train.tsv:3: RTE has no label 'maybe'; .*not_entailment"),
-    ("MNLI", table("MNLI", [("a", "b", "-")]), r"MNLI/train.tsv:2: MNLI has no label '-'"),
     ("CoLA", "src\tlabel\t*\tsentence\n", r"CoLA/train.tsv:1: CoLA has no label 'label'"),
-    ("SST-2", "sentence\tlabel\nfine\t1\n\nbad\t2\n", r"SST-2/train.tsv:4: SST-2 has no label '2'"),
     ("STS-B", table("STS-B", [("a", "b", "5.1")]), r"STS-B/train.tsv:2: STS-B has no score '5.1'; .* 0 to 5"),
-    ("STS-B", table("STS-B", [("a", "b", "-0.1")]), r"STS-B/train.tsv:2: STS-B has no score '-0.1'"),
     ("STS-B", table("STS-B", [("a", "b", "nan")]), r"STS-B/train.tsv:2: STS-B has no score 'nan'"),
-    ("STS-B", table("STS-B", [("a", "b", "high")]), r"STS-B/train.tsv:2: STS-B has no score 'high'"),
-    ("QNLI", "", r"QNLI/train.tsv:1: 0 columns"),
     ("QNLI", "index\tquestion\tsentence\tlabel\n", r"QNLI/train.tsv:1: no row has the 4 columns"),
-    ("CoLA", "just text\nmore text\n", r"CoLA/train.tsv:1: no row has the 4 columns"),
     ("QQP", "a\tb\n1\t2\n", r"QQP/train.tsv:1: 2 columns, QQP has 6 or more"),
     ("SST-2", "fine\t1\nbad\t0\n", r"SST-2/train.tsv:1: this row is data, the header is missing"),
-    ("STS-B", table("STS-B", [("a", "b", "4.25")]).split("\n")[1], r"STS-B/train.tsv:1: this row is data"),
-    ("MRPC", "\ufeff1\t11\t12\ta\tb\n", r"MRPC/train.tsv:1: this row is data"),
     ("SST-2", b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", r"SST-2/train.tsv:3: not UTF-8 .* save the file as UTF-8")],
     ids=lambda value: value if value in glue.TASKS else "")
 def test_mistakes_name_file_line_and_mend(task, content, message, tmp_path):
@@ -173,11 +154,6 @@ def test_mistakes_name_file_line_and_mend(task, content, message, tmp_path):
         with pytest.raises(UserError, match=message) as caught:
             glue.load(tmp_path, task, "train")
     assert "\n" not in str(caught.value) and ";" in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"RTE/dev.tsv: no such file; point --glue"):
-        glue.load(tmp_path, "RTE", "dev")
 
 
 # --- batches
@@ -204,11 +180,6 @@ def test_pair_cuts_the_longer_from_its_end(a, b, longest):
     assert segments == [0] * (len(kept[0]) + 2) + [1] * len(tail)
 
 
-def test_pair_without_room():
-    with pytest.raises(UserError, match="max_length 4"):
-        given([5], [6], 4)
-
-
 def row_of(features, i):
     """(ids, segments) of a row, without padding."""
     batch, size = features.batch(np.array([i]), features.max_length), features.lengths[i]
@@ -226,12 +197,6 @@ def test_encode_keeps_the_contract_of_pair(tokenizer):
         assert ids[0] == tokenizer.cls_id and ids[middle - 1] == ids[-1] == tokenizer.sep_id
         assert a[:middle - 2] == ids[1:middle - 1] and b[:len(ids) - middle - 1] == ids[middle:-1]
         assert kinds == [0] * middle + [1] * (len(ids) - middle)
-
-
-def test_encode_in_blocks_is_the_same(tokenizer):
-    data = examples(25, pairs=False)
-    one, many = glue.encode(data, tokenizer, 40), glue.encode(data, tokenizer, 40, block=4)
-    assert list(one.sides[0]) == list(many.sides[0]) and len(one.sides) == 1
 
 
 def test_batches_hold_every_row_once(tokenizer):
@@ -283,16 +248,6 @@ def test_regression_labels_and_unlabelled_batches(tokenizer):
     assert batch["labels"].tolist() == pytest.approx(data.labels[batch["index"].numpy()].tolist())
     data.labels = None
     assert "labels" not in next(glue.batches(glue.encode(data, tokenizer, 64), 9))
-
-
-def test_rows_take_slices_and_refuse_what_is_not_there():
-    rows = glue.Rows([[1, 2, 3], [], [4, 5]])
-    assert len(rows) == 3 and list(rows) == [[1, 2, 3], [], [4, 5]] and rows[-1] == [4, 5]
-    with pytest.raises(IndexError):
-        rows[3]
-    out = np.zeros((2, 5), dtype=np.int64)
-    rows.put(out, np.array([0, 2]), np.array([1, 3]), np.array([1, 0]), np.array([2, 2]))
-    assert out.tolist() == [[0, 2, 3, 0, 0], [0, 0, 0, 4, 5]]
 
 
 # --- scores

@@ -3,7 +3,6 @@ import itertools
 import json
 import os
 import random
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,36 +89,18 @@ def broken(change):
 @pytest.mark.parametrize("content, message", [
     ("{\n\"data\": [\n", r"squad.json:\d: no JSON"),
     ([], r"'data' is missing"),
-    ({"data": {}}, r"'data' is missing or not a list"),
-    ({"data": []}, r"no questions"),
     (broken(lambda c, p, q: c["data"][0].pop("paragraphs")), r"article 1: 'paragraphs' is missing"),
-    (broken(lambda c, p, q: p.pop("context")), r"article 1, paragraph 2: 'context' is missing"),
-    (broken(lambda c, p, q: p.update(qas=None)), r"paragraph 2: 'qas' is missing or not a list"),
-    (broken(lambda c, p, q: q.pop("id")), r"paragraph 2: 'id' is missing"),
-    (broken(lambda c, p, q: q.pop("question")), r"question q1-0: 'question' is missing"),
     (broken(lambda c, p, q: q.pop("answers")), r"question q1-0: 'answers' is missing"),
-    (broken(lambda c, p, q: q.update(answers=["x"])), r"question q1-0: 'text' is missing"),
-    (broken(lambda c, p, q: q["answers"][0].pop("answer_start")), r"question q1-0: 'answer_start' is missing"),
     (broken(lambda c, p, q: q["answers"][0].update(answer_start="3")), r"q1-0: 'answer_start' is missing or not a int"),
     (broken(lambda c, p, q: q["answers"][0].update(text="zzz")), r"q1-0: the answer 'zzz' is not at character \d+"),
-    (broken(lambda c, p, q: q["answers"][0].update(answer_start=-1)), r"q1-0: the answer .* is not at character -1"),
-    (broken(lambda c, p, q: q["answers"][0].update(text="")), r"question q1-0: the answer '' is not at"),
     (broken(lambda c, p, q: q.update(answers=[])), r"question q1-0: 0 answers and is_impossible False"),
     (broken(lambda c, p, q: q.update(is_impossible=True)), r"question q1-0: 1 answers and is_impossible True"),
-    (broken(lambda c, p, q: q.update(id="q0-0")), r"a second question q0-0")], ids=range(19))
+    (broken(lambda c, p, q: q.update(id="q0-0")), r"a second question q0-0")], ids=range(9))
 def test_mistakes_name_the_file_and_the_question(content, message, tmp_path):
     path = write(tmp_path, "squad.json", content)
     with pytest.raises(UserError, match=message) as caught:
         squad.load(path)
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value) and ";" in str(caught.value)
-
-
-def test_missing_and_binary_files(tmp_path):
-    with pytest.raises(UserError, match="no such file; point --squad"):
-        squad.load(tmp_path / "no.json")
-    (tmp_path / "b.json").write_bytes(b'{"data": "\xff"}')
-    with pytest.raises(UserError, match="b.json:1: not UTF-8"):
-        squad.load(tmp_path / "b.json")
 
 
 # --- windows
@@ -262,19 +243,6 @@ def test_extract_finds_the_best_spans_of_all(tokenizer, tmp_path):
         assert found.null_odds[name] == pytest.approx(cls - expected[0][1], abs=1e-5)
 
 
-def test_answers_are_at_most_max_answer_tokens_long(tokenizer, tmp_path):
-    features = squad.features(questions_of(tmp_path, paragraphs=1), tokenizer)
-    start, end = np.full((2, len(features), 384), -5.0)
-    rows, offsets = np.arange(len(features)), features.offsets
-    start[rows, offsets + 3] = end[rows, offsets + 33] = 10  # 31 tokens
-    end[rows, offsets + 32] = 5  # 30 tokens
-    place = features.windows[0, 1]
-    context, begin = features.questions[0].context, features.char_start[place][3]
-    for max_answer, last in ((30, 32), (31, 33)):
-        text = context[begin:features.char_end[place][last]].strip()
-        assert squad.extract(features, start, end, max_answer=max_answer).texts["q0-0"] == text
-
-
 def test_rank_takes_a_beam_and_drops_what_is_not_legal(tokenizer, tmp_path):
     questions = questions_of(tmp_path, paragraphs=1)
     features = squad.features(questions, tokenizer)
@@ -292,24 +260,6 @@ def test_rank_takes_a_beam_and_drops_what_is_not_legal(tokenizer, tmp_path):
     assert [found.null_odds[question.id] for question in questions] == [0.5, -1.0, 2.0, 3.0]
 
 
-def test_rank_takes_a_start_only_where_its_context_is_best(tokenizer, tmp_path):
-    features = squad.features(questions_of(tmp_path, paragraphs=1), tokenizer, max_length=64, doc_stride=16)
-    starts = features.offsets[:, None] + [0, 1]  # in all windows but the first, an earlier one owns them
-    found = squad.rank(features, starts, starts, np.tile([2.0, 1.0], (len(features), 1)), np.zeros(len(features)))
-    place, context = features.windows[0, 1], features.questions[0].context
-    expected = [context[features.char_start[place][i]:features.char_end[place][i]].strip() for i in (0, 1)]
-    assert [entry["text"] for entry in found.nbest["q0-0"]] == list(dict.fromkeys(expected))
-
-
-def test_given_null_scores_take_the_smallest_window(tokenizer, tmp_path):
-    questions = questions_of(tmp_path, paragraphs=1)
-    features = squad.features(questions, tokenizer, max_length=64, doc_stride=16)
-    null = np.random.default_rng(2).normal(size=len(features))
-    found = squad.extract(features, *np.zeros((2, len(features), 64)), null=null)
-    for number, question in enumerate(questions):
-        assert found.null_odds[question.id] == null[features.windows[:, 0] == number].min()
-
-
 def test_a_diverged_model_scores_nothing(tokenizer, tmp_path):
     questions = questions_of(tmp_path, impossible=True)
     features = squad.features(questions, tokenizer, max_length=64, doc_stride=24, training=True)
@@ -325,12 +275,6 @@ def test_a_diverged_model_scores_nothing(tokenizer, tmp_path):
     end[5, features.offsets[5]] = -10
     end[5, features.lengths[5]:] = np.nan  # padding does not count
     assert len(squad.extract(features, start, end).texts) == len(questions)
-
-
-def test_logits_of_another_shape_are_refused(tokenizer, tmp_path):
-    features = squad.features(questions_of(tmp_path, paragraphs=1), tokenizer)
-    with pytest.raises(ValueError, match="for windows of"):
-        squad.extract(features, np.zeros((4, 10)), np.zeros((4, 10)))
 
 
 # --- the official scores
@@ -379,27 +323,10 @@ def test_the_best_threshold_really_is_best():
         assert again[name] == pytest.approx(max(every))
 
 
-def test_threshold_below_all_odds_where_answers_only_hurt():
-    questions, odds = toy([(), (), ("cat",)]), {"q0": -5.0, "q1": -4.0, "q2": -3.0}
-    result = squad.evaluate(questions, dict.fromkeys(odds, "dog"), odds)
-    assert result["best_f1"] == pytest.approx(200 / 3) and result["best_f1_thresh"] == 0.0  # the official script's
-
-
 def test_a_missing_answer_leaves_its_question_out_of_version_2():
     questions = toy([("cat",), ("dog",), ()])
     result = squad.evaluate(questions, {"q0": "cat", "q2": ""}, {"q0": -1.0, "q2": 1.0})
     assert (result["exact"], result["total"], result["HasAns_total"], result["NoAns_total"]) == (100.0, 2, 1, 1)
-
-
-def test_ten_thousand_questions_take_seconds(tokenizer):
-    context = " ".join(random.Random(4).choices(WORDS, k=70))
-    questions = [squad.Question(str(i), WORDS[i % 50], context, ((context[:5], 0),), False) for i in range(10_000)]
-    features = squad.features(questions, tokenizer, max_length=160)
-    start, end = np.random.default_rng(0).normal(size=(2, len(features), 160)).astype(np.float32)
-    began = time.process_time()
-    found = squad.extract(features, start, end)
-    assert squad.evaluate(questions, found.texts)["total"] == len(found.texts) == 10_000
-    assert time.process_time() - began < 20
 
 
 # --- RACE
@@ -452,15 +379,6 @@ def test_race_inputs(tokenizer, tmp_path):
                     batch["ids"].shape[2] - n)
             seen.append(i)
     assert sorted(seen) == list(range(8))
-
-
-def test_race_scores_by_level(tmp_path):
-    questions = race.load(race_folder(tmp_path), "dev")
-    logits = np.eye(4)[[question.answer for question in questions]]
-    assert race.evaluate(questions, logits) == {"accuracy": 1.0, "middle": 1.0, "high": 1.0}
-    logits[7] *= -1
-    assert race.evaluate(questions, torch.tensor(logits)) == {"accuracy": 7 / 8, "middle": 1.0, "high": 0.5}
-    assert set(race.evaluate(questions[:6], logits[:6])) == {"accuracy", "middle"}
 
 
 def test_race_task(tokenizer, tmp_path):

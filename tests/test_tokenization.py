@@ -94,12 +94,6 @@ def test_too_large_vocabulary_names_one_that_works(text, tmp_path):
     assert not (tmp_path / "n").exists()
 
 
-@pytest.mark.parametrize("size, message", [(20, "characters alone need"), (0, "cannot train"), (1, "cannot train")])
-def test_too_small_vocabulary(text, tmp_path, size, message):
-    with pytest.raises(UserError, match=message):
-        train_sentencepiece([text], tmp_path / "m", vocab_size=size)
-
-
 def test_training_errors(tmp_path):
     with pytest.raises(UserError, match="no text to train on"):
         train_sentencepiece([write(tmp_path / "empty.txt", ["", "  "])], tmp_path / "m")
@@ -183,15 +177,6 @@ def test_wordpiece_rules(wordpiece, raw, pieces):
     assert wordpiece.pieces(wordpiece.encode(raw)) == pieces.split()
 
 
-def test_wordpiece_takes_100_characters(wordpiece):
-    assert wordpiece.encode("a" * 100) == [wordpiece.index["a"]] + [wordpiece.index["##a"]] * 99
-
-
-def test_wordpiece_cased(wordpiece):
-    cased = load_tokenizer(wordpiece.path, lower=False)
-    assert cased.pieces(cased.encode("the The")) == ["the", "[UNK]"]
-
-
 def test_wordpiece_memo_is_bounded(wordpiece, monkeypatch):
     monkeypatch.setattr("common.tokenization.MEMO_WORDS", 3)
     fresh = load_tokenizer(wordpiece.path)
@@ -227,12 +212,6 @@ def test_spans_cut_the_raw_words(spiece, wordpiece, words):
             start = raw.index(word)
             inside = [(a, b) for a, b in spans if b > a and a < start + len(word) and b > start]
             assert raw[min(a for a, _ in inside):max(b for _, b in inside)] == word
-
-
-def test_a_character_that_becomes_three_pieces_is_each_ones_span(spiece):
-    tokenizer = load_tokenizer(spiece, lower=False)
-    ids, spans = tokenizer.encode_with_offsets("dog…")
-    assert tokenizer.pieces(ids[-3:]) == [".", ".", "."] and spans[-3:] == [(3, 4)] * 3
 
 
 def test_uncased_off_keeps_the_text(spiece):
