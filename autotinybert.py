@@ -174,11 +174,12 @@ VARIANTS = {  # Table 3: (identical layers, sub-matrix extraction, effective bat
     "hat": (False, False, False), "ils": (True, False, False), "sme": (True, True, False), "ebl": (True, True, True)}
 
 
-def search_space(cfg, variant="ebl"):
+def search_space(cfg):
     """Table B.1: {variable: its choices}; ValueError where --smallest and --largest leave nothing.
 
     "attention" pairs heads with d^q|k|v: whole heads in pre-training, all heads with less of each in distillation,
-    without SME (Table 3) every number of heads that divides the full width.
+    without SME (Table 3) every number of heads that divides the full width. HAT trains layers of different shapes too;
+    a search takes identical ones alone (Sec. 3.3).
     """
     low, high = parse_arch(cfg.smallest), parse_arch(cfg.largest)
     for name in ("layers", "hidden", "ffn", "heads" if cfg.setting == "mlm" else "qkv"):
@@ -188,8 +189,8 @@ def search_space(cfg, variant="ebl"):
         raise ValueError(f"--smallest {low}: its qkv must be a multiple of the {high.heads} heads of {high}")
     attention = ([(heads, heads * high.qkv // high.heads) for heads in range(low.heads, high.heads + 1)]
                  if cfg.setting == "mlm" else [(high.heads, qkv) for qkv in range(low.qkv, high.qkv + 1, high.heads)])
-    if not VARIANTS[variant][1]:
-        attention = [(heads, high.qkv) for heads, _ in attention if high.qkv % heads == 0]
+    if not VARIANTS[cfg.variant][1]:
+        attention = list(dict.fromkeys((heads, high.qkv) for heads, _ in attention if high.qkv % heads == 0))
     return {"layers": range(low.layers, high.layers + 1), "hidden": range(low.hidden, high.hidden + 1, WIDTH_STEP),
             "ffn": range(low.ffn, high.ffn + 1, WIDTH_STEP), "attention": attention}
 
@@ -364,23 +365,26 @@ def parameters(arch, vocab_size, positions=512):
 # --- supernet -------------
 
 
-def draw_archs(cfg, variant, step, shard):
+def draw_archs(cfg, step, shard):
     """Alg. 1, line 7: architectures of the M sub-models of sub-batch `shard` in update `step`; without EBL one of a
     single sub-model for the whole batch."""
-    identical, _, batch_wise = VARIANTS[variant]
+    identical, _, batch_wise = VARIANTS[cfg.variant]
     rng = random.Random(f"{cfg.seed} sub-models {step} {shard if batch_wise else 0}")
-    space = search_space(cfg, variant)
+    space = search_space(cfg)
     return [sample_arch(space, rng, identical) for _ in range(cfg.samples if batch_wise else 1)]
 
 
-def why_outside(arch, top):
-    """None where `arch` can be cut out of `top`, else the reason in words."""
+def why_outside(arch, top, variant="ebl"):
+    """None where `arch` can be cut out of `top`, which was trained as this row of Table 3, else the reason in words."""
     for ffn, heads, qkv in map(arch.shape, range(arch.layers)):
         for name, mine, most in (("layers", arch.layers, top.layers), ("hidden", arch.hidden, top.hidden),
                                  ("ffn", ffn, top.ffn)):
             if mine > most:
                 return f"{name} {mine} of {arch} is more than the {most} of {top}"
-        if qkv != top.qkv and (heads > top.heads or qkv // heads > top.qkv // top.heads):
+        if not VARIANTS[variant][1]:
+            if qkv != top.qkv:
+                return f"without sub-matrix extraction (--variant {variant}) all of qkv {top.qkv} is used, not {qkv}"
+        elif heads > top.heads or qkv // heads > top.qkv // top.heads:
             return f"{heads} heads of {qkv // heads} of {arch} are not within {top.heads} of {top.qkv // top.heads}"
     return None
 
@@ -424,19 +428,19 @@ def part_of(module, name, arch, layer=0):
     return part
 
 
-def sub_model(model, arch):
+def sub_model(model, arch, variant="ebl"):
     """The sub-model `arch` of a LanguageModel, which trains the part of the whole that it is cut from. It holds for one
     forward and backward pass; ValueError where `arch` is not within the model."""
-    if reason := why_outside(arch, model.encoder.arch):
+    if reason := why_outside(arch, model.encoder.arch, variant):
         raise ValueError(reason)
     sub = part_of(model, "", arch)
     sub.encoder.arch = arch
     return sub
 
 
-def extract(model, arch):
+def extract(model, arch, variant="ebl"):
     """A sub-model with weights of its own."""
-    alone = sub_model(model, arch)
+    alone = sub_model(model, arch, variant)
     for module in alone.modules():
         module._parameters = {key: nn.Parameter(value.detach().clone()) for key, value in module._parameters.items()}
     return alone
@@ -461,13 +465,18 @@ def is_matrix(name):
 # --- search ---------------
 
 
+def latency_clock(cfg):
+    """The kind of seconds that are measured. D7: of a single CPU thread its CPU seconds, which other processes do not
+    lengthen; the paper speaks of inference time, and its code reads the wall clock."""
+    return "CPU" if (cfg.latency_device, cfg.latency_threads) == ("cpu", 1) else "wall"
+
+
 def time_pass(forward, cfg):
     """Milliseconds of forward(ids (B, T)) on the target device: two passes warm up, nine are timed, as in the released
     code, and the fastest and the slowest quarter of them are left out."""
     device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
     ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
-    # other processes do not lengthen the CPU seconds of a single thread
-    clock = time.process_time if (device.type, cfg.latency_threads) == ("cpu", 1) else time.perf_counter
+    clock = time.process_time if latency_clock(cfg) == "CPU" else time.perf_counter
     torch.set_num_threads(cfg.latency_threads)
     times = []
     for _ in range(2 + 9):
@@ -756,7 +765,8 @@ def update(model, optimizer, batches, count, data, cfg, ranks, *key):
     trained = [value for group in optimizer.param_groups for value in group["params"]]
     total, losses = ShardSum(ranks), []
     for shard, batch, archs in batches:  # Alg. 1, lines 3, 4 and 8
-        loss_of, parts = make_objective(data, cfg, batch), [sub_model(model, arch) for arch in archs] or [model]
+        loss_of = make_objective(data, cfg, batch)
+        parts = [sub_model(model, arch, cfg.variant) for arch in archs] or [model]
         optimizer.zero_grad()  # Alg. 1, line 5
         for sample, part in enumerate(parts):  # Alg. 1, line 6
             seed_everything(cfg.seed, *key, shard, sample)
@@ -774,8 +784,9 @@ def update(model, optimizer, batches, count, data, cfg, ranks, *key):
 
 def keep_trained(model, curve, data, cfg, ranks, folder):
     """Write what --init and the next call of pretrain read."""
+    action = "superplm" if folder.name == "superplm" else "further_train"
     settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-    on_main(ranks, keep_model, folder, "further_train", settings, data.tokenizer, model=model)
+    on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)
     on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
 
 
@@ -816,7 +827,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
         if look or log or save or done % 100 == 0:
             loss, = reduce_mean(ranks, ranks.size * share.item())
             speed = (done - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
-            watched = [sub_model(model, arch) for arch in probes] or [model]
+            watched = [sub_model(model, arch, cfg.variant) for arch in probes] or [model]
             found = [statistics.fmean(held_out_losses(part, data, cfg)) for part in watched] if look else []
             curve += [[done, *found]] if look else []
             if not math.isfinite(norm.item() + sum(found)):
@@ -879,7 +890,8 @@ def start_model(arch, cfg, data, ranks, first="model"):
     folder, whole, weights = read_model(cfg.init, cfg, arch, first)
     positions = len(weights.get("encoder.positions.weight", [0]))
     longest = max([cfg.length, *(task.recipe.length for task in data.tasks.values() if task)])
-    reason = arch and why_outside(parse_arch(arch), whole)
+    variant = superplm_settings(folder).get("variant", "ebl")
+    reason = arch and why_outside(parse_arch(arch), whole, variant)
     if data.train and not data.teacher and "fit.weight" in weights:
         reason = "a distilled model has no masked-language-model head; use --setting distill or other tasks"
     if (data.train or data.tasks) and positions < longest:
@@ -889,7 +901,28 @@ def start_model(arch, cfg, data, ranks, first="model"):
     seed_everything(cfg.seed, "weights made anew")
     model = LanguageModel(whole, vocab, cfg.dropout, fit or len(weights.get("fit.weight", ())), positions)
     say(ranks, hf_models.fill(model, weights, folder))
-    return extract(model, parse_arch(arch)) if arch not in ("", str(whole)) else model
+    return extract(model, parse_arch(arch), variant) if arch not in ("", str(whole)) else model
+
+
+def superplm_settings(folder):
+    """The settings of the SuperPLM in a folder, {} where another model is."""
+    record = read_json(folder / "config.json", dict)
+    return record["settings"] if record.get("action") == "superplm" else {}
+
+
+def load_superplm(cfg, data, ranks):
+    """The SuperPLM that --init names. UserError where it was trained for another search space, or is a plain model: the
+    score of a part says something because Alg. 1 trained the parts (Sec. 3.4)."""
+    folder = hf_models.model_folder(cfg.init, "superplm")
+    settings = superplm_settings(folder)
+    if not settings:
+        raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; make one of it with "
+                        f"--superplm --init {cfg.init}")
+    for name in ("largest", "smallest", "setting", "variant"):
+        if settings[name] != getattr(cfg, name):
+            raise UserError(f"{folder}: a SuperPLM of --{name} {settings[name]}, not {getattr(cfg, name)}; search with "
+                            "what it was trained with")
+    return start_model("", cfg, data, ranks, "superplm").to(data.device)
 
 
 # Fine-tuning.
@@ -1072,20 +1105,22 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
 
 def train_superplm(cfg, data, run):
     """One-shot training (Alg. 1), or what it left in the run folder: the SuperPLM."""
-    space, model = search_space(cfg, cfg.variant), start_model(cfg.largest, cfg, data, run.ranks)
+    space, model = search_space(cfg), start_model(cfg.largest, cfg, data, run.ranks)
     attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
     # the whole and the smallest part (without SME in all heads: fewer are no smaller)
     probes = model.encoder.arch, make_arch({**smallest_arch(space).genes, "attention": attention})
     pretrain(model, data, cfg, run, run.folder / "superplm", cfg.steps, cfg.warmup,
-             functools.partial(draw_archs, cfg, cfg.variant), probes)
+             functools.partial(draw_archs, cfg), probes)
     return model
 
 
 def latency_setting(cfg):
-    """What a measurement holds for, beside the architecture; it says nothing about other settings."""
+    """What a measurement holds for, beside the architecture; it says nothing about other settings or machines."""
     device = pick_device(cfg.latency_device)
+    here = environment(device)
     return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
-            "length": cfg.latency_length, "hardware": environment(device)["hardware"]}
+            "length": cfg.latency_length, "hardware": here["hardware"], "torch": here["torch"],
+            "clock": latency_clock(cfg)}
 
 
 def time_together(archs, cfg, rounds=5):
@@ -1125,12 +1160,12 @@ def measure_and_learn(cfg, folder):
     known = latency_log.read([cfg.init, folder], here, parse_arch)
     rounds = dict.fromkeys([*yardsticks(cfg), smallest], max(5, cfg.latency_rounds))
     for arch in known:
-        if not why_outside(arch, top):
+        if not why_outside(arch, top, cfg.variant):
             rounds.setdefault(arch, cfg.latency_rounds)
     while len(rounds) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
         rounds.setdefault(sample_arch(space, rng), cfg.latency_rounds)
     times = latency_log.measure(folder, here, known, rounds, lambda arch: time_model(arch, cfg))
-    inside = [arch for arch in times if not why_outside(arch, top)]
+    inside = [arch for arch in times if not why_outside(arch, top, cfg.variant)]
     predict = Predictor(cfg.latency_length).fit(inside, [times[arch] for arch in inside])
     limit, fastest = limit_of(cfg, times), max(times[smallest], *predict([smallest]))
     if fastest > limit:
@@ -1142,6 +1177,7 @@ def measure_and_learn(cfg, folder):
 def evolve(superplm, predict, limit, data, cfg, run):
     """Alg. 2, or another strategy: the history."""
     history, folder, generations = [], run.folder / "candidates", 1 if cfg.strategy == "fast" else cfg.generations
+    take = functools.partial(extract, superplm, variant=cfg.variant)
 
     def label():
         best = max((read_json(path, dict)["score"] for path in folder.glob("*.json")), default=0)
@@ -1151,7 +1187,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
         proposals = {str(len(history) + index): proposal
                      for index, proposal in enumerate(propose(history, number, cfg, predict, limit))}
         results = share_out(run.ranks, list(proposals), folder, label,
-                            lambda name: judge(extract(superplm, proposals[name][1]), data, cfg))  # Alg. 2, line 11
+                            lambda name: judge(take(proposals[name][1]), data, cfg))  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals.values(), results):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
                             "predicted_ms": round(predict([arch])[0], 6), **result})
@@ -1176,7 +1212,8 @@ def time_finalists(lines, cfg):
         if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
             found.append({"arch": line["arch"], "one_shot": line["score"], "run_by": f"Encoder of {cfg.program}.py",
                           "milliseconds": statistics.median(took), "speedup": statistics.median(speedups),
-                          "speedup_range": [speedups[0], speedups[-1]], "rounds": len(took), **latency_setting(cfg)})
+                          "speedup_range": [speedups[0], speedups[-1]], "reference": cfg.reference,
+                          "rounds": len(took), **latency_setting(cfg)})
     return found
 
 
@@ -1204,13 +1241,13 @@ def train_winners(superplm, finalists, data, cfg, run):
     """Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns best.json's entry."""
     models = {}
     for arch in (line["arch"] for line in finalists):
-        models[arch] = extract(superplm, parse_arch(arch))
+        models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
         try:
             pretrain(models[arch], data, cfg, run, run.folder / "further" / arch, cfg.further_steps,
                      warmup=0.0)  # Sec. 4.1
         except Diverged as error:
             say(run.ranks, f"{error}; its training is left out")
-            models[arch] = extract(superplm, parse_arch(arch))
+            models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg))
     lines = [{**line, **result} for line, result in zip(finalists, results)]
@@ -1228,12 +1265,9 @@ def search(cfg, phase="search"):
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
         if not data:
             return
-        superplm = None
-        if cfg.init and evolving:
-            superplm = start_model("", cfg, data, ranks, "superplm").to(data.device)
-            if str(superplm.encoder.arch) != cfg.largest:
-                raise UserError(f"{cfg.init}: a SuperPLM {superplm.encoder.arch}, but --largest is {cfg.largest}")
-        elif phase == "evolve" and not (cfg.dry_run or (run.folder / "superplm" / "curve.json").exists()):
+        superplm = load_superplm(cfg, data, ranks) if cfg.init and evolving else None
+        trained = superplm or (run.folder / "superplm" / "curve.json").exists()
+        if phase == "evolve" and not (trained or cfg.dry_run):
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm, or give one with --init")
         if phase != "superplm":  # first, so that a limit that nothing meets costs no training
             predict, limit = learn_latency(cfg, run)

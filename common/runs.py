@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,19 @@ WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.*", "c
           "spiece.model", "vocab.txt", "tokenizer_config.json", "*.tmp*")  # names in a run folder; also Config.writes
 
 
+def processor():
+    """The name of the CPU, as Linux has it, or else what Python knows: often the family alone, such as x86_64."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
 def environment(device):
     """What config.json keeps about the machine and the code."""
     git = (subprocess.run(["git", "-C", Path(__file__).resolve().parent, "rev-parse", "HEAD"], capture_output=True,
                           text=True) if shutil.which("git") else None)
     commit = git.stdout.strip() if git and git.returncode == 0 else None
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device),
             "hardware": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
             "platform": platform.platform()}

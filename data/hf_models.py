@@ -173,7 +173,7 @@ def read_model(path, cfg, arch="", first="model"):
             raise UserError(f"{folder / 'config.json'}: {shape[3]} heads do not divide {shape[4]}")
         return folder, "-".join(map(str, shape)), read_bert(folder, shape[3])
     own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
-    weights = read_init(own, dict.fromkeys(("search", "further_train", "finetune"), ("arch",)))["model"]
+    weights = read_init(own, dict.fromkeys(("search", "superplm", "further_train", "finetune"), ("arch",)))["model"]
     if arch not in ("", own.arch) and whole != folder:
         return read_model(whole, cfg)
     return folder, own.arch, weights

@@ -107,20 +107,20 @@ def test_mutation_stays_in_the_space_moves_and_reaches_every_variable():
 # --- extraction -----------
 
 def all_variants():
-    rng = random.Random(5)
-    cases = [(cfg, atb.sample_arch(atb.search_space(cfg, variant), rng, variant != "hat"))
-             for cfg in (TINY, DISTILL) for variant in atb.VARIANTS for _ in range(4)]
-    return cases + [(TINY, atb.parse_arch(text)) for text in (
-        "2-11-13-3-15", "3-24-40-4-24", "1-1-1-1-1", "3-23-39-2-24")]
+    """[(variant, an architecture that it trains)]."""
+    cases = [(variant, arch) for cfg in (TINY, DISTILL) for variant in atb.VARIANTS for step in range(4)
+             for arch in atb.draw_archs(dataclasses.replace(cfg, variant=variant), step, 0)[:1]]
+    return cases + [("ebl", atb.parse_arch(text)) for text in (
+        "2-11-13-3-15", "3-24-40-4-24", "1-1-1-1-1")] + [("ils", atb.parse_arch("3-23-39-2-24"))]
 
 
 def test_extracted_models_equal_sub_models():
     """For 36 architectures of all settings and ablations, with padding: logits, states and scores are bit-equal."""
     ids, segments, lengths = tiny_batch()
     models = {fit: tiny_model(fit=fit) for fit in (0, 20)}
-    for _, arch in all_variants():
-        alone, student = (atb.extract(models[fit], arch) for fit in (0, 20))
-        part, taught = (atb.sub_model(models[fit], arch) for fit in (0, 20))
+    for variant, arch in all_variants():
+        alone, student = (atb.extract(models[fit], arch, variant) for fit in (0, 20))
+        part, taught = (atb.sub_model(models[fit], arch, variant) for fit in (0, 20))
         assert torch.equal(alone(ids, segments, lengths, PLACES), part(ids, segments, lengths, PLACES))
         for mine, theirs in zip(student.student(ids, segments, lengths), taught.student(ids, segments, lengths)):
             assert torch.equal(mine, theirs)
@@ -158,23 +158,27 @@ def test_figure_3():
 
 
 @pytest.mark.parametrize("text, reason", [
-    ("4-24-40-4-24", "layers"), ("3-28-40-4-24", "hidden"), ("3-24-44-4-24", "ffn"), ("3-24-40-2-16", "heads of 8")])
+    ("4-24-40-4-24", "layers"), ("3-28-40-4-24", "hidden"), ("3-24-44-4-24", "ffn"), ("3-24-40-2-16", "heads of 8"),
+    ("3-24-40-2-24", "heads of 12"), ("ils 3-24-40-2-12", "all of qkv 24")])
 def test_architectures_outside_the_superplm_are_refused(text, reason):
+    """Sub-matrices of heads no wider than the SuperPLM's; without SME its heads are regrouped, and all rows used."""
+    *variant, arch = text.split()
     with pytest.raises(ValueError, match=reason):
-        atb.extract(tiny_model(), atb.parse_arch(text))
+        atb.extract(tiny_model(), atb.parse_arch(arch), *variant)
 
 
 # --- one-shot training ----
 
 def test_architectures_differ_by_shard_and_follow_from_step_and_shard_alone():
-    drawn = [atb.draw_archs(TINY, "ebl", step, shard) for step in range(20) for shard in range(4)]
+    drawn = [atb.draw_archs(TINY, step, shard) for step in range(20) for shard in range(4)]
     assert all(len(archs) == TINY.samples for archs in drawn)
     assert len({str(arch) for archs in drawn for arch in archs}) > 150
-    assert atb.draw_archs(TINY, "ebl", 7, 2) == drawn[30]
-    one = atb.draw_archs(TINY, "sme", 7, 2)  # for the whole batch
-    assert one == atb.draw_archs(TINY, "sme", 7, 0) and len(one) == 1
-    assert all(arch.qkv == 24 for step in range(20) for arch in atb.draw_archs(TINY, "ils", step, 0))
-    assert any(len(set(arch.ffn)) > 1 for step in range(20) for arch in atb.draw_archs(TINY, "hat", step, 0))
+    assert atb.draw_archs(TINY, 7, 2) == drawn[30]
+    hat, ils, sme, _ = (dataclasses.replace(TINY, variant=variant) for variant in atb.VARIANTS)
+    one = atb.draw_archs(sme, 7, 2)  # for the whole batch
+    assert one == atb.draw_archs(sme, 7, 0) and len(one) == 1
+    assert all(arch.qkv == 24 for step in range(20) for arch in atb.draw_archs(ils, step, 0))
+    assert any(len(set(arch.ffn)) > 1 for step in range(20) for arch in atb.draw_archs(hat, step, 0))
 
 
 def test_weight_decay_is_berts():
@@ -189,15 +193,16 @@ def test_weight_decay_is_berts():
 
 
 ODD = [*map(atb.parse_arch, ("2-12-16-2-12", "2-12-16-4-12", "3-24-40-2-24")),
-       atb.Arch(2, 12, (16, 24), (2, 4), (12, 24))]
+       atb.Arch(2, 12, (16, 24), (2, 4), (24, 24))]
 
 
-@pytest.mark.parametrize("arch", ODD, ids=str)
-def test_a_sub_model_trains_what_it_is_cut_from_and_nothing_else(arch):
+@pytest.mark.parametrize("arch, variant", [*zip(ODD, ("ebl", "ebl", "ils", "hat"))], ids=str)
+def test_a_sub_model_trains_what_it_is_cut_from_and_nothing_else(arch, variant):
     """Three updates through sub_model change the whole exactly where and as they change an extracted model."""
     batch, model = (*tiny_batch(), PLACES, LABELS), tiny_model()
-    before, alone = copy.deepcopy(model), atb.extract(model, arch)
-    for whole, part in ((model, lambda: atb.sub_model(model, arch)), (alone, lambda: alone)):
+    cut = functools.partial(atb.extract, arch=arch, variant=variant)
+    before, alone = copy.deepcopy(model), cut(model)
+    for whole, part in ((model, lambda: atb.sub_model(model, arch, variant)), (alone, lambda: alone)):
         optimizer = torch.optim.SGD(whole.parameters(), 0.1)
         for _ in range(3):
             optimizer.zero_grad()
@@ -206,9 +211,9 @@ def test_a_sub_model_trains_what_it_is_cut_from_and_nothing_else(arch):
 
     def changed(model, before):
         return sum((value != old).sum().item() for value, old in zip(model.parameters(), before.parameters()))
-    for mine, theirs in zip(atb.extract(model, arch).parameters(), alone.parameters(), strict=True):
+    for mine, theirs in zip(cut(model).parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
-    assert changed(model, before) == changed(atb.extract(model, arch), atb.extract(before, arch)) > 1000
+    assert changed(model, before) == changed(cut(model), cut(before)) > 1000
 
 
 def test_an_update_is_algorithm_1():
@@ -327,6 +332,19 @@ def test_algorithm_2(setting):
     assert history == played_search(cfg, 30.0, score)
     random_only = played_search(dataclasses.replace(cfg, strategy="random"), 30.0)
     assert len(random_only) == 100 and all(line["parent"] is None for line in random_only)
+
+
+@pytest.mark.parametrize("variant", atb.VARIANTS)
+def test_a_search_proposes_nothing_that_its_superplm_has_not_trained(variant):
+    """Every choice of every proposal was drawn while the variant's SuperPLM trained; so without SME all of d^q|k|v."""
+    cfg = dataclasses.replace(TINY, variant=variant, population=12, generations=3)
+    drawn = [arch for step in range(600) for arch in atb.draw_archs(cfg, step, 0)]
+    trained = {name: {getattr(arch, name) for arch in drawn} for name in ("layers", "hidden")}
+    trained["layer"] = {arch.shape(layer) for arch in drawn for layer in range(arch.layers)}
+    for line in played_search(cfg, 100.0):
+        arch = atb.parse_arch(line["arch"])
+        assert arch.layers in trained["layers"] and arch.hidden in trained["hidden"]
+        assert arch.shape(0) in trained["layer"] and atb.why_outside(arch, atb.parse_arch(cfg.largest), variant) is None
 
 
 def test_a_generation_is_smaller_where_the_limit_leaves_no_more():
@@ -658,6 +676,17 @@ def test_a_second_search_takes_over_superplm_and_measurements(tiny_data, whole, 
     assert json_of(second / "best.json")["speedup"] >= 3 and not (second / "superplm").exists()
 
 
+def test_a_search_starts_from_a_superplm_of_its_own_space_alone(tiny_data, whole, tmp_path):
+    """A plain BERT is none, nor is a search's winner; --superplm makes one of it."""
+    run_here(["--export", tmp_path / "bert", *tiny_data[1], "--init", whole / "superplm"])
+    for init, flag, message in ((tmp_path / "bert", "--evolve", "parts of this model were never trained"),
+                                (whole / "model", "--search", "parts of this model were never trained"),
+                                (whole, "--variant=ils", "of --variant ebl, not ils"),
+                                (whole, "--smallest=1-4-8-1-8", "of --smallest 1-8-8-1-8, not 1-4-8-1-8")):
+        with pytest.raises(UserError, match=message):
+            run_here([*["--search"] * ("=" in flag), *tiny_data[1], flag, "--init", init, "--out", tmp_path / "run"])
+
+
 def test_mlm_is_a_task_without_fine_tuning(tiny_data, whole, tmp_path):
     """The same masked pieces for every model and seed."""
     run_here(["--finetune", "mlm", *tiny_data[1], "--init", whole, "--runs", "2", "--out", tmp_path / "a"])
@@ -764,16 +793,24 @@ def test_a_finished_run_does_nothing_and_measurements_can_be_added(tiny_data, wh
                                   '{"arch": "1-8-8-1-6", "milliseconds": "x"}', '{"arch": "1-8", "milliseconds": 1}'])
 def test_lines_of_other_settings_stay_and_those_that_are_no_measurements_are_named(tmp_path, line):
     path, here = tmp_path / "latency.jsonl", atb.latency_setting(TINY)
-    good, other = (json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, **setting})
-                   for setting in (here, {**here, "threads": 99}))
-    path.write_text(f"{good}\n{other}\n{good}\n{good[:20]}")  # a last line without its end is left out
+    good, *others = (json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, **setting})
+                     for setting in (here, *({**here, key: "another"} for key in here)))
+    path.write_text("\n".join([good, *others, good, good[:20]]))  # a last line without its end is left out
     read = functools.partial(latency_log.read, ["", tmp_path], here, atb.parse_arch)
     assert read() == {atb.parse_arch("1-8-8-1-6"): [2.0, 2.0]}
     latency_log.measure(tmp_path, here, read(), {atb.parse_arch("1-8-8-1-6"): 3}, lambda arch: 1.0)
-    assert [json.loads(each)["milliseconds"] for each in path.read_text().splitlines()] == [2.0, 2.0, 2.0, 1.0]
+    assert [line["milliseconds"] for line in read_jsonl(path)] == [2.0] * (2 + len(here)) + [1.0]
     path.write_text(f"{good}\n{line}\n")
     with pytest.raises(UserError, match="line 2: no (measurement|JSON)"):
         read()
+
+
+def test_a_measurement_belongs_to_a_processor_a_torch_and_a_kind_of_clock():
+    here = atb.latency_setting(TINY)
+    assert here["torch"] == torch.__version__ and here["clock"] == "CPU"
+    assert atb.latency_setting(dataclasses.replace(TINY, latency_threads=2))["clock"] == "wall"
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    assert f": {here['hardware']}\n" in info or "model name" not in info
 
 
 def test_an_impossible_limit_ends_before_any_training(tiny_data, tmp_path, clock):

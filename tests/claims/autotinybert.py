@@ -194,7 +194,8 @@ def part_for(arch, variant, cfg):
     heads as divide it."""
     if atb.VARIANTS[variant][1]:
         return arch
-    heads, qkv = max(pair for pair in atb.search_space(cfg, variant)["attention"] if pair[0] <= arch.heads)
+    space = atb.search_space(dataclasses.replace(cfg, variant=variant))
+    heads, qkv = max(pair for pair in space["attention"] if pair[0] <= arch.heads)
     return dataclasses.replace(arch, heads=heads, qkv=qkv)
 
 
