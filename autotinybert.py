@@ -17,7 +17,7 @@ Tour:    read search_space, leading, sub_model, update, pretrain, Predictor, pro
          what starts from other models, fine-tunes, reads flags.
 Differs: (reasons where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
          the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
-         sub-model used decays and moves by its moments · D7 MNLI starts RTE, STS-B, MRPC · D8 rows of two segments,
+         sub-model used decays and moves by its moments · D7 CPU seconds for the wall clock's · D8 rows of two segments,
          some short, no next-sentence loss · D9 no padding and no masks in distillation · D10 SentencePiece
          · D11 which fast candidate a depth · D12 MLM is a task · D13 at most 1,000 documents are held out
          · D14 SQuAD trains positions above 128 · D15 a mean is the fitness · D16 one winner in Figure 1's study
@@ -1037,24 +1037,21 @@ def finetune(cfg, text):
                 for name in data.tasks for number in range(cfg.runs)
                 for setting in (GRID if cfg.grid and name in glue.TASKS else [()])}
 
-        def work(job, mnli):
-            """mnli: the folder of the best MNLI run, whose encoder this task starts from. D7: it helps small
-            tasks; the paper does not say so."""
-            (name, number, setting), start, diverged, own = jobs[job], copy.deepcopy(model), None, data
+        def work(job, _):
+            (name, number, setting), diverged, own = jobs[job], None, data
             if setting:
                 task = copy.copy(data.tasks[name])
                 task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
                 own = dataclasses.replace(data, tasks={name: task})
-            if mnli:
-                hf_models.fill(start, load_newest(mnli / "checkpoint.pt")["owned"]["model"], mnli)
             try:
-                metrics = score_task(start, name, own, cfg, number, run.folder / "jobs" / job)
+                metrics = score_task(model, name, own, cfg, number, run.folder / "jobs" / job)
             except Diverged as error:
                 metrics, diverged = {"main": 0.0}, str(error)
             return {"job": job, "task": name, "setting": setting, "metrics": metrics, "diverged": diverged}
 
         names = {job: name for job, (name, *_) in jobs.items()}
-        result = on_main(ranks, summarise, run.folder, run_jobs(ranks, run.folder, names, work))
+        results = run_jobs(ranks, run.folder, names, work, from_mnli=())  # no task of the paper starts from MNLI
+        result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
         show(result, ranks)
 

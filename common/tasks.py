@@ -210,14 +210,14 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None):
     return kind(name, cfg, tokenizer, recipe)
 
 
-def run_jobs(ranks, folder, jobs, work):
+def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
     """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
 
     jobs: {job: its task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...} and keeps its
-    files in folder/jobs/JOB/. start: None, or the folder of the best MNLI job for those of FROM_MNLI, which come last.
+    files in folder/jobs/JOB/. start: None, or for tasks of from_mnli, which come last, the folder of the best MNLI job.
     """
     folder, results, start = Path(folder) / "jobs", [], None
-    late = [job for job, task in jobs.items() if task in FROM_MNLI and "MNLI" in jobs.values()]
+    late = [job for job, task in jobs.items() if task in from_mnli and "MNLI" in jobs.values()]
     for stage in ([job for job in jobs if job not in late], late):
         results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start), len(results),
                              len(jobs), lambda job: -[*LONGEST, jobs[job]].index(jobs[job])) if stage else []
