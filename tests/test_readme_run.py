@@ -130,7 +130,7 @@ RUN = re.compile(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py|data/prepare\.py (?!down
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", dict.fromkeys(
-    line for page in PAGES[:2] for line in commands_of(page) if RUN.search(line)))
+    line for page in PAGES[:2] for line in commands_of(page) if RUN.search(line)), ids=str)
 def test_commands_run(line, run, home):
     run(line)
     made = re.search(r"--to (\S+)", line)
