@@ -358,15 +358,16 @@ def curves(own):
 
 
 # --- schedule ------------------------------------------------------------------------------------
-# Jobs of one round (of one stage, in fine-tuning) wait for those of the round before. Fixed: process r of n does jobs
-# r, r + n, ...; claims: whoever is free takes the next in their order, as share_out of common/distributed.py does it;
-# longest first: the next that takes longest, as common/tasks.py orders fine-tuning's jobs.
+# Jobs of one round (of one stage, in fine-tuning) wait for those of the round before. Whoever is free takes the next
+# one in their order, as share_out of common/distributed.py does it, or the next that takes longest, as common/tasks.py
+# orders fine-tuning's jobs.
 
 # seconds of the 24 candidates of a demo search, two threads, on an idle machine
 ZERO = (7.31, 7.237, 7.898, 9.706, 9.409, 11.261, 11.347, 12.004, 9.125, 9.649, 9.87, 6.619, 7.404, 7.512, 8.695,
         11.111, 11.141, 13.701, 9.973, 9.947, 9.202, 8.348, 10.166, 13.754)  # autobert_zero.py at bb4504d
 SHAPES = (0.99, 1.111, 0.994, 1.06, 1.229, 0.815, 0.881, 0.847, 0.825, 0.938, 0.942, 0.984, 0.843, 1.272, 1.038, 0.827,
           0.614, 0.835, 0.73, 0.785, 0.881, 0.695, 0.905, 1.568)  # autotinybert.py at d13b259
+
 
 def rounds_of(seconds, rounds, size):
     """Rounds of jobs [(cost, seconds)], drawn from measured ones."""
@@ -381,12 +382,7 @@ def stages(seconds, runs):
     return [stage for stage in jobs.values() if stage]
 
 
-def fixed(jobs, processes):
-    """Seconds of a round."""
-    return max(sum(second for _, second in jobs[rank::processes]) for rank in range(processes))
-
-
-def claims(jobs, processes, longest=False):
+def makespan(jobs, processes, longest=False):
     """Seconds of a round; each job goes to who is free first."""
     free = [0.0] * processes
     for _, second in sorted(jobs, key=lambda job: -job[0] * longest):
@@ -394,14 +390,10 @@ def claims(jobs, processes, longest=False):
     return max(free)
 
 
-def longest_first(jobs, processes):
-    return claims(jobs, processes, longest=True)
-
-
 def busy(rounds, processes):
-    """Shares of the processes' time in which they work."""
+    """Shares of the processes' time in which they work: jobs in their order, the longest first."""
     work = sum(second for jobs in rounds for _, second in jobs) / processes
-    return [work / sum(way(jobs, processes) for jobs in rounds) for way in (fixed, claims, longest_first)]
+    return [work / sum(makespan(jobs, processes, longest) for jobs in rounds) for longest in (False, True)]
 
 
 def cases():
@@ -416,7 +408,7 @@ def cases():
 def schedule(own=None):
     found = [(what, number, *(f"{100 * share:.0f}%" for share in busy(rounds, number)))
              for what, (rounds, numbers) in cases().items() for number in numbers]
-    return {"rows": found}, markdown("jobs | processes | fixed | claims | longest first", found)
+    return {"rows": found}, markdown("jobs | processes | in their order | longest first", found)
 
 
 # --- gpu -----------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def test_schedule_is_bounded():
             bound = sum(max(sum(second for _, second in jobs) / processes, max(second for _, second in jobs))
                         for jobs in rounds)  # no way is faster
             assert max(shares) <= sum(second for jobs in rounds for _, second in jobs) / processes / bound + 1e-9
-    assert bench.claims([(0, 1.0), (0, 1.0), (0, 4.0)], 2) == bench.fixed([(0, 1.0), (0, 1.0), (0, 4.0)], 2) == 5
-    assert bench.longest_first([(1, 1.0), (1, 1.0), (4, 4.0)], 2) == 4
+    assert bench.makespan([(1, 1.0), (1, 1.0), (4, 4.0)], 2) == 5
+    assert bench.makespan([(1, 1.0), (1, 1.0), (4, 4.0)], 2, longest=True) == 4
 
 
 def test_the_tables_of_the_page_are_those_of_the_results(tmp_path):
