@@ -24,6 +24,8 @@ import torch
 from tqdm import tqdm
 
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
+STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
+MESSAGE = 2000  # characters of an error that are shown
 MOST = 10 ** 9  # the largest whole number of a knob
 DEEPEST = 10_000  # layers; what torch keeps of a layer without weights takes 20 to 40 kB and 2 to 7 ms to build
 
@@ -108,6 +110,8 @@ def check_setting(config_class, name, value):
             raise UserError(f"{name} {value!r}: must be {', '.join(choices or [f'of type {kind.__name__}'])}")
         if kind not in (int, float):
             continue
+        if kind is float and abs(one) > MOST:
+            raise UserError(f"--{name} {one}: no training has such a number; choose one below {MOST:,}")
         if type(one) is int and one > MOST and name != "seed":
             raise UserError(f"--{name} {one}: no machine has the memory or the time; choose a number up to {MOST:,}")
         found = RANGE.search(field_comments(config_class).get(name, "")) or RANGE.search("[>= 0]")
@@ -179,6 +183,8 @@ def parse(config_class, presets, actions, description, argv=None):
     config.out = config.out or f"runs/{config.program}-{action}-{preset}"
     if config.dry_run:  # a folder of its own, made anew each time
         config.out, config.restart = config.out.rstrip("/") + "-dry", True
+    if not chosen and (given or preset != config_class().preset):
+        parser.error(f"these flags need an action: --{', --'.join(actions)}")
     if not chosen:
         parser.print_help()
     return action, value, config
@@ -202,6 +208,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
         actions[action][0](config, *([] if value is True else [value]))
     except Stop:
         print("stopped; the same command continues", file=sys.stderr)
+        return STOPPED
     except Diverged as error:
         raise UserError(f"{config.out}: the training diverged ({error}); choose a lower learning rate, and --restart"
                         ) from None
@@ -227,11 +234,14 @@ def start(config_class, presets, actions, description, check=None, argv=None):
 
 def run(main):
     """Call main() as a program: a UserError or a full disk ends in one line and exit status 2, Ctrl-C in status 130."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        if hasattr(stream, "reconfigure"):  # help texts hold characters that an ASCII terminal has not
+            stream.reconfigure(errors="replace")
     warnings.formatwarning = lambda message, *place, **others: f"warning: {message}\n"  # no line of source below it
     try:
         status = main()
     except UserError as error:
-        status, message = 2, f"error: {error}"
+        status, message = 2, f"error: {' '.join(str(error).split())[:MESSAGE]}"
     except OSError as error:
         if error.errno is None:
             raise

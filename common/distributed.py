@@ -53,8 +53,8 @@ class Ranks:
 @contextlib.contextmanager
 def launch(device="auto"):
     """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a request to stop."""
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    ranks = Ranks(rank, size, pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
+    rank, size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
+    ranks = Ranks(rank, size, pick_device(device, from_environment("LOCAL_RANK", 0)))
     signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects
         ranks.store = join_group("cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo", rank, size)
@@ -67,10 +67,22 @@ def launch(device="auto"):
             dist.destroy_process_group()
 
 
+def from_environment(name, default):
+    """A number that torchrun sets; UserError where something else stands there."""
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise UserError(f"{name}={value!r} in the environment: must be a number, as torchrun sets it; unset it")
+    return int(value)
+
+
 def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):  # candidates are of unequal cost
     """init_process_group; its store. What torchrun starts again (--max-restarts) may wait there for the dead (torch
     2.13 keeps one store): on one machine, where all know its number, each start has names of its own."""
-    store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
+    try:
+        store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
+    except ValueError as error:
+        raise UserError(f"WORLD_SIZE={size} in the environment: {error}; start several processes with torchrun"
+                        ) from None
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -355,7 +367,8 @@ def say(ranks, *words):
     """print on rank 0, above any progress bar."""
     if ranks.main:
         tqdm.write(" ".join(str(word) for word in words), file=sys.stdout)
-        sys.stdout.flush()
+        if sys.stdout:  # None where the caller has closed it
+            sys.stdout.flush()
 
 
 def progress(ranks, total, label, start=0):

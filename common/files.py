@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, and readers that name what is wrong with a file in one line."""
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ def atomic(path, keep=False):
     """A binary file under a temporary name, synced and renamed to `path` at the end: a reader or a crash sees the old
     file or the new one, never half of it. keep: what stood there before stays as NAME.previous."""
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -43,6 +44,25 @@ def existing(path, mend):
     if not Path(path).exists() or Path(path).is_dir():
         raise MissingFile(f"{path}: no such file; {mend}")
     return Path(path)
+
+
+def partials(folder, name="*"):
+    """What killed writes of atomic() left in a folder. Files of others that are only named alike are not among them."""
+    return [path for path in Path(folder).glob(f"{name}.partial-*")
+            if re.fullmatch(r".*\.partial-\d+", path.name) and path.is_file() and not path.is_symlink()]
+
+
+def open_own(path, flags=os.O_WRONLY):
+    """A text file that is opened for adding to its end, made where it is not there. A link is never followed: what it
+    points to is not ours. Raises UserError there."""
+    try:
+        return open(os.open(path, flags | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a+" if flags == os.O_RDWR
+                    else "a", encoding="utf-8")
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path}: a link, and nothing is written through links; delete it or choose another --out"
+                        ) from None
 
 
 def read_text(path, mend, newline=None):
@@ -88,7 +108,7 @@ def read_json(path, kind=object, mend="correct or delete it"):
 def read_jsonl(path):
     """The objects of a .jsonl file, [] where there is none; a last line that a crash tore off is left out. UserError
     names a line that is none, or no object."""
-    mend = "delete the line, or begin anew with --restart"
+    mend = "a run cannot go on from it; begin anew with --restart, or choose another --out"
     lines = read_text(path, mend).split("\n") if Path(path).exists() else [""]
     return [parse_json(line, f"{path}, line {number}", dict, mend) for number, line in enumerate(lines[:-1], 1) if line]
 
@@ -139,6 +159,11 @@ def load_newest(path, device="cpu"):
 _locks = {}  # {path: open file}, of this process
 
 
+def own_path(path):
+    """The path with its folder's links resolved, and not its own."""
+    return Path(path).parent.resolve() / Path(path).name
+
+
 def lock(path, wait=False, what="the run"):
     """Hold the lock file `path` until release_locks() or the end of this process, however it comes. UserError names the
     host and the process that hold it; with wait they are waited for. On a shared folder it reaches as far as the file
@@ -147,10 +172,10 @@ def lock(path, wait=False, what="the run"):
         import fcntl
     except ImportError:  # no such locks on this system
         return
-    path = Path(path).resolve()
+    path = own_path(path)
     if path in _locks:
         return
-    file = open(path, "a+", encoding="utf-8")
+    file = open_own(path, os.O_RDWR)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -172,32 +197,38 @@ def lock(path, wait=False, what="the run"):
 
 def release_locks(*paths):
     """Give back these locks, or all."""
-    for path in [Path(path).resolve() for path in paths] or list(_locks):
+    for path in [own_path(path) for path in paths] or list(_locks):
         if path in _locks:
             import fcntl
             file = _locks.pop(path)
-            fcntl.flock(file, fcntl.LOCK_UN)  # a worker that was forked meanwhile may still hold the file open
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_UN)  # a worker that was forked meanwhile may still hold the file open
             file.close()
 
 
-def fingerprint(path, part=1 << 16):
-    """A hash of a file's size and of `part` bytes at its beginning, middle and end: the same for a copy, and a third of
-    a millisecond for 1 GB."""
+def fingerprint(path, part=1 << 16, whole=1 << 25):
+    """A hash of a file's size and content: of up to `whole` bytes all (32 MB take 40 ms), of a larger file `part` bytes
+    at its beginning, middle and end. It is the same for a copy."""
     size = os.path.getsize(path)
     found = hashlib.blake2b(str(size).encode(), digest_size=16)
     with open(path, "rb") as file:
-        for place in sorted({0, max(0, size // 2 - part // 2), max(0, size - part)}):
-            file.seek(place)
-            found.update(file.read(part))
+        if size <= whole:
+            found.update(file.read())
+        else:
+            for place in (0, size // 2 - part // 2, size - part):
+                file.seek(place)
+                found.update(file.read(part))
     return found.hexdigest()
 
 
-def fingerprints(paths):
-    """{path: fingerprint} of files and of what is in folders, at any depth; of more than 500 files one for all."""
-    files = []
+def fingerprints(paths, without=None):
+    """{path: fingerprint} of files and of what is in folders, at any depth, but for the folder `without`, to which the
+    run itself writes; of more than 500 files one for all."""
+    files, without = [], without and Path(without).resolve()
     for path in map(Path, paths):
         files += sorted(inside for inside in path.rglob("*") if inside.is_file()) if path.is_dir() else [path]
-    found = {str(path): fingerprint(path) for path in files if path.exists()}
+    found = {str(path): fingerprint(path) for path in files
+             if path.exists() and without not in path.resolve().parents}
     if len(found) <= 500:
         return found
     joined = hashlib.blake2b("".join(found.values()).encode(), digest_size=16).hexdigest()

@@ -15,11 +15,14 @@ import torch
 
 from common.cli import UserError, freeze
 from common.distributed import on_main
-from common.files import fingerprints, load_file, lock, previous, read_json, save_file, write_atomic
+from common.files import (fingerprints, load_file, lock, open_own, partials, previous, read_json, save_file,
+                          write_atomic)
 
+LOCK = "run.lock"
 NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute"}  # may differ in a resumed run
-WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.*", "checkpoint.pt*", "corpus", "jobs",
-          "spiece.model", "vocab.txt", "tokenizer_config.json", "*.tmp*")  # names in a run folder; also Config.writes
+WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py", "best.pt",
+          "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs", "spiece.model", "vocab.txt",
+          "tokenizer_config.json")  # names in a run folder; also Config.writes
 
 
 def processor():
@@ -71,23 +74,26 @@ class RunFolder:
 
     def content(self):
         """Names in the folder that say that a run has begun; not what a killed write left."""
-        names = {path.name for path in self.folder.glob("*") if ".tmp" not in path.name}
-        return names - {"config.json", "log.jsonl", "lock"}
+        names = {path.name for path in self.folder.glob("*")} - {path.name for path in partials(self.folder)}
+        return names - {"config.json", "log.jsonl", LOCK}
 
     def _open(self, record, cfg, reads):
-        config = self.folder / "config.json"
-        if self.content() and not config.exists():
+        config, own = self.folder / "config.json", self.folder.resolve()
+        for path in map(Path, reads):  # a run that reads what it writes would delete its own beginning
+            if own in (path.resolve(), *path.resolve().parents):
+                raise UserError(f"{path}: lies in {self.folder}, where this command writes; choose another --out")
+        if not config.exists() and (self.content() or (self.folder / "log.jsonl").exists()):
             raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
         if config.exists():
             self._compare(read_json(config, dict), record, False)  # nothing is written into a stranger's folder
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock(self.folder / "lock")
-        begun, record["read"] = self.content(), fingerprints(reads)
+        lock(self.folder / LOCK)
+        begun, record["read"] = self.content(), fingerprints(reads, self.folder)
         if config.exists():
             self._compare(read_json(config, dict), record, begun and not cfg.restart)
             if cfg.restart:
                 self._clear(getattr(cfg, "writes", ()))
-        for left in self.folder.glob("*.tmp*"):
+        for left in partials(self.folder):
             left.unlink()
         here, self.new = environment(self.ranks.device), not begun or cfg.restart
         if not self.new:
@@ -124,18 +130,23 @@ class RunFolder:
                             + "; choose another --out, or --restart to begin anew")
 
     def _clear(self, others):
-        """Delete what runs write (`others`: of this program alone), say what is left."""
-        for path in [path for name in (*WRITES, *others) for path in self.folder.glob(name)]:
+        """Delete what runs write (`others`: of this program alone), say what is left. UserError, before anything is
+        deleted, where a name of ours is a link: what lies behind it may be somebody else's."""
+        paths = [path for name in (*WRITES, *others) for path in self.folder.glob(name)]
+        for path in paths:
+            if path.is_symlink():
+                raise UserError(f"{path}: a link, which --restart does not follow; delete it, or choose another --out")
+        for path in paths:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        left = sorted(path.name for path in self.folder.iterdir() if path.name != "lock")
+        left = sorted(path.name for path in self.folder.iterdir() if path.name != LOCK)
         if left:
             print(f"{self.folder}: left as it is, since no run writes it: {', '.join(left)}", file=sys.stderr)
 
     def _write(self, name, record):
-        with open(self.folder / name, "a", encoding="utf-8") as file:
+        with open_own(self.folder / name) as file:
             file.write(json.dumps(record) + "\n")
 
     def log(self, **record):
@@ -161,7 +172,7 @@ class RunFolder:
         anew = {"corpus", "text", "spiece.model", "vocab.txt", "tokenizer_config.json"}
         made = [path for name in self.content() - anew
                 for path in (self.folder / name, *(self.folder / name).rglob("*")) if path.is_file()]
-        if self.ranks.main and self.new and not made:
+        if self.ranks.main and self.new and not made and not self.folder.is_symlink():
             shutil.rmtree(self.folder)
 
     @property
@@ -226,7 +237,7 @@ class Checkpoint:
     def remove(self):
         """Delete the files (a finished candidate needs none)."""
         if self.ranks.main:
-            for path in [self.path, *self.path.parent.glob(f"{self.path.name}.*")]:  # .previous, .tmp of killed writes
+            for path in [self.path, previous(self.path), *partials(self.path.parent, self.path.name)]:
                 path.unlink(missing_ok=True)
 
 

@@ -272,4 +272,13 @@ def load_tokenizer(path, lower=None):
         if not isinstance(lower, bool):
             raise UserError(f"{beside}: do_lower_case is {lower!r}; it must be true or false")
     kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
-    return kind(path, lower is not False)
+    found, record = kind(path, lower is not False), path.with_name("config.json")
+    kept = read_json(record, dict, "fetch it again").get("vocabulary") if record.is_file() else None
+    if isinstance(kept, dict) and kept.get("file") == path.name and kept.get("fingerprint") != found.fingerprint:
+        raise UserError(f"{path}: damaged or changed since the run in {path.parent} kept it; take it from a copy")
+    return found
+
+
+def describe_file(tokenizer, file):
+    """What config.json keeps about a vocabulary's file, by which load_tokenizer sees later that it is the same."""
+    return {"file": file.name, "pieces": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}

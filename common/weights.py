@@ -8,6 +8,7 @@ import torch
 
 from common.cli import UserError, check_setting
 from common.files import load_newest, read_json, save_file, write_atomic
+from common.tokenization import describe_file
 
 
 def finite(weights, path):
@@ -91,9 +92,9 @@ def keep_model(folder, action, cfg, tokenizer, **owned):
     owned: {name: module, or weights by name}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if tokenizer:
-        tokenizer.save(folder)
     record = {"program": cfg.program, "action": action, "settings": dataclasses.asdict(cfg), "argv": sys.argv}
+    if tokenizer:
+        record["vocabulary"] = describe_file(tokenizer, tokenizer.save(folder))
     write_atomic(folder / "config.json", json.dumps(record, indent=2))
     states = {name: thing.state_dict() if hasattr(thing, "state_dict") else thing for name, thing in owned.items()}
     save_file(folder / "checkpoint.pt", {"values": {}, "owned": {

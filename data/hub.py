@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import atomic, read_json, write_atomic
+from common.files import atomic, partials, read_json, write_atomic
 from data.text import SAMPLE, find_layout, split_sentences, text_blocks
 
 READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # of local files, by their endings
@@ -80,7 +80,7 @@ def fetch_text(source, config, folder, column="text", split="train"):
         raise UserError(f"{folder}: its text was made from something else ({known}); choose another folder with --to")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "hub.json", json.dumps(about, indent=1))
-    for torn in folder.glob("*.txt.tmp*"):  # of a process that was killed
+    for torn in partials(folder, "*.txt"):  # of a process that was killed
         torn.unlink()
     paths = [folder / f"{number:05}.txt" for number in range(rows.num_shards)]
     with tqdm(desc=folder.name, unit=" documents", disable=None) as bar:

@@ -11,7 +11,7 @@ from common.distributed import on_main, say
 from common.files import lock, release_locks
 from common.runs import RunFolder
 from common.tasks import task_files
-from common.tokenization import load_tokenizer
+from common.tokenization import describe_file, load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta
 from data.prepare import make_demo
@@ -57,6 +57,7 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
         if "vocab_size" in cfg.given and cfg.vocab_size != asked["vocab_size"]:
             raise UserError(f"--vocab_size {asked['vocab_size']}: {data.tokenizer.path} has {cfg.vocab_size} pieces; "
                             "leave it out")
+        on_main(ranks, check_pieces, cfg, data.tokenizer)
         on_main(ranks, keep_vocabulary, run, data.tokenizer)
     return run, data
 
@@ -105,8 +106,16 @@ def send(batch, device):
 
 def keep_vocabulary(run, tokenizer):
     """Copy the tokenizer's file into the run folder; config.json is to say which one it is."""
-    run.facts["vocabulary"] = {"file": tokenizer.save(run.folder).name, "pieces": tokenizer.vocab_size,
-                               "fingerprint": tokenizer.fingerprint}
+    run.facts["vocabulary"] = describe_file(tokenizer, tokenizer.save(run.folder))
+
+
+def check_pieces(cfg, tokenizer):
+    """UserError where the model of --init was trained with a vocabulary of other pieces, be it of the same size."""
+    names = ("spiece.model", "vocab.txt") if getattr(cfg, "init", "") else ()
+    own = [Path(cfg.init) / name for name in names if (Path(cfg.init) / name).is_file()]
+    if own and load_tokenizer(own[0]).names != tokenizer.names:
+        raise UserError(f"{tokenizer.path}: has other pieces than {own[0]}, with which --init was trained; "
+                        "leave --tokenizer out, and give the text itself as --corpus")
 
 
 def fill_in(cfg, ranks, *names):
@@ -142,8 +151,8 @@ def is_prepared(paths):
 def open_text(cfg, ranks, folder):
     """cfg.corpus, cfg.tokenizer and cfg.vocab_size as (tokenizer, Corpus to train on, held-out Corpus).
 
-    A corpus that `data/prepare.py corpus` made is used as it is, with the tokenizer beside it. Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made under
-    folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the share of the documents that
+    A corpus that `data/prepare.py corpus` made is used as it is, with the tokenizer beside it. Otherwise the tokenizer
+    is trained (unless --tokenizer gives one) and the token files are made under folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the share of the documents that
     is held out, at most MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and
     nothing of the corpus.
     """

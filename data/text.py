@@ -62,12 +62,16 @@ NORMAL, SYMBOL, UNUSED = 1, 4, 5  # types of a piece in SentencePiece's model fi
 
 # --- reading text ----------------------------------------------------------------------------------------------------
 def text_files(paths):
-    """The files that `paths` stand for: a file as it is, a folder's *.txt at any depth, sorted. UserError if none."""
+    """The files that `paths` stand for: a file as it is, a folder's *.txt at any depth, sorted, but for a vocabulary's
+    vocab.txt. UserError if none, or where a path is a pipe or a device, which would be read once or for ever."""
     found = []
     for path in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
         if not path.exists():
             raise UserError(f"{path}: there is no such file or folder; check the path")
-        inside = sorted(p for p in path.rglob("*.txt") if p.is_file()) if path.is_dir() else [path]
+        if not path.is_dir() and not path.is_file():
+            raise UserError(f"{path}: neither a file nor a folder; write the text to a file first")
+        inside = [path] if path.is_file() else sorted(
+            text for text in path.rglob("*.txt") if text.is_file() and text.name != "vocab.txt")
         if not inside:
             raise UserError(f"{path}: the folder holds no *.txt file; name the files, or rename them to end in .txt")
         found += inside

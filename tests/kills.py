@@ -78,7 +78,7 @@ def start(program, name, out, ranks, restarts=0):
     command = [*launch * (ranks > 1), *words]
     process = multiprocessing.get_context("fork").Process(target=as_program, args=(command, out.parent / "log.txt"))
     process.start()
-    before, lock = time.time(), out / "lock"
+    before, lock = time.time(), out / "run.lock"
     while "--out" in command and process.is_alive() and not (lock.exists() and lock.stat().st_mtime > before):
         time.sleep(0.01)  # a run begins when it takes its lock; what it imports is not worth killing
     return process

@@ -197,7 +197,7 @@ def tensor(**entry):
 def held(here, ready):
     """Another process has the run in its hands."""
     (here / "out").mkdir()
-    held.file = open(here / "out" / "lock", "w")
+    held.file = open(here / "out" / "run.lock", "w")
     held.file.write("process 7 on elsewhere")
     held.file.flush()
     fcntl.flock(held.file, fcntl.LOCK_EX)

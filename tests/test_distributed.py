@@ -105,9 +105,9 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_what_killed_writes_left_bars_no_run_and_goes_with_the_checkpoint(tmp_path):
-    (tmp_path / "config.json.tmp7").write_text("{")
+    (tmp_path / "config.json.partial-7").write_text("{")
     assert open_run(tmp_path).folder == tmp_path
-    for name in ("checkpoint.pt", "checkpoint.pt.previous", "checkpoint.pt.tmp7", "checkpoint2.pt"):
+    for name in ("checkpoint.pt", "checkpoint.pt.previous", "checkpoint.pt.partial-7", "checkpoint2.pt"):
         (tmp_path / name).touch()
     Checkpoint(tmp_path / "checkpoint.pt", Ranks(0, 1, torch.device("cpu"))).remove()
     assert {path.name for path in tmp_path.glob("check*")} == {"checkpoint2.pt"}
@@ -269,7 +269,7 @@ def test_a_second_process_on_a_run_folder_is_refused(tmp_path):
     (run.folder / "checkpoint.pt").touch()
     program = ("import sys; sys.path.insert(0, sys.argv[1]); from common.files import lock; from common import cli\n"
                "cli.run(lambda: lock(sys.argv[2]))")
-    second = [sys.executable, "-c", program, str(Path(__file__).parent.parent), str(run.folder / "lock")]
+    second = [sys.executable, "-c", program, str(Path(__file__).parent.parent), str(run.folder / "run.lock")]
     refused = subprocess.run(second, capture_output=True, text=True)
     assert refused.returncode == 2 and f"in the hands of process {os.getpid()} on " in refused.stderr
     assert refused.stderr.count("\n") == 1
@@ -322,7 +322,7 @@ def test_restart_leaves_what_no_run_writes(tmp_path, capsys):
     for name in ("checkpoint.pt", "checkpoint.pt.previous", "notes.txt"):
         (run.folder / name).touch()
     open_run(tmp_path / "run", restart=True, lr=3.0)
-    assert {path.name for path in run.folder.iterdir()} == {"config.json", "lock", "notes.txt"}
+    assert {path.name for path in run.folder.iterdir()} == {"config.json", "run.lock", "notes.txt"}
     assert "left as it is, since no run writes it: notes.txt" in capsys.readouterr().err
 
 

@@ -55,7 +55,7 @@ def test_a_stopped_command_goes_on_with_the_same_bytes(source, tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         hub.fetch_text(source, "", tmp_path / "stopped")
     assert sorted(contents(tmp_path / "stopped")) == ["00000.txt", "hub.json"]
-    (tmp_path / "stopped" / "00001.txt.tmp7").write_text("torn")  # as SIGKILL leaves it
+    (tmp_path / "stopped" / "00001.txt.partial-7").write_text("torn")  # as SIGKILL leaves it
     hub.fetch_text(source, "", tmp_path / "stopped")
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole") and len(seen) > 8 + 5
     assert seen[8] == seen[6]  # the second shard began anew, the first did not
