@@ -152,9 +152,9 @@ def open_text(cfg, ranks, folder):
     """cfg.corpus, cfg.tokenizer and cfg.vocab_size as (tokenizer, Corpus to train on, held-out Corpus).
 
     A corpus that `data/prepare.py corpus` made is used as it is, with the tokenizer beside it. Otherwise the tokenizer
-    is trained (unless --tokenizer gives one) and the token files are made under folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the share of the documents that
-    is held out, at most MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and
-    nothing of the corpus.
+    is trained (unless --tokenizer gives one) and the token files are made under folder/corpus, once. Sets
+    cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the share of the documents that is held out, at most
+    MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and nothing of the corpus.
     """
     target = Path(cfg.corpus[0]) if is_prepared(cfg.corpus) else Path(folder) / "corpus"
     if not is_prepared(cfg.corpus):

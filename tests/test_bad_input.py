@@ -496,6 +496,81 @@ def test_bad_input_ends_in_one_line(command, words, changes, ready, limited, tmp
     assert not (tmp_path / "bomb").exists()
 
 
+# --- what a command may never delete -------------------------------------------------------------
+
+def link(name, to):
+    """A link from the row's folder to a file or folder beside it that is somebody else's."""
+    def change(here, ready):
+        put(f"../theirs/{to}", "theirs")(here, ready)
+        (here / name).unlink(missing_ok=True)
+        (here / name).symlink_to((here / "../theirs" / to).parent if name.endswith("jobs") else here / "../theirs" / to)
+    return change
+
+
+MODEL = "--layers 1 --steps 1 --batch 2 --length 60 --dev_rows 4"
+KEPT = [  # each would have to delete or overwrite what it reads, or what others wrote
+    (f"albert --pretrain --corpus {{corpus}} --init {{here}}/out {MODEL} --restart", "lies in",
+     [copy("albert", to="out")]),
+    (f"albert --pretrain --corpus {{corpus}} --init {{here}}/out {MODEL}", "lies in", [copy("albert", to="out")]),
+    (f"albert --finetune CoLA --glue {{glue}} --init {{here}}/out/CoLA {FEW} --restart", "lies in",
+     [copy("tuned", to="out")]),
+    (TRAINED["albert"] + " --tokenizer {here}/out/spiece.model --restart", "lies in", [copy("albert", to="out")]),
+    (TRAINED["albert"].replace("{corpus}", "{here}/out/text") + " --restart", "lies in",
+     [copy("albert", to="out"), put("out/text/own.txt", "A line. " * 99)]),
+    ("autotinybert --further_train --corpus {corpus} --init {here}/out --further_steps 1 --restart", "lies in",
+     [copy("autotinybert", to="out")]),
+    (TRAINED["mformer"].replace("--vocab_size 120", "--init {here}/out --restart"), "lies in",
+     [copy("mformer", to="out")]),
+    (TRAINED["albert"], "no run folder", [put("out/log.jsonl", "theirs")]),
+    (TRAINED["albert"] + " --restart", "a link", [copy("albert", to="out"), link("out/jobs", "jobs/a.json")]),
+    (TRAINED["albert"] + " --restart", "a link",
+     [copy("albert", drop("run.lock"), to="out"), link("out/run.lock", "x")]),
+    (TRAINED["albert"] + " --steps 2", "other settings", [copy("albert", to="out")])]
+
+
+@pytest.mark.parametrize("command, words, changes", KEPT, ids=map(str, range(len(KEPT))))
+def test_nothing_that_a_command_reads_or_others_wrote_is_deleted(command, words, changes, ready, limited, tmp_path,
+                                                                 monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    for change in changes:
+        change(tmp_path / "here", ready)
+
+    def content():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.lock"}
+
+    before = content()
+    assert call(command.format(here=tmp_path / "here", **ready) + f" --out {tmp_path}/here/out", monkeypatch) == 2
+    assert words in the_line(capfd.readouterr().err) and content() == before
+
+
+def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(ready, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    copy("albert", to="out")(tmp_path, ready)
+    theirs = ["draft.tmp", "my.tmp.notes", "best.docx", "x.tmp/a", "lock", "checkpoint.pt.mine", "a.partial-x"]
+    for name in theirs:
+        put(name, "theirs")(out, ready)
+    put("config.json.partial-7", "torn")(out, ready)
+    assert call(TRAINED["albert"].format(**ready) + f" --out {out} --restart", monkeypatch) == 0
+    assert all((out / name).read_text() == "theirs" for name in theirs)
+    assert (out / "done.json").exists() and not (out / "config.json.partial-7").exists()
+
+
+def test_a_vocabulary_is_known_again(ready, tmp_path, monkeypatch, capfd):
+    """Beside --init a vocabulary of equal size and other pieces is refused, and so is a kept one that was changed."""
+    monkeypatch.chdir(tmp_path)
+    lines = (ready["corpus"].parent / "text.txt").read_text().split("\n")
+    put("text.txt", "\n".join(line[::-1] for line in lines))(tmp_path, ready)
+    assert not call("data/prepare corpus --corpus text.txt --to other --vocab_size 300", monkeypatch)
+    command = f"albert --pretrain --init {ready['albert']} {MODEL} --out out"
+    assert call(f"{command} --corpus other --tokenizer other/spiece.model", monkeypatch) == 2
+    assert "other pieces" in the_line(capfd.readouterr().err)
+    copy("albert", to="kept")(tmp_path, ready)
+    shutil.copy("other/spiece.model", "kept/spiece.model")
+    assert call("albert --export model --init kept", monkeypatch) == 2
+    assert "damaged or changed" in the_line(capfd.readouterr().err)
+
+
 def test_the_command_of_a_finished_run_ends_well(ready, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name, command in {**TRAINED, "tuned": TUNED}.items():

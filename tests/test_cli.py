@@ -58,6 +58,13 @@ def test_start_calls_the_action_after_the_check():
     assert CALLS[0] == "tune" and CALLS[1][1] == "a,b" and CALLS[1][0].program == "test_cli"
 
 
+def test_a_run_that_sigterm_stopped_ends_with_143():
+    def stopped(config):
+        raise cli.Stop
+
+    assert cli.start(Config, PRESETS, {"train": (stopped, "train")}, "a test", None, ["--train"]) == 128 + 15
+
+
 @pytest.mark.parametrize("error, words", [(cli.Diverged("loss nan"), "diverged .loss nan."),
                                           (torch.OutOfMemoryError(), "out of device memory")])
 def test_what_ends_an_action_ends_in_one_line(error, words):
@@ -79,6 +86,7 @@ def test_numbers_out_of_range_end_in_one_line(text, words):
 @pytest.mark.parametrize("text, words", [
     ("--train --batch x", "invalid int value: 'x'"), ("--train --tune a", "not allowed with"),
     ("--train --bat 3", "unrecognized"), ("--train --kind three", "choose from"),
+    ("--batch 3", "need an action: --train, --tune"),
     ("--train --preset huge", "choose from demo, base"), ("--train --preset dry_run", "no such preset")])
 def test_mistakes_end_in_one_line(text, words, capsys):
     with pytest.raises(SystemExit) as error:
