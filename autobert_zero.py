@@ -1281,7 +1281,9 @@ def write_best(path, arch, source, cfg):
 def export(cfg, name):
     """write_best of --init, a search or pre-training."""
     path, source = Path(name), read_run(cfg) if cfg.init else None
-    if path.suffix != ".py" or path.exists() or not path.parent.is_dir() or not source or "head.weight" in source[0]:
+    if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
+        raise UserError(f"--export {name}: it, or its .mmd or .pt, is there already; choose another name")
+    if path.suffix != ".py" or not path.parent.is_dir() or not source or "head.weight" in source[0]:
         raise UserError(f"--export {name}: name a new .py in a folder that is there, --init a search or pre-training")
     print(write_best(path, settle_arch(cfg), source, cfg))
 

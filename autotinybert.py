@@ -105,7 +105,7 @@ class Config:
     speedup: str = "7.2"  # over --reference, Table 1; or as fast as the architecture given
     reference: str = "12-768-3072-12-768"  # what speed-ups are counted from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # target device
-    latency_threads: int = 1  # CPU threads there; a single one's CPU seconds count [>= 1]
+    latency_threads: int = 1  # CPU threads there; a single one's CPU seconds count [1, 1024]
     latency_batch: int = 1  # sequences at a time there [>= 1]
     latency_length: int = 128  # tokens a sequence there [>= 1]
     latency_rounds: int = 2  # times that each is measured; the lowest counts [>= 1]
@@ -1380,7 +1380,7 @@ def read_arch(text, place):
 def check_flags(cfg):
     """UserError where a flag is no architecture, no speed-up, or asks for more than this machine can hold."""
     number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e\d+)?|nan|inf", cfg.speedup)
-    if number and not 0 < float(cfg.speedup) < math.inf:
+    if not cfg.speedup or number and not 0 < float(cfg.speedup) < math.inf:
         raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
     for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):
         if text := getattr(cfg, name):

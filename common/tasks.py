@@ -141,6 +141,8 @@ class SquadTask(Task):
     """A span of the paragraph; in 2.0 [CLS] stands for "no answer"."""
 
     def __init__(self, name, cfg, tokenizer, recipe):
+        if recipe.length < 16:
+            raise UserError(f"--finetune_length {recipe.length}: a question and an answer do not fit; use 16 or more")
         self.rows = {split: squad.load(path)[:limit(split, cfg) or None]
                      for split, path in squad.files(cfg.squad, name).items()}
         windows = {split: squad.features(rows, tokenizer, recipe.length, min(128, recipe.length // 3),

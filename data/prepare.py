@@ -24,6 +24,7 @@ from common.cli import Parser, UserError, run  # noqa: E402
 from common.files import write_atomic  # noqa: E402
 from common.tokenization import load_tokenizer  # noqa: E402
 from data import race  # noqa: E402
+from data.corpus import read_meta  # noqa: E402
 from data.demo import make_demo  # noqa: E402  (offered to the paper files: `from data.prepare import make_demo`)
 from data.download import SETS, download  # noqa: E402
 from data.hub import fetch_text  # noqa: E402
@@ -58,6 +59,9 @@ def corpus(args):
     if args.vocab_size not in (None, pieces):
         raise UserError(f"{args.tokenizer}: it has {pieces} pieces, not {args.vocab_size}; leave "
                         "--vocab_size or --tokenizer out")
+    known = {path for path, *_ in read_meta(folder).get("sources", [])}
+    if known and known != {str(path.resolve()) for path in files}:
+        raise UserError(f"{folder}: holds the corpus of other files; choose another --to, or delete the folder")
     start, size = time.perf_counter(), sum(path.stat().st_size for path in files)
     tokenizer, made = make_corpus(files, folder, pieces, args.tokenizer, lower, args.workers)
     speed = size / 1e6 / (time.perf_counter() - start)
@@ -73,6 +77,8 @@ def passages(args):
     blocks = ["\n".join(split_sentences(" ".join(text.split()))) for text in dict.fromkeys(found)]
     if not blocks:
         raise UserError("passages: give --squad, --race or both")
+    if pathlib.Path(args.to).exists():
+        raise UserError(f"{args.to}: is there already; name a new file")
     write_atomic(args.to, "\n\n".join(blocks) + "\n")
     print(f"{args.to}: {len(blocks):,} passages")
 

@@ -413,7 +413,8 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1, 
         layout_of(path)
     model, made_from = folder / "spiece.model", folder / "vocabulary.json"
     about = {"pieces": vocab_size, "lower": lower is not False, "sources": fingerprints(files)}
-    if model.exists() and not made_from.exists() and not (tokenizer and model.samefile(load_tokenizer(tokenizer).path)):
+    own = tokenizer and load_tokenizer(tokenizer).fingerprint  # what a killed command copied is still its own
+    if model.exists() and not made_from.exists() and load_tokenizer(model).fingerprint != own:
         raise UserError(f"{model}: another command made this vocabulary; choose another folder, or give it as "
                         "--tokenizer")
     folder.mkdir(parents=True, exist_ok=True)

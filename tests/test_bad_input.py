@@ -399,6 +399,7 @@ def again(program, *causes):
 
 
 FOLDERS = [
+    *rows("albert --finetune SQuAD1.1 --init {albert} --squad {squad} --finetune_length 8", ("do not fit",)),
     *each("{program} {begin}", ("no run folder", put("out/mine.txt", "")), ("process 7 on elsewhere", held)),
     *each("{program} {begin}", ("albert.py --export", put("out/config.json", {**RECORD, "action": "export"})),
           ("no JSON object", put("out/config.json", "[]")), ("none of a run", put("out/config.json", {"a": 1})),
@@ -435,7 +436,8 @@ FLAGS = {  # of an action that would begin at once: what names the mistake
         "--largest 100000-8-8-1-8 --smallest 1-8-8-1-8": HUGE, "--reference 100000-8-8-1-8": HUGE,
         "--setting distill": "--teacher", "--teacher {here}": "--teacher",
         "--teacher {here} --setting distill": "no model is here", "--smallest 9-999-999-9-999": "small",
-        "--latency_threads 0": "--latency_threads"},
+        "--latency_threads 0": "--latency_threads", "--latency_threads 100000": "--latency_threads",
+        "--speedup ''": "--speedup"},
     "mformer": {"--batch 9 --accumulate 2": "--accumulate", "--beam 0": "--beam 0", "--beam 3": "no use",
                 "--image 30 --patch 7": "--image", "--augment 1 2": "--augment", "--languages en": "--languages",
                 "--image 16000000": "memory", "--arch layers=1": "arch"}}
@@ -464,6 +466,8 @@ BEST = [
 CORPUS = "data/prepare corpus --corpus {here}/a.txt --to {here}/to "
 PREPARE = [
     *rows("data/prepare corpus --corpus {here}/x --to {here}/to", ("no such file",)),
+    *rows("data/prepare corpus --corpus {here}/pipe --to {here}/to", ("neither a file nor", lambda here, _: os.mkfifo(
+        here / "pipe"))),
     *rows(CORPUS + "--vocab_size 300", ("UTF-16", put("a.txt", UTF16)), ("no text", put("a.txt", ""))),
     *rows(CORPUS + "--vocab_size -5", ("--vocab_size", LONG_TEXT)),
     *rows(CORPUS + "--workers 0", ("--workers", LONG_TEXT)),
@@ -473,6 +477,11 @@ PREPARE = [
     *rows("data/prepare corpus --to {here}", ("--corpus",)),
     *rows("data/prepare demo --to {here}", ("not empty", put("mine.txt", ""))),
     *rows("data/prepare download glue --to {here}", ("not made by this command", put("glue/x", ""))),
+    *rows("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40",
+          ("other files", LONG_TEXT, copy("corpus"))),
+    *rows("data/prepare passages --squad {here}/a.txt --to {here}/a.txt", ("already", copy("squad"), lambda here, _: (
+        here / "dev-v1.1.json").rename(here / "a.txt"))),
+    *rows("autobert_zero --export {here}/net.py --init {autobert_zero}", ("already", put("net.pt", "theirs"))),
     *rows("data/prepare nothing", ("invalid choice",))]
 
 TABLE = [*GLUE, *SQUAD, *RACE, *PICTURES, *PAIRS, *TEXT, *PREPARED, *INIT, *HUGGING_FACE, *FOLDERS, *KNOBS, *BEST,
