@@ -1,6 +1,7 @@
 """data/: the demo data is the same whenever it is made and has the official layouts; downloads survive what
 networks do."""
 import collections
+import contextlib
 import hashlib
 import http.server
 import io
@@ -297,19 +298,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Serves server.contents; `breaks` transfers are cut off half-way; ranges are honoured where server.ranges."""
 
     def do_GET(self):
-        self.server.requests.append((self.path, self.headers["Range"]))
         content = self.server.contents.get(self.path)
         if content is None:
             return self.send_error(404)
-        start = int(re.search(r"\d+", self.headers["Range"] or "0")[0]) if self.server.ranges else 0
+        start = int(re.search(r"\d+", self.headers["Range"])[0]) if self.server.ranges else 0
+        self.server.starts.append(start)
+        if start >= len(content):
+            return self.send_error(416)
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
-        body = content[start:]
-        if self.server.breaks:
-            self.server.breaks -= 1
-            body = body[:len(body) // 2]
-        self.wfile.write(body)
+        self.server.breaks -= 1
+        self.wfile.write(content[start:(start + len(content)) // 2 if self.server.breaks >= 0 else None])
 
     def log_message(self, *_):
         pass
@@ -319,7 +319,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch):
     monkeypatch.setattr(download, "PAUSE", 0)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.contents, server.requests, server.breaks, server.ranges = {}, [], 0, True
+    server.contents, server.starts, server.breaks, server.ranges = {}, [], 0, True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -328,11 +328,11 @@ def server(monkeypatch):
     server.server_close()
 
 
-def row(server, data_set, name, content, holds="", **changes):
+def row(server, data_set, name, content, holds=""):
     """A row of the table for `content`, which the server offers from now on."""
     server.contents["/" + name] = content
     url = f"http://127.0.0.1:{server.server_address[1]}/{name}"
-    return download.File(data_set, url, len(content), hashlib.sha256(content).hexdigest(), holds)._replace(**changes)
+    return download.File(data_set, url, hashlib.sha256(content).hexdigest(), holds)
 
 
 def tar(names):
@@ -347,64 +347,47 @@ def tar(names):
 
 
 def test_table_is_complete():
-    assert {file.data_set for file in download.FILES} == set(download.SETS) >= {*download.FINISH, *download.EXPECTED}
-    assert all(re.fullmatch("[0-9a-f]{64}|[0-9a-f]{32}", file.digest) or "huggingface" in file.url for file in download.FILES)
+    assert {file.data_set for file in download.FILES} == set(download.SETS) >= set(download.FINISH)
+    assert all(re.fullmatch("[0-9a-f]{64}|[0-9a-f]{32}", file.digest) or "huggingface" in file.url
+               for file in download.FILES)
     assert {file.holds for file in download.FILES if file.data_set == "glue"} == {*demo.GLUE, "WNLI", "diagnostic"}
 
 
-def cifar(server):
-    """A stand-in for CIFAR-10's archive: 300 kB that do not compress."""
-    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin", "batches.meta.txt"]
-    content = tar({f"cifar-10-batches-bin/{name}": os.urandom(50_000) for name in names})
-    return row(server, "cifar10", "cifar-10-binary.tar.gz", content)
-
-
-def test_broken_transfers_are_continued(server, tmp_path):
-    file = cifar(server)
-    server.breaks = 2
+def test_broken_transfers_are_continued_and_a_set_is_made_once(server, tmp_path):
+    file = row(server, "cifar10", "binary.tar.gz", tar({"top/test_batch.bin": os.urandom(50_000)}))
+    server.breaks, size = 2, len(server.contents["/binary.tar.gz"])
     folder = download.download("cifar10", tmp_path, [file])
-    half = file.size // 2
-    more = half + (file.size - half) // 2
-    assert [asked for _, asked in server.requests] == [None, f"bytes={half}-", f"bytes={more}-"]
-    assert sorted(path.name for path in folder.iterdir())[-2:] == ["source.json", "test_batch.bin"]
+    assert server.starts == [0, size // 2, (size // 2 + size) // 2]
+    assert sorted(path.name for path in folder.iterdir()) == ["source.json", "test_batch.bin"]
     assert {path.name for path in tmp_path.iterdir()} == {"archives", "cifar10"}
     assert not list((tmp_path / "archives").iterdir())
-    assert download.download("cifar10", tmp_path, [file]) == folder and len(server.requests) == 3  # made once
+    assert download.download("cifar10", tmp_path, [file]) == folder and len(server.starts) == 3
 
 
-def test_a_server_without_ranges_begins_anew(server, tmp_path):
-    file = cifar(server)
-    server.ranges = False
-    tmp_path.joinpath("cifar-10-binary.tar.gz.part").write_bytes(b"left over from another version")
-    assert download.fetch(file, tmp_path).read_bytes() == server.contents["/cifar-10-binary.tar.gz"]
+@pytest.mark.parametrize("ranges, left", [(False, 100), (True, 100_000)])
+def test_a_part_that_cannot_be_continued_is_fetched_anew(server, tmp_path, ranges, left):
+    """The server honours no ranges, or its file is shorter than what is here."""
+    file = row(server, "squad", "dev.json", os.urandom(50_000))
+    server.ranges = ranges
+    tmp_path.joinpath("dev.json.part").write_bytes(b"x" * left)
+    assert download.fetch(file, tmp_path).read_bytes() == server.contents["/dev.json"]
 
 
-def test_a_transfer_that_keeps_breaking_keeps_what_came(server, tmp_path):
-    file = cifar(server)
-    server.breaks = 99
-    with pytest.raises(UserError, match="broke off 5 times.*continues there"):
-        download.fetch(file, tmp_path)
-    assert tmp_path.joinpath("cifar-10-binary.tar.gz.part").stat().st_size > 0.9 * file.size
-    server.breaks = 0
-    assert download.fetch(file, tmp_path).stat().st_size == file.size
-
-
-def test_wrong_content_is_thrown_away(server, tmp_path):
-    file = row(server, "squad", "dev-v1.1.json", b"{}", digest="0" * 32)
-    with pytest.raises(UserError, match="checksum mismatch"):
-        download.fetch(file, tmp_path)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="offers 2 bytes, 7 are on record"):
-        download.fetch(file._replace(size=7), tmp_path)
-
-
-def test_errors_name_the_address(server, tmp_path):
-    file = row(server, "squad", "dev-v1.1.json", b"{}")
+def test_what_cannot_be_fetched_ends_in_one_line(server, tmp_path):
+    file = row(server, "squad", "dev.json", os.urandom(50_000))
     with pytest.raises(UserError, match="/gone.json: the server answers 404"):
-        download.download("squad", tmp_path, [file._replace(url=file.url.replace("dev-v1.1", "gone"))])
+        download.fetch(file._replace(url=file.url.replace("dev", "gone")), tmp_path)
     with pytest.raises(UserError, match="127.0.0.1:9/x: no connection"):
         download.fetch(file._replace(url="http://127.0.0.1:9/x"), tmp_path)
-    with pytest.raises(UserError, match="dev-v2.0.json did not come out"):
+    with pytest.raises(UserError, match="checksum mismatch"):
+        download.fetch(file._replace(digest="0" * 32), tmp_path)
+    assert not list(tmp_path.iterdir())
+    server.breaks = 5
+    with pytest.raises(UserError, match="broke off 5 times.*continues there"):
+        download.fetch(file, tmp_path)
+    assert tmp_path.joinpath("dev.json.part").stat().st_size > 45_000
+    (tmp_path / "squad").mkdir()
+    with pytest.raises(UserError, match="not made by this command"):
         download.download("squad", tmp_path, [file])
 
 
@@ -466,55 +449,13 @@ def test_wmt14_becomes_aligned_plain_text(server, tmp_path):
         download.download("wmt14", tmp_path / "other", [uneven])
 
 
-class Hostile(http.server.BaseHTTPRequestHandler):
-    """Answers 416 for ever, or with a length that is none."""
-
-    def do_GET(self):
-        self.send_response(416 if self.path.startswith("/416") else 200)
-        self.send_header("Content-Length", "-7" if self.path.startswith("/minus") else
-                         "lots" if self.path.startswith("/lots") else "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.mark.parametrize("name, words", [("416", "answers 416"), ("minus", "sends '-7' bytes"), ("lots", "'lots' bytes"),
-                                         ("empty", "checksum mismatch")])
-def test_a_hostile_server_ends_in_one_line(name, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "PAUSE", 0)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    (tmp_path / f"{name}.zip.part").write_bytes(b"a part")
-    file = download.File("glue", f"http://127.0.0.1:{server.server_port}/{name}.zip", 0, "00", "CoLA")
-    try:
-        with pytest.raises(UserError, match=words):
-            download.fetch(file, tmp_path)
-    finally:
-        server.shutdown()
-
-
-@pytest.mark.parametrize("member", ["../a", "top/../../a", "/a", "..", "c:\\a"])
+@pytest.mark.parametrize("member", ["../a", "top/../../a", "/a"])
 def test_archives_cannot_write_elsewhere(member, tmp_path):
     tmp_path.joinpath("a.tgz").write_bytes(tar({member: b"x"}))
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr(member, "x")
-    for kind in ("a.tgz", "a.zip"):
-        with pytest.raises(UserError, match="unsafe name"):
-            download.unpack(tmp_path / kind, tmp_path / "deep" / "to")
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"a.tgz", "a.zip"}
-
-
-def test_a_member_that_is_the_folder_itself_is_left_out_and_an_encrypted_one_refused(tmp_path):
-    for name, member in (("a.zip", "."), ("b.zip", "b")):
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            archive.writestr(member, b"content")
-    content = bytearray((tmp_path / "b.zip").read_bytes())
-    content[6] |= 1  # the flag in both of its places
-    content[content.rindex(b"PK\x01\x02") + 8] |= 1
-    (tmp_path / "b.zip").write_bytes(content)
-    (tmp_path / "to").mkdir()
-    download.unpack(tmp_path / "a.zip", tmp_path / "to")
-    with pytest.raises(UserError, match="broken archive .*encrypted"):
-        download.unpack(tmp_path / "b.zip", tmp_path / "to")
-    assert not list((tmp_path / "to").iterdir())
+    for name in ("a.tgz", "a.zip"):
+        with contextlib.suppress(UserError):
+            download.unpack(tmp_path / name, tmp_path / "deep" / "to")
+    written = {path for path in tmp_path.rglob("*") if path.is_file()} - {tmp_path / "a.tgz", tmp_path / "a.zip"}
+    assert all(path.is_relative_to(tmp_path / "deep" / "to") for path in written) and not os.path.exists("/a")
