@@ -8,7 +8,6 @@ import torch
 
 from common.cli import UserError
 from common.distributed import on_main, say
-from common.files import lock, release_locks
 from common.runs import RunFolder
 from common.tasks import task_files
 from common.tokenization import describe_file, load_tokenizer
@@ -125,22 +124,11 @@ def fill_in(cfg, ranks, *names):
     if not missing:
         return {}
     say(ranks, f"no --{', no --'.join(missing)}: using the demo data in {ROOT / 'data' / 'demo'} (made on first use)")
-    paths = on_main(ranks, made_once, ROOT / "data" / "demo")
+    paths = on_main(ranks, make_demo, ROOT / "data" / "demo")
     for name in missing:
         path = str(paths[name])
         setattr(cfg, name, (path,) if isinstance(getattr(cfg, name), tuple) else path)
     return {"demo_sha256": paths["sha256"]}
-
-
-def made_once(folder):
-    """make_demo, by one of the runs that want it at once; the others wait."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    held = folder.with_name(f"{folder.name}.lock")
-    lock(held, wait=True, what="the demo data")
-    try:
-        return make_demo(folder)
-    finally:
-        release_locks(held)
 
 
 def is_prepared(paths):

@@ -46,12 +46,14 @@ def test_passages_of_the_dev_sets_become_text(tmp_path, monkeypatch, capsys):
     for level in ("middle", "high"):
         (tmp_path / "dev" / level).mkdir(parents=True)
         (tmp_path / "dev" / level / "1.txt").write_text(json.dumps({
-            "id": level, "article": f"In {level} school\nthey read. It rained.", "questions": ["Why?"], "options": [list("abcd")], "answers": ["A"]}))
+            "id": level, "article": f"In {level} school\nthey read. It rained.", "questions": ["Why?"],
+            "options": [list("abcd")], "answers": ["A"]}))
     words = ["passages", "--squad", tmp_path / "dev.json", "--race", tmp_path, "--to", tmp_path / "dev.txt"]
     monkeypatch.setattr(sys, "argv", ["prepare.py", *map(str, words)])
     main()
-    assert lines_of(tmp_path, "dev.txt") == ["Ann came.", "She left.", "", "In middle school they read.", "It rained.", "",
-                                             "In high school they read.", "It rained."]
+    assert lines_of(tmp_path, "dev.txt") == [
+        "Ann came.", "She left.", "", "In middle school they read.", "It rained.", "",
+        "In high school they read.", "It rained."]
     assert "3 passages" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["prepare.py", "passages", "--to", str(tmp_path / "none")])
     with pytest.raises(UserError, match="give --squad"):
@@ -71,13 +73,12 @@ print(demo.make_demo(sys.argv[2])["sha256"])
 
 @pytest.mark.slow
 def test_two_builds_are_equal(tmp_path):
-    """Builds from a part of the text, in two processes that hash the strings of sets and dictionaries differently."""
-    command = [sys.executable, "-c", SMALL_BUILD, str(ROOT)]
-    builds = [subprocess.Popen([*command, str(tmp_path / seed)], text=True, stdout=subprocess.PIPE,
-                               env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("1", "2")]
-    first, second = [build.communicate()[0].strip() for build in builds]
-    assert first == second and re.fullmatch("[0-9a-f]{64}", first)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]  # no temporary folder is left
+    """Builds from a part of the text, in processes that hash the strings of sets and dictionaries differently."""
+    def build(seed):
+        command = [sys.executable, "-c", SMALL_BUILD, str(ROOT), str(tmp_path / seed)]
+        return subprocess.check_output(command, text=True, env={**os.environ, "PYTHONHASHSEED": seed}).strip()
+    assert build("1") == build("2") != ""
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_the_command_says_one_line(made, monkeypatch, capsys):
@@ -187,26 +188,18 @@ def test_cifar10_records(made):
     assert len(train) == 4000 and len(test) == 1000 and (nearest == test[:, 0]).mean() < 0.2
 
 
-def test_parallel_text_is_aligned_and_can_be_undone(made):
-    forward, backward = {}, {}
+def test_parallel_text_is_aligned_word_by_word(made):
     for part, least in (("train_text", 8000), ("valid_text", 300), ("test_text", 300)):
         english, german = lines_of(made[part] + ".en"), lines_of(made[part] + ".de")
         assert len(english) == len(german) >= least
         for left, right in zip(english, german):
-            assert 4 <= len(left.split()) == len(right.split()) <= 25
-            left, right = ["".join(re.findall(r"\w+ ?|[,;:.]", line.lower())) for line in (left, right)]
-            if not demo.VERBS & set(re.findall(r"\w+", left)):  # without a verb that moves, word stands by word
-                for source, target in zip(re.findall(r"\w+", left), re.findall(r"\w+", right)):
-                    assert forward.setdefault(source, target) == target
-                    assert backward.setdefault(target, source) == source
-    assert len(forward) > 2000
+            words = [re.findall(r"\w+", line.lower()) for line in (left, right)]
+            assert 4 <= len(words[0]) <= 25 and sorted(map(demo.german, words[0])) == sorted(words[1])
 
 
 def test_verbs_move_to_the_end_of_their_clause():
-    german = demo.lexicon({"the", "list", "is", "empty", "if", "it", "can", "be", "read", "deed"})
-    made = demo.translate("If the list is empty, it can be read.", german)
+    made = demo.translate("If the list is empty, it can be read.")
     assert made == "Wenn das list emptig ist, es sein reit kann."
-    assert len(set(german.values())) == len(german)
 
 
 def test_cleaning_keeps_prose_only():
@@ -246,10 +239,10 @@ def test_scramble_keeps_the_words_and_both_ends():
 
 
 def test_a_machine_without_documentation_is_told_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "raw_documents", lambda: [("python", "a.py", "The first sentence is here. " * 3)])
+    monkeypatch.setattr(demo, "raw_documents", lambda: [("python", "a.py", ["The first sentence is here. " * 3])])
     with pytest.raises(UserError, match="bytes of documentation on this machine"):
         demo.make_demo(tmp_path / "demo")
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.lock"]
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path):
@@ -258,15 +251,16 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
         demo.make_demo(tmp_path)
 
 
-def test_the_slower_of_two_processes_gives_way_and_an_old_recipe_is_replaced(tmp_path):
-    for name, recipe, content in (("demo", demo.RECIPE, "first"), ("made", demo.RECIPE, "second")):
-        tmp_path.joinpath(name).mkdir()
-        tmp_path.joinpath(name, "demo.json").write_text(json.dumps({"recipe": recipe, "sha256": content}))
-    demo.put(tmp_path / "made", tmp_path / "demo")
-    assert demo.finished(tmp_path / "demo")["sha256"] == "first"
-    tmp_path.joinpath("demo", "demo.json").write_text(json.dumps({"recipe": demo.RECIPE - 1, "sha256": "old"}))
-    demo.put(tmp_path / "made", tmp_path / "demo")
-    assert demo.finished(tmp_path / "demo")["sha256"] == "second"
+def test_an_old_recipe_is_replaced(tmp_path, monkeypatch):
+    def build(folder):
+        folder.mkdir()
+        (folder / "demo.json").write_text(json.dumps({"recipe": demo.RECIPE, "sha256": "new"}))
+    monkeypatch.setattr(demo, "build", build)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "demo.json").write_text(json.dumps({"recipe": demo.RECIPE - 1, "sha256": "old"}))
+    (tmp_path / "demo" / "race").write_text("old")
+    assert demo.make_demo(tmp_path / "demo")["sha256"] == "new"
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == ["demo.json"]
 
 
 # --- command line ----------------------------------------------------------------------------------------------------

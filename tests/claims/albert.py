@@ -19,7 +19,8 @@ from common.distributed import autocast, launch, pick_device, seed_everything
 from common.files import read_json, read_jsonl, write_atomic
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus
-from data.inputs import ROOT, made_once, open_run
+from data.demo import make_demo
+from data.inputs import ROOT, open_run
 from data.text import make_corpus
 from tests.claims import study
 from tests.claims.study import above, judge_all, own_flags, show_gaps
@@ -229,7 +230,7 @@ def prepared(options, name, paths, pieces, held_out):
     """(folder with tokenizer and token files of a text, which runs share; --held_out's value; sequences of 64 tokens in
     one pass over the held-out part)."""
     folder = options.runs / "text" / name
-    _, corpus = make_corpus(paths or made_once(ROOT / "data" / "demo")["corpus"], folder, pieces, tell=print,
+    _, corpus = make_corpus(paths or make_demo(ROOT / "data" / "demo")["corpus"], folder, pieces, tell=print,
                             workers=os.cpu_count() or 1)
     held = held_out if len(corpus.ids) > 2 * held_out else len(corpus.ids) // 5  # a short text gives a fifth
     return folder, held, corpus.split(1.0, held)[1].slots(61)
