@@ -81,17 +81,14 @@ def test_two_builds_are_equal(tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_the_command_says_one_line(made, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["prepare.py", "demo", "--to", str(pathlib.Path(made["corpus"]).parent)])
+def test_the_command_says_one_line_and_makes_nothing_twice(made, monkeypatch, capsys):
+    marker = pathlib.Path(made["corpus"], "python.txt")
+    before = marker.stat().st_mtime_ns
+    monkeypatch.setattr(sys, "argv", ["prepare.py", "demo", "--to", str(marker.parent.parent)])
     main()
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1 and made["sha256"][:16] in out and not err
-
-
-def test_made_once_then_reused(made):
-    marker = pathlib.Path(made["corpus"], "python.txt")
-    before = marker.stat().st_mtime_ns
-    assert demo.make_demo(marker.parent.parent) == made and marker.stat().st_mtime_ns == before
+    assert marker.stat().st_mtime_ns == before
 
 
 def test_corpus_is_sentences_and_documents_without_the_tasks_text(made):
@@ -245,12 +242,6 @@ def test_a_machine_without_documentation_is_told_so(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["demo.lock"]
 
 
-def test_a_foreign_folder_is_left_alone(tmp_path):
-    tmp_path.joinpath("mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="not demo data"):
-        demo.make_demo(tmp_path)
-
-
 def test_an_old_recipe_is_replaced(tmp_path, monkeypatch):
     def build(folder):
         folder.mkdir()
@@ -263,9 +254,6 @@ def test_an_old_recipe_is_replaced(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "demo").iterdir()] == ["demo.json"]
 
 
-# --- command line ----------------------------------------------------------------------------------------------------
-
-
 def test_the_command_runs_in_any_folder(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -276,15 +264,6 @@ def test_the_command_runs_in_any_folder(tmp_path):
     ran = subprocess.run(command, cwd="/", text=True, capture_output=True)
     assert "120 sentences, 40 documents" in ran.stdout and ran.returncode == 0, ran
     assert tmp_path.joinpath("out", "meta.json").exists() and tmp_path.joinpath("out", "spiece.model").exists()
-
-
-def test_help_and_a_wrong_name(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["prepare.py"])
-    assert main() == 0 and "JOB" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["prepare.py", "download", "imagenet"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
 # --- download --------------------------------------------------------------------------------------------------------
@@ -380,23 +359,17 @@ def test_what_cannot_be_fetched_ends_in_one_line(server, tmp_path):
     with pytest.raises(UserError, match="broke off 5 times.*continues there"):
         download.fetch(file, tmp_path)
     assert tmp_path.joinpath("dev.json.part").stat().st_size > 45_000
-    (tmp_path / "squad").mkdir()
-    with pytest.raises(UserError, match="not made by this command"):
-        download.download("squad", tmp_path, [file])
 
 
-def test_a_truncated_archive_is_named(tmp_path):
-    tmp_path.joinpath("a.tgz").write_bytes(tar({"top/a": os.urandom(9000)})[:5000])
-    with pytest.raises(UserError, match="a.tgz: broken archive"):
-        download.unpack(tmp_path / "a.tgz", tmp_path / "target")
-
-
-def test_the_top_folder_is_left_out(tmp_path):
-    tmp_path.joinpath("a.tgz").write_bytes(tar({"RACE/dev/1.txt": b"1", "RACE/a": b"a", "__MACOSX/RACE/b": b"b",
-                                                "stray": b"c"}))
+def test_the_top_folder_is_left_out_and_a_truncated_archive_named(tmp_path):
+    content = tar({"RACE/dev/1.txt": b"1", "RACE/a": os.urandom(9000), "__MACOSX/RACE/b": b"b", "stray": b"c"})
+    tmp_path.joinpath("a.tgz").write_bytes(content)
     download.unpack_inside(tmp_path / "a.tgz", tmp_path / "target")
     found = {str(path.relative_to(tmp_path / "target")) for path in (tmp_path / "target").rglob("*")}
     assert found == {"dev", "dev/1.txt", "a"} and sorted(p.name for p in tmp_path.iterdir()) == ["a.tgz", "target"]
+    tmp_path.joinpath("a.tgz").write_bytes(content[:5000])
+    with pytest.raises(UserError, match="a.tgz: broken archive"):
+        download.unpack(tmp_path / "a.tgz", tmp_path / "other")
 
 
 def test_glue_and_mrpc(server, tmp_path):
