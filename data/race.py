@@ -1,7 +1,5 @@
-"""RACE: reading comprehension with four options, from the folders RACE/{train,dev,test}/{middle,high}.
-
-Both layouts are read: the raw one, one .txt file a passage with one JSON object in it, and all.txt, one JSON object a
-line. A question becomes four inputs, one an option, as ALBERT's code does it:
+"""RACE: reading comprehension with four options, from the folders RACE/{train,dev,test}/{middle,high}: a .txt file
+with one JSON object for each passage. A question becomes four inputs, one an option, as ALBERT's code does it:
 
     [CLS] passage [SEP] question with the option [SEP]
 
@@ -19,7 +17,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import parse_json, read_text, write_atomic
+from common.files import read_json, write_atomic
 from common.glue import Rows, batches, join  # noqa: F401  (batches(features, ...) is the same for all tasks)
 from common.tasks import Task, limit
 
@@ -29,31 +27,24 @@ OPTIONS = 4
 Question = namedtuple("Question", "id passage text options answer level")  # answer: 0..3, level: "middle" or "high"
 
 
-def passage_texts(folder):
-    """Yield (place for messages, JSON text) of every passage of one level's folder."""
-    joined = folder / "all.txt"
-    if joined.is_file():
-        for number, line in enumerate(read_text(joined, "download it again").split("\n"), 1):
-            if line.strip():
-                yield f"{joined}:{number}", line
-        return
-    paths = sorted(folder.glob("*.txt"), key=lambda path: (len(path.name), path.name))
-    if not paths:
-        raise UserError(f"{folder}: no all.txt and no passage files; point --race at the folder with train and dev")
-    for path in paths:
-        yield str(path), read_text(path, "download it again")
+def passage_files(folder, split, level):
+    """The files of one level, in the order of their numbers. UserError where there is none."""
+    place = Path(folder) / split / level
+    if paths := sorted(place.glob("*.txt"), key=lambda path: (len(path.name), path.name)):
+        return paths
+    raise UserError(f"{place}: no passages are here; point --race at the official folder with train and dev")
 
 
 def look_at(folder):
     """UserError where train or dev has no passages to read."""
     for split in ("train", "dev"):
         for level in LEVELS:
-            next(passage_texts(Path(folder) / split / level))
+            passage_files(folder, split, level)
 
 
-def read_passage(place, content, level):
-    """The questions of one JSON object."""
-    entry = parse_json(content, place)
+def read_passage(path, level):
+    """The questions of one passage's file."""
+    entry = read_json(path, mend="download it again")
     try:
         name, passage = str(entry["id"]), entry["article"]
         rows = list(zip(entry["questions"], entry["options"], entry["answers"], strict=True))
@@ -62,23 +53,22 @@ def read_passage(place, content, level):
     except (ValueError, KeyError, TypeError):
         well = False
     if not well:
-        raise UserError(f"{place}: not a RACE passage (id, article, questions, {OPTIONS} options and an answer each); "
+        raise UserError(f"{path}: not a RACE passage (id, article, questions, {OPTIONS} options and an answer each); "
                         "download it again")
     for number, (text, options, answer) in enumerate(rows):
         if answer not in tuple("ABCD"):
-            raise UserError(f"{place}: question {number + 1} has the answer {answer!r}; it must be A, B, C or D")
+            raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must be A, B, C or D")
         yield Question(f"{name}-{number}", passage, text, tuple(options), "ABCD".index(answer), level)
 
 
-def load(folder, split, levels=LEVELS):
+def load(folder, split):
     """The questions of one split ("train", "dev" or "test"), middle school before high school: a list of Question."""
     questions = []
-    for level in levels:
-        path, before = Path(folder) / split / level, len(questions)
-        questions += [question for place, content in passage_texts(path)
-                      for question in read_passage(place, content, level)]
-        if len(questions) == before:
-            raise UserError(f"{path}: no questions; take the official RACE folder")
+    for level in LEVELS:
+        found = [question for path in passage_files(folder, split, level) for question in read_passage(path, level)]
+        if not found:
+            raise UserError(f"{Path(folder) / split / level}: no questions; take the official RACE folder")
+        questions += found
     return questions
 
 

@@ -868,9 +868,10 @@ def tasks(tmp_path_factory):
         write(f"glue/MNLI/{split}.tsv", ["\t".join("h" * 11), *rows])
     for split in ("train", "dev", "test"):
         for level in ("middle", "high"):
-            write(f"race/{split}/{level}/all.txt", [json.dumps(
-                {"id": f"{level}{i}", "article": "The stone was small.", "questions": ["the lamp was _ ."],
-                 "options": [["green", "small", "quiet", "early"]], "answers": ["A"]}) for i in range(4)])
+            for i in range(4):
+                write(f"race/{split}/{level}/{i}.txt", [json.dumps(
+                    {"id": f"{level}{i}", "article": "The stone was small.", "questions": ["the lamp was _ ."],
+                     "options": [["green", "small", "quiet", "early"]], "answers": ["A"]})])
     return folder
 
 

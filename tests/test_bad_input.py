@@ -262,8 +262,8 @@ SQUAD = [
           *((f"train-v1.1.json & {words}", copy("squad", put("train-v1.1.json", content))) for content, words in (
               ("{", "JSON"), (UTF16, "UTF-16"), (DEEP, "nested too deeply"), ('{"data": ' + DIGITS + "}", "JSON"),
               ('{"data": "\\ud800"}', "no Unicode"), ({"data": []}, "no questions"))))]
-RACE = tune("RACE", ("train/middle: no all.txt",), ("train/high: no all.txt", copy("race", drop("train/high/0.txt"))),
-            ("all.txt:1: & passage", copy("race", put("train/high/all.txt", "{}\n"))))
+RACE = tune("RACE", ("train/middle: no passages",), ("train/high: no passages", copy("race", drop("train/high/0.txt"))),
+            ("0.txt: & passage", copy("race", put("train/high/0.txt", "{}\n"))))
 
 PICTURES = rows(
     "mformer --train --cifar10 {here} --arch cosformer*", ("data_batch_*.bin",),

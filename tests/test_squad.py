@@ -339,23 +339,19 @@ def passage(number=1, questions=2, **change):
     return entry | change
 
 
-def race_folder(tmp_path, joined=False):
+def race_folder(tmp_path):
     for level, numbers in (("middle", (1, 2, 10)), ("high", (3,))):
-        folder = tmp_path / "RACE" / "dev" / level
-        if joined:
-            write(folder, "all.txt", "\n".join(json.dumps(passage(n)) for n in numbers) + "\n\n")
-        for n in () if joined else numbers:
-            write(folder, f"{n}.txt", passage(n))
+        for n in numbers:
+            write(tmp_path / "RACE" / "dev" / level, f"{n}.txt", passage(n))
     return tmp_path / "RACE"
 
 
-def test_race_layouts_are_the_same(tmp_path):
-    raw = race.load(race_folder(tmp_path / "a"), "dev")
-    assert raw == race.load(race_folder(tmp_path / "b", joined=True), "dev")
+def test_race_questions(tmp_path):
+    raw = race.load(race_folder(tmp_path), "dev")
+    assert [question.id.split(".")[0] for question in raw[::2]] == ["high1", "high2", "high10", "high3"]
     assert [question.level for question in raw] == ["middle"] * 6 + ["high"] * 2
     assert [question.answer for question in raw[:2]] == [1, 3] and raw[0].passage == raw[1].passage
     assert len({question.id for question in raw}) == 8
-    assert race.load(tmp_path / "a" / "RACE", "dev", levels=("high",)) == raw[6:]
 
 
 def test_race_inputs(tokenizer, tmp_path):
@@ -386,7 +382,8 @@ def test_race_task(tokenizer, tmp_path):
     (folder / "dev").rename(folder / "test")
     for split, rows in (("train", 7), ("dev", 5)):
         for level in race.LEVELS:
-            write(folder, f"{split}/{level}/all.txt", "\n".join(json.dumps(passage(n)) for n in range(rows)))
+            for n in range(rows):
+                write(folder, f"{split}/{level}/{n}.txt", passage(n))
     cfg = SimpleNamespace(race=str(folder), train_rows=10, dry_run=False)
     task = race.RaceTask("RACE", cfg, tokenizer, Recipe(1e-5, batch=4, epochs=2, length=48))
     assert {split: len(part) for split, part in task.splits.items()} == {"train": 10, "dev": 20, "test": 8}
@@ -411,16 +408,10 @@ def test_race_task(tokenizer, tmp_path):
 def test_race_mistakes(entry, message, tmp_path):
     write(tmp_path, "dev/middle/1.txt", entry)
     with pytest.raises(UserError, match=message):
-        race.load(tmp_path, "dev", levels=("middle",))
-    entry = entry if isinstance(entry, str) else json.dumps(entry)
-    write(tmp_path, "dev/middle/all.txt", f"{json.dumps(passage())}\n\n{entry}")
-    with pytest.raises(UserError, match=r"all.txt:3: " + message.replace("1.txt: ", "")):
-        race.load(tmp_path, "dev", levels=("middle",))
-    with pytest.raises(UserError, match="high: no all.txt and no passage files"):
-        race.load(tmp_path, "dev", levels=("high",))
-    write(tmp_path, "dev/high/all.txt", "\n")
-    with pytest.raises(UserError, match="high: no questions"):
-        race.load(tmp_path, "dev", levels=("high",))
+        race.load(tmp_path, "dev")
+    write(tmp_path, "dev/middle/1.txt", passage())
+    with pytest.raises(UserError, match="high: no passages"):
+        race.load(tmp_path, "dev")
 
 
 # --- the real files
