@@ -371,7 +371,7 @@ def write_parts(results, parts, bar):
     return count
 
 
-def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
+def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
 
     A folder made from the same files (path, size, time of change) by the same tokenizer is reused. Interrupted at any
@@ -388,7 +388,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, progress=True):
     parts = [folder / f"{name}.bin.part" for name in NAMES]
     total, jobs = sum(size for _, size, _ in sources), chain.from_iterable(map(chunks, files))
     try:
-        with tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None if progress else True) as bar:
+        with tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None) as bar:
             count = write_parts(in_order(encode_chunk, tokenizer, jobs, workers), parts, bar)
         if not count["sentences"]:
             raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")

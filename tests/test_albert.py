@@ -73,7 +73,7 @@ def corpus(tmp_path_factory):
                   for name in ("First", "Second", "Then", "After", "Finally")] + [""]
     (folder / "text.txt").write_text("\n".join(lines))
     tokenizer = load_tokenizer(train_sentencepiece([folder / "text.txt"], folder / "corpus" / "spiece.model", 50))
-    prepare_corpus([folder / "text.txt"], tokenizer, folder / "corpus", progress=False)
+    prepare_corpus([folder / "text.txt"], tokenizer, folder / "corpus")
     return folder / "corpus"
 
 

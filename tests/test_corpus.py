@@ -65,7 +65,7 @@ def small(tokenizer, tmp_path_factory):
     """40 documents of 1 to 40 sentences."""
     folder = tmp_path_factory.mktemp("small")
     text = write(folder / "text.txt", sentence_text(list(range(1, 41))))
-    return prepare_corpus([text], tokenizer, folder / "out", progress=False)
+    return prepare_corpus([text], tokenizer, folder / "out")
 
 
 def contents(folder):
@@ -160,7 +160,7 @@ def test_files_say_what_the_text_says(tmp_path, tokenizer):
     write(tmp_path / "b" / "z.txt", "w1 w2\nw3\n\nw4 w5 w6\n")
     write(tmp_path / "b" / "not-text.csv", "w99\n")
     write(tmp_path / "a.text", "\ufeffw7\n\u0301\nw8 w9\n")  # the second line gives no token, so it is no sentence
-    corpus = prepare_corpus([tmp_path / "b", tmp_path / "a.text"], tokenizer, tmp_path / "out", progress=False)
+    corpus = prepare_corpus([tmp_path / "b", tmp_path / "a.text"], tokenizer, tmp_path / "out")
     assert [WORDS[i - 5] for i in corpus.tokens] == [f"w{i}" for i in range(1, 10)]
     assert corpus.sentences.tolist() == [0, 2, 3, 6, 7, 9] and corpus.documents.tolist() == [0, 2, 3, 5]
     assert corpus.tokens.dtype == np.uint16 and corpus.sentences.dtype == corpus.documents.dtype == np.int64
@@ -173,24 +173,24 @@ def test_workers_do_not_change_the_files(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(module, "WINDOW", 3000)  # holds the end of a document, so documents stay as they are
     text = write(tmp_path / "text.txt", sentence_text([20] * 100))
     assert len(list(chunks(text))) > 10
-    one, two = (prepare_corpus([text], tokenizer, tmp_path / str(n), workers=n, progress=False) for n in (1, 2))
+    one, two = (prepare_corpus([text], tokenizer, tmp_path / str(n), workers=n) for n in (1, 2))
     assert contents(one.folder) == contents(two.folder)
     monkeypatch.undo()
-    whole = prepare_corpus([text], tokenizer, tmp_path / "whole", progress=False)
+    whole = prepare_corpus([text], tokenizer, tmp_path / "whole")
     assert len(list(chunks(text))) == 1 and contents(one.folder) == contents(whole.folder) and len(whole.tokens) > 10000
 
 
 def test_token_width(tmp_path, tokenizer):
     vocab = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"x{i}" for i in range(65536))]) + "\n"
     large = load_tokenizer(write(tmp_path / "vocab.txt", vocab))
-    corpus = prepare_corpus([write(tmp_path / "t.txt", "x1 x65535\n")], large, tmp_path / "out", progress=False)
+    corpus = prepare_corpus([write(tmp_path / "t.txt", "x1 x65535\n")], large, tmp_path / "out")
     assert corpus.tokens.dtype == np.uint32 and corpus.tokens.tolist() == [6, 65540]
     assert [module.token_dtype(SimpleNamespace(vocab_size=n)).name for n in (65536, 65537)] == ["uint16", "uint32"]
 
 
 def test_bad_bytes_are_replaced_counted_and_told_once(tmp_path, tokenizer, capsys):
     files = [write(tmp_path / f"{n}.txt", b"w1 \x93w2\x94 w3\n\xef\xbf\xbd w4\n") for n in "ab"]
-    corpus = prepare_corpus(files, tokenizer, tmp_path / "out", progress=False)
+    corpus = prepare_corpus(files, tokenizer, tmp_path / "out")
     assert corpus.meta["replaced"] == 4 and [WORDS[i - 5] for i in corpus.tokens] == ["w1", "w2", "w3", "w4"] * 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 and "a.txt: not all is UTF-8" in told[0]
@@ -199,39 +199,39 @@ def test_bad_bytes_are_replaced_counted_and_told_once(tmp_path, tokenizer, capsy
 @pytest.mark.parametrize("text", ["", "\n \n\n", "\u0301\n"])
 def test_a_corpus_without_sentences_is_refused(tmp_path, tokenizer, text):
     with pytest.raises(UserError, match=r"t\.txt: there is no sentence"):
-        prepare_corpus([write(tmp_path / "t.txt", text)], tokenizer, tmp_path / "out", progress=False)
+        prepare_corpus([write(tmp_path / "t.txt", text)], tokenizer, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
 def test_an_empty_file_among_others_is_fine(tmp_path, tokenizer):
     files = [write(tmp_path / "a.txt", ""), write(tmp_path / "b.txt", "w1\n")]
-    assert len(prepare_corpus(files, tokenizer, tmp_path / "out", progress=False).tokens) == 1
+    assert len(prepare_corpus(files, tokenizer, tmp_path / "out").tokens) == 1
 
 
 @pytest.mark.parametrize("paths, message", [(["absent"], "absent: there is no such"), ([], "no text file was given")])
 def test_missing_paths(tmp_path, tokenizer, paths, message):
     with pytest.raises(UserError, match=message):
-        prepare_corpus([tmp_path / path for path in paths], tokenizer, tmp_path / "out", progress=False)
+        prepare_corpus([tmp_path / path for path in paths], tokenizer, tmp_path / "out")
 
 
 def test_a_prepared_folder_is_reused_until_the_text_changes(tmp_path, tokenizer, monkeypatch):
     text, out = write(tmp_path / "t.txt", "w1 w2\n"), tmp_path / "out"
-    first = prepare_corpus([text], tokenizer, out, progress=False)
+    first = prepare_corpus([text], tokenizer, out)
     monkeypatch.setattr(module, "encode_chunk", lambda *job: pytest.fail("the corpus was made again"))
-    assert prepare_corpus([text], tokenizer, out, progress=False).meta == first.meta
+    assert prepare_corpus([text], tokenizer, out).meta == first.meta
     monkeypatch.undo()
     write(text, "w1 w2 w3\n")
-    assert len(prepare_corpus([text], tokenizer, out, progress=False).tokens) == 3
+    assert len(prepare_corpus([text], tokenizer, out).tokens) == 3
 
 
 def test_a_full_disk_passes_up_and_leaves_the_old_corpus(tmp_path, tokenizer):
     old, large = write(tmp_path / "old.txt", "w1\n"), write(tmp_path / "large.txt", sentence_text([50] * 60))
-    out = prepare_corpus([old], tokenizer, tmp_path / "out", progress=False).folder
+    out = prepare_corpus([old], tokenizer, tmp_path / "out").folder
     before, limits = contents(out), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # a write beyond it fails as on a full disk
     try:
         with pytest.raises(OSError) as caught:
-            prepare_corpus([large], tokenizer, out, progress=False)
+            prepare_corpus([large], tokenizer, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.errno == errno.EFBIG
@@ -247,7 +247,7 @@ def slow(*job):
     time.sleep(0.05)
     return encode(*job)
 text.encode_chunk = slow
-text.prepare_corpus([sys.argv[1]], load_tokenizer(sys.argv[2]), sys.argv[3], workers=int(sys.argv[4]), progress=False)
+text.prepare_corpus([sys.argv[1]], load_tokenizer(sys.argv[2]), sys.argv[3], workers=int(sys.argv[4]))
 """
 
 
@@ -279,8 +279,8 @@ def test_killed_preparation_does_not_look_whole(tmp_path, tokenizer):
     while any(map(alive, workers)) and time.time() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, workers))
-    prepare_corpus([text], tokenizer, out, progress=False)
-    fresh = prepare_corpus([text], tokenizer, tmp_path / "fresh", progress=False)
+    prepare_corpus([text], tokenizer, out)
+    fresh = prepare_corpus([text], tokenizer, tmp_path / "fresh")
     assert contents(out) == contents(fresh.folder) and not list(out.glob("*.part"))
 
 
