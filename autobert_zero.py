@@ -169,36 +169,46 @@ def infer_graph(graph):
     return shapes
 
 
-def renumber(graph):
-    """The canonical form of a graph, and where each operand, inputs included, stands in it (None: left out).
+def in_order(graph, output, names):
+    """The operations that the operand `output` needs, inputs renamed by `names`: in post-order from it, equal parts
+    merged, of the operands of add that of fewer operations first, of as many that whose operations sort first."""
 
-    The canonical form has the operations that the output needs, in post-order from it, equal parts merged and the
-    operands of add sorted."""
-    keys = list(INPUTS)  # a name for each operand's whole expression
-    for op, *operands in graph:
-        parts = [keys[operand] for operand in operands]
-        text = "|".join([op] + (sorted(parts) if op == "add" else parts))
-        keys.append(op + hashlib.blake2b(text.encode(), digest_size=12).hexdigest())
-    operations, numbers = [], {key: number for number, key in enumerate(INPUTS)}
+    @functools.cache
+    def form(operand):
+        """(operations, number of the last of them) that make an operand."""
+        if operand < len(INPUTS):
+            return (), names[operand]
+        op, *operands = graph[operand - len(INPUTS)]
+        parts, merged, reads = [form(each) for each in operands], [], []
+        if op == "add":
+            parts.sort(key=lambda part: (len(part[0]), part))
+        for operations, result in parts:
+            numbers = list(range(len(INPUTS)))  # where each operand of the part stands in `merged`
+            for name, *others in operations:
+                operation = (name, *[numbers[other] for other in others])
+                if operation not in merged:
+                    merged.append(operation)
+                numbers.append(len(INPUTS) + merged.index(operation))
+            reads.append(numbers[result])
+        return (*merged, (op, *reads)), len(INPUTS) + len(merged)
 
-    def visit(operand):
-        """The new number of an operand, appended to operations where it is not among them."""
-        if keys[operand] not in numbers:
-            op, *operands = graph[operand - len(INPUTS)]
-            if op == "add":
-                operands = sorted(operands, key=keys.__getitem__)
-            operation = (op, *map(visit, operands))
-            numbers[keys[operand]] = len(INPUTS) + len(operations)
-            operations.append(operation)
-        return numbers[keys[operand]]
-
-    visit(len(keys) - 1)
-    return tuple(operations), [numbers.get(key) for key in keys]
+    return form(output)[0]
 
 
-def canonical(graph):
-    """The form by which graphs are compared."""
-    return renumber(graph)[0]
+def canonical(graph, output=None):
+    """The form by which graphs are compared, of the operations that the operand `output` (default: the last) needs. The
+    operations of `graph` may stand in any order. Where the operands of an add stand is a property of the graph, not
+    of the names of its inputs: of all namings that with the smallest form decides, so that Q + neg(K) and neg(Q) + K
+    have the same operations at the same positions."""
+    graph = in_order(graph, len(INPUTS) + len(graph) - 1 if output is None else output, range(len(INPUTS)))
+    if not any(op == "add" for op, *_ in graph):
+        return graph
+    forms = []
+    for names in itertools.permutations(used_inputs(graph)):
+        form = in_order(graph, len(INPUTS) + len(graph) - 1, {name: number for number, name in enumerate(names)})
+        back = dict(enumerate(names))
+        forms.append((form, tuple((op, *[back.get(each, each) for each in operands]) for op, *operands in form)))
+    return min(forms)[1]
 
 
 def used_inputs(graph):
@@ -817,46 +827,51 @@ def applied(operands, below):
             yield from ((op, *both) for other in range(below) for both in ((operands[0], other), (other, operands[0])))
 
 
-# The edits of an attention (D7: the paper names none). Each gives the graphs that it can make at operation `index`,
-# some of them illegal: [(graph, operand number of a new operation or None)].
+# The edits of an attention (D7: the paper names none). Each yields (new operation or None, operations in any order, the
+# operand that is the output) for all that it can make at operation `index`; some of it is illegal.
+
+
+def put(graph, index, operation):
+    """The graph with another operation in the place of one."""
+    return (*graph[:index], operation, *graph[index + 1:])
+
+
+def redirect(graph, old, new):
+    """The graph with all readers of one operand reading another, and its output."""
+    output = new if old == len(INPUTS) + len(graph) - 1 else len(INPUTS) + len(graph) - 1
+    return tuple((op, *[new if each == old else each for each in operands]) for op, *operands in graph), output
 
 
 def replace(graph, index):
     """Another operation on the same operands."""
-    here = len(INPUTS) + index
-    return [(graph[:index] + (new,) + graph[index + 1:], here) for new in applied(graph[index][1:], here)]
+    for new in applied(graph[index][1:], len(INPUTS) + index):
+        yield new[0], put(graph, index, new), len(INPUTS) + len(graph) - 1
 
 
 def insert(graph, index):
     """A new operation behind this one, for all its readers, or on the edge from one of its operands."""
-    here, before, (op, *operands) = len(INPUTS) + index, graph[:index], graph[index]
-    behind = tuple((name, *[operand + (operand >= here) for operand in rest]) for name, *rest in graph[index + 1:])
-    found = [(before + (graph[index], new) + behind, here + 1) for new in applied([here], here)]
+    here, added, (op, *operands) = len(INPUTS) + index, len(INPUTS) + len(graph), graph[index]
+    behind, output = redirect(graph, here, added)
+    for new in applied([here], here):
+        yield new[0], (*behind, new), output
     for side, operand in enumerate(operands):
-        reader = op, *operands[:side], here, *operands[side + 1:]
-        found += [(before + (new, reader) + behind, here) for new in applied([operand], here)]
-    return found
+        reader = op, *operands[:side], added, *operands[side + 1:]
+        for new in applied([operand], here):
+            yield new[0], (*put(graph, index, reader), new), added - 1
 
 
 def delete(graph, index):
     """Its readers, or the output where it was the last, take one of its operands."""
-    here, found = len(INPUTS) + index, []
     for operand in graph[index][1:]:
-        child = graph[:max(operand - len(INPUTS) + 1, 0)]
-        if behind := graph[index + 1:]:  # it stays, unread; the canonical form leaves it out
-            child = graph[:index + 1] + tuple((name, *[operand if each == here else each for each in rest])
-                                              for name, *rest in behind)
-        found.append((child, None))
-    return found
+        yield None, *redirect(graph, len(INPUTS) + index, operand)
 
 
 def rewire(graph, index):
     """It reads another operand."""
-    (op, *operands), found = graph[index], []
+    op, *operands = graph[index]
     for side, other in itertools.product(range(len(operands)), range(len(INPUTS) + index)):
         rewired = op, *operands[:side], other, *operands[side + 1:]
-        found.append((graph[:index] + (rewired,) + graph[index + 1:], None))
-    return found
+        yield None, put(graph, index, rewired), len(INPUTS) + len(graph) - 1
 
 
 EDITS = (replace, insert, delete, rewire)  # D35: the last two make no new operation, so Eq. 3 has no say in them
@@ -864,23 +879,18 @@ EDITS = (replace, insert, delete, rewire)  # D35: the last two make no new opera
 
 def edit_graph(graph, rng, priority, max_path=MAX_PATH):
     """A legal graph one edit away, or None. Edit and place are random; a new operation is drawn by the priorities of
-    the position where it will stand (D7: in a path of k that may be the k + 1st; Sec. 3.2 has the first k)."""
+    that place: those of the first k positions for a path of k (Sec. 3.2), so that one put on an edge or behind counts
+    by the operation next to it."""
     for edit, index in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
-        children = {}  # {the new operation's position or None: {operation or None: [child]}}
-        for child, new in edit(graph, index):
-            if not child or not infer_graph(child):
-                continue
-            child, numbers = renumber(child)
-            if child == graph or why_illegal(child, max_path) or new is not None and numbers[new] is None:
-                continue
-            position = None if new is None else numbers[new] - len(INPUTS)
-            op = None if new is None else child[position][0]
-            children.setdefault(position, {}).setdefault(op, []).append(child)
-        if children:
-            position = rng.choice(list(children))
-            legal = children[position]
-            weights = [1] if position is None else priority.probabilities(OPS, position, legal)
-            return rng.choice(legal[rng.choices([None] if position is None else OPS, weights)[0]])
+        children = {}  # {new operation or None: those that it makes}
+        for op, *child in edit(graph, index):
+            children.setdefault(op, []).append(child)
+        while children:
+            op = None if None in children else rng.choices(OPS, priority.probabilities(OPS, index, children))[0]
+            for child in sorted(children.pop(op), key=lambda each: rng.random()):
+                child = in_order(*child, range(len(INPUTS)))
+                if not why_illegal(child, max_path) and (child := canonical(child)) != graph:
+                    return child
     return None
 
 
