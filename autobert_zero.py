@@ -843,9 +843,18 @@ def redirect(graph, old, new):
 
 
 def replace(graph, index):
-    """Another operation on the same operands."""
-    for new in applied(graph[index][1:], len(INPUTS) + index):
-        yield new[0], put(graph, index, new), len(INPUTS) + len(graph) - 1
+    """Another operation on the same operands; a binary one in the place of a binary one also with one of them turned, by
+    a transpose that comes or goes. Without that cos(a, b), a @ b.T and dist(a, b) cannot become each other: the way
+    from one to the next leads through an illegal graph."""
+    op, *operands = graph[index]
+    added = len(INPUTS) + len(graph)
+    for new in applied(operands, len(INPUTS) + index):
+        yield new[0], put(graph, index, new), added - 1
+    for side, new in itertools.product(range(len(operands)), BINARY if op in BINARY else ()):
+        source = graph[operands[side] - len(INPUTS)] if operands[side] >= len(INPUTS) else ("input",)
+        turned = source[1] if source[0] == "transpose" else added
+        changed = new, *operands[:side], turned, *operands[side + 1:]
+        yield new, (*put(graph, index, changed), ("transpose", operands[side])), added - 1
 
 
 def insert(graph, index):

@@ -83,11 +83,57 @@ def neighbours(graph, edits=abz.EDITS):
 
 def test_neighbours_of_berts_attention():
     start = abz.parse_formula(abz.BERT_ATTENTION)
-    assert [len(neighbours(start, [edit])) for edit in abz.EDITS] == [25, 96, 2, 12]
+    assert [len(neighbours(start, [edit])) for edit in abz.EDITS] == [30, 96, 2, 12]
     rewired = {"softmax(scale(Q @ K.T)) @ Q", "softmax(scale(K @ K.T)) @ V", "softmax(scale(Q @ V.T)) @ V"}
     assert {abz.parse_formula(text) for text in rewired} <= neighbours(start, [abz.rewire])
     on_edges = {"softmax(scale(Q @ logsigmoid(K).T)) @ V", "softmax(scale(Q @ (K + Q).T)) @ V"}
     assert {abz.parse_formula(text) for text in on_edges} <= neighbours(start, [abz.insert])
+    turned = {"softmax(scale(cos(Q, K))) @ V", "softmax(scale(dist(Q, K))) @ V"}
+    assert {abz.parse_formula(text) for text in turned} <= neighbours(start, [abz.replace])
+
+
+def edits_to(graph, goal):
+    """Edits of a walk from graph to goal that each time takes the neighbour with the most expressions in common."""
+    wanted, seen = {abz.in_order(goal, 4 + index, range(4)) for index in range(len(goal))}, {graph}
+    for number in range(30):
+        if graph == goal:
+            return number
+        near = neighbours(graph) - seen
+        graph = min(sorted(near), key=lambda each: len(wanted ^ {abz.in_order(each, 4 + index, range(4))
+                                                                 for index in range(len(each))}))
+        seen.add(graph)
+    raise AssertionError(f"no way to {abz.formula(goal)}")
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_every_layer_of_figure_7_is_within_30_edits_of_a_random_attention(count):
+    """A walk to cos(Q, K) @ V, three edits to BERT's attention, and those of the next test."""
+    texts = ["cos(Q, K) @ V", "Q @ K.T @ V", "scale(Q @ K.T) @ V", abz.BERT_ATTENTION]
+    steps = [abz.parse_formula(text) for text in texts]
+    assert all(after in neighbours(before) for before, after in itertools.pairwise(steps))
+    assert max(edits_to(graph, steps[0]) for graph in random_graphs(count, seed=count)) + 3 + 6 <= 30
+
+
+def has_product_of_tokens(graph):
+    """Whether it has a product n x d @ d x n, which BERT's scores are."""
+    shapes = abz.infer_graph(graph)
+    return any(op == "matmul" and shapes[operands[0]] == "nd" and shapes[operands[1]] == "dn" for op, *operands in graph)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_edits_reach_every_way_to_compare_tokens(count):
+    """From random attentions without it 40% or more of the lineages of 30 uniform edits reach each; before replace
+    turned operands, 3% reached a product of tokens."""
+    uniform = abz.OperationPriority([], abz.Config())
+    for wanted in (has_product_of_tokens, lambda graph: "cosine" in {op for op, *_ in graph},
+                   lambda graph: "euclidean" in {op for op, *_ in graph}):
+        rng, reached = random.Random(count), 0
+        drawn = iter(lambda: abz.sample_graph(rng), None)
+        for graph in itertools.islice((graph for graph in drawn if not wanted(graph)), count):
+            lineage = itertools.accumulate(range(30), lambda graph, _: abz.edit_graph(graph, rng, uniform) or graph,
+                                           initial=graph)
+            reached += any(map(wanted, lineage))
+        assert reached >= 0.4 * count
 
 
 @pytest.mark.parametrize("layer, edits, path", [
