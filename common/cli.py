@@ -25,7 +25,8 @@ from tqdm import tqdm
 
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
 STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
-MESSAGE = 2000  # characters of an error that are shown
+MESSAGE = 20_000  # characters of an error that are shown: a file may hold one string of 50 MB
+LARGEST = 3e38  # the largest number of a knob that is no whole one
 MOST = 10 ** 9  # the largest whole number of a knob
 DEEPEST = 10_000  # layers; what torch keeps of a layer without weights takes 20 to 40 kB and 2 to 7 ms to build
 
@@ -110,8 +111,8 @@ def check_setting(config_class, name, value):
             raise UserError(f"{name} {value!r}: must be {', '.join(choices or [f'of type {kind.__name__}'])}")
         if kind not in (int, float):
             continue
-        if kind is float and abs(one) > MOST:
-            raise UserError(f"--{name} {one}: no training has such a number; choose one below {MOST:,}")
+        if kind is float and abs(one) > LARGEST:
+            raise UserError(f"--{name} {one}: more than a float32 can hold; choose a number up to {LARGEST:.0e}")
         if type(one) is int and one > MOST and name != "seed":
             raise UserError(f"--{name} {one}: no machine has the memory or the time; choose a number up to {MOST:,}")
         found = RANGE.search(field_comments(config_class).get(name, "")) or RANGE.search("[>= 0]")
@@ -241,7 +242,8 @@ def run(main):
     try:
         status = main()
     except UserError as error:
-        status, message = 2, f"error: {' '.join(str(error).split())[:MESSAGE]}"
+        text = str(error).replace("\n", " ")
+        status, message = 2, f"error: {text if len(text) < MESSAGE else text[:200] + ' ... ' + text[-200:]}"
     except OSError as error:
         if error.errno is None:
             raise
