@@ -53,11 +53,15 @@ COMMANDS = {  # {program: {name: arguments}}; {name} there is the undisturbed ru
 }
 OWN = {"seconds", "search_seconds", "milliseconds", "speedup", "speedup_range", "argv", "environment", "digest",
        "out"}  # what may differ: times, and what says where a run was
+# A fork of a server that has torch already, whose import takes longer than these runs; a fork of a process that has
+# computed with it may wait for ever for a thread that it lacks.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch"])
 NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.jsonl$|\.previous$")
 
 
 def as_program(words, log):
-    """Be `python words`. A fork has torch already, whose import takes longer than these runs."""
+    """Be `python words`, in a fork of the server."""
     os.setsid()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -76,7 +80,7 @@ def start(program, name, out, ranks, restarts=0):
     launch = ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
     words = [f"{program}.py", *words, "--to" if program.startswith("data") else "--out", str(out)]
     command = [*launch * (ranks > 1), *words]
-    process = multiprocessing.get_context("fork").Process(target=as_program, args=(command, out.parent / "log.txt"))
+    process = SERVER.Process(target=as_program, args=(command, out.parent / "log.txt"))
     process.start()
     before, lock = time.time(), out / "run.lock"
     while "--out" in command and process.is_alive() and not (lock.exists() and lock.stat().st_mtime > before):
