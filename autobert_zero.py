@@ -1096,6 +1096,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from data.inputs import open_run
     from data.network_code import Attention, write_network
 
+NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
 # App. D.2: learning rate, weight decay, steps between looks at dev
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))
@@ -1439,7 +1440,7 @@ def finetune(cfg, text):
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
         run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs), tasks=names)
         if run.finished:
-            return show(run.finished, ranks)
+            return show(run.finished, ranks, NINE)
         run.settle(cfg)
         jobs = {}
 
@@ -1466,7 +1467,7 @@ def finetune(cfg, text):
         result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
         on_main(ranks, keep_chosen, run.folder / "jobs", result)
-        show(result, ranks)
+        show(result, ranks, NINE)
 
 
 def rehearsal(cfg, arch, shared=False):

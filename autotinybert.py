@@ -1026,6 +1026,14 @@ def ties(lines):
             and best["score"] - line["score"] < 2 * math.hypot(best["error"], line["error"])]
 
 
+def table_1(tasks):
+    """{"Score": mean of GLUE's eight tasks, "Avg.": of these and SQuAD's F1}, those whose tasks {name: what summarise
+    returned} are all there."""
+    nine = [name for name in TABLE_D1 if name != "WNLI"]
+    return {column: statistics.mean(tasks[name]["median"] for name in names)
+            for column, names in (("Score", nine[1:]), ("Avg.", nine)) if {*names} <= tasks.keys()}
+
+
 def finetune(cfg, text):
     """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
     with launch(cfg.device) as ranks:
@@ -1052,8 +1060,11 @@ def finetune(cfg, text):
         names = {job: name for job, (name, *_) in jobs.items()}
         results = run_jobs(ranks, run.folder, names, work, from_mnli=())  # no task of the paper starts from MNLI
         result = on_main(ranks, summarise, run.folder, results)
+        result["averages"] = averages = table_1(result["tasks"])
         run.finish(result)
         show(result, ranks)
+        for column in averages:
+            say(ranks, f"{column} of Table 1: {100 * averages[column]:.2f}")
 
 
 # The phases of --search.

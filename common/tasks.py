@@ -257,8 +257,9 @@ def summarise(folder, results):
     return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
 
 
-def show(result, ranks):
-    """Print what summarise returned, in percent, with the names of the metrics; averages where they are complete."""
+def show(result, ranks, nine=""):
+    """Print what summarise returned, in percent, with the names of the metrics; averages where they are complete.
+    nine: what to call AutoBERT-Zero's mean of nine numbers, which other papers have not."""
     for name, entry in result["tasks"].items():
         several = (f" (median of {entry['n']}, mean {100 * entry['mean']:.2f}, sd {100 * entry['sd']:.2f})"
                    if entry["n"] > 1 else "")
@@ -269,7 +270,6 @@ def show(result, ranks):
                          if key != main)
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
         say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{diverged}")
-    for name, words in (("paper_avg", "mean of AutoBERT-Zero's nine numbers"),
-                        ("glue_avg", "mean of GLUE's nine tasks")):
-        if result["averages"].get(name) is not None and not result["averages"][name.replace("avg", "missing")]:
+    for name, words in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
+        if words and result["averages"].get(name) is not None and not result["averages"][name.replace("avg", "missing")]:
             say(ranks, f"{words}: {100 * result['averages'][name]:.2f}")

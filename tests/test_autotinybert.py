@@ -648,6 +648,21 @@ def test_further_training_distillation_and_export(tiny_data, tmp_path, capsys):
         run_here(["--superplm", *flags, "--setting", "distill", "--teacher", tmp_path / "two", "--out", tmp_path / "x"])
 
 
+@pytest.mark.parametrize("numbers, score, average", [
+    ((83.3, 89.4, 79.4, 85.5, 42.4, 87.3, 88.8, 87.5, 66.3), 78.3, 78.9),  # AutoTinyBERT-S1
+    ((77.6, 87.5, 76.5, 79.6, 32.8, 84.4, 87.0, 86.6, 66.4), 75.1, 75.4),  # BERT-S2
+    ((71.9, 86.5, 74.2, 81.9, 17.6, 84.6, 86.5, 85.9, 66.7), 73.0, 72.9)])  # AutoTinyBERT-S4
+def test_averages_are_those_of_table_1(numbers, score, average):
+    """Of WNLI, which the paper leaves out, nothing counts; without SQuAD there is a Score alone."""
+    order = "SQuAD1.1 SST-2 MNLI MRPC CoLA QNLI QQP STS-B RTE".split()
+    tasks = {name: {"median": number} for name, number in zip([*order, "WNLI"], [*numbers, 56.3])}
+    assert {column: round(mean, 1) for column, mean in atb.table_1(tasks).items()} == {"Score": score, "Avg.": average}
+    del tasks["SQuAD1.1"]
+    assert atb.table_1(tasks).keys() == {"Score"}
+    del tasks["RTE"]
+    assert atb.table_1(tasks) == {}
+
+
 def test_no_task_starts_from_mnli(tiny_data, whole, tmp_path):
     """RTE beside MNLI ends with the weights that it has alone."""
     for task, out in (("RTE,MNLI", "both"), ("RTE", "alone")):
