@@ -1324,7 +1324,9 @@ def export(cfg, folder):
         tokenizer = load_tokenizer(cfg.tokenizer or hf_models.model_folder(cfg.init))
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg)
-        state = {name: value for name, value in model.state_dict().items() if not name.startswith("fit.")}
+        # what was made anew is left out, such as the masked-language-model head that an ELECTRA lacks
+        state = {name: value for name, value in model.state_dict().items()
+                 if name in weights and not name.startswith("fit.")}
         head = {name: value for name, value in weights.items() if name.startswith("head.")}
         say(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(model.encoder.arch),
                            model.encoder.dropout.p, tokenizer, place, head if model.encoder.arch == whole else {}))

@@ -143,14 +143,51 @@ ATTENTION = [f"attention.self.{name}" for name in ("query", "key", "value")]
 OUTPUT = "attention.output.dense"
 SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size")
 FIXED = {"hidden_act": "gelu", "layer_norm_eps": EPSILON, "position_embedding_type": "absolute"}  # all that runs here
-CHANGE = """
-The query/key/value width (`qkv_size`) of this model is not its hidden width, which plain `transformers` takes for
-granted. Load it with `autotinybert.py --init`, or change two lines of `modeling_bert.py` (Figure B.1), leaving out the
-check that the hidden size is a multiple of the number of heads:
+MODELING = '''"""BERT whose query, key and value have a width of their own, `qkv_size`, as in AutoTinyBERT (Figure B.1):
+what AutoModel.from_pretrained(FOLDER, trust_remote_code=True) runs."""
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification, BertModel
 
-- `BertSelfAttention.__init__`: `self.attention_head_size = config.qkv_size // config.num_attention_heads`
-- `BertSelfOutput.__init__`: `self.dense = nn.Linear(config.qkv_size, config.hidden_size)`
-"""
+
+class AutoTinyBertConfig(BertConfig):
+    model_type = "autotinybert"
+
+
+class OwnWidth:
+    """Gives the attention of a BERT, which is built with one head, the heads and the width of its config."""
+    config_class = AutoTinyBertConfig
+
+    def __init__(self, config, *args, **more):
+        heads, config.num_attention_heads = config.num_attention_heads, 1  # those of a BERT divide the hidden size
+        super().__init__(config, *args, **more)
+        config.num_attention_heads = heads
+        for layer in self.base_model.encoder.layer:
+            attention, width = layer.attention.self, config.qkv_size
+            attention.num_attention_heads, attention.attention_head_size = heads, width // heads
+            attention.all_head_size, attention.scaling = width, (width // heads) ** -0.5
+            for name in ("query", "key", "value"):
+                setattr(attention, name, nn.Linear(config.hidden_size, width))
+            layer.attention.output.dense = nn.Linear(width, config.hidden_size)
+        self.post_init()
+
+
+class AutoTinyBertModel(OwnWidth, BertModel):
+    pass
+
+
+class AutoTinyBertForMaskedLM(OwnWidth, BertForMaskedLM):
+    pass
+
+
+class AutoTinyBertForSequenceClassification(OwnWidth, BertForSequenceClassification):
+    pass
+
+
+class AutoTinyBertForQuestionAnswering(OwnWidth, BertForQuestionAnswering):
+    pass
+'''
+AUTO = {"AutoConfig": "Config", "AutoModel": "Model", **{  # class of transformers: the end of ours
+    f"AutoModel{kind}": kind for kind in ("ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering")}}
 
 
 def model_folder(path, first="model"):
@@ -200,7 +237,7 @@ def fill(model, weights, folder):
 def bert_sizes(folder, config):
     """(layers, hidden, ffn, heads, qkv) that a config.json describes; UserError where it needs what does not run here.
     """
-    for key, values in (("model_type", ("bert", "electra")), *((key, (value,)) for key, value in FIXED.items())):
+    for key, values in (("model_type", ("bert", "electra", "autotinybert")), *((key, (value,)) for key, value in FIXED.items())):
         if config.get(key, values[0]) not in values:
             raise UserError(f"{folder}: {key} is {config[key]!r}; only {' and '.join(map(str, values))} can be read")
     config = {"qkv_size": config.get("hidden_size"), **config}
@@ -286,13 +323,17 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
         kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
         more = {"id2label": {number: f"LABEL_{number}" for number in labels},
                 "label2id": {f"LABEL_{number}": number for number in labels}}
-    positions = len(weights["encoder.positions.weight"])
-    config = {"model_type": "bert", "architectures": [f"Bert{kind}"], **more, **FIXED, "initializer_range": 0.02,
+    positions, name = len(weights["encoder.positions.weight"]), "Bert" if shape[4] == shape[1] else "AutoTinyBert"
+    if name != "Bert":
+        more["auto_map"] = {auto: f"modeling_autotinybert.{name}{ours}" for auto, ours in AUTO.items()}
+    config = {"model_type": name.lower(), "architectures": [f"{name}{kind}"], **more, **FIXED, "initializer_range": 0.02,
               **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
               "max_position_embeddings": positions, "type_vocab_size": 2,
               "vocab_size": len(weights["encoder.words.weight"]), "pad_token_id": tokenizer.pad_id}
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
     words = f"{'-'.join(map(str, shape))}, {sum(value.numel() for value in weights.values()):,} numbers"
-    use = "\nPlain `transformers` loads this folder.\n" if shape[4] == shape[1] else CHANGE
-    write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n{use}")
-    return f"{folder}: Bert{kind} {words}; its README says how transformers loads it"
+    if name != "Bert":
+        write_atomic(folder / "modeling_autotinybert.py", MODELING)
+    auto = f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR{', trust_remote_code=True' * (name != 'Bert')})"
+    write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n\n`transformers`: `{auto}`\n")
+    return f"{folder}: {name}{kind} {words}; {auto}"
