@@ -49,6 +49,7 @@ class Config:
     given, program = frozenset(), "mformer"  # the flags that were given, the file's name
     models = "init", "tokenizer"  # flags that name what is read beside the data
     writes = ("weights-*.pt", "text", "valid", "limit.json", "translations.*", "classes.txt")  # --restart deletes
+    fixed_lengths = True  # D1; no flag: a study of what D1 is worth sets Config.fixed_lengths to False
     preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (257 tokens) | base (the paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
@@ -402,6 +403,14 @@ def linear_attention(q, k, v, cosines, mask=None):
     return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
 
 
+def released_attention(q, k, v, first, count):
+    """cosFormer attention of `count` tokens from position `first` on with the lengths of its released code, for a study
+    of D1: M is the longer side as it stands in the batch, or of the prefix when decoding, and padding takes part."""
+    longest = max(k.shape[2], first + count)
+    cosines = cosines_at(torch.arange(longest, device=q.device), longest)
+    return linear_read(reweight(q, cosines[first:first + count]), *linear_state(reweight(k, cosines[:k.shape[2]]), v))
+
+
 def softmax_attention(q, k, v, visible=None, table=None, first=0):
     """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D). visible: bool, broadcasts to (B, N, T, S), or
     None. table (2R + 1, D): relative positions on the keys, or None; the queries stand at positions from `first` on."""
@@ -473,7 +482,7 @@ class Attention(nn.Module):
     def forward(self, x, attn_type, heads, cosines, mask=None):
         q, k, v = self.project(x, heads)
         if attn_type == "linear":
-            mixed = linear_attention(q, k, v, cosines, mask)
+            mixed = linear_attention(q, k, v, cosines, mask if self.cfg.fixed_lengths else None)
         else:
             visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
             mixed = softmax_attention(q, k, v, visible, self.table_for(q, attn_type))
@@ -564,19 +573,19 @@ class CausalAttention(Attention):
     def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
         q, k, v = self.project(x, heads)
         if attn_type == "linear" and cache is None:
-            mixed = causal_linear_attention(q, k, v, cosines)
-        elif attn_type == "linear":
+            return self.join(causal_linear_attention(q, k, v, cosines), x.shape[-1])
+        if attn_type == "linear" and self.cfg.fixed_lengths:
             new = linear_state(reweight(k, cosines), v)
             cache[:] = [old + part.float() for old, part in zip(cache or (0, 0), new)]
-            mixed = linear_read(reweight(q, cosines), *cache)
+            return self.join(linear_read(reweight(q, cosines), *cache), x.shape[-1])
+        visible = None
+        if cache is None:
+            visible = q.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()  # (T, S)
         else:
-            visible = None
-            if cache is None:
-                visible = q.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()  # (T, S)
-            else:
-                cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] if cache else [k, v]
-                k, v = cache
-            mixed = softmax_attention(q, k, v, visible, self.table_for(q, attn_type), first)
+            cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] if cache else [k, v]
+            k, v = cache
+        mixed = (released_attention(q, k, v, first, 1) if attn_type == "linear" else
+                 softmax_attention(q, k, v, visible, self.table_for(q, attn_type), first))
         return self.join(mixed, x.shape[-1])
 
 
@@ -586,13 +595,20 @@ class CrossAttention(Attention):
     def remember(self, memory, cosines, mask, attn_type, heads):
         """What is kept of memory (B, S, H): a tuple of tensors with B rows. cosines (S, 2, 1), mask (B, S)."""
         k, v = self.split(self.key_value, memory, heads, 2)
-        return linear_state(reweight(k, cosines), v, mask) if attn_type == "linear" else (k, v, mask[:, None, None])
+        if attn_type == "linear" and self.cfg.fixed_lengths:
+            return linear_state(reweight(k, cosines), v, mask)
+        return k, v, mask[:, None, None]
 
-    def read(self, x, kept, attn_type, heads, cosines):
+    def read(self, x, kept, attn_type, heads, cosines, first=0):
         """What tokens (B, T, H), or (B * beams, 1, H), read from what remember() kept; the beams of a sentence are its
         tokens here."""
         (q,) = self.split(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
-        mixed = linear_read(reweight(q, cosines), *kept) if attn_type == "linear" else softmax_attention(q, *kept)
+        if attn_type != "linear":
+            mixed = softmax_attention(q, *kept)
+        elif self.cfg.fixed_lengths:
+            mixed = linear_read(reweight(q, cosines), *kept)
+        else:
+            mixed = released_attention(q, kept[0], kept[1], first, x.shape[1])
         return self.join(mixed, x.shape[-1]).view(x.shape)
 
 
@@ -620,8 +636,8 @@ class DecoderLayer(nn.Module):
         n, norm = self.number, self.attention_norm
         x = residual(x, self.attention(norm(x), arch.decoder_types[n], arch.decoder_heads[n], cosines, cache, first),
                      self)
-        x = residual(x, self.cross.read(self.cross_norm(x), memory, arch.cross_types[n], arch.cross_heads[n], cosines),
-                     self)
+        read = self.cross.read(self.cross_norm(x), memory, arch.cross_types[n], arch.cross_heads[n], cosines, first)
+        x = residual(x, read, self)
         return residual(x, self.shrink(F.relu(self.expand(self.ffn_norm(x), arch.decoder_ffn[n])), x.shape[-1]), self)
 
 
@@ -655,7 +671,8 @@ class Translator(nn.Module):
         """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors with B rows."""
         arch = arch or self.arch
         positions = torch.arange(source.shape[1], device=source.device)
-        mask, cosines = positions < lengths[:, None], cosines_at(positions, lengths)  # mask (B, S): no padding
+        mask = positions < lengths[:, None]  # (B, S): where there is no padding
+        cosines = cosines_at(positions, lengths if self.cfg.fixed_lengths else source.shape[1])
         x, states = self.embed(source, arch.hidden), []
         for layer in self.layers[:arch.layers]:
             x = layer(x, arch, cosines, mask)
@@ -669,7 +686,9 @@ class Translator(nn.Module):
         target is the one token at position `first` of each beam, those of a row of memories side by side."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
-        cosines = cosines_at(torch.arange(first, first + x.shape[1], device=x.device), self.cfg.length)
+        end = first + x.shape[1]
+        longest = self.cfg.length if self.cfg.fixed_lengths else end  # D1
+        cosines = cosines_at(torch.arange(first, end, device=x.device), longest)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches or [None] * len(memories)):
             x = layer(x, arch, cosines, memory, cache, first)
         return self.logits(self.decoder_norm(x))
