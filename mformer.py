@@ -398,8 +398,9 @@ def linear_attention(q, k, v, cosines, mask=None):
     """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D); mask (B, T) is
     True where there is no padding. -> (B, N, T, D)"""
     # D1: padding stays out of both sums, and M is the true length. The released code takes the padded one, so that the
-    # output of a sentence depends on its batch. Causal and cross-attention take --length for M, since a prefix must not
-    # know where its sentence will end.
+    # output of a sentence depends on its batch. In cross-attention M is the length of the source on both sides; a longer
+    # target stays at its end. In causal attention M is --length, since a prefix must not know where its sentence ends:
+    # at 256, for sentences of 30, no cosine is below 0.984, so that Eq. 3's re-weighting is nearly off there.
     return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
 
 
@@ -592,21 +593,23 @@ class CausalAttention(Attention):
 class CrossAttention(Attention):
     """Attention of the decoder to the encoder, in two steps: remember() once for a sentence, read() for its tokens."""
 
-    def remember(self, memory, cosines, mask, attn_type, heads):
-        """What is kept of memory (B, S, H): a tuple of tensors with B rows. cosines (S, 2, 1), mask (B, S)."""
+    def remember(self, memory, lengths, cosines, mask, attn_type, heads):
+        """What is kept of memory (B, S, H): a tuple of tensors with B rows. lengths (B,), mask (B, S)."""
         k, v = self.split(self.key_value, memory, heads, 2)
         if attn_type == "linear" and self.cfg.fixed_lengths:
-            return linear_state(reweight(k, cosines), v, mask)
+            return *linear_state(reweight(k, cosines), v, mask), lengths
         return k, v, mask[:, None, None]
 
-    def read(self, x, kept, attn_type, heads, cosines, first=0):
+    def read(self, x, kept, attn_type, heads, first=0):
         """What tokens (B, T, H), or (B * beams, 1, H), read from what remember() kept; the beams of a sentence are its
         tokens here."""
         (q,) = self.split(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
         if attn_type != "linear":
             mixed = softmax_attention(q, *kept)
         elif self.cfg.fixed_lengths:
-            mixed = linear_read(reweight(q, cosines), *kept)
+            *sums, lengths = kept
+            cosines = cosines_at(torch.arange(first, first + x.shape[1], device=x.device), lengths)
+            mixed = linear_read(reweight(q, cosines), *sums)
         else:
             mixed = released_attention(q, kept[0], kept[1], first, x.shape[1])
         return self.join(mixed, x.shape[-1]).view(x.shape)
@@ -626,17 +629,17 @@ class DecoderLayer(nn.Module):
         self.expand, self.shrink = Linear(width, ffn), Linear(ffn, width)
         self.attention_norm, self.cross_norm, self.ffn_norm = LayerNorm(width), LayerNorm(width), LayerNorm(width)
 
-    def remember(self, states, cosines, mask, arch):
+    def remember(self, states, lengths, cosines, mask, arch):
         """What the layer keeps of the last encoder layers, of as many as its En-De Connect says (Table 1)."""
         number, last = self.number, arch.connect[self.number]
-        return self.cross.remember(torch.cat(states[-last:], dim=1), cosines.repeat(last, 1, 1), mask.repeat(1, last),
-                                   arch.cross_types[number], arch.cross_heads[number])
+        return self.cross.remember(torch.cat(states[-last:], dim=1), lengths, torch.cat([cosines] * last, dim=-3),
+                                   mask.repeat(1, last), arch.cross_types[number], arch.cross_heads[number])
 
     def forward(self, x, arch, cosines, memory, cache=None, first=0):
         n, norm = self.number, self.attention_norm
         x = residual(x, self.attention(norm(x), arch.decoder_types[n], arch.decoder_heads[n], cosines, cache, first),
                      self)
-        read = self.cross.read(self.cross_norm(x), memory, arch.cross_types[n], arch.cross_heads[n], cosines, first)
+        read = self.cross.read(self.cross_norm(x), memory, arch.cross_types[n], arch.cross_heads[n], first)
         x = residual(x, read, self)
         return residual(x, self.shrink(F.relu(self.expand(self.ffn_norm(x), arch.decoder_ffn[n])), x.shape[-1]), self)
 
@@ -678,8 +681,8 @@ class Translator(nn.Module):
             x = layer(x, arch, cosines, mask)
             states.append(x)
         states = [self.norm(x) for x in states[-max(arch.connect):]]  # D14: connected layers share the last LayerNorm
-        cosines = cosines_at(positions, self.cfg.length)  # D1
-        return [layer.remember(states, cosines, mask, arch) for layer in self.decoder_layers[:arch.decoder_layers]]
+        return [layer.remember(states, lengths, cosines, mask, arch)
+                for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
         """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; otherwise a list for each layer, and

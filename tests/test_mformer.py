@@ -82,6 +82,25 @@ def test_linear_attention_is_equation_3_for_ragged_batches():
     assert dead.abs().max() == 0
 
 
+def test_cross_attention_takes_the_length_of_the_source():
+    """D1, on both sides, whatever the padding; a target that is longer stays at its end. The decoder's self-attention
+    has --length, which leaves little of Eq. 3."""
+    torch.manual_seed(0)
+    cross = mf.CrossAttention(24, 24, (2,), TEXT)
+    memory, x, lengths = torch.randn(2, 9, 24), torch.randn(2, 8, 24), torch.tensor([9, 5])
+    mask, cosine = torch.arange(9) < lengths[:, None], mf.cosines_at(torch.arange(9), lengths)
+    found = cross.read(x, cross.remember(memory, lengths, cosine, mask, "linear", 2), "linear", 2)
+    for row, length in enumerate(lengths.tolist()):
+        (q,) = cross.split(cross.query, x[row:row + 1], 2)
+        k, v = cross.split(cross.key_value, memory[row:row + 1], 2, 2)
+        distances = torch.arange(8).clamp(max=length - 1)[:, None] - torch.arange(length)
+        weights = torch.cos(math.pi / 2 * distances / length) * (q.relu() @ k[..., :length, :].relu().mT)
+        expected = cross.join(weights @ v[..., :length, :] / weights.sum(-1, keepdim=True), 24)
+        torch.testing.assert_close(found[row], expected[0])
+    parts = mf.cosines_at(torch.arange(30), mf.Config.length)[..., 0]
+    assert (parts @ parts.T).min().item() == pytest.approx(0.984, abs=5e-4)
+
+
 @pytest.mark.parametrize("tokens, chunk", [(1, 64), (70, 16), (130, 0)])
 def test_causal_linear_attention_is_the_masked_quadratic_form(tokens, chunk):
     q, k, v = heads(2, 2, tokens, 4, seed=tokens)
