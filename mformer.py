@@ -18,7 +18,7 @@ Map:     Eq. 1 -> softmax_attention    Eq. 2 -> linear_read    Eq. 3 -> reweight
 Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices
          · D4 197 tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two
          readings of 10% · D9 finalists are measured · D10 Sec. 6 filled in · D11 unscaled dropout · D12 new weights
-         · D13 "all linear" · D14 what the paper does not mention · D15 a latency limit · D16 least denominator
+         · D13 "all linear" · D14 what the paper does not mention · D15 a latency limit
 """
 import argparse
 import collections
@@ -355,9 +355,9 @@ def parse_arch(text, cfg):
 # A super-net is a model that is called with an architecture: every module cuts what a call needs from the leading rows
 # and columns of its weights. D3: of queries, keys and values each; the released code cuts thirds of one matrix.
 
-# D16: the least denominator of linear attention is cosFormer's (mFormer's code has 1e-3). Near it gradients grow like
-# the inverse of the query.
-FLOOR = 1e-6
+# The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6). Gradients of a query grow like
+# the inverse of its size down to here: to 6e4 at most, where 1e-6 gave 5e7.
+FLOOR = 1e-3
 
 
 def cosines_at(positions, longest):
@@ -398,7 +398,7 @@ def linear_attention(q, k, v, cosines, mask=None):
     """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D); mask (B, T) is
     True where there is no padding. -> (B, N, T, D)"""
     # D1: padding stays out of both sums, and M is the true length. The released code takes the padded one, so that the
-    # output of a sentence depends on its batch. In cross-attention M is the length of the source on both sides; a longer
+    # output of a sentence depends on its batch. In cross-attention M is the source's length on both sides; a longer
     # target stays at its end. In causal attention M is --length, since a prefix must not know where its sentence ends:
     # at 256, for sentences of 30, no cosine is below 0.984, so that Eq. 3's re-weighting is nearly off there.
     return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))

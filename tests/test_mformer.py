@@ -55,7 +55,7 @@ def quadratic(q, k, v, longest, mask=None):
     positions, (q, k, v) = torch.arange(q.shape[-2]), (x.double() for x in (q, k, v))
     weights = torch.cos(math.pi / 2 * (positions[:, None] - positions) / longest) * (q.relu() @ k.relu().mT)
     weights = weights if mask is None else weights * mask
-    return (weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-6)).float()
+    return (weights @ v / weights.sum(-1, keepdim=True).clamp(min=mf.FLOOR)).float()
 
 
 def heads(*shape, seed=0):
@@ -78,8 +78,18 @@ def test_linear_attention_is_equation_3_for_ragged_batches():
     assert found.abs().max() < 10  # behind the end as well
     gradients = torch.autograd.grad(found[1, :, :7].sum(), (q, k, v))  # padding takes no part in them
     assert all(gradient[1, :, 7:].abs().max() == 0 and gradient[0].abs().max() == 0 for gradient in gradients)
-    dead = mf.linear_attention(-q.abs(), k, v, cosines(20))  # the denominator's floor
-    assert dead.abs().max() == 0
+
+
+def test_a_dying_query_has_bounded_gradients():
+    """The denominator's floor: below it they stop growing like the inverse of the query."""
+    _, k, v = heads(1, 1, 32, 16)
+    largest = {}
+    for size in (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4):
+        q = (size * torch.rand(1, 1, 32, 16, generator=torch.Generator().manual_seed(0))).requires_grad_()
+        found = mf.linear_attention(q, k, v, cosines(32))
+        largest[size] = torch.autograd.grad(found.sum(), q)[0].abs().max().item()
+        assert size or found.abs().max() == 0
+    assert largest[0.0] == 0 and 1e3 < max(largest.values()) < 1e5
 
 
 def test_cross_attention_takes_the_length_of_the_source():
