@@ -1235,13 +1235,9 @@ def score_test_data(model, data, cfg):
 
 
 def make_optimizer(model, cfg):
-    """AdamW: Sec. 6's "adam" is fairseq's, which decays likewise (D10). Positions, class token and relative tables
-    decay with the rest (D14)."""
-    groups = {True: [], False: []}
-    for name, value in model.named_parameters():
-        groups[name.endswith("bias") or "norm" in name].append(value)
-    return torch.optim.AdamW([{"params": groups[False], "weight_decay": cfg.weight_decay},
-                              {"params": groups[True], "weight_decay": 0.0}], lr=cfg.lr, betas=(0.9, 0.998), fused=True)
+    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW does."""
+    return torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, 0.998), weight_decay=cfg.weight_decay,
+                             fused=True)
 
 
 def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):

@@ -648,6 +648,15 @@ def test_preset_long_is_where_linear_attention_costs_less():
     assert mf.model_flops(mf.retype(arch, "linear"), cfg) < 0.8 * mf.model_flops(mf.retype(arch, "plain"), cfg)
 
 
+def test_all_parameters_decay_as_in_fairseq():
+    cfg, model = mf.Config(lr=0.1, weight_decay=0.05), mf.make_model(ARCH, IMAGES)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.fill_(1.0).grad = torch.zeros_like(value)
+    mf.make_optimizer(model, cfg).step()
+    assert all(torch.allclose(value, torch.tensor(1 - 0.1 * 0.05)) for value in model.parameters())
+
+
 def test_label_smoothing():
     logits, labels = torch.randn(2, 3, 5), torch.tensor([[1, 2, -100], [0, -100, -100]])
     loss, count = mf.smoothed_loss(lambda source, arch: source, (logits, labels))
