@@ -184,7 +184,7 @@ COUNTED = {
         "mformer": (75_587_584, 7_705_067_520, 7_768_227_840),
         "mformer-linear": (75_587_584, 7_690_321_920, 7_848_345_600),
         "mformer-softmax": (75_587_584, 7_712_440_320, 7_712_440_320),
-        "cosformer*": (79_783_936, 8_053_063_680, 8_416_051_200),
+        "cosformer*": (79_783_936, 8_067_809_280, 8_257_290_240),
         "cosformer*-softmax": (79_783_936, 8_089_927_680, 8_089_927_680),
         "transformer*": (92_376_064, 9_355_591_680, 9_355_591_680),
         "transformer*-linear": (92_376_064, 9_333_473_280, 9_522_954_240),
@@ -248,6 +248,19 @@ def test_where_the_paper_contradicts_itself():
     assert said < 0.75 * COUNTED["cifar10"]["cosformer*"][1] / 1e9
 
 
+def test_table_5_tells_where_linear_attention_is_in_translation():
+    """D13, D14: of the two readings, the encoder alone and everywhere, the FLOPs that softmax costs more accept one."""
+    cfg = paper("wmt14")
+    for name, softmax in (("cosformer*", "cosformer*-softmax"), ("transformer*-linear", "transformer*")):
+        low, high = (study.published("mformer", "Table 5", f"WMT'14, {row}, FLOPS") for row in (name, softmax))
+        whole = claims.paper_flops(mf.parse_arch(softmax, cfg), cfg)
+        arch = mf.parse_arch(name, cfg)
+        alone, everywhere = ((whole - claims.paper_flops(mf.retype(arch, "linear", parts), cfg)) / 1e9
+                             for parts in (mf.PARTS[:1], mf.PARTS))
+        assert alone == pytest.approx(high - low, abs=0.01)
+        assert everywhere != pytest.approx(high - low, abs=0.01)
+
+
 def test_whole_transformer_big():
     whole = 176_357_376 + 32_768 * 1024 + 4 * 1024  # layers, one embedding, the two last norms
     assert sum(mf.count_parameters(mf.PUBLISHED["wmt14"]["transformer"], paper("wmt14")).values()) == whole
@@ -282,8 +295,10 @@ def test_spaces_are_tables_1_and_2():
     space = mf.space_of(paper("wmt14"))
     assert mf.space_size(space) == 4 * (4 * 3 * 2) ** 6 * sum((4 * 3 * 3 * 3) ** layers for layers in range(1, 7))
     assert space["decoder_types"] == space["cross_types"] == ("softmax",)  # Sec. 4.1.2
-    linear = mf.space_of(dataclasses.replace(TEXT, space="linear"))
-    assert linear["types"] == linear["decoder_types"] == linear["cross_types"] == ("linear",)  # Sec. 3.2.2
+    linear, all_linear = (mf.space_of(dataclasses.replace(TEXT, space="linear", search_decoder=whole))
+                          for whole in (False, True))
+    assert [linear[part] for part in mf.PARTS] == [("linear",), ("softmax",), ("softmax",)]  # D14
+    assert {all_linear[part] for part in mf.PARTS} == {("linear",)}  # as Sec. 3.2.2 has it
     whole = mf.space_of(dataclasses.replace(paper("wmt14"), search_decoder=True))  # Table 1
     assert mf.space_size(whole) == 4 * (4 * 3 * 2) ** 6 * sum((4 * 3 * 3 * 3 * 4) ** layers for layers in range(1, 7))
 
