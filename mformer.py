@@ -17,8 +17,12 @@ Map:     Eq. 1 -> softmax_attention    Eq. 2 -> linear_read    Eq. 3 -> reweight
          Sec. 7, 8, Fig. 1, 5, 6, Table 5 -> tests/claims/mformer.py
 Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices
          · D4 197 tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two
-         readings of 10% · D9 finalists are measured · D10 Sec. 6 filled in · D11 unscaled dropout · D12 new weights
-         · D13 "all linear" · D14 cosFormer*'s decoder · D15 a latency limit
+         readings of 10% · D9 finalists are measured · D10 batches of several GPUs · D11 unscaled dropout · D12 new
+         weights · D13 "all linear" · D14 cosFormer*'s decoder · D15 a latency limit · D16 RankNAS's settings in part
+         · D17 ends of learning rates · D18 unigrams · D19 long pairs left out · D20 augmentation · D21 loss and latency
+         of the same sub-nets · D22 positions along the rows of patches · D23 norms in front, mean pooling
+         · D24 averages for images too · D25 beams end at once · D26 longest translation · D27 sinusoids of the sampled width · D28 one
+         LayerNorm for connected layers · D29 BLEU of plain text
 """
 import argparse
 import collections
@@ -69,7 +73,7 @@ class Config:
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
-    vocab_size: int = 32768  # joint SentencePiece unigrams; D14: for joint BPE [>= 1]
+    vocab_size: int = 32768  # joint SentencePiece unigrams; D18: for joint BPE [>= 1]
     train_rows: int = 0  # training examples to use; 0: all
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
@@ -86,7 +90,7 @@ class Config:
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
     image: int = 224  # width of an image in pixels [>= 1]
     patch: int = 16  # width of a patch [>= 1]
-    length: int = 256  # pieces of a sentence and its end mark (D14: longer pairs are dropped); of the cosine, D1 [>= 2]
+    length: int = 256  # pieces of a sentence and its end mark (D19: longer pairs go); of the cosine, D1 [>= 2]
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
     steps: int = 140000  # updates, Sec. 6.2 [>= 1]
@@ -98,7 +102,7 @@ class Config:
     clip: float = 0.0  # largest gradient norm; 0: any, as released (Sec. 6)
     save_every: int = 1000  # updates between checkpoints [>= 1]
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
-    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D14)
+    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D20)
     # search
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers, as released
     cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs
@@ -115,13 +119,15 @@ class Config:
     translate: str = ""  # with --evaluate: a file of sentences to translate
 
 
-SMOOTHING, AVERAGED = 0.1, 10  # label smoothing, Sec. 6; last saves, Sec. 4.1.4 (D14)
-LENGTH_PENALTY = 0.6  # Sec. 4.1.4: beam search (D14: it may end at once)
+SMOOTHING = 0.1  # label smoothing, Sec. 6
+AVERAGED = 10  # last saves, Sec. 4.1.4. D24: of networks for images too, where the paper may mean translation alone
+LENGTH_PENALTY = 0.6  # of beam search, Sec. 4.1.4
 MUTATION = 0.3  # the chance that a value of an architecture is drawn anew, as in HAT
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of architectures, and, as in the
 # released code, of the timings of each. Both are done here.
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples (D7)
+FRESH, WEAK = 8, 0.4  # a ranker is judged by so many sub-nets at least; Kendall's tau of seven pairs in ten
 
 TINY = dict(latency_runs=5, generations=10, finalists=5)
 TINY_IMAGE = dict(TINY, image=32, patch=4, head_dim=16)
@@ -134,8 +140,8 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_IMAGE, layers=(2, 3, 4), hidden=(48, 64, 80), ffn=(96, 128, 192, 224, 256), heads=(3, 4, 5),
                       augment=(0.5, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 12, steps=600, save_every=20,
                       search=dict(save_every=100, held_out=500, samples=160)),
-        # D10: the 64 images of Sec. 6.2 are those of one of 4 GPUs, as in the released code, whose dropout behind ReLU
-        # is left out.
+        # D10: the 64 images of Sec. 6.2 are those of one of 4 GPUs, as in the released code; the 4,400 tokens of
+        # Sec. 6.1 are read as those of one of 8.
         "base": dict(batch=256, accumulate=4, search=dict(held_out=5000))},
     "wmt14": {
         "demo": dict(TINY_TEXT, layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4), decoder_layers=(1, 2),
@@ -144,9 +150,9 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_TEXT, layers=(3,), hidden=(48, 64), ffn=(64, 128, 192, 256), heads=(2, 4, 8),
                       decoder_layers=(1, 2, 3), batch=1024, warmup=1 / 6, steps=1200, save_every=40,
                       search=dict(save_every=100, held_out=300, samples=160)),
-        # D10: the 4,400 tokens of Sec. 6.1 are read as those of one of 8 GPUs. What is not listed there is RankNAS's:
-        # dropout of 0.3 (without its 0.1 on attention and ReLU), and 50,000 updates of the super-net with 8,000 of
-        # warm-up, which never end early here. Its 16 batches an update and its 800 epochs are not taken over.
+        # D16: what Sec. 6 does not list is RankNAS's: dropout of 0.3, and 50,000 updates of the super-net with 8,000 of
+        # warm-up. Left out are dropout on attention and behind ReLU (for images too), an early end of the super-net,
+        # 16 batches an update and 800 epochs.
         "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                      relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
                      weight_decay=0.1, steps=200000, keep=7,
@@ -365,7 +371,7 @@ FLOOR = 1e-3
 def cosines_at(positions, longest):
     """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,). Where longest, M, is a number, the result is
     (T, 2, 1). Where it is a tensor (B,), the result is (B, 1, T, 2, 1)."""
-    longest = longest.view(-1, 1, 1) if torch.is_tensor(longest) else longest
+    longest = longest.clamp(min=1).view(-1, 1, 1) if torch.is_tensor(longest) else longest  # a row may be empty
     positions = positions.clamp(max=longest - 1)  # beyond the end, in padding, cosines would be negative
     angle = (math.pi / 2) * positions / longest
     return torch.stack([angle.cos(), angle.sin()], dim=-1)[..., None]
@@ -377,12 +383,17 @@ def reweight(x, cosines):
     return (F.relu(x)[..., None, :] * cosines.to(x.dtype)).flatten(-2)
 
 
+def wide(x):
+    """What denominators and running sums of x are kept in: float32, or its own type where that is wider."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def linear_state(k, v, mask=None):
-    """What Eq. 2 multiplies first: sum_j k_j v_j^T (..., 2D, D) and, for the denominator, sum_j k_j (..., 1, 2D) in
-    float32, over the tokens that are no padding. k (..., S, 2D) is reweighted, v (..., S, D), mask (B, S) or None."""
+    """What Eq. 2 multiplies first: sum_j k_j v_j^T (..., 2D, D) and, for the denominator, sum_j k_j (..., 1, 2D) in a
+    wide type, over the tokens that are no padding. k (..., S, 2D) is reweighted, v (..., S, D), mask (B, S) or None."""
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
-    return k.transpose(-1, -2) @ v, k.sum(-2, keepdim=True, dtype=torch.float32)
+    return k.transpose(-1, -2) @ v, k.sum(-2, keepdim=True, dtype=wide(k))
 
 
 def normalise(sums, weights):
@@ -501,6 +512,8 @@ def residual(x, change, layer):
 class Layer(nn.Module):
     """A layer of the encoder: attention and a ReLU network, each with LayerNorm before it and a residual around it.
     (B, T, H) -> the same. space: a super-net's, whose numbers of heads it serves, or None."""
+    # D23: the paper does not say where norms stand nor what is pooled; LayerNorm in front and the mean of the patches
+    # are the released code's.
 
     def __init__(self, number, arch, cfg, space):
         super().__init__()
@@ -524,6 +537,8 @@ class ImageModel(nn.Module):
     def __init__(self, arch, cfg, space=None):
         super().__init__()
         # D4: 14 x 14 patches and the class token are 197 tokens; the 256 of Sec. 4.1.3 contradict them.
+        # D22: positions, of the cosine and relative ones, count along the rows of patches behind the class token, as in
+        # the released code; a patch is as far from the one below it as from one 14 to its right.
         self.arch, self.cfg, self.tokens = arch, cfg, (cfg.image // cfg.patch) ** 2 + 1
         self.patches = Linear(3 * cfg.patch ** 2, arch.hidden)
         self.token = nn.Parameter(torch.randn(arch.hidden) * arch.hidden ** -0.5)
@@ -559,10 +574,10 @@ def causal_linear_attention(q, k, v, cosines, chunk=0):
     q, k = reweight(q, cosines), reweight(k, cosines)
     q, k, v = (F.pad(x, (0, 0, 0, -T % chunk)).view(B, N, -1, chunk, x.shape[-1]) for x in (q, k, v))
     within = (q @ k.transpose(-1, -2)).tril()  # (B, N, C, chunk, chunk)
-    sums, weights = within @ v, within.sum(-1, keepdim=True, dtype=torch.float32)
+    sums, weights = within @ v, within.sum(-1, keepdim=True, dtype=wide(within))
     # The chunks from the second on read the sum over all before them; the first one, for which F.pad adds zeros, reads
     # nothing.
-    state, total = (part.float().cumsum(2) for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
+    state, total = (part.cumsum(2, dtype=wide(part)) for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
     q, as_first = q[:, :, 1:], (0, 0, 0, 0, 1, 0)
     sums = sums + F.pad(q @ state.to(q.dtype), as_first)
     weights = weights + F.pad((q * total).sum(-1, keepdim=True), as_first)
@@ -579,7 +594,7 @@ class CausalAttention(Attention):
             return self.join(causal_linear_attention(q, k, v, cosines), x.shape[-1])
         if attn_type == "linear" and self.cfg.fixed_lengths:
             new = linear_state(reweight(k, cosines), v)
-            cache[:] = [old + part.float() for old, part in zip(cache or (0, 0), new)]
+            cache[:] = [old + part.to(wide(part)) for old, part in zip(cache or (0, 0), new)]
             return self.join(linear_read(reweight(q, cosines), *cache), x.shape[-1])
         visible = None
         if cache is None:
@@ -666,9 +681,12 @@ class Translator(nn.Module):
         self.norm, self.decoder_norm = LayerNorm(arch.hidden), LayerNorm(arch.decoder_hidden)
 
     def embed(self, ids, width, first=0):
-        """Words, and sinusoids of their positions from `first` on, of the sampled width (D14). (B, T) -> (B, T, H)"""
+        """Words, and sinusoids of their positions from `first` on. (B, T) -> (B, T, H)"""
+        if first + ids.shape[1] > self.cfg.length:
+            raise UserError(f"--length {self.cfg.length}: an input has {first + ids.shape[1]} pieces; raise it")
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width)
+        # D27: of the sampled width; in HAT they are the leading columns of the widest network's.
         x = x + sinusoids(positions, width).to(self.words.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
@@ -682,7 +700,7 @@ class Translator(nn.Module):
         for layer in self.layers[:arch.layers]:
             x = layer(x, arch, cosines, mask)
             states.append(x)
-        states = [self.norm(x) for x in states[-max(arch.connect):]]  # D14: connected layers share the last LayerNorm
+        states = [self.norm(x) for x in states[-max(arch.connect):]]  # D28: no norm for each
         return [layer.remember(states, lengths, cosines, mask, arch)
                 for layer in self.decoder_layers[:arch.decoder_layers]]
 
@@ -710,14 +728,14 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
     """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark, what it scores):
     log-probability / tokens ** penalty, as fairseq has it. barred: ids that are never produced.
 
-    A beam may end at every step without giving up its place (D14: in fairseq only where the end mark is among the 2K
-    best continuations), and must end after 1.5 S + 10 tokens or `longest`. A row is finished when none of its living
-    beams can still win: log-probabilities, which are kept in float32, only fall, so what a beam scores is never above
-    what it would at the greatest length. Finished rows leave every eighth step: until then nothing is read back from
-    the device. Of B rows, R are left; each has K beams.
+    A beam may end at every step without giving up its place, and must end after 1.5 S + 10 tokens or `longest`. A row
+    is finished when none of its living beams can still win: log-probabilities, which are kept in float32, only fall, so
+    what a beam scores is never above what it would at the greatest length. Finished rows leave every eighth step: until
+    then nothing is read back from the device. Of B rows, R are left; each has K beams.
     """
     B, device = len(source), source.device
     barred = torch.tensor([eos, *barred], device=device)
+    # D26: the paper names no limit.
     limits, memories = (lengths + lengths // 2 + 10).clamp(max=longest), model.encode(source, lengths)
     steps, caches = int(limits.max()), [[] for _ in memories]
     best = torch.full((B,), float("-inf"), device=device)  # what the best ended beam of each row scores, its tokens ...
@@ -732,7 +750,7 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
         logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
         total = F.log_softmax(logits, dim=-1).view(len(rows), beam, -1).add_(sums[..., None])  # (R, K, V)
         end, which = (total[..., eos] / (step + 1) ** penalty).max(1)  # the beam that would end best here
-        better = living & (end > best[rows])
+        better = living & (end > best[rows])  # D25: in fairseq only if the end is among the 2K best continuations
         ended = history.gather(1, which[:, None, None].expand(-1, 1, step))[:, 0]  # (R, step)
         found[rows, :step] = torch.where(better[:, None], ended, found[rows, :step])
         best[rows], sizes[rows] = torch.where(better, end, best[rows]), torch.where(better, step, sizes[rows])
@@ -878,6 +896,12 @@ class Ranker:
                 shuffled[rows, columns] = self.x[rows[torch.randperm(len(rows), generator=generator)], columns]
                 lost[name] += whole - self.quality(shuffled, rows)[1]
         return {name: lost[name] / shuffles for name in sorted(lost, key=lost.get, reverse=True)}
+
+
+def noise_level(space, archs, values, seed):
+    """The largest importance where the values are dealt out at random, so that no feature can tell them."""
+    dealt = random.Random(seed).sample(values, len(values))
+    return max(Ranker(space, archs, dealt, seed).importance().values())
 
 
 def free_features(cfg, samples):
@@ -1043,6 +1067,7 @@ def set_limit(space, cfg, ranks, run):
 def measure_archs(archs, history, round_name, supernet, data, cfg, ranks, run):
     """Add losses and latencies to the history, shared out over the processes. Where processes share a device, the first
     one measures all latencies, alone."""
+    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
     began = time.perf_counter()
 
     def latency(index):
@@ -1098,7 +1123,8 @@ def rank_and_evolve(space, history, cfg):
     low, high = latency_window(by_latency(archs), values["latency"], limit)
     seen = evolve(pruned, rankers["loss"].rank_scores, lambda arch: low <= by_latency([arch])[0] <= high, cfg)
     quality = {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs, "held_out": len(ranker.fresh),
-                      "fitted_to": len(archs) - 2 * len(ranker.fresh)} for name, ranker in rankers.items()}
+                      "fitted_to": len(archs) - 2 * len(ranker.fresh),
+                      "noise": noise_level(space, archs, values[name], cfg.seed)} for name, ranker in rankers.items()}
     about = dict(rankers=quality, importance=importance, space=space, pruned=pruned, looked_at=len(seen),
                  architectures=float(space_size(space)), architectures_pruned=float(space_size(pruned)))
     return [arch for arch in sorted(seen, key=seen.__getitem__) if arch not in archs][:cfg.finalists], about
@@ -1139,9 +1165,16 @@ def search(cfg):
 
 def show_search(result, ranks, cfg):
     for name, ranker in result["rankers"].items():
+        if ranker["held_out"] < FRESH:
+            say(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
+            continue
         lost = ", ".join(f"{FEATURES[key].title} {value:.3f}" for key, value in result["importance"][name].items())
         say(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
-                   f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {lost}")
+                   f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {lost}; of noise up to "
+                   f"{ranker['noise']:.3f}")
+        if ranker["tau"] < WEAK:
+            say(ranks, f"warning: the {name} ranker hardly orders sub-nets that it has not seen, so that the search is "
+                       "nearly a random one; give it more --samples, or the super-net more --steps")
     say(ranks, f"{result['architectures']:.2e} architectures, {result['architectures_pruned']:.2e} after pruning; "
                f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
                f"{latency_text(result['scores']['latency'], cfg)}\n{result['arch']}")
@@ -1159,8 +1192,8 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 
 def learning_rate(step, cfg):
     """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's inverse square root."""
-    # D10: the super-net has the same. fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum
-    # of 1e-7 fairseq would stop training.
+    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7 fairseq would stop
+    # training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has "max lr: 1" a meaning beside lr 7e-4.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -1232,7 +1265,8 @@ def score_test_data(model, data, cfg):
         return {"accuracy": (found == labels).double().mean().item(), "examples": len(found)}, found.tolist()
     sources, references = data.test_lines()
     found = translate(model, data, sources, cfg)
-    return {"bleu": corpus_bleu(found, references), "examples": len(found),  # D14: of plain text, 13a tokens
+    # D29: the paper does not say of which tokens; these are 13a's of plain text.
+    return {"bleu": corpus_bleu(found, references), "examples": len(found),
             "repeated_words": repeated_words(found)}, found  # Sec. 8: what a decoder of linear attention says
 
 
@@ -1346,6 +1380,12 @@ def chosen_arch(cfg, ranks, own=None):
     return arch
 
 
+def validation_losses(run):
+    """[(validation loss, update)] of a training so far."""
+    return [(line["loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl")
+            if line.get("phase") == "train validation"]
+
+
 def train(cfg):
     """The winner from scratch (Sec. 3.2.2), or from --init's weights."""
     with launch(cfg.device) as ranks:
@@ -1358,6 +1398,10 @@ def train(cfg):
             say(ranks, f"{cfg.arch}\n{size:,} parameters, {model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
+            looks = on_main(ranks, validation_losses, run)
+            if looks and looks[-1][0] > 1.02 * min(looks)[0]:
+                say(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
+                           f"{looks[-1][0]:.4f}; the last saves are what is kept: fewer --steps may score better")
             run.finish({"arch": cfg.arch, "parameters": size})
         say(ranks, f"{run.folder}: finished (--restart begins anew); score it: --evaluate --init {run.folder}")
 

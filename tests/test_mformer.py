@@ -133,6 +133,28 @@ def test_linear_attention_in_bfloat16_is_as_exact_as_softmax():
     assert max(errors) < 2 * errors[0] + 2e-3
 
 
+@pytest.mark.parametrize("attend", [mf.linear_attention, mf.causal_linear_attention])
+def test_gradients_are_those_of_differences_in_float64(attend):
+    """Denominators and running sums are no narrower than their input."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 5, 3, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    rest = (2,) if attend is mf.causal_linear_attention else ()  # chunks of two
+    assert torch.autograd.gradcheck(lambda *x: attend(*x, cosines(5), *rest), (q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_without_tokens_is_a_number_and_has_gradients(dtype):
+    torch.manual_seed(0)
+    for types in (("linear", "linear"), ("softmax", "softmax")):
+        model = mf.Translator(mf.retype(text_arch(*types), types[0]), TEXT)
+        source, _, target = text_batch()
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            logits = model(source, torch.tensor([9, 0, 3]), target)
+        logits.float().sum().backward()
+        assert logits.isfinite().all()
+        assert all(value.grad.isfinite().all() for value in model.parameters() if value.grad is not None)
+
+
 def test_relative_softmax_is_the_sum_it_stands_for():
     q, k, v = (each.detach() for each in heads(2, 2, 7, 4))
     table, lengths = torch.randn(5, 4), torch.tensor([7, 4])
@@ -333,6 +355,8 @@ def test_a_sentence_translates_alike_in_any_batch_with_a_cache_and_without_its_f
     memories, caches = model.encode(source, lengths), [[] for _ in range(model.arch.decoder_layers)]
     steps = [model.decode(target[:, step:step + 1], memories, None, caches, step) for step in range(7)]
     torch.testing.assert_close(torch.cat(steps, 1), logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="--length 40: an input has 41 pieces; raise it"):
+        model(torch.full((1, 41), 7), torch.tensor([41]), target[:1])
     with torch.autocast("cpu", torch.bfloat16):
         low = model(source, lengths, target)
     assert low.isfinite().all() and 0 < (low - logits).abs().max() < 0.05 * logits.abs().max()
@@ -453,6 +477,22 @@ def test_ranker_orders_unseen_architectures_and_knows_what_matters():
     worse, better = ranker.rank_scores([shallow, deep])
     assert worse > better  # low is good
     assert again.rank_scores(archs) == ranker.rank_scores(archs)
+
+
+def test_importance_stands_beside_that_of_noise_and_a_weak_ranker_warns(capsys):
+    space = mf.space_of(IMAGES)
+    archs = list(dict.fromkeys(mf.sample_arch(space, random.Random(seed)) for seed in range(300)))[:160]
+    noise = mf.noise_level(space, archs, toy_losses(archs), 0)
+    assert 0.01 < noise < 0.3 < max(mf.Ranker(space, archs, toy_losses(archs)).importance().values())
+    ranker = dict(held_out=16, tau=0.2, pair_accuracy=0.6, noise=noise)
+    rankers = {"loss": ranker, "latency": {**ranker, "tau": 0.9}, "dry": {**ranker, "held_out": 2, "tau": 1.0}}
+    mf.show_search({"rankers": rankers, "importance": dict.fromkeys(rankers, {"layers": 0.3}), "architectures": 9.0,
+                    "architectures_pruned": 3.0, "round": "sample", "arch": mf.arch_text(ARCH),
+                    "scores": {"loss": 1.0, "latency": 2.0}}, CPU, IMAGES)
+    loss, warning, latency, dry, *_ = capsys.readouterr().out.splitlines()
+    assert loss.endswith(f"importance: Enc Layer Num 0.300; of noise up to {noise:.3f}") and "tau 0.900" in latency
+    assert warning.startswith("warning: the loss ranker hardly orders")
+    assert dry == "dry ranker: 2 fresh sub-nets are too few to judge it by"
 
 
 def test_agreement_is_kendalls_tau_and_pair_accuracy():
@@ -633,7 +673,7 @@ def test_schedules_and_batches_of_section_6():
     assert mf.learning_rate(0, text) == 1e-7 and mf.learning_rate(4000, text) == pytest.approx(7e-4)
     assert mf.learning_rate(16000, text) == pytest.approx(3.5e-4)
     assert (text.steps, mf.SMOOTHING, text.weight_decay, text.relative) == (200000, 0.1, 0.1, 8)
-    # D10: 976 updates of warm-up are five epochs of 4 x 64 images; 8 x 4,400 tokens
+    # D10, D16: 976 updates of warm-up are five epochs of 4 x 64 images; 8 x 4,400 tokens
     assert images.batch == images.accumulate * 64
     assert round(images.warmup * images.steps) == int(5 * 50000 / images.batch)
     search = preset("wmt14", "base")
@@ -987,7 +1027,7 @@ def network(text):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (network("nothing"), "'nothing' is no architecture"), (network("layers=1 depth=3"), "is no architecture"),
+    (network("nothing"), "'nothing' is no architecture; give one of mformer, cosformer"), (network("layers=1 depth=3"), "is no architecture"),
     (network("layers=1 layers=2 hidden=32"), "layers stands there twice"),
     (network("layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear"), "ffn has 1 values for 2 layers"),
     (network("layers=1 hidden=32 ffn=32 heads=2 types=quadratic"), "there are the types softmax"),
@@ -1019,7 +1059,8 @@ def test_every_departure_stands_in_the_docstring_and_where_it_happens():
     code = (ROOT / "mformer.py").read_text().replace(mf.__doc__, "")
     listed = [int(number) for number in re.findall(r"\bD(\d+) ", mf.__doc__)]
     assert listed == [*range(1, len(listed) + 1)]
-    assert {int(number) for number in re.findall(r"# .*\bD(\d+)\b", code)} == set(listed)
+    comments = " ".join(re.findall("# .*", code))
+    assert {int(number) for number in re.findall(r"\bD(\d+)\b", comments)} == set(listed)
 
 
 # --- claims --------------------------------------------------------------------------------------
