@@ -98,6 +98,10 @@ class Waits:
         return {tuple(found) for number, *found in self.seen if number % every}
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def numbers(*shape, below=50):
     return torch.randint(below, shape)
 
@@ -141,7 +145,7 @@ def test_the_counter_sees_what_waits(monkeypatch):
 
 
 def test_albert_waits_where_it_logs(monkeypatch):
-    cfg = albert.Config(**{**SMALL, "embedding": 8}, steps=40, batch=4, accumulate=2, save_every=1000, positions=16)
+    cfg = albert.Config(**{**SMALL, "embedding": 8}, steps=40, batch=4, accumulate=1, save_every=1000, positions=16)
     model, M = albert.LanguageModel(cfg), albert.masked_count(cfg)
 
     def made(corpus, tokenizer, cfg, objective, position, rows, device):
@@ -155,12 +159,13 @@ def test_albert_waits_where_it_logs(monkeypatch):
     assert waits.between(every=2) == set()
 
 
-@pytest.mark.parametrize("name", ["autobert-zero", "bert"])
+@pytest.mark.parametrize("name", ["conv65 | conv3", slow("autobert-zero"), slow("bert")])
 def test_autobert_zero_waits_where_it_logs(name, monkeypatch):
     monkeypatch.setattr(autobert_zero, "LOG_EVERY", 10)
     monkeypatch.setattr(autobert_zero, "CHECK_EVERY", 4)
-    cfg = autobert_zero.Config(**{**SMALL, "layers": 12}, steps=24, batch=4, accumulate=2, save_every=1000)
-    model = autobert_zero.LanguageModel(autobert_zero.read_arch(name, 12), cfg)
+    layers = 2 if "|" in name else 12
+    cfg = autobert_zero.Config(**{**SMALL, "layers": layers}, steps=24, batch=4, accumulate=2, save_every=1000)
+    model = autobert_zero.LanguageModel(autobert_zero.read_arch(name, layers), cfg)
 
     def made(data, corpus, cfg, position, rows):
         return [numbers(rows, 16), numbers(rows, 16, below=2), full(rows, 16), numbers(5, below=rows * 16), numbers(5),
@@ -176,7 +181,7 @@ def test_autobert_zero_waits_where_it_logs(name, monkeypatch):
     assert waits.between(every=2) == set()
 
 
-@pytest.mark.parametrize("kind", ["super-net", "distilled", "further"])
+@pytest.mark.parametrize("kind", ["super-net", slow("distilled"), slow("further")])
 def test_autotinybert_waits_where_it_logs(kind, monkeypatch, tmp_path):
     arch, fit = autotinybert.parse_arch("2-32-64-2-32"), 32 * (kind == "distilled")
     cfg = autotinybert.Config(vocab_size=50, length=16, largest="2-32-64-2-32", smallest="1-16-16-1-16", batch=4,
@@ -217,8 +222,8 @@ def mformer_of(task, **settings):
     return cfg, mformer.read_arch(IMAGES if task == "cifar10" else TEXTS), batch
 
 
-@pytest.mark.parametrize("task", ["cifar10", "wmt14"])
-@pytest.mark.parametrize("searching", [False, True])
+@pytest.mark.parametrize("task, searching", [
+    ("cifar10", False), ("wmt14", True), slow("cifar10", True), slow("wmt14", False)])
 def test_mformer_waits_where_it_logs(task, searching, monkeypatch):
     cfg, arch, batch = mformer_of(task, steps=15, batch=8, accumulate=2, save_every=5, clip=1.0, dropout=0.1,
                                   layers=(2,), hidden=(16,), ffn=(16, 32), heads=(1, 2), decoder_layers=(1, 2),
@@ -286,89 +291,58 @@ def test_fine_tuning_waits_for_its_batch(file, monkeypatch, tmp_path):
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------
 
-needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
-                                    reason="the inductor needs a C++ compiler: apt-get install g++")
+def step_of(name):
+    """(model, loss(network, batch), batches): three or more updates of a file, rows of several lengths where it has them.
+    """
+    batch = [numbers(4, 16), numbers(4, 16, below=2), full(4, 14)]
+    if name == "albert":
+        cfg = albert.Config(**{**SMALL, "dropout": 0.0, "embedding": 8}, positions=16)
+        M = albert.masked_count(cfg)
+        batch += [numbers(4, M, below=14), numbers(4, M)]
 
-
-def albert_step():
-    cfg = albert.Config(**{**SMALL, "dropout": 0.0, "embedding": 8}, positions=16)
-    model, M = albert.LanguageModel(cfg), albert.masked_count(cfg)
-    fixed = [numbers(4, 16), numbers(4, 16, below=2), full(4, 14), numbers(4, M, below=14)], numbers(4, M)
-
-    def loss(network, batch):
-        (*inputs,), labels = batch
-        words, order = network(*inputs)
-        return albert.mean_loss(words.flatten(0, 1), labels.flatten()) + order.square().mean()
-    return model, loss, [fixed] * 3
-
-
-def autobert_zero_step(name):
-    cfg = autobert_zero.Config(**{**SMALL, "layers": 12, "dropout": 0.0})
-    model = autobert_zero.LanguageModel(autobert_zero.read_arch(name, 12), cfg)
-    fixed = [numbers(4, 16), numbers(4, 16, below=2), full(4, 14), numbers(9, below=64), numbers(9),
-             numbers(4, below=2)]
-    return model, lambda network, batch: sum(autobert_zero.language_losses(network, batch, cfg, CPU)[0]), [fixed] * 3
-
-
-def autotinybert_step(padded):
-    model = autotinybert.LanguageModel(autotinybert.parse_arch("2-32-64-2-32"), 50)
-    batches = [[numbers(4, 16), numbers(4, 16, below=2), full(4, 14) if padded and turn % 2 else None,
-                numbers(4, 2, below=14), numbers(4, 2)] for turn in range(4)]
-    return model, autotinybert.masked_loss, batches
-
-
-def mformer_step(task, decoder=""):
-    cfg, arch, batch = mformer_of(task)
-    arch = arch._replace(decoder_types=(decoder,) * 2) if decoder else arch
-    batches = [batch()] * 3 if task == "cifar10" else [batch(rows, tokens) for rows, tokens in
-                                                       ((6, 8), (4, 12), (3, 15), (5, 9), (4, 11))]
+        def loss(network, batch):
+            words, order = network(*batch[:4])
+            return albert.mean_loss(words.flatten(0, 1), batch[4].flatten()) + order.square().mean()
+        return albert.LanguageModel(cfg), loss, [batch] * 3
+    if name == "autobert-zero":
+        cfg = autobert_zero.Config(**{**SMALL, "layers": 12, "dropout": 0.0})
+        batch += [numbers(9, below=64), numbers(9), numbers(4, below=2)]
+        return (autobert_zero.LanguageModel(autobert_zero.read_arch(name, 12), cfg),
+                lambda network, batch: sum(autobert_zero.language_losses(network, batch, cfg, CPU)[0]), [batch] * 3)
+    if name == "autotinybert":
+        model, batch = autotinybert.LanguageModel(autotinybert.parse_arch("2-32-64-2-32"), 50), batch[:2]
+        batches = [[*batch, full(4, 14) if turn % 2 else None, numbers(4, 2, below=14), numbers(4, 2)]
+                   for turn in range(4)]
+        return model, autotinybert.masked_loss, batches
+    cfg, arch, batch = mformer_of(name)
+    arch = arch._replace(decoder_types=("softmax",) * 2) if arch.decoder_layers else arch  # as the published ones
+    batches = [batch(rows, tokens) for rows, tokens in ((6, 8), (4, 12), (3, 15), (5, 9), (4, 11))]
 
     def loss(network, batch):
         total, count = mformer.smoothed_loss(network, batch)
         return total / count
-    return mformer.make_model(arch, cfg), loss, batches
+    return mformer.make_model(arch, cfg), loss, batches if name == "wmt14" else batches[1:2] * 3
 
 
-COMPILED = {"albert": albert_step, "autobert-zero, published": lambda: autobert_zero_step("autobert-zero"),
-            "autobert-zero, bert": lambda: autobert_zero_step("bert"),
-            "autotinybert": lambda: autotinybert_step(True), "mformer, images": lambda: mformer_step("cifar10"),
-            "mformer, translation": lambda: mformer_step("wmt14", "softmax"),
-            "mformer, linear decoder": lambda: mformer_step("wmt14", "linear")}
-
-
-def compare(model, network, loss, batches):
-    """The largest difference of losses, and of gradients, between a model and its compiled self."""
-    found = []
-    for batch in batches:
-        parts = []
-        for each in (model, network):
-            model.zero_grad()
-            value = loss(each, batch)
-            value.backward()
-            parts.append((value.item(), {name: one.grad for name, one in model.named_parameters()
-                                         if one.grad is not None}))
-        (one, grads), (two, others) = parts
-        assert grads.keys() == others.keys()
-        found.append((abs(one - two), max((grads[name] - others[name]).abs().max().item() for name in grads)))
-    return map(max, zip(*found))
-
-
-# of the backward pass of causal linear attention, whose number of chunks depends on the length, torch 2.13's inductor
-# makes no code: "pop from empty list". Softmax decoders, the published networks', are not concerned
-BREAKS = pytest.mark.xfail(raises=RuntimeError, reason="the inductor fails on a linear decoder at lengths that vary")
-
-
-@needs_compiler
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="the inductor needs a C++ compiler")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*list(COMPILED)[:-1], pytest.param([*COMPILED][-1], marks=BREAKS)])
+@pytest.mark.parametrize("name", ["albert", "autobert-zero", "autotinybert", "cifar10", "wmt14"])
 def test_compiled_is_eager(name):
+    """Losses and gradients; no graph breaks, and at most two are compiled anew. Decoders of linear attention are left
+    out: torch 2.13 makes no code of their backward pass at lengths that vary."""
     torch.manual_seed(0)
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    model, loss, batches = COMPILED[name]()
-    model.train()
-    difference, gradients = compare(model, torch.compile(model, fullgraph=True), loss, batches)
+    model, loss, batches = step_of(name)
+    network = torch.compile(model.train(), fullgraph=True)
+    for batch in batches:
+        losses, gradients = [], []
+        for each in (model, network):
+            model.zero_grad()
+            losses.append(loss(each, batch))
+            losses[-1].backward()
+            gradients.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
+        torch.testing.assert_close(*losses, rtol=0, atol=1e-4)
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-3)
     counts = torch._dynamo.utils.counters
-    assert difference < 1e-4 and gradients < 1e-3
-    assert not counts["graph_break"]
-    assert 1 <= counts["stats"]["unique_graphs"] <= 3  # at most two recompilations
+    assert not counts["graph_break"] and 1 <= counts["stats"]["unique_graphs"] <= 3
