@@ -96,12 +96,6 @@ def test_mistakes_end_in_one_line(text, words, capsys):
     assert words in printed and printed.count("\n") == 1
 
 
-def test_help_has_the_comments(capsys):
-    assert parse("")[0] is None
-    printed = capsys.readouterr().out
-    assert "rows an update [>= 1] (default: 8; --train 16)" in printed and "--tune TASKS" in printed
-
-
 @pytest.mark.parametrize("words, shown", [("", ("8; --train 16", 0.002)), ("--preset base", (8, 0.001))])
 def test_help_shows_what_the_preset_in_force_sets(words, shown, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -109,7 +103,7 @@ def test_help_shows_what_the_preset_in_force_sets(words, shown, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0 and "choices (default: 4 8)" in printed and "a switch --" not in printed
     assert f"rows an update [>= 1] (default: {shown[0]})" in printed and f"rate [> 0] (default: {shown[1]})" in printed
-    assert "a rate, if given --fast" in printed  # nothing is set, nothing is shown
+    assert "a rate, if given --fast" in printed and "--tune TASKS" in printed  # nothing is set, nothing is shown
 
 
 @pytest.fixture(params=FILES)
@@ -138,12 +132,6 @@ def test_a_reader_that_goes_away_is_no_full_disk(capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.run(main)
     assert capsys.readouterr().err.endswith(": error: output: Broken pipe\n")
-
-
-def test_no_file_has_more_knobs_than_a_reader_can_hold(paper):
-    config_class = paper[0]
-    most = {"autobert_zero": 52, "albert": 52, "autotinybert": 58, "mformer": 58}[config_class.__module__]
-    assert 40 < len(dataclasses.fields(config_class)) <= most
 
 
 # --- every preset on eight processes ---------------------------------------------------------------
