@@ -18,7 +18,7 @@ from common import cli, distributed
 from common.runs import Checkpoint
 from common.tasks import Recipe, parse_tasks, show, summarise
 from conftest import ROOT
-from tests.claims import autobert_zero as claims, variants
+from tests.claims import autobert_zero as claims
 from tests.claims import study
 
 SIZES = ["--layers", "2", "--hidden", "16", "--heads", "2", "--ffn", "32", "--vocab_size", "36", "--length", "16",
@@ -453,27 +453,6 @@ def test_claim_of_the_search(tmp_path, name):
     cut = tmp_path / "runs" / "glue" / "RTE"
     seen = {line for split in rows for line in (cut / f"{split}.tsv").read_text().splitlines()[1:]}
     assert seen == rows["train"] and not seen & rows["dev"]
-
-
-def test_parts_of_a_search_that_no_flag_changes(monkeypatch):
-    """Means of what several candidates wrote, and nothing where none did; edits without rewiring; a wrong name."""
-    cfg = abz.Config(layers=1, hidden=8, heads=2, ffn=8, vocab_size=20)
-    supernet, arch = abz.SuperNet(cfg), (3,)
-    before = {name: value.clone() for name, value in supernet.weights.items()}
-    state = abz.LanguageModel(arch, cfg, shared=True).state_dict()
-    variants.write_mean(supernet, [(arch, {name: value + 1 for name, value in state.items()}), (arch, state)])
-    there, part = abz.slot("bias", state["bias"], arch)
-    assert torch.allclose(supernet.weights[there][part], state["bias"] + 0.5)
-    untouched = "encoder.layers.0.conv.transform.5"
-    assert torch.equal(supernet.weights[untouched], before[untouched])
-    for name in ("EDITS", "main"):
-        monkeypatch.setattr(abz, name, getattr(abz, name))
-    monkeypatch.setattr(abz.SuperNet, "write_back", abz.SuperNet.write_back)
-    abz.main = lambda argv: (argv, abz.EDITS, abz.SuperNet.write_back)
-    assert variants.main(["no-rewiring", "--search"])[:2] == (["--search"], (abz.replace, abz.insert, abz.delete))
-    assert variants.main(["averaging", "--search"])[2] is variants.write_mean
-    with pytest.raises(UserError, match="there are averaging and no-rewiring"):
-        variants.main([])
 
 
 @pytest.mark.slow

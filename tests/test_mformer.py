@@ -1084,21 +1084,6 @@ def test_claims_about_a_finished_search(tmp_path, pictures, monkeypatch):
 
 
 @pytest.mark.slow
-def test_claims_that_train_variants(tmp_path, pictures, sentences):
-    words = ["--seeds", 1, *flags(dataclasses.replace(RUN_IMAGES, steps=2), pictures)]
-    runs = claim("types", tmp_path, "--arch", mf.arch_text(ARCH), *words)["runs"]
-    types = [set(mf.parse_arch(row["arch"], IMAGES).types) for name in list(runs)[1:] for row in runs[name]]
-    assert types == [{"softmax"}, {"linear"}]
-    folders = [tmp_path / "runs" / "types" / f"{name}-0-score" for name in ("as-found", "all-softmax", "all-linear")]
-    assert len(claim("pareto", tmp_path, "--folders", *folders)["rows"]) == 3
-    arch, cfg = text_arch("softmax", "softmax"), dataclasses.replace(RUN_TEXT, steps=2, beam=1)
-    runs = claim("decoder", tmp_path, "--arch", mf.arch_text(arch), "--seeds", 1, *flags(cfg, sentences))["runs"]
-    archs = [mf.parse_arch(row[0]["arch"], TEXT) for row in runs.values()]
-    assert [(*{*arch.decoder_types}, *{*arch.cross_types}) for arch in archs] == [
-        ("softmax", "softmax"), ("linear", "softmax"), ("softmax", "linear"), ("linear", "linear")]
-
-
-@pytest.mark.slow
 def test_the_primary_question_from_searches_to_verdict(tmp_path, pictures, monkeypatch):
     monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))
     started = []
@@ -1163,20 +1148,3 @@ def test_what_one_attention_costs():
     costs = claims.attention_costs(kinds, 64, CPU.device, itertools.count().__next__)
     assert [cost[:4] for cost in costs] == [[kind, 64, 1000, 1000] for kind in kinds]
     assert all(cost[4] > 0 for cost in costs)
-
-
-def test_claims_that_need_no_run(tmp_path):
-    rows = claim("shape", tmp_path, "--arch", "mformer", "cosformer*")["rows"]
-    assert rows[3][:2] == ["cosformer*", "Enc FFN Dim"] and rows[3][2].startswith("1792 1792 1344")
-    (tmp_path / "done.json").write_text('{"accuracy": 1}')
-    with pytest.raises(UserError, match="no folder holds any score"):
-        claim("pareto", tmp_path, "--folders", tmp_path)
-
-
-def test_missing_test_data_end_a_claim_before_it_trains(tmp_path, sentences, monkeypatch):
-    monkeypatch.setattr(claims, "run_all", lambda *args, **kwargs: pytest.fail("trained"))
-    given = flags(RUN_TEXT, sentences)
-    place = given.index("--test_text")
-    with pytest.raises(UserError, match="--test_text: missing"):
-        claim("decoder", tmp_path, "--arch", mf.arch_text(text_arch("softmax", "softmax")), *given[:place],
-              *given[place + 2:])

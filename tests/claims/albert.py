@@ -2,28 +2,27 @@
 
 Flags that are no study's belong to albert.py: --init, --preset, --corpus, --length and so on.
 """
-import dataclasses
 import functools
 import json
 import os
 import statistics
 import time
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 import albert
 from common import cli
-from common.distributed import autocast, launch, pick_device, seed_everything
+from common.distributed import autocast, seed_everything
 from common.files import read_json, read_jsonl, write_atomic
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus
 from data.demo import make_demo
-from data.inputs import ROOT, open_run
+from data.inputs import ROOT
 from data.text import make_corpus
-from tests.claims import study
-from tests.claims.study import above, judge_all, own_flags, show_gaps
+from tests.claims import pictures, study
+from tests.claims.study import Found, Study, above, judge_all, show_gaps
 
 paper = functools.partial(study.published, "albert")
 SHARES = {"all-shared": "all", "shared-attention": "attention", "shared-FFN": "ffn", "not-shared": "none"}
@@ -38,27 +37,12 @@ CONFIGURATIONS = (  # (table, configuration, settings)
     ("Table 12", "H=4096, 3 layers", dict(albert.PRESETS["xxlarge"], layers=3)),
     ("Table 12", "H=6144, 3 layers", dict(layers=3, hidden=6144, heads=96, ffn=24576)))
 PUBLISHED = tuple((*row, paper(row[0], f"{row[1]}, parameters")) for row in CONFIGURATIONS)  # and millions
-XXLARGE = [paper(table, "ALBERT xxlarge, parameters") for table in ("Table 1", "Sec. 3.2")] + [
-    paper("Table 12", "H=4096, 3 layers, parameters")]  # three numbers for one
 TABLE2 = {name: paper("Table 2", f"{title}, speed-up") for name, title in (  # of training, over BERT large
     ("bert-base", "BERT base"), ("bert-large", "BERT large"), ("base", "ALBERT base"), ("large", "ALBERT large"),
     ("xlarge", "ALBERT xlarge"), ("xxlarge", "ALBERT xxlarge"))}
-LAYERS = paper("Figure 1", "layers of BERT-large and ALBERT-large")
-
-
-def read_flags(options):
-    """The Config of albert.py's flags, as its --pretrain would read them, and what --init holds."""
-    cfg = cli.parse(albert.Config, albert.PRESETS, {"pretrain": (None, "")}, "", ["--pretrain", *options.flags])[2]
-    source = albert.read_source(cfg)
-    if cfg.length > cfg.positions:
-        raise cli.UserError(f"--length {cfg.length}: the model has {cfg.positions} positions (--positions)")
-    return cfg, source
 
 
 def parameters(options):
-    """Tables 1, 3, 4, 12: our counts beside the published ones, and the countings that agree"""
-    columns = ["table", "configuration", "paper", "A no pooler", "B with pooler", "C with heads", "D wide positions",
-               "agrees"]
     rows = []
     for table, name, settings, published in PUBLISHED:
         found = albert.countings(albert.Config(**settings))
@@ -67,9 +51,9 @@ def parameters(options):
         rows.append([table, name, f"{published}M", *(f"{value:,}" for value in found.values()),
                      agrees or f"none; nearest: {nearest:+.1f}M"])
     agreeing = sum(not row[-1].startswith("none") for row in rows)
-    study.write(options, columns, rows, claim="Parameters of the configurations of Tables 1, 3, 4 and 12",
-                verdict=f"holds in part: {agreeing} of {len(rows)} rows agree with one of four ways to count",
-                paper="xxlarge has {}M (Tables 1, 2), {}M (Sec. 3.2) or {}M (Table 12)".format(*XXLARGE))
+    return Found(["table", "configuration", "paper", "A no pooler", "B with pooler", "C with heads",
+                  "D wide positions", "agrees"], rows,
+                 f"holds in part: {agreeing} of {len(rows)} rows agree with one of four ways to count")
 
 
 @torch.no_grad()
@@ -116,30 +100,12 @@ def trained_and_random(cfg, source, text, tokenizer, rows, device):
     return curves
 
 
-def layers(options):
-    """Figure 1 for the model of --init and, as a control, for the same model with random weights"""
-    cfg, source = read_flags(options)
-    cfg.out = str(options.runs)
-    with launch(cfg.device) as ranks:
-        _, text = open_run(cfg, "layers", ranks, "corpus")
-        curves = trained_and_random(cfg, source, text.dev, text.tokenizer, cfg.dev_rows, ranks.device)
-    kinds = ("trained", "random")[-len(curves):]
-    table = [[lines[0]["layer"], *(line[key] for line in lines for key in ("l2", "degrees"))] for lines in zip(*curves)]
-    study.write(options, ["layer", *(f"{kind} {key}" for kind in kinds for key in ("L2", "degrees"))], table,
-                claim="Figure 1: layers change their input smoothly, and never stop changing it",
-                paper="distances and angles oscillate and do not converge to zero after "
-                f"{LAYERS} layers (a picture, no numbers)", numbers={"curves": {kinds[0]: curves}})
-
-
 def flops(options):
-    """Table 2: BERT large's FLOPs a sequence over those of each row, beside the published speed-ups"""
     found = {name: albert.flops(albert.Config(**albert.PRESETS[name])) for name in TABLE2}
     rows = [[name, f"{value:,}", found["bert-large"] / value, TABLE2[name], TABLE2[name] * value / found["bert-large"]]
             for name, value in found.items()]
-    study.write(options, ["preset", "FLOPs, 512 tokens", "BERT large / row", "paper", "paper / ours"], rows,
-                claim="Table 2: speed-ups over BERT large, by the products of matrices alone",
-                verdict="not explained by FLOPs: the published ratios are 1.4 to 2.3 times what they give",
-                paper="training throughput on many TPUs, where shared weights save optimizer, memory and exchange")
+    return Found(["preset", "FLOPs, 512 tokens", "BERT large / row", "paper", "paper / ours"], rows,
+                 "not explained by FLOPs: the published ratios are 1.4 to 2.3 times what they give")
 
 
 def training_seconds(models, cfg, device, turns):
@@ -164,47 +130,18 @@ def training_seconds(models, cfg, device, turns):
     return seconds
 
 
-def speed(options, turns=8):
-    """Table 2: throughput in training of --preset, of BERT of its shape and of BERT large, against which the paper's
-    rows are, --batch / --accumulate rows at once"""
-    # A ratio is the median over the turns, "from" and "to" are the second-lowest and second-highest. One process: what
-    # ALBERT saves in communication does not show. FLOPs count matrix products, not the optimizer.
-    cfg, _ = read_flags(options)
-    device, rows = pick_device(cfg.device), cfg.batch // cfg.accumulate
-    shapes = {"ALBERT": cfg, "BERT of its shape": dataclasses.replace(cfg, share="none", groups=1, embedding=0)}
-    if cfg.preset != "demo":
-        shapes["BERT large"] = dataclasses.replace(cfg, **albert.PRESETS["bert-large"])
-    models = {name: albert.LanguageModel(shape).to(device).train() for name, shape in shapes.items()}
-    seconds = training_seconds(models, cfg, device, turns)
-    table = []
-    for name, times in seconds.items():
-        row = [name, f"{albert.count(models[name]):,}", round(rows * cfg.length / statistics.median(times[1:]))]
-        for other, others in list(seconds.items())[1:]:
-            ratios = sorted(theirs / own for own, theirs in zip(times[1:], others[1:]))
-            by_flops = albert.flops(shapes[other]) / albert.flops(shapes[name])
-            row += [statistics.median(ratios), ratios[1], ratios[-2], by_flops]
-        table.append(row)
-    columns = [column for other in list(shapes)[1:] for column in (f"to {other}", "from", "to", "by FLOPs")]
-    study.write(options, ["model", "parameters", "tokens/s", *columns], table,
-                claim="Table 2: how fast ALBERT trains, against BERT of the same shape and against BERT large",
-                numbers={"seconds_each": seconds},
-                paper="times BERT large's throughput, on many TPUs: " + ", ".join(f"{name} {value}"
-                                                                                 for name, value in TABLE2.items()))
-
-
-# Primary question, written down before its runs: does the order of sentences teach what the next sentence does not
-# (Table 5)? A chain is the demo's: words alone at 16 tokens (3,000 updates of 64 rows; two sentences hardly ever fit,
-# so the arms share it), then 64 tokens with the arm's objective (3,000 updates of 32 rows). Arms: sop, nsp, none, and
-# as a control shuffled, SOP with labels drawn apart from the order. Two kinds of text: documents of a few sentences
-# (the demo's, 4 on average) and of many (novels, 200 and more, with --many). Same weights at the start, text, order and
-# masks for the arms of a seed.
+# Primary question: does the order of sentences teach what the next sentence does not (Table 5)? Words alone are trained
+# at 16 tokens (3,000 updates of 64 rows; two sentences hardly ever fit, so that the arms share this), then 64 tokens
+# with the arm's objective (3,000 updates of 32 rows). The arms are sop, nsp, none, and as a control shuffled: SOP with
+# labels drawn apart from the order. There are two kinds of text: documents of a few sentences (the demo's, 4 on
+# average) and of many (novels, 200 and more, with --many). The arms of a seed share first weights, text, order, masks.
 #
-# Scores, on held-out documents, one pass or 4,096 sequences: masked words (on pairs in their order, D5), and accuracy
-# on SOP's and on NSP's pairs, standard error 1.5 points or less. The model's own head (D4, D5: one head for both) says
-# little about a task that it was not trained for: NSP's calls all pairs of SOP consecutive, which is right for half of
-# them whatever the model knows, and that of "none" stays as it was drawn. So what is judged is a two-way head fitted
-# anew for each model and task: a logistic regression on the state of [CLS], all that the paper's head reads, with pairs
-# of the training text, the encoder left as it is (tuned, it would learn the task then). Own heads stand beside it.
+# Scores are of held-out documents, one pass or 4,096 sequences: masked words (on pairs in their order, D5), and
+# accuracy on SOP's and on NSP's pairs, standard error 1.5 points or less. The model's own head (D4, D5: one head for
+# both) says little about a task that it was not trained for: NSP's calls all pairs of SOP consecutive, which is right
+# for half of them whatever the model knows, and that of "none" stays as it was drawn. So what is judged is a two-way
+# head fitted anew for each model and task: a logistic regression on the state of [CLS], all that the paper's head
+# reads, with pairs of the training text. The encoder is left as it is: tuned, it would learn the task then.
 #
 # Hypotheses, for each text, over differences paired by seed with 95% intervals:
 # H1 the NSP model is at chance on SOP: its mean is within 3 points of 50 (the paper calls 52.0 chance);
@@ -212,16 +149,11 @@ def speed(options, turns=8):
 # H3 so does that of its difference to the NSP model on SOP;
 # H4 NSP is learnt by NSP's model, and by SOP's in part: each one's difference to the control on NSP lies above 0;
 # H5 SOP costs no words: the interval of its difference to "none" lies above -1 point (the paper's is -0.9).
-# The paper's ordering holds on a text if H1, H2, H3 and H5 do; H4 is told beside it. Added when the first two models
-# were scored, and judged by nothing: what the NSP model's [CLS] tells of the order (57%) beyond that of "none".
-# Pilots chose the updates: on the demo's text SOP is at 62% after 1,000 of 6,000 updates and at 63% at the end, three
-# seeds; on novels (seed 0, 4,000 updates) masked words reach 25%, SOP stays at 50. So a null is expected there.
-# Budget: 75 core-minutes. Stopping rule: three seeds, no more, whatever comes out.
+# The paper's ordering holds on a text if H1, H2, H3 and H5 do; H4 is told beside it, and so is what the NSP model's
+# [CLS] tells of the order beyond that of "none". Stopping rule: three seeds, no more, whatever comes out.
 ORDER = {"H1": "the NSP model is at chance on SOP", "H2": "the SOP model is above it", "H3": "and above the NSP model",
          "H4": "both learn NSP", "H5": "SOP costs no words"}
 ARMS = ("sop", "nsp", "none", "shuffled")
-TABLE5 = {row: {task: paper("Table 5", f"{row}, {task}") for task in ("MLM", "NSP", "SOP")}
-          for row in ("None", "NSP", "SOP")}
 # the demo's first run, as it was when the questions below were written
 SIXTEEN = ["albert.py", "--pretrain", "--length", 16, "--batch", 64, "--lr", 0.08, "--save_minutes", 0.5]
 
@@ -291,18 +223,18 @@ def score_order(folder, text, held, fitting):
     return found
 
 
-def train_arms(options, name, text, held, rows, mine):
+def train_arms(options, name, text, held, rows):
     """[{arm: its scores} of each seed] on one kind of text."""
     data = ["--corpus", text, "--held_out", held, *options.flags]
     first = study.run_all(options, {f"{name}-words-{seed}": [
-        *SIXTEEN, "--embedding", 48, "--objective", "none", "--seed", seed, "--steps", min(3000, mine.updates),
-        "--dev_rows", 64, "--save_every", mine.updates, *data] for seed in range(options.seeds)})
+        *SIXTEEN, "--embedding", 48, "--objective", "none", "--seed", seed, "--steps", min(3000, options.updates),
+        "--dev_rows", 64, "--save_every", options.updates, *data] for seed in range(options.seeds)})
     arms = {(seed, arm): f"{name}-{arm}-{seed}" for seed in range(options.seeds) for arm in ARMS}
     study.run_all(options, {run: [
         "albert.py", "--pretrain", "--init", first[f"{name}-words-{seed}"], "--objective", arm, "--seed", seed,
-        "--steps", mine.updates, "--lr", 0.08, "--dev_rows", rows, "--save_every", mine.updates, "--save_minutes", 0.5,
-        *data] for (seed, arm), run in arms.items()})
-    found = {key: score_order(options.runs / run, text, held, mine.fitting) for key, run in arms.items()}
+        "--steps", options.updates, "--lr", 0.08, "--dev_rows", rows, "--save_every", options.updates,
+        "--save_minutes", 0.5, *data] for (seed, arm), run in arms.items()})
+    found = {key: score_order(options.runs / run, text, held, options.fitting) for key, run in arms.items()}
     return [{arm: found[seed, arm] for arm in ARMS} for seed in range(options.seeds)]
 
 
@@ -328,40 +260,31 @@ def show_holds(holds):
 
 
 def order(options):
-    """Table 5, the primary question: SOP against NSP against none; --many TEXT: on documents of many sentences"""
-    mine = own_flags(options, few=(), many=(), updates=3000, fitting=8192, pieces=0)
-    name, paths, pieces, held_out = ("many", mine.many, 2000, 40) if mine.many else ("few", mine.few, 1000, 1250)
-    options.name += "-many" * bool(mine.many)
-    text, held, sequences = prepared(options, name, paths, mine.pieces or pieces, held_out)
-    each = train_arms(options, name, text, held, min(sequences, 4096), mine)
+    options.text = "many" if options.many else "few"
+    paths, pieces, held_out = (options.many, 2000, 40) if options.many else (options.few, 1000, 1250)
+    options.name += "-many" * bool(options.many)
+    text, held, sequences = prepared(options, options.text, paths, options.pieces or pieces, held_out)
+    each = train_arms(options, options.text, text, held, min(sequences, 4096))
     holds, gaps = judge_order(each)
-    columns = ["trained on", "masked words", "NSP", "SOP", "NSP, own head", "SOP, own head"]
     rows = [[arm, *(study.show_mean([100 * (seed[arm][key] or 0) for seed in each])
                     for key in ("mlm", "nsp", "sop", "own nsp", "own sop"))] for arm in ARMS]
     judged = judge_all([value for key, value in holds.items() if key != "H4"], options.seeds)
     said = show_holds({ORDER[key]: value for key, value in holds.items()})
-    study.write(options, columns, rows,
-                claim="Sentence order teaches what the next sentence does not: documents of "
-                f"{name} sentences (Table 5)",
-                paper="masked words, NSP, SOP in percent: " + "; ".join(
-                    f"{row} {', '.join(map(str, values.values()))}" for row, values in TABLE5.items()),
-                verdict=f"{judged}: {said} ({show_gaps(gaps)})",
-                numbers={"seeds": each, "differences": gaps, "hypotheses": holds})
+    return Found(["trained on", "masked words", "NSP", "SOP", "NSP, own head", "SOP, own head"], rows,
+                 f"{judged}: {said} ({show_gaps(gaps)})",
+                 {"seeds": each, "differences": gaps, "hypotheses": holds})
 
 
-# Further question, written down before its runs: what do E and sharing cost off the plateau (Tables 3, 4)? The demo's
-# first run (2 layers, H = 64, 16 tokens, 3,000 updates of 64 rows) with E of 16, 32 and 64 = H (without mapping there,
-# D9) and four sharings; words alone; of at least 20,000 held-out pieces. Differences paired by seed (same text, order,
-# masks), 95% intervals.
-# H1 (Table 4) sharing everything costs words: not-shared minus all-shared lies above 0 at every E, and
+# Further question: what do E and sharing cost off the plateau of unigrams (Tables 3, 4)? The demo's first run (2
+# layers, H = 64, 16 tokens, 3,000 updates of 64 rows, words alone) with E of 16, 32 and 64 = H (without mapping there,
+# D9) and four sharings; masked words of at least 20,000 held-out pieces. Differences are paired by seed, with 95%
+# intervals.
+# H1 (Table 4) sharing everything costs words: not-shared minus all-shared lies above 0 at every E;
 # H2 most of it comes from the feed-forward part: shared-attention minus shared-FFN lies above 0 at every E;
-# H3 (Table 3) not shared, words gain from E = 16 to 64; H4 all-shared, E = 32 is as good as 64: E = 64 minus 32 lies
-# below 0.5 points. Budget: 20 core-minutes a seed. Stopping rule: three seeds, no more, whatever comes out.
+# H3 (Table 3) not shared, words gain from E = 16 to 64;
+# H4 all-shared, E = 32 is as good as 64: E = 64 minus 32 lies below 0.5 points.
+# Stopping rule: three seeds, no more, whatever comes out. A seed takes 20 core-minutes.
 WIDTHS = (16, 32, 64)
-AVERAGES = {"Table 3": (("not-shared", "all-shared"), (64, 128, 256, 768)), "Table 4": (tuple(SHARES), (128, 768))}
-TABLES34 = "; ".join(f"{table}, {name}: " + ", ".join(
-    f"{paper(table, f'{name} E={E}, average')} at E = {E}" for E in widths)
-    for table, (names, widths) in AVERAGES.items() for name in names)
 
 
 def judge_sharing(gaps):
@@ -372,129 +295,107 @@ def judge_sharing(gaps):
             "all shared, E = 32 is enough": enough[2] is not None and enough[2] < 0.5}
 
 
-# Further questions, written down before their runs: what do depth, width and dropout do for a shared stack off the
-# plateau (Tables 11, 12, 8), and what does a wide shared network make of the time of a narrower one that shares nothing
-# (Table 6)? The settings of `sharing` with E = 32 (mapped to H in all shared networks), every layer shared; one thing
+# Further questions: what do depth, width, groups and dropout do for a shared stack off the plateau (Tables 11, 12, Sec.
+# 4.5, Table 8), and what does a wide shared network make of the time of a narrower one that shares nothing (Table 6)?
+# The settings are those of `sharing` with E = 32 (mapped to H in all shared networks), every layer shared; one thing
 # differs from arm to arm. A hypothesis is a contrast, a weighted sum of the arms' percents of masked words found,
 # formed within a seed (same text, order, masks); it holds where the 95% interval over the seeds lies above 0. In "less
 # to gain" the first doubling's gain is asked to be larger than the last one's. Width 6,144, where the paper's network
 # gets worse, has no counterpart here. Depth, groups, width and smoothness (below) are asked at half the learning rate
-# and three times the warm-up: as the others are, a first run of `depth` left four and eight layers on the plateau (13.9
-# ± 6.3 and 7.3 ± 0.0% of the words, 2 layers 25.3 ± 0.5, n 3), `equal_time`, which stands as it is, H = 128 as well,
-# and of two pilots of eight layers this one left it. Stopping rule: three seeds of each, no more, whatever comes out. A
-# core needs 7 minutes a seed for depth, 6 for groups (Sec. 4.5), 4 for width, 2 for dropout, 6 for time.
+# and three times the warm-up: of two pilots of eight layers this one left the plateau. Stopping rule: three seeds of
+# each, no more, whatever comes out. A seed takes 7 core-minutes for depth, 6 for groups, 4 for width, 2 for dropout, 6
+# for time.
 BASE = ["--embedding", 32, "--share", "all"]
 GENTLE = ["--lr", 0.04, "--warmup", 0.3]
 
 
+def each_above(gaps):
+    """{hypothesis: whether it holds}."""
+    return {what: above(gap) for what, gap in gaps.items()}
+
+
 class Words(NamedTuple):
-    """A study of arms that differ in one thing and are judged by the masked words that they find."""
-    about: str
+    """Arms that differ in one thing and are judged by the masked words that they find."""
     claim: str
-    paper: str
     arms: dict  # {arm: its flags}
     contrasts: dict  # {what: {arm: weight}}: a weighted sum of the arms' percents
-    judge: object = lambda gaps: {what: above(gap) for what, gap in gaps.items()}  # {hypothesis: whether it holds}
+    judge: Callable = each_above  # {hypothesis: whether it holds} of {what: interval}
+    picture: Callable | None = None
 
 
 def minus(one, other):
     return {one: 1, other: -1}
 
 
-def averages(table, *rows):
-    return "mean of five tasks in percent: " + "; ".join(f"{row} {paper(table, f'{row}, average')}" for row in rows)
-
-
 STUDIES = {
     "sharing": Words(
-        "Tables 3 and 4: E of 16, 32, 64 times four sharings at H = 64, masked words",
         "Sharing costs words, most by the feed-forward part, and a small E suffices (Tables 3, 4)",
-        f"mean of five tasks in percent: {TABLES34}",
         {f"{name} E={E}": ["--embedding", E % 64, "--share", SHARES[name]] for name in SHARES for E in WIDTHS},
         {f"{one} - {other} at E = {E}": minus(f"{one} E={E}", f"{other} E={E}")
          for one, other in (("not-shared", "all-shared"), ("shared-attention", "shared-FFN")) for E in WIDTHS}
         | {f"E = 64 - E = {E}, {name}": minus(f"{name} E=64", f"{name} E={E}")
-           for name, E in (("not-shared", 16), ("all-shared", 32))}, judge_sharing),
+           for name, E in (("not-shared", 16), ("all-shared", 32))}, judge_sharing, pictures.draw_sharing),
     "depth": Words(
-        "Table 11: 1, 2, 4, 8 layers that share everything, masked words",
         "Depth helps a shared stack, with less and less to gain (Table 11)",
-        averages("Table 11", "1, 3, 6, 12, 24, 48 layers"),
         {f"{number} layer{'s' * (number > 1)}": [*GENTLE, "--layers", number] for number in (1, 2, 4, 8)},
         {"2 layers beat 1": minus("2 layers", "1 layer"), "4 beat 2": minus("4 layers", "2 layers"),
          "8 beat 4": minus("8 layers", "4 layers"),
          "less to gain": minus("2 layers", "1 layer") | {"8 layers": -1, "4 layers": 1}}),
     "groups": Words(
-        "Sec. 4.5: four layers in 1, 2 and 4 groups that share, masked words",
-        "Smaller groups of shared layers find more words (Sec. 4.5)", "no numbers",
+        "Smaller groups of shared layers find more words (Sec. 4.5)",
         {f"{number} group{'s' * (number > 1)}": [*GENTLE, "--layers", 4, "--groups", number] for number in (1, 2, 4)},
         {"2 groups beat 1": minus("2 groups", "1 group"), "4 beat 2": minus("4 groups", "2 groups")}),
     "width": Words(
-        "Table 12: H of 32, 64, 128 at two shared layers, masked words",
-        "Width helps, with less and less to gain (Table 12)", averages("Table 12", "H of 1024, 2048, 4096, 6144"),
+        "Width helps, with less and less to gain (Table 12)",
         {f"H = {32 * heads}": [*GENTLE, "--hidden", 32 * heads, "--heads", heads, "--ffn", 64 * heads]
          for heads in (1, 2, 4)},
         {"H = 64 beats 32": minus("H = 64", "H = 32"), "128 beats 64": minus("H = 128", "H = 64"),
          "less to gain": {"H = 64": 2, "H = 32": -1, "H = 128": -1}}),
     "dropout": Words(
-        "Table 8: with and without dropout, masked words", "Without dropout more masked words are found (Table 8)",
-        averages("Table 8", "with dropout", "without dropout"),
+        "Without dropout more masked words are found (Table 8)",
         {"none": ["--dropout", 0], "0.1": ["--dropout", 0.1]}, {"without it more words": minus("none", "0.1")})}
-def words_flags(options, updates=3000):
-    return own_flags(options, few=(), updates=updates, rows=11000, pieces=1000)
 
 
-def train_arms_on_words(options, arms, mine):
+def train_arms_on_words(options, arms):
     """{(arm, seed): run folder} of {arm: its flags}."""
-    text, held, _ = prepared(options, "few", mine.few, mine.pieces, 1250)
+    text, held, _ = prepared(options, "few", options.few, options.pieces, 1250)
     runs = {(arm, seed): f"{arm}-{seed}".replace(" ", "") for seed in range(options.seeds) for arm in arms}
     folders = study.run_all(options, {run: [
-        *SIXTEEN, *BASE, "--objective", "none", "--steps", mine.updates, "--seed", seed, "--dev_rows", mine.rows,
-        "--save_every", mine.updates, "--corpus", text, "--held_out", held, *options.flags, *arms[arm]]
+        *SIXTEEN, *BASE, "--objective", "none", "--steps", options.updates, "--seed", seed, "--dev_rows", options.rows,
+        "--save_every", options.updates, "--corpus", text, "--held_out", held, *options.flags, *arms[arm]]
         for (arm, seed), run in runs.items()})
     return {key: folders[run] for key, run in runs.items()}
 
 
-def compare_words(options, asked, arms, mine, updates=None):
-    """Train the arms with every seed, judge the contrasts by the masked words that they find, write the table.
+def compare_words(options, arms, contrasts, judge=each_above, updates=None):
+    """Train the arms with every seed and judge the contrasts by the masked words that they find.
 
     updates: {arm: its updates} where they differ."""
-    done = {key: read_json(folder / "done.json") for key, folder in train_arms_on_words(options, arms, mine).items()}
+    done = {key: read_json(folder / "done.json") for key, folder in train_arms_on_words(options, arms).items()}
     seeds = range(options.seeds)
     words = {arm: [done[arm, seed]["mlm"] for seed in seeds] for arm in arms}
     gaps = {what: study.interval([100 * sum(weight * words[arm][seed] for arm, weight in weights.items())
-                                  for seed in seeds]) for what, weights in asked.contrasts.items()}
-    holds = asked.judge(gaps)
+                                  for seed in seeds]) for what, weights in contrasts.items()}
+    holds = judge(gaps)
     said = "" if holds.keys() == gaps.keys() else f"{show_holds(holds)} "
     rows = [[arm, study.show_mean([100 * share for share in words[arm]]), f"{done[arm, 0]['parameters']:,}",
              *([updates[arm]] if updates else [])] for arm in arms]
-    study.write(options, ["network", "masked words", "parameters", *["updates"] * bool(updates)], rows,
-                claim=asked.claim, paper=asked.paper,
-                verdict=f"{judge_all(holds.values(), options.seeds)}: {said}{show_gaps(gaps)}",
-                numbers={"seeds": words, "asked": next(iter(done.values()))["scored"]["mlm"], "differences": gaps,
-                         "hypotheses": holds})
-
-
-def as_study(asked):
-    """The function of a study that differs from others by its arms alone."""
-    def compare(options):
-        compare_words(options, asked, asked.arms, words_flags(options))
-    compare.__doc__ = asked.about
-    return compare
+    return Found(["network", "masked words", "parameters", *["updates"] * bool(updates)], rows,
+                 f"{judge_all(holds.values(), options.seeds)}: {said}{show_gaps(gaps)}",
+                 {"seeds": words, "asked": next(iter(done.values()))["scored"]["mlm"], "differences": gaps,
+                  "hypotheses": holds})
 
 
 def equal_time(options):
-    """Table 6: ALBERT of H = 128 against BERT of H = 64 at three equal budgets of time, masked words"""
-    mine, budgets = words_flags(options, updates=1000), (1, 2, 4)
+    budgets = (1, 2, 4)
     shapes = {"ALBERT": ["--hidden", 128, "--heads", 4, "--ffn", 256], "BERT": ["--embedding", 0, "--share", "none"]}
     slower, updates = slowness(options, shapes), {}
     for times in budgets:
-        updates |= {f"BERT, {times}": times * mine.updates, f"ALBERT, {times}": round(times * mine.updates / slower)}
+        updates |= {f"BERT, {times}": times * options.updates,
+                    f"ALBERT, {times}": round(times * options.updates / slower)}
     arms = {arm: [*shapes[arm.partition(",")[0]], "--steps", steps] for arm, steps in updates.items()}
-    compare_words(options, Words(
-        equal_time.__doc__, "At equal time the wide network that shares its layers wins (Table 6)",
-        averages("Table 6", "BERT-large", "ALBERT-xxlarge"), arms,
-        {f"ALBERT ahead at {times}": minus(f"ALBERT, {times}", f"BERT, {times}") for times in budgets}),
-        arms, mine, updates)
+    contrasts = {f"ALBERT ahead at {times}": minus(f"ALBERT, {times}", f"BERT, {times}") for times in budgets}
+    return compare_words(options, arms, contrasts, updates=updates)
 
 
 def slowness(options, shapes, turns=40):
@@ -512,12 +413,12 @@ def slowness(options, shapes, turns=40):
     return read_json(path, float)
 
 
-# Further question, written down before its runs: do layers that share their weights change their input more smoothly
-# than layers that do not, and do they never stop (Figure 1)? Eight layers, shared (the arm of `depth`) and not, as
-# there. The angle between a layer's input and its output, on 1,024 held-out rows. Roughness of a curve: how far its
-# angles are from the middle of their neighbours, in the mean, as a share of the mean angle (a straight line: 0). H1 the
-# unshared network's is larger, paired by seed; H2 the shared network's last layer still turns by more than half of its
-# mean angle. Both by 95% intervals over three seeds; random weights beside them. 4 core-minutes a seed for each.
+# Further question: do layers that share their weights change their input more smoothly than layers that do not, and do
+# they never stop (Figure 1)? Eight layers, shared (the arm of `depth`) and not, as there. The angle between a layer's
+# input and its output is measured on 1,024 held-out rows. Roughness of a curve: how far its angles are from the middle
+# of their neighbours, in the mean, as a share of the mean angle (a straight line: 0). H1 the unshared network's is
+# larger, paired by seed; H2 the shared network's last layer still turns by more than half of its mean angle. Both by
+# 95% intervals over three seeds; random weights stand beside them. A seed takes 4 core-minutes for each.
 SMOOTH = {"8 layers": STUDIES["depth"].arms["8 layers"],
           "8 layers, not shared": [*STUDIES["depth"].arms["8 layers"], "--share", "none"]}
 
@@ -537,9 +438,8 @@ def curves_of(folder):
 
 
 def smoothness(options):
-    """Figure 1: how layers that share their weights and layers that do not turn their input"""
-    mine, rows, rough = words_flags(options), [], {}
-    found = {key: curves_of(folder) for key, folder in train_arms_on_words(options, SMOOTH, mine).items()}
+    rows, rough = [], {}
+    found = {key: curves_of(folder) for key, folder in train_arms_on_words(options, SMOOTH).items()}
     for arm in SMOOTH:
         for place, kind in enumerate(("trained", "random weights")):
             seeds = [found[arm, seed][place] for seed in range(options.seeds)]
@@ -553,16 +453,27 @@ def smoothness(options):
                 degrees[-1] - statistics.mean(degrees) / 2 for degrees in turns])}
     holds = dict(zip(("smoother than without sharing", "the last layer still turns its input"),
                      map(above, gaps.values())))
-    study.write(options, ["degrees", *(f"layer {number}" for number in range(1, 9)), "roughness"], rows,
-                claim="Layers that share their weights change their input smoothly, and never stop (Figure 1)",
-                paper=f"curves of {LAYERS} layers, no numbers",
-                verdict=f"{judge_all(holds.values(), options.seeds)}: {show_holds(holds)} ({show_gaps(gaps)})",
-                numbers={"curves": {f"{arm}, seed {seed}": both for (arm, seed), both in found.items()},
-                         "differences": gaps, "hypotheses": holds})
+    return Found(["degrees", *(f"layer {number}" for number in range(1, 9)), "roughness"], rows,
+                 f"{judge_all(holds.values(), options.seeds)}: {show_holds(holds)} ({show_gaps(gaps)})",
+                 {"curves": {f"{arm}, seed {seed}": both for (arm, seed), both in found.items()},
+                  "differences": gaps, "hypotheses": holds})
 
 
-CLAIMS = {"order": order, **{name: as_study(asked) for name, asked in STUDIES.items()}, "equal_time": equal_time,
-          "smoothness": smoothness, "parameters": parameters, "layers": layers, "flops": flops, "speed": speed}
+def ask_of_words(asked):
+    return lambda options: compare_words(options, asked.arms, asked.contrasts, asked.judge)
+
+
+WORDS = {"few": (), "updates": 3000, "rows": 11000, "pieces": 1000}
+CLAIMS = {
+    "order": Study(order, "Sentence order teaches what the next sentence does not: documents of {text} sentences "
+                   "(Table 5)", {"few": (), "many": (), "updates": 3000, "fitting": 8192, "pieces": 0}),
+    **{name: Study(ask_of_words(asked), asked.claim, WORDS, picture=asked.picture) for name, asked in STUDIES.items()},
+    "equal_time": Study(equal_time, "At equal time the wide network that shares its layers wins (Table 6)",
+                        {**WORDS, "updates": 1000}),
+    "smoothness": Study(smoothness, "Layers that share their weights change their input smoothly, and never stop "
+                        "(Figure 1)", WORDS, picture=pictures.draw_layers),
+    "parameters": Study(parameters, "Parameters of the configurations of Tables 1, 3, 4 and 12"),
+    "flops": Study(flops, "Table 2: speed-ups over BERT large, by the products of matrices alone")}
 
 if __name__ == "__main__":
     study.as_program("albert", CLAIMS)

@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 import math
-import random
 import statistics
 
 import torch
@@ -20,8 +19,8 @@ from common.files import load_file, read_json, read_jsonl, write_atomic
 from common.metrics import spearman
 from data import latency_log
 from data.inputs import open_text
-from tests.claims import study
-from tests.claims.study import above, judge_all, show_gaps
+from tests.claims import pictures, study
+from tests.claims.study import Found, Study, above, judge_all, show_gaps
 
 PROGRAM = "autotinybert.py"
 paper = functools.partial(study.published, "autotinybert")
@@ -41,23 +40,13 @@ OTHERWISE = {  # what another table prints for the same
 PF = {name: (text, paper("Table 1", f"{name}, speed-up")) for name, text in {  # Turc et al. keep heads of 64
     "PF-4L512": "4-512-2048-8-512", "PF-2L768": "2-768-3072-12-768", "PF-2L512": "2-512-2048-8-512",
     "PF-6L256": "6-256-1024-4-256", "PF-6L128": "6-128-512-2-128"}.items()}
-PAIRWISE = {name: paper("Table 3", f"{name}, pairwise accuracy") for name in ("HAT", "ILS", "ILS + SME",
-                                                                              "ILS + SME + EBL")}
-SAVED = paper("Figure 5", "training time saved")  # percent
 SPACES = {setting: paper("App. B", f"search space, {name}") for setting, name in (
     ("mlm", "pre-training"), ("distill", "distillation"))}  # millions
 
 
-def read_flags(options, action="search", **own):
-    """(Config of autotinybert.py's flags, these flags, namespace of a study's own flags). own: {flag: default}."""
-    mine = study.own_flags(options, **own)
-    cfg = cli.parse(atb.Config, atb.PRESETS, atb.ACTIONS, "", [f"--{action}", *options.flags])[2]
-    return cfg, options.flags, mine
-
-
-def times_of(archs, cfg, rounds=5):
-    """{architecture: median milliseconds}, measured one beside the other."""
-    return {arch: statistics.median(times) for arch, times in atb.time_together(archs, cfg, rounds).items()}
+def read_flags(options, action="search"):
+    """Config of autotinybert.py's flags as that action reads them."""
+    return cli.parse(atb.Config, atb.PRESETS, atb.ACTIONS, "", [f"--{action}", *options.flags])[2]
 
 
 def measured_rounds(archs, cfg, rounds, path, time_model=None):
@@ -75,15 +64,13 @@ def measured_rounds(archs, cfg, rounds, path, time_model=None):
 
 
 def score_of(folder):
-    """(mean score, {task: score}) of the median runs of a --finetune."""
-    scores = {name: entry["median"] for name, entry in read_json(folder / "done.json")["tasks"].items()}
-    return statistics.mean(scores.values()), scores
+    """Mean over the tasks of the median runs of a --finetune."""
+    return statistics.mean(entry["median"] for entry in read_json(folder / "done.json")["tasks"].values())
 
 
 def latency(options):
-    """Tables 1, 4, F.1: speed-ups over BERT-base, measured in the same rounds, beside the published ones. Where two
-    tables disagree about a model, both stand."""
-    cfg, _, _ = read_flags(options, "describe")
+    """Speed-ups measured in the same rounds, beside the published ones; both stand where two tables disagree."""
+    cfg = read_flags(options, "describe")
     published = {**TABLE_4, **TABLE_F1, **PF}
     archs = {name: atb.parse_arch(text) for name, (text, _) in published.items()}
     reference = atb.parse_arch("12-768-3072-12-768")
@@ -102,28 +89,23 @@ def latency(options):
     ordered = all(speedups[f"{family}-S{size}"] < speedups[f"{family}-S{size + 1}"]
                   for family in ("BERT-KD", "AutoTinyBERT-KD") for size in (1, 2, 3))
     verdict = "holds" if worst[0] < 0.2 and spearman(*pair) > 0.95 else "holds in part"
-    study.write(options, ["model", "architecture", "ms", "speed-up", "published", "difference %", "in another table",
-                          "difference % from that"], rows, claim="Tables 1, 4, F.1: the speed-ups over BERT-base",
-                paper="the column published, and what another table prints",
-                verdict=f"{verdict}: of S1 to S3 {worst[1]} differs most, by {100 * worst[0]:.0f}%",
-                numbers={"spearman": spearman(*pair), "kendall": study.kendall(*pair),
-                         "distillation rows ordered": ordered,
-                         "rounds": {str(arch): took for arch, took in rounds.items()},
-                         "setting": atb.latency_setting(cfg)})
+    return Found(["model", "architecture", "ms", "speed-up", "published", "difference %", "in another table",
+                  "difference % from that"], rows,
+                 f"{verdict}: of S1 to S3 {worst[1]} differs most, by {100 * worst[0]:.0f}%",
+                 {"spearman": spearman(*pair), "kendall": study.kendall(*pair), "distillation rows ordered": ordered,
+                  "rounds": {str(arch): took for arch, took in rounds.items()}, "setting": atb.latency_setting(cfg)})
 
 
 def space(options):
-    """App. B: how many architectures Table B.1 has in pre-training and in distillation."""
     rows = []
     for setting, printed in SPACES.items():
-        cfg = dataclasses.replace(read_flags(options)[0], setting=setting)
+        cfg = dataclasses.replace(read_flags(options), setting=setting)
         count = math.prod(map(len, atb.search_space(cfg).values()))
         rows.append([setting, count, count / 1e6, printed])
     (*_, first, printed), (*_, second, other) = rows
     swapped = abs(first - other) < abs(first - printed) and abs(second - printed) < abs(second - other)
-    study.write(options, ["setting", "architectures", "millions", "printed, millions"], rows,
-                claim="App. B: the sizes of the search spaces", paper="the column printed",
-                verdict="does not hold: the two are evidently swapped" if swapped else "holds")
+    return Found(["setting", "architectures", "millions", "printed, millions"], rows,
+                 "does not hold: the two are evidently swapped" if swapped else "holds")
 
 
 def fit_network(archs, milliseconds, top, steps=600):
@@ -149,9 +131,8 @@ def fit_network(archs, milliseconds, top, steps=600):
 
 
 def predictor(options):
-    """Sec. 3.5: each predictor learns from four fifths of the measured architectures and is tried on the rest."""
-    cfg, flags, _ = read_flags(options, "latency")
-    folder = (options.folders or [study.run_all(options, {"latency": [PROGRAM, "--latency", *flags]},
+    """Each predictor learns from four fifths of the measured architectures and is tried on the rest."""
+    folder = (options.folders or [study.run_all(options, {"latency": [PROGRAM, "--latency", *options.flags]},
                                                 "predictor.pt")["latency"]])[0]
     cfg = study.run_settings(folder, atb.Config)
     measured = latency_log.read([cfg.init, folder], atb.latency_setting(cfg), atb.parse_arch)
@@ -174,10 +155,9 @@ def predictor(options):
     rows.append(["one measurement against another", "", len(twice), statistics.mean(noise), max(noise),
                  study.kendall(*zip(*twice)) if twice else 0.0])
     better = min(errors, key=lambda kind: statistics.mean(errors[kind]))
-    study.write(options, ["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"], rows,
-                claim="Sec. 3.5: latency is predicted from measurements of other architectures",
-                verdict=f"{'does not hold' if better.startswith('prop') else 'holds'}: {better} errs least",
-                numbers={"unseen": list(map(str, unseen)), "measured": real, "predicted": guesses})
+    return Found(["predictor", "learnt from", "unseen", "MAPE %", "worst %", "Kendall's tau"], rows,
+                 f"{'does not hold' if better.startswith('prop') else 'holds'}: {better} errs least",
+                 {"unseen": list(map(str, unseen)), "measured": real, "predicted": guesses})
 
 
 def ranking_archs(top):
@@ -199,193 +179,75 @@ def part_for(arch, variant, cfg):
     return dataclasses.replace(arch, heads=heads, qkv=qkv)
 
 
-# Further question, written down before its runs: does Algorithm 1 with identical layers and sub-matrices rank right in
-# one shot (Table 3)? Real text, 16 architectures as in the paper (four depths x four widths of BERT's rule), each
-# trained alone for 600 updates of 32 rows of 32 tokens, a SuperPLM a variant of 1,000; scores are the file's of held-out
-# masked words (MLM), one-shot and alone; three seeds of everything. A pairwise accuracy is against the stand-alone
-# scores of the same seed; what the truth itself is worth is Kendall's tau between its seeds, wanted above 0.8.
-# Hypotheses, paired by seed, 95% intervals: ebl orders more pairs right than hat, than ils, than sme. Stopping rule:
-# three seeds, no more, whatever comes out. 45 core-minutes:
-#     ranking --tasks MLM --largest 4-64-256-8-64 --smallest 1-16-28-1-8 --reference 4-64-256-8-64 --length 32 --batch 32
-#         --vocab_size 2000 --steps 1000 --further_steps 600 --corpus path/to/corpus
+# Further question: does Algorithm 1 with identical layers and sub-matrices rank right in one shot (Table 3)? Real text,
+# 16 architectures as in the paper (four depths x four widths of BERT's rule), each trained alone for 600 updates of 32
+# rows of 32 tokens, and a SuperPLM of 1,000 updates a variant; scores are the file's of held-out masked words (MLM),
+# one-shot and alone; three seeds of everything. A pairwise accuracy is against the stand-alone scores of the same seed;
+# what the truth itself is worth is Kendall's tau between its seeds, wanted above 0.8. Hypotheses, paired by seed, 95%
+# intervals: ebl orders more pairs right than hat, than ils, than sme. Stopping rule: three seeds, no more, whatever
+# comes out. 45 core-minutes.
 def ranking(options):
-    """Table 3, Figure 4: one-shot scores of each --variants against models trained on their own; sme*3: 3 x steps."""
-    cfg, flags, mine = read_flags(options, variants="hat,ils,sme,ebl")
+    """One-shot scores of each of --variants (Eq. 5) against models trained on their own."""
+    cfg, variants = read_flags(options), options.variants.split(",")
     if cfg.setting == "distill":
         raise UserError("ranking: Table 3 is about --setting mlm; distillation has no other number of heads")
-    variants = [(label, *label.partition("*")[::2]) for label in mine.variants.split(",")]
-    for label, name, times in variants:
-        if times and not cfg.steps:
-            raise UserError(f"--variants {label}: so many times its steps, give them with --steps")
-        if name not in atb.VARIANTS or "*" in label and not times.isdigit():
-            raise UserError(f"--variants {label}: write hat, ils, sme or ebl, and a whole number of times its steps, "
-                            "such as sme*3")
-    archs, trainings, fine = ranking_archs(atb.parse_arch(cfg.largest)), {}, {}
-    supers = {f"{seed}-{name}-{times or 1}": [PROGRAM, "--superplm", *flags, "--seed", seed, "--variant", name,
-                                              "--steps", cfg.steps * int(times or 1)]
-              for seed in range(options.seeds) for _, name, times in variants}
-    for seed in range(options.seeds):
-        for arch in archs:
-            alone = f"{seed}-alone-{arch}"
-            trainings[alone] = [PROGRAM, "--further_train", *flags, "--seed", seed, "--arch", arch]
-            fine[seed, "stand-alone", arch] = [PROGRAM, "--finetune", cfg.tasks, *flags, "--seed", seed,
-                                               "--init", options.runs / alone]
-            for label, name, times in variants:
-                fine[seed, label, arch] = [PROGRAM, "--finetune", cfg.tasks, *flags, "--seed", seed, "--init",
-                                           options.runs / f"{seed}-{name}-{times or 1}",
-                                           "--arch", part_for(arch, name, cfg)]
-    study.run_all(options, trainings)
+    if {*variants} - {*atb.VARIANTS}:
+        raise UserError(f"--variants {options.variants}: name some of {', '.join(atb.VARIANTS)}")
+    seeds, archs = range(options.seeds), ranking_archs(atb.parse_arch(cfg.largest))
+    alone = {f"{seed}-alone-{arch}": [PROGRAM, "--further_train", *options.flags, "--seed", seed, "--arch", arch]
+             for seed in seeds for arch in archs}
+    supers = {f"{seed}-{name}": [PROGRAM, "--superplm", *options.flags, "--seed", seed, "--variant", name]
+              for seed in seeds for name in variants}
+    study.run_all(options, alone)
     study.run_all(options, supers, "superplm/done.json")
-    names = {key: f"score-{key[0]}-{key[1].replace('*', 'x')}-{key[2]}" for key in fine}
+    fine = {}
+    for seed, arch in itertools.product(seeds, archs):
+        common = [PROGRAM, "--finetune", cfg.tasks, *options.flags, "--seed", seed, "--init"]
+        fine[seed, "stand-alone", arch] = [*common, options.runs / f"{seed}-alone-{arch}"]
+        for name in variants:
+            fine[seed, name, arch] = [*common, options.runs / f"{seed}-{name}", "--arch", part_for(arch, name, cfg)]
+    names = {key: f"score-{key[0]}-{key[1]}-{key[2]}" for key in fine}
     folders = study.run_all(options, {names[key]: fine[key] for key in fine})
-    scores = {key: score_of(folders[names[key]])[0] for key in fine}
+    scores = {key: score_of(folders[names[key]]) for key in fine}
     rows, pairwise = [], {}
-    for label in ("stand-alone", *(label for label, _, _ in variants)):
-        columns = [tuple([scores[seed, kind, arch] for arch in archs] for kind in (label, "stand-alone"))
-                   for seed in range(options.seeds)]
-        pairwise[label] = [100 * study.pairwise_accuracy(*pair) for pair in columns]
-        mean, deviation = study.mean_sd(pairwise[label])
-        rows.append([label, options.seeds, 100 * statistics.mean(sum((column for column, _ in columns), [])), mean,
+    for name in ("stand-alone", *variants):
+        columns = [tuple([scores[seed, kind, arch] for arch in archs] for kind in (name, "stand-alone"))
+                   for seed in seeds]
+        pairwise[name] = [100 * study.pairwise_accuracy(*pair) for pair in columns]
+        mean, deviation = study.mean_sd(pairwise[name])
+        rows.append([name, options.seeds, 100 * statistics.mean(sum((column for column, _ in columns), [])), mean,
                      "" if deviation is None else deviation, statistics.mean(study.kendall(*pair) for pair in columns)])
 
-    gaps = {f"Algorithm 1 less {label}": study.paired(pairwise, "ebl", label)
-            for label, _, _ in variants if label != "ebl" and "ebl" in pairwise}
+    gaps = {f"Algorithm 1 less {name}": study.paired(pairwise, "ebl", name)
+            for name in variants if name != "ebl" and "ebl" in variants}
     judged = judge_all([above(gap) for gap in gaps.values()], options.seeds) if gaps else "not judged: no Algorithm 1"
-    truth = [[scores[seed, "stand-alone", arch] for arch in archs] for seed in range(options.seeds)]
+    truth = [[scores[seed, "stand-alone", arch] for arch in archs] for seed in seeds]
     taus = [study.kendall(one, two) for one, two in itertools.combinations(truth, 2)]
     between = f"; Kendall's tau between two seeds of the truth {statistics.mean(taus):.2f}" if taus else ""
-    study.write(options, ["training", "seeds", "mean score %", "pairwise %", "sd", "Kendall's tau"], rows,
-                claim="Table 3: identical layers, sub-matrix extraction and Alg. 1 make one-shot scores rank right",
-                paper="pairwise accuracy " + ", ".join(f"{number} ({name})" for name, number in PAIRWISE.items()),
-                verdict=f"{judged}: {show_gaps(gaps, 1)} points{between}",
-                numbers={"scores": [[*map(str, key), score] for key, score in scores.items()], "pairwise": pairwise,
-                         "differences": gaps, "tau of the truth": taus})
+    return Found(["training", "seeds", "mean score %", "pairwise %", "sd", "Kendall's tau"], rows,
+                 f"{judged}: {show_gaps(gaps, 1)} points{between}",
+                 {"scores": [[*map(str, key), score] for key, score in scores.items()], "pairwise": pairwise,
+                  "differences": gaps, "tau of the truth": taus})
 
 
-def bert_rule(space, predict, limit):
-    """{layers: [architectures]} of the conventional rule d^q|k|v = d^m, d^f = 4 d^m, as far as the space has them: those
-    predicted within the limit, the widest first."""
-    found = {}
-    for layers in space["layers"]:
-        archs = [atb.Arch(layers, qkv, 4 * qkv, heads, qkv) for heads, qkv in reversed(space["attention"])
-                 if qkv in space["hidden"] and 4 * qkv in space["ffn"]]
-        within = [arch for arch, time in zip(archs, predict(archs) if archs else []) if time <= limit]
-        found |= {layers: within} if within else {}
-    return found
-
-
-def widest_measured(archs, limit, cfg):
-    """The first of architectures that measures within the limit, and says which do not; [] where none does."""
-    reference = atb.parse_arch(cfg.reference)
-    for arch in archs:
-        times = times_of([reference, arch], cfg)
-        if times[reference] / times[arch] >= limit:
-            return [arch]
-        print(f"BERT rule: {arch} is {times[reference] / times[arch]:.2f} x as fast when measured, not {limit}; "
-              "the next narrower one is taken", flush=True)
-    return []
-
-
-def choose(options, cfg, flags, superplm, limit, seed):
-    """[(kind, architecture)] of one limit and seed: the searched one; of the BERT rule's, for each depth the widest that
-    measures within the limit, the one with the best one-shot score; two random ones predicted within its last tenth."""
-    name, common = f"{seed}-{limit}x", [*flags, "--init", superplm, "--seed", seed]
-    searched = study.run_all(options, {f"{name}-search": [PROGRAM, "--evolve", *common, "--speedup", limit,
-                                                          "--winners", 1]}, "best.json")[f"{name}-search"]
-    saved, space = load_file(searched / "predictor.pt"), atb.search_space(cfg)
-    predict, most = atb.Predictor(cfg.latency_length, saved["weights"]), saved["reference"] / limit
-    chosen = [("searched", read_json(searched / "best.json")["arch"])]
-    kept = [arch for archs in bert_rule(space, predict, most).values()
-            for arch in widest_measured(archs, limit, cfg)]
-    rule = {f"{name}-rule-{arch}": arch for arch in kept}
-    folders = study.run_all(options, {run: [PROGRAM, "--finetune", cfg.tasks, *common, "--arch", arch]
-                                      for run, arch in rule.items()})
-    if rule:
-        chosen.append(("BERT rule", str(rule[max(rule, key=lambda run: score_of(folders[run])[0])])))
-    else:
-        print(f"BERT rule: no shape of it in this space measures within {limit} x; left out", flush=True)
-    rng, smallest = random.Random(f"{seed} random {limit}"), atb.smallest_arch(space)
-    return chosen + [("random", str(atb.sample_within(
-        space, rng, lambda arch: 0.9 * most < predict([arch])[0] <= most or arch == smallest))) for _ in range(2)]
-
-
-def pareto(options):
-    """Figure 1: score against measured speed-up of searched, BERT-rule and random shapes, all trained further alike.
-    D16: of a search one winner is trained further, where the paper trains three and shows the best: the other kinds
-    have no such choice either.
-
-    --folders: a run with a SuperPLM (left out, one is trained); --limits 7.2,15.7,20.2.
-    """
-    cfg, flags, mine = read_flags(options, limits="7.2,15.7,20.2")
-    superplm = (options.folders or [study.run_all(options, {"super": [PROGRAM, "--superplm", *flags]},
-                                                  "superplm/done.json")["super"]])[0]
-    chosen = {(seed, limit): choose(options, cfg, flags, superplm, limit, seed) for seed in range(options.seeds)
-              for limit in map(float, mine.limits.split(","))}
-    further, fine = {}, {}
-    for (seed, _), archs in chosen.items():
-        for _, arch in archs:
-            further[f"{seed}-further-{arch}"] = [PROGRAM, "--further_train", *flags, "--init", superplm, "--arch", arch,
-                                                 "--seed", seed]
-            fine[f"{seed}-final-{arch}"] = [PROGRAM, "--finetune", cfg.tasks, *flags, "--seed", seed, "--init",
-                                            options.runs / f"{seed}-further-{arch}"]
-    study.run_all(options, further)
-    finals, reference = study.run_all(options, fine), atb.parse_arch(cfg.reference)
-    distinct = dict.fromkeys(atb.parse_arch(arch) for archs in chosen.values() for _, arch in archs)
-    times = times_of([reference, *distinct], cfg)
-    rows = [[kind, limit, arch, seed, times[reference] / times[atb.parse_arch(arch)],
-             100 * score_of(finals[f"{seed}-final-{arch}"])[0]]
-            for (seed, limit), archs in chosen.items() for kind, arch in archs]
-
-    means = {kind: statistics.mean(row[5] for row in rows if row[0] == kind) for kind in {row[0] for row in rows}}
-    study.write(options, ["kind", "limit", "architecture", "seed", "speed-up", "score %"], rows,
-                claim="Figure 1: searched shapes beat the conventional rule's at every limit", numbers={"means": means},
-                verdict=f"{'holds' if max(means, key=means.get) == 'searched' else 'does not hold'} in the mean")
-
-
-def convergence(options):
-    """Figure 5: held-out loss of --arch trained from a SuperPLM's weights (--folders) and from scratch."""
-    cfg, flags, _ = read_flags(options, "further_train")
-    if not cfg.arch:
-        raise UserError("convergence: give --arch layers-hidden-ffn-heads-qkv")
-    superplm = (options.folders or [study.run_all(options, {"super": [PROGRAM, "--superplm", *flags, "--arch", ""]},
-                                                  "superplm/done.json")["super"]])[0]
-    folders = study.run_all(options, {f"{seed}-{kind}": [PROGRAM, "--further_train", *flags, *start, "--seed", seed]
-                                      for seed in range(options.seeds)
-                                      for kind, start in (("taken", ["--init", superplm]), ("scratch", []))})
-    curves = {name: [(line["step"], line["held_out"][0]) for line in read_jsonl(folder / "log.jsonl")
-                     if "held_out" in line] for name, folder in folders.items()}
-    rows = []
-    for seed in range(options.seeds):
-        taken, scratch = curves[f"{seed}-taken"], curves[f"{seed}-scratch"]
-        reached = next((step for step, loss in taken if loss <= scratch[-1][1]), None)
-        rows.append([seed, scratch[-1][1], taken[-1][1], reached or "not reached",
-                     100 * (1 - reached / scratch[-1][0]) if reached else 0.0])
-
-    saved = statistics.mean(row[4] for row in rows)
-    study.write(options, ["seed", "loss from scratch", "loss from the SuperPLM", "reached at step", "saved %"], rows,
-                claim="Figure 5: starting from the SuperPLM saves half of the training", paper=f"{SAVED}% saved",
-                verdict=f"{'holds' if saved >= SAVED else 'does not hold'}: {saved:.0f}% saved",
-                numbers={"curves": curves})
-
-
-# Primary question, written down before its runs: is the searched shape better than the rule's (d^q|k|v = d^m,
-# d^f = 4 d^m) that takes as long? Hypothesis: at each of two limits the held-out loss of masked words, searched minus
-# rule, is below 0: the 95% interval of Student's t over five training seeds, paired by seed, order and masks. "Holds"
-# where it does at both limits, "in part" at one. A pilot of three seeds from scratch saw -0.0126 +- 0.0054 and
-# -0.0280 +- 0.0054.
+# Primary question: is the searched shape better than the rule's (d^q|k|v = d^m, d^f = 4 d^m) that takes as long?
+# Hypothesis: at each of two limits the held-out loss of masked words, searched minus rule, is below 0: the 95% interval
+# of Student's t over the training seeds, paired by seed, order and masks. "Holds" where it does at both limits, "in
+# part" at one.
 # Limits (--speedup takes an architecture: as fast as this one, by what it measured on an idle machine): the latency of
 # the rule's best shape, of each depth the widest that is predicted as fast as --small, each trained further with seed
 # 0, the best on the choosing text; and that of --deep, the rule's at four layers.
-# Search: the whole --search of the file with seed 0 from the SuperPLM (EBL), 25 architectures in each of four
-# generations, fitness the held-out loss of 1,024 rows on fixed masks, the best three that measure within the limit
-# trained further, the best of them chosen by the same text. So winner and rule are both chosen with seed 0; what is
-# reported are seeds 1 to 5 of both, trained alike from the SuperPLM (`--further_train`).
+# Search: the whole --search of the file from the SuperPLM (EBL), 25 architectures in each of four generations, fitness
+# the held-out loss of 1,024 rows on fixed masks, the best three that measure within the limit trained further, the best
+# of them chosen by the same text. So winner and rule are both chosen with a seed of their own; what is reported are
+# seeds 1, 2, 3 and so on of both, trained alike from the SuperPLM (`--further_train`).
 # Text: 8% of the documents are held out, one pass over them cut in rows; the first half of the rows chooses, the other
 # is reported, at least 20,000 masked tokens.
-# Budget: 4,000 updates of the SuperPLM, 500 of every further training; at most 80 core-minutes in all. A pilot of 400
-# updates left the plateau of unigrams (held-out 6.42 after 100, 6.05 after 400, and still falling) at 4,500 tokens a
-# second on a busy core, which makes 23 minutes of 4,000.
-# Stopping rule: five training seeds (--seeds 5), one search a limit, no more, whatever comes out.
+# Budget: 4,000 updates of the SuperPLM (a pilot of 400 left the plateau of unigrams), 500 of every further training; at
+# most 80 core-minutes in all.
+# Stopping rule: five training seeds (--seeds 5), one search a limit, no more, whatever comes out. Asked again of
+# another SuperPLM and search (--seed 6), three training seeds; latencies are measured anew, on an idle machine (--only
+# latency).
 # Latency with the MLM head inside the timed part (a wider model has larger tied embeddings, which the limit does not
 # count) is reported for winners and rules, and judges nothing.
 SHAPE = ("--vocab_size 4000 --largest 4-96-384-6-96 --reference 4-96-384-6-96 --length 48 --held_out 0.08 --tasks MLM "
@@ -394,10 +256,17 @@ SHAPE = ("--vocab_size 4000 --largest 4-96-384-6-96 --reference 4-96-384-6-96 --
 CHOOSING = 1024  # rows that score_mlm reads
 
 
+def bert_rule(space):
+    """{layers: [architectures]} of the rule d^q|k|v = d^m, d^f = 4 d^m as far as the space has them, widest first."""
+    found = {layers: [atb.Arch(layers, qkv, 4 * qkv, heads, qkv) for heads, qkv in reversed(space["attention"])
+                      if qkv in space["hidden"] and 4 * qkv in space["ffn"]] for layers in space["layers"]}
+    return {layers: archs for layers, archs in found.items() if archs}
+
+
 def measure_shapes(cfg, folder):
     """(predict, {layers: [the rule's architectures, widest first]}) after each of the rule's shapes was measured as
     often as those of --latency in the same run folder, where searches with --init find the measurements."""
-    shapes = bert_rule(atb.search_space(cfg), lambda archs: [0.0] * len(archs), 1.0)
+    shapes = bert_rule(atb.search_space(cfg))
     wanted = dict.fromkeys((arch for archs in shapes.values() for arch in archs), cfg.latency_rounds)
     here, top = atb.latency_setting(cfg), atb.parse_arch(cfg.largest)
     found = latency_log.read([cfg.init, folder], here, atb.parse_arch)
@@ -439,7 +308,7 @@ def time_with_head(arch, cfg):
     return atb.time_pass(lambda ids: model(ids, torch.zeros_like(ids), None, places.expand(len(ids), -1)), cfg)
 
 
-def further(options, flags, superplm, pairs):
+def train_further(options, flags, superplm, pairs):
     """{(architecture, seed): run folder} of --further_train from the SuperPLM."""
     names = {pair: f"further-{pair[0]}-{pair[1]}" for pair in pairs}
     folders = study.run_all(options, {name: [PROGRAM, "--further_train", *flags, "--init", superplm, "--arch", arch,
@@ -448,33 +317,28 @@ def further(options, flags, superplm, pairs):
 
 
 def shape(options):
-    """The primary question: searched shapes against the rule's as fast, two limits, held-out loss paired by seed.
-
-    --only latency measures alone, for an idle machine; the same command without it goes on.
-    """
-    options.flags = [*SHAPE, *options.flags]
-    cfg, flags, mine = read_flags(options, only="", small="2-64-256-4-64", deep="4-64-256-4-64")
-    superplm = study.run_all(options, {"superplm": [PROGRAM, "--latency", *flags, "--speedup", mine.deep]},
-                             "predictor.pt")["superplm"]
+    """--only latency measures alone, for an idle machine; the same command without it goes on."""
+    cfg, flags, deep = read_flags(options), options.flags, ["--speedup", options.deep]
+    superplm = study.run_all(options, {"superplm": [PROGRAM, "--latency", *flags, *deep]}, "predictor.pt")["superplm"]
     predict, shapes = measure_shapes(cfg, superplm)
-    if mine.only == "latency":
+    if options.only == "latency":
         return print(f"{superplm}: measured; the same command without --only goes on")
-    study.run_all(options, {"superplm": [PROGRAM, "--superplm", *flags, "--speedup", mine.deep]}, "superplm/done.json")
-    flags += ["--corpus", superplm / "corpus"]  # the last one rules: nobody makes the token files again
+    study.run_all(options, {"superplm": [PROGRAM, "--superplm", *flags, *deep]}, "superplm/done.json")
+    flags = [*flags, "--corpus", superplm / "corpus"]  # the last one rules: nobody makes the token files again
     data, slots = open_held_out(cfg, superplm)
 
-    small, = predict([atb.parse_arch(mine.small)])
+    small, = predict([atb.parse_arch(options.small)])
     widest = [next((str(arch) for arch, took in zip(archs, predict(archs)) if took <= small), None)
               for archs in shapes.values()]
-    rules = further(options, flags, superplm, [(arch, 0) for arch in widest if arch])
+    rules = train_further(options, flags, superplm, [(arch, 0) for arch in widest if arch])
     chosen_by = {arch: held_out(folder, data, cfg, 0, slots // 2)[0] for (arch, _), folder in rules.items()}
-    limits = dict.fromkeys((min(chosen_by, key=chosen_by.get), mine.deep))
+    limits = dict.fromkeys((min(chosen_by, key=chosen_by.get), options.deep))
     searches = study.run_all(options, {f"search-{rule}": [
         PROGRAM, "--search", *flags, "--init", superplm, "--speedup", rule] for rule in limits})
     winners = {rule: read_json(searches[f"search-{rule}"] / "best.json")["arch"] for rule in limits}
 
     archs, seeds = dict.fromkeys([*winners, *winners.values()]), range(1, options.seeds + 1)
-    trained = further(options, flags, superplm, [(arch, seed) for seed in seeds for arch in archs])
+    trained = train_further(options, flags, superplm, [(arch, seed) for seed in seeds for arch in archs])
     found = {pair: held_out(folder, data, cfg, slots // 2, slots - slots // 2) for pair, folder in trained.items()}
     losses = {arch: [found[arch, seed][0] for seed in seeds] for arch in archs}
     parsed, rounds = [atb.parse_arch(arch) for arch in archs], max(5, cfg.latency_rounds)
@@ -492,30 +356,22 @@ def shape(options):
     judged = judge_all([high is not None and high < 0 for _, _, high in gaps.values()], options.seeds)
     if slots // 2 < CHOOSING:
         judged = f"not judged ({slots} held-out rows; {CHOOSING} choose, and others are to be reported)"
-    study.write(options, ["as fast as", "kind", "architecture", "held-out loss", "predicted ms", "ms",
-                          "ms with MLM head", "parameters"], rows,
-                claim="A searched shape reads masked words better than the rule's that is as fast (Table 1, Figure 1)",
-                paper="scores of tasks, not losses: AutoTinyBERT against BERT-S at equal speed-ups",
-                verdict=f"{judged}: searched minus rule, {show_gaps(gaps, 4)}",
-                numbers={"losses": losses, "differences": gaps, "rule on the choosing text": chosen_by,
-                         "masked tokens reported": next(iter(found.values()))[1], "held-out rows": slots,
-                         "setting": atb.latency_setting(cfg), "milliseconds": plain, "with head": headed})
+    return Found(["as fast as", "kind", "architecture", "held-out loss", "predicted ms", "ms", "ms with MLM head",
+                  "parameters"], rows, f"{judged}: searched minus rule, {show_gaps(gaps, 4)}",
+                 {"losses": losses, "differences": gaps, "rule on the choosing text": chosen_by,
+                  "masked tokens reported": next(iter(found.values()))[1], "held-out rows": slots,
+                  "setting": atb.latency_setting(cfg), "milliseconds": plain, "with head": headed})
 
 
-# Further question, written down before its runs: does the answer hang on the SuperPLM? The primary question again, with
-# a SuperPLM and a search of seed 6 (training seeds 1 to 3, so that none of them chose a winner); latencies measured
-# anew. Same hypothesis, limits, text, updates and masks. Stopping rule: three training seeds, one search a limit, no
-# more, whatever comes out. About 55 core-minutes behind the latencies:
-#     shape_second --corpus path/to/corpus --only latency     (idle machine, two minutes)
-#     shape_second --corpus path/to/corpus --jobs 2
-def shape_second(options):
-    """The same from a second SuperPLM, of another seed"""
-    options.flags = ["--seed", "6", *options.flags]
-    shape(options)
-
-
-CLAIMS = {"shape": shape, "shape_second": shape_second, "space": space, "latency": latency,
-          "predictor": predictor, "ranking": ranking, "pareto": pareto, "convergence": convergence}
+CLAIMS = {
+    "shape": Study(shape, "A searched shape reads masked words better than the rule's that is as fast (Table 1, Figure "
+                   "1)", {"only": "", "small": "2-64-256-4-64", "deep": "4-64-256-4-64"}, SHAPE, pictures.draw_shapes),
+    "latency": Study(latency, "Tables 1, 4, F.1: the speed-ups over BERT-base", picture=pictures.draw_speedups),
+    "ranking": Study(ranking, "Table 3: identical layers, sub-matrix extraction and Alg. 1 make one-shot scores rank "
+                     "right", {"variants": "hat,ils,sme,ebl"}, picture=pictures.draw_ranking),
+    "predictor": Study(predictor, "Sec. 3.5: latency is predicted from measurements of other architectures",
+                       picture=pictures.draw_predictor),
+    "space": Study(space, "App. B: the sizes of the search spaces")}
 
 if __name__ == "__main__":
     study.as_program("autotinybert", CLAIMS)

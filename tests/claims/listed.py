@@ -31,35 +31,30 @@ AUTOBERT_ZERO = (
           "Conv-only, average}",
           results=("hybrid", "hybrid_real"),
           size="four layers of width 64, 2,000 updates of 32 rows of 64 tokens, two epochs on all rows of each "
-               "task, demo data, n 3. CoLA: Matthews' correlation, the others: accuracy, as shares; the "
-               "differences are those of the mean of four, in pairs. Hybrid: conv3 and BERT's attention in turn, "
-               "twice. Published layers: two of the paper's six pairs (D14). Second table: real text and real "
-               "tasks, 16 rows of 128 tokens, the rest alike. There masked words alone tell BERT and attention, "
-               "which stay on the plateau, from the others; MRPC's pairs are learnt by none (one constant answer "
-               "has 0.689), CoLA hardly; what convolution alone lacks is SST-2"),
+               "task, demo data, n 3, in pairs. CoLA: Matthews' correlation, the others: accuracy, as shares. Hybrid: "
+               "conv3 and BERT's attention in turn, twice. Published layers: two of the paper's six pairs (D14). "
+               "Second table: real text and real tasks, 16 rows of 128 tokens. There BERT and attention stay on the "
+               "plateau of masked words, MRPC is learnt by none (one constant answer has 0.689), and what convolution "
+               "alone lacks is SST-2"),
     Claim("attention", "The attention in a searched network earns its place", "Sec. 4.2, Table 5",
           "the published network with its attentions replaced by convolutions: {Table 5: Conv-only, average} "
           "against {Table 5: AutoBERT-Zero, average}",
           results=("attention", "attention_demo"),
           size="the network that `torchrun autobert_zero.py --search` found, and itself with the convolution "
-               "before each attention in its place; from scratch, n 3. First table: as in claim 1 (2,000 updates "
-               "at a learning rate of 4e-3), where one of three winners does not leave the plateau; second: as the "
-               "demo pre-trains (3,000 updates, 2e-3, smaller initial weights), where all do"),
+               "before each attention in its place; from scratch, n 3. First table: as in claim 1, where one of three "
+               "winners does not leave the plateau; second: as the demo pre-trains (3,000 updates, a lower rate, "
+               "smaller initial weights), where all do"),
     Claim("op-nas", "OP-NAS finds better networks than evolution and random search", "Figure 6",
           "curves, no numbers",
           results=("op_nas", "op_nas_demo"),
           size="four layers of width 64, demo data; a search: 24 candidates of 300 updates each (32 rows of 40 "
                "tokens), scored by CoLA, QNLI and RTE with inherited weights; then each winner from scratch, 1,500 "
                "updates, tuned on all rows, judged on dev rows that no search saw; n 4 searches a strategy, "
-               "differences in pairs (the fourth was added when three had been seen, as many as the question had "
-               "asked for). In two searches what fails is the score: the OP-NAS winners of seeds 0 and 2 have "
-               "0.735 and 0.616 in the search, on weights that 24 candidates have trained, and from scratch they "
-               "are at chance (0.375). In the others it is what is proposed: in seed 3 none of OP-NAS's candidates "
-               "leaves chance (best 0.359; random search's 0.688), in seed 1 none of either search, so both return "
-               "the same initial one. Second table: the same searches (its minutes count them again), the networks "
-               "pre-trained as the demo does it, the remedy; one of the two winners that failed learns then "
-               "(0.651), one does not, random search's are ahead still. How well the score orders networks: "
-               "[fidelity](#fidelity)"),
+               "differences in pairs. In two searches what fails is the score: OP-NAS's winners have 0.735 and 0.616 "
+               "there, on weights that 24 candidates have trained, and from scratch they are at chance (0.375). In the "
+               "others it is what is proposed: none of OP-NAS's candidates leaves chance. Second table: the same "
+               "searches, the networks pre-trained as the demo does it; one of the two winners that failed learns then "
+               "(0.651). How well the score orders networks: [fidelity](#fidelity)"),
     Claim("glue", "The published network beats BERT of its size", "Table 2",
           "GLUE dev {Table 2: AutoBERT-Zero, GLUE dev} against {Table 2: BERT-base, GLUE dev}. Started from the "
           "super-net {Table 2: AutoBERT-Zero*, GLUE dev}, and on test {Table 2: AutoBERT-Zero*, GLUE test}, more "
@@ -103,10 +98,9 @@ AUTOBERT_ZERO = (
           "a picture of Kendall's correlations, no numbers",
           results=("fidelity",),
           size="16 of the 24 architectures of claim 3's OP-NAS search of seed 0, spread by score, each from "
-               "scratch (1,500 updates of 32 rows of 40 tokens), CoLA, QNLI and RTE on dev rows that the search "
-               "has not seen; 95% intervals by the bootstrap over architectures. The score tells networks that "
-               "never learn from those that can: the seven lowest are at chance from scratch too. Of the nine "
-               "above, three are at chance from scratch, the search's best among them"),
+               "scratch (1,500 updates of 32 rows of 40 tokens), on dev rows that the search has not seen; 95% "
+               "intervals by the bootstrap over architectures. The score tells networks that never learn from those "
+               "that can; of the nine that can, three are at chance from scratch, the search's best among them"),
     Claim("sharing", "Shared weights save most of a candidate's training", "Sec. 3.2, 4.1",
           "{Sec. 3.2: evaluation cost saved by BIWS}% of a candidate's cost, so {Sec. 4.1: cost of the search} "
           "V100 hours in place of {Sec. 4.1: cost of evolution without BIWS}",
@@ -131,13 +125,12 @@ AUTOTINYBERT = (
           "BERT-S1, average}, S2 {Table 1: AutoTinyBERT-S2, average} and {Table 1: BERT-S2, average}, S3 {Table 1: "
           "AutoTinyBERT-S3, average} and {Table 1: BERT-S3, average}, S4 {Table 1: AutoTinyBERT-S4, average} and "
           "{Table 1: BERT-S4, average}",
-          results=("shape", "shape_second", "pareto"),
+          results=("shape",),
           size="real text, a SuperPLM of 4-96-384-6-96 with 4,000 updates of 32 rows of 48 tokens, each shape 500 "
                "more from there, n 3, in pairs. The loss is of masked words, in nats (36,687 of them), ms of one row "
                "of 128 tokens, of encoder and pooler unless it says otherwise",
           needs="`python -m tests.claims.autotinybert shape --seeds 5 --jobs 2 --corpus path/to/corpus`, 1.4 "
-                "core-hours: the same question asked first, of a SuperPLM and a search of seed 0. Its record named a "
-                "commit that is not in the history"),
+                "core-hours: of a SuperPLM and a search of seed 0"),
     Claim("speedups", "The published shapes are as many times as fast as BERT-base", "Tables 1, 4, F.1",
           "the column published, and what another table prints",
           results=("latency",),
@@ -153,8 +146,7 @@ AUTOTINYBERT = (
           size="real text, 16 architectures (depths 1 to 4, widths 8 to 64), a SuperPLM of 1,000 updates a variant "
                "and seed, each architecture alone 600 updates, scores of masked words in percent of a guesser's "
                "loss saved, n 3, in pairs. Nothing is left to tell apart: two seeds of the truth order 91% of the "
-               "pairs alike (tau 0.82), and so well does each variant, HAT's layers of their own too. Algorithm 1 "
-               "has the highest scores"),
+               "pairs alike, and so well does each variant. Algorithm 1 has the highest scores"),
     Claim("distillation", "Searched shapes win under distillation too", "Table 2",
           "average, searched against rule: S1 {Table 2: AutoTinyBERT-KD-S1, average} and {Table 2: BERT-KD-S1, "
           "average}, S2 {Table 2: AutoTinyBERT-KD-S2, average} and {Table 2: BERT-KD-S2, average}, S3 {Table 2: "
@@ -175,10 +167,12 @@ AUTOTINYBERT = (
                "the paper's kind. The last row: two times of the same one"),
     Claim("convergence", "Starting from the SuperPLM saves half of the training", "Figure 5",
           "{Figure 5: training time saved}% saved",
-          results=("convergence",),
-          needs="`python -m tests.claims.autotinybert convergence --largest 4-64-256-8-64 --smallest 1-16-28-1-8 "
-                "--reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --tasks MLM --corpus "
-                "path/to/corpus --steps 1500 --further_steps 700 --arch 3-48-192-6-48`, 0.5 core-hours, estimated"),
+          needs="`python autotinybert.py --superplm --largest 4-64-256-8-64 --smallest 1-16-28-1-8 --reference "
+                "4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --steps 1500 --corpus path/to/corpus`, then "
+                "`python autotinybert.py --further_train` of `--arch 3-48-192-6-48` with these flags and "
+                "`--further_steps 700`, once with `--init` of that run and once without, three seeds of each; "
+                "`held_out` in their log.jsonl says when the first reaches the last loss of the second: 0.5 "
+                "core-hours, estimated"),
     Claim("fast", "A rule read off the winners replaces the search", "Table 5, Sec. 4.4",
           "average {Table 5: AutoTinyBERT-Fast-S5, average} (Fast), {Table 5: AutoTinyBERT-S5, average} (search), "
           "{Table 5: BERT-S5, average} (BERT-S5), for {Table 5: AutoTinyBERT-Fast-S5, search} + {Table 5: "
@@ -247,10 +241,11 @@ ALBERT = (
           "speed over BERT large: base {Table 2: ALBERT base, speed-up} (BERT base {Table 2: BERT base, "
           "speed-up}), large {Table 2: ALBERT large, speed-up}, xlarge {Table 2: ALBERT xlarge, speed-up}, xxlarge "
           "{Table 2: ALBERT xxlarge, speed-up}, on many TPUs",
-          results=("speed", "flops"),
-          needs="`python -m tests.claims.albert speed --preset base --length 128 --batch 2`, 0.1 core-hours on an "
-                "idle machine, estimated; what sharing saves in the exchange needs many cards: `torchrun` with "
-                "`--preset large`, minutes a row"),
+          results=("flops",),
+          needs="`python albert.py --pretrain --preset base --length 128 --batch 2 --steps 20 --corpus "
+                "path/to/corpus` and the same with `--preset bert-base` and `bert-large`, one after another on an idle "
+                "machine; log.jsonl has the tokens a second: 0.1 core-hours, estimated. What sharing saves in the "
+                "exchange needs many cards: `torchrun` with `--preset large`, minutes a row"),
     Claim("xxlarge", "xxlarge beats BERT large with fewer parameters", "Table 2",
           "average {Table 2: ALBERT xxlarge, average} against {Table 2: BERT large, average}. At base size BERT is "
           "ahead: {Table 2: ALBERT base, average} against {Table 2: BERT base, average}",
@@ -289,15 +284,13 @@ ALBERT = (
                "warm-up"),
     Claim("layers", "Layers change their input smoothly, and never stop", "Figure 1",
           "{Figure 1: layers of BERT-large and ALBERT-large} layers, curves, no numbers",
-          results=("smoothness", "layers"),
+          results=("smoothness",),
           size=f"{WORDS_ALONE}"
                ", but for eight layers, half the learning rate and three times the warm-up; the angle between "
                "input and output of each, mean of three seeds (of random weights: one draw); roughness: how far "
-               "angles are from the middle of their neighbours. One of three shared networks stays on the plateau "
-               "(7.3% of the words), and its layers stop turning their input (0.0 degrees from the fourth on). The "
-               "two that learn are smoother than their unshared twins (0.05 and 0.04 against 0.10 both), and their "
-               "last layers turn by 10 and 13 degrees",
-          needs="`python -m tests.claims.albert layers --init path/to/albert-large`, a minute"),
+               "angles are from the middle of their neighbours. One of three shared networks stays on the plateau, "
+               "and its layers stop turning their input. The two that learn are smoother than their unshared twins "
+               "(0.05 and 0.04 against 0.10 both), and their last layers turn by 10 and 13 degrees"),
     Claim("data", "More text helps, but for SQuAD", "Table 7, Figure 2",
           "average {Table 7: with additional data, average} against {Table 7: no additional data, average}",
           needs="two trainings of base, {days: albert | base | pre-training, 64 rows of 512, 2 shards: 512e6} of "
@@ -314,7 +307,7 @@ MFORMER = (
           "CIFAR-10: mFormer {Table 5: CIFAR-10, mFormer}% with {Table 5: CIFAR-10, mformer, FLOPS} G, "
           "Transformer* {Table 5: CIFAR-10, Transformer*}% with {Table 5: CIFAR-10, transformer*, FLOPS} G, "
           "cosFormer* {Table 5: CIFAR-10, cosFormer*}% with {Table 5: CIFAR-10, cosformer*, FLOPS} G",
-          results=("mixed", "pareto"),
+          results=("mixed",),
           size="CIFAR-10, 10,000 pictures to train on and 2,000 to score, patches of 2: 257 tokens. Three searches "
                "of one seed (100 samples, limit 0.09 GFLOPs); each network found from scratch, 800 updates of 16 "
                "pictures (1.3 passes: the start of a training), n 3, differences in pairs. ms: a picture on one "
@@ -337,9 +330,9 @@ MFORMER = (
           "CIFAR-10, mFormer (all Softmax)}, {Table 5: CIFAR-10, mFormer (all linear)}%. Transformer* made linear "
           "{Table 5: WMT'14, Transformer* (all linear)} BLEU, {Table 5: CIFAR-10, Transformer* (all linear)}%, "
           "cosFormer* made softmax {Table 5: CIFAR-10, cosFormer* (all Softmax)}%",
-          results=("types",),
-          needs="`python -m tests.claims.mformer types --task wmt14 --preset small --train_text path/to/train "
-                "--test_text path/to/test --arch mformer`, 1 core-hour, estimated"),
+          needs="`python mformer.py --task wmt14 --train --preset small --arch mformer --train_text path/to/train "
+                "--test_text path/to/test` and with `--arch mformer-softmax` and `mformer-linear`, then `--evaluate` "
+                "of each, three seeds: 1 core-hour, estimated"),
     Claim("length", "Linear attention grows linearly with the length, softmax with its square", "Sec. 1, Figure 3",
           "no numbers",
           results=("length", "networks"),
@@ -350,10 +343,10 @@ MFORMER = (
                "of its own kind"),
     Claim("decoder", "Linear attention in the decoder breaks a translator", "Sec. 8",
           "{Sec. 8: linear attention in the decoder} BLEU in all three cases",
-          results=("decoder",),
-          needs="`python -m tests.claims.mformer decoder --task wmt14 --preset small --seeds 1 --steps 500 "
-                "--train_text path/to/train --test_text path/to/test --arch mformer`, 0.3 core-hours, estimated; "
-                "more updates to tell networks that translate apart"),
+          needs="`python mformer.py --task wmt14 --train --preset small --steps 500 --arch mformer-softmax "
+                "--train_text path/to/train --test_text path/to/test`, then with the text that `--describe` prints of "
+                "it, `decoder_types=linear,linear`, `cross_types=linear,linear` or both in it, and `--evaluate` of "
+                "each: 0.3 core-hours, estimated; more updates to tell networks that translate apart"),
     Claim("rankers", "Two rankers order architectures, and pruning the space helps", "Sec. 3.1.2",
           "no numbers; the fastest and slowest {Sec. 3.1.2: fastest and slowest discarded} of the samples are left "
           "out",
@@ -372,9 +365,7 @@ MFORMER = (
     Claim("structure", "cosFormer* wants shallower and thinner networks than Transformer*", "Tables 3, 4, Figures 5, 6",
           "layers of Transformer*, cosFormer*, mFormer: {Table 3: Transformer*, cosFormer*, mFormer: decoder "
           "layers} in the decoder (translation), {Table 4: Transformer*, cosFormer*, mFormer: layers} (images)",
-          results=("shape",),
-          needs="the searches of claims 1 and 2, and `python -m tests.claims.mformer shape` for the published "
-                "lists"),
+          needs="the searches of claims 1 and 2; `PUBLISHED` in mformer.py has the paper's lists"),
     Claim("counts", "Parameters and FLOPs of the networks", "Tables 3, 4, 5",
           "mFormer {Table 5: CIFAR-10, mformer, parameters} M and {Table 5: CIFAR-10, mformer, FLOPS} G, all "
           "softmax {Table 5: CIFAR-10, mformer-softmax, FLOPS} G",
@@ -394,9 +385,7 @@ ASKED = {
     "autobert_zero": (
         Question("OP-NAS against plain evolution, equal budgets, winners trained alone", f"{OP_NAS}evolution", 1.5),
         Question("Against itself without shared weights, equal updates a candidate", f"{OP_NAS}no-sharing", 1.5),
-        Question("Against itself with the mean of a round's weights written back (D10)", f"{OP_NAS}averaging", 1.5),
         Question("Against itself with Eq. 3 of scores in 0..1 (D9)", f"{OP_NAS}eq-3", 1.5),
-        Question("Against itself without rewiring (D7)", f"{OP_NAS}no-rewiring", 1.5),
         Question("BERT with four times the updates on real text (claim 1's second table leaves it out)",
                  "python autobert_zero.py --pretrain --arch bert --steps 8000 --init_std 0.1 --lr 4e-3 "
                  "--vocab_size 4000 --length 128 --batch 16 --corpus path/to/corpus", 0.6),
@@ -407,12 +396,8 @@ ASKED = {
         Question("Masked words alone as the score: a pilot of an earlier commit saw the number of convolutions rule it",
                  "python autobert_zero.py --search --tasks MLM", 0.2)),
     "autotinybert": (
-        Question("A third SuperPLM", "python -m tests.claims.autotinybert shape_second --seed 7 --corpus "
-                 "path/to/corpus --runs runs/claims/autotinybert/third --results path/to/results", 0.9),
-        Question("Searched shapes against random ones in the last tenth of the limit, and the rule's, further trained",
-                 "python -m tests.claims.autotinybert pareto --tasks MLM --largest 4-96-384-6-96 --reference "
-                 "4-96-384-6-96 --length 48 --vocab_size 4000 --steps 4000 --further_steps 500 --corpus path/to/corpus "
-                 "--limits 1.8,4", 1.5),
+        Question("A third SuperPLM", "python -m tests.claims.autotinybert shape --seed 7 --corpus path/to/corpus "
+                 "--runs runs/claims/autotinybert/third --results path/to/results", 0.9),
         Question("Sec. 4.4's rule in place of the search",
                  "python autotinybert.py --search --strategy fast --tasks MLM --largest 4-96-384-6-96 --reference "
                  "4-96-384-6-96 --length 48 --vocab_size 4000 --steps 4000 --further_steps 500 --corpus "
@@ -431,6 +416,6 @@ ASKED = {
                  "--seeds 6 --steps 8000 --cifar10 path/to/cifar-10-batches-bin", 18),
         Question("Translation of eight sentences joined to a line (200 to 300 tokens), BLEU and time; `paste -d ' ' "
                  "- - - - - - - -` joins them",
-                 "python -m tests.claims.mformer types --task wmt14 --preset small "
-                 "--arch mformer --train_text path/to/train --test_text path/to/test", 3)),
+                 "python mformer.py --task wmt14 --train --preset small --arch mformer --train_text path/to/train "
+                 "--test_text path/to/test", 3)),
 }

@@ -1,13 +1,7 @@
-"""What mFormer claims, measured: python -m tests.claims.mformer NAME [--folders DIR...] [flags of mformer.py]
+"""What mFormer's paper claims, re-made: python -m tests.claims.mformer NAME ... (study.py says how).
 
-    counts               the parameters and FLOPs of Table 5             (--task wmt14)
-    importance ranker    read the run folder of a finished --search       (--folders runs/mformer-search-cifar10-demo)
-    mixed                three searches, their winners from scratch       (--cifar10 path/to/cifar-10-batches-bin)
-    types decoder        train and evaluate variants of one architecture  (--arch, data flags, --preset ...)
-    pareto               reads run folders of --evaluate                  (--folders runs/a runs/b ...)
-    shape                reads --arch NAMES, default: the published ones
-    length               times the attentions by themselves               (--cost cpu, --longest 2048)
-    networks             times whole networks at three lengths            (--cost cpu, --turns 40)
+Flags that are none of a study's belong to mformer.py: --task, --preset, --cost, data flags and so on. importance and
+ranker read the run folder of a finished --search (--folders); length and networks time with --cost.
 """
 import argparse
 import dataclasses
@@ -26,15 +20,11 @@ from common.distributed import Ranks, pick_device
 from common.files import read_json, read_jsonl
 from data.cifar10 import Pictures, load_cifar10
 from data.inputs import fill_in
-from data.translation import Translations, read_pairs
-from tests.claims.study import (above, as_program, interval, judge_all, mean_sd, own_flags, published, run_all,
-                                run_settings, show_gaps, write)
+from data.translation import Translations
+from tests.claims import pictures
+from tests.claims.study import (Found, Study, above, as_program, interval, judge_all, mean_sd, run_all, run_settings,
+                                show_gaps)
 from tests.claims.study import main as study
-
-KINDS = ("mFormer", "mFormer (all Softmax)", "mFormer (all linear)")
-TABLE_5 = {task: [published("mformer", "Table 5", f"{task}, {kind}") for kind in KINDS]  # BLEU, accuracy in percent
-           for task in ("WMT'14", "CIFAR-10")}
-IN_DECODER = published("mformer", "Sec. 8", "linear attention in the decoder")  # BLEU
 
 
 def config_of(options):
@@ -78,7 +68,7 @@ FIRST = {"cifar10": ("types", "layers"), "wmt14": ("decoder_layers",) * 2}  # in
 
 
 def importance(options):
-    """Sec. 7: the features ranked for accuracy and for efficiency"""
+    """The features ranked for accuracy and for efficiency."""
     cfg, space, lines, _ = searched(options)
     archs, losses, latencies = measured_archs(lines, cfg)
     rows = []
@@ -91,28 +81,23 @@ def importance(options):
     firsts = [title for _, rank, title, _ in rows if rank == 1]
     wanted = [mf.FEATURES[name].title for name in FIRST[cfg.task]]
     agree = [first == want for first, want in zip(firsts, wanted)]
-    write(options, ["regarding", "rank", "feature", "pair accuracy lost"], rows,
-          claim="The number of layers rules efficiency, the attention type the accuracy on images (Sec. 7)",
-          verdict=f"{judge_all(agree)}: first for accuracy is {firsts[0]} (the paper's: {wanted[0]}), for "
-                  f"efficiency {firsts[1]} ({wanted[1]})",
-          paper="translation: Dec Layer Num first for both; CIFAR-10: Enc Attn Type first for accuracy, Enc Layer Num "
-                "for efficiency, Enc Attn Type second there")
+    return Found(["regarding", "rank", "feature", "pair accuracy lost"], rows,
+                 f"{judge_all(agree)}: first for accuracy is {firsts[0]} (the paper's: {wanted[0]}), for efficiency "
+                 f"{firsts[1]} ({wanted[1]})")
 
 
-# Further question, written down before its run: how many measured sub-nets does a ranker need (Sec. 3.1.2 says 2,000),
-# and does pruning help at equal cost? 500 samples of one super-net on CIFAR-10 at 65 tokens (--preset small, --cost
-# flops, whose latencies are exact, --seed 0), rankers fitted to 50, 100, 200 and 400 of them and asked about the others
-# in five parts. H1: Kendall's tau of the loss ranker is above 0.8 with 400. H2: the best loss that a search in the
-# pruned space finds is below that in the whole space, paired by seed, three seeds, by the 95% interval. 25
-# core-minutes:
+# Further question: how many measured sub-nets does a ranker need (Sec. 3.1.2 says 2,000), and does pruning help at
+# equal cost? 500 samples of one super-net on CIFAR-10 at 65 tokens, whose latencies are FLOPs and so exact:
 #     python mformer.py --search --preset small --cost flops --samples 500 --cifar10 path/to/cifar-10-batches-bin
 #         --out runs/ranked
-#     ranker --folders runs/ranked --cifar10 path/to/cifar-10-batches-bin
+# Rankers are fitted to 50, 100, 200 and 400 of them and asked about the others in five parts. H1: Kendall's tau of the
+# loss ranker is above 0.8 with 400. H2: the best loss that a search in the pruned space finds is below that in the
+# whole space, paired by seed, three seeds, by the 95% interval. 25 core-minutes.
 SIZES, TAU = (20, 50, 100, 200, 400), 0.8
 
 
 def ranker(options):
-    """Sec. 3.1.2: how well rankers order sub-nets they were not fitted to, and what pruning brings at equal cost"""
+    """How well rankers order sub-nets they were not fitted to, and what pruning brings at equal cost."""
     cfg, space, lines, weights = searched(options)
     archs, *values = measured_archs(lines, cfg)
     rows, least = [], len(archs) - len(archs[::5])  # what every part leaves to learn from
@@ -140,11 +125,10 @@ def ranker(options):
     pruned, whole = bests.values()
     gaps = {"what pruning gains in loss": interval([two - one for one, two in zip(pruned, whole)])}
     word = judge_all([tau > TAU, *map(above, gaps.values())], options.seeds)
-    write(options, ["ranker or search", "sub-nets, or architectures", "tau, or best loss", "sd",
-                    "pair accuracy, or finalists' loss", "sd"], rows,
-          claim="Two rankers order architectures; pruning the space helps the search (Sec. 3.1.2)",
-          verdict=f"{word}: Kendall's tau of the loss ranker {tau:.2f} with {least} sub-nets; {show_gaps(gaps, 4)}",
-          numbers={"best losses": {"pruned": pruned, "whole": whole}})
+    return Found(["ranker or search", "sub-nets, or architectures", "tau, or best loss", "sd",
+                  "pair accuracy, or finalists' loss", "sd"], rows,
+                 f"{word}: Kendall's tau of the loss ranker {tau:.2f} with {least} sub-nets; {show_gaps(gaps, 4)}",
+                 {"best losses": {"pruned": pruned, "whole": whole}})
 
 
 def held_out_data(cfg, options):
@@ -162,29 +146,14 @@ def train_variants(options, cfg, variants):
     """Train {name: architecture} from scratch with --seeds seeds each and evaluate: {name: [result of each seed]}."""
     if cfg.cifar10:  # missing test data end this before it trains
         load_cifar10(cfg.cifar10, "test")
-    elif cfg.task == "wmt14" and cfg.train_text:
-        if not cfg.test_text:
-            raise UserError("--test_text: missing; give the PREFIX of the text to be scored on")
-        read_pairs(cfg.test_text, *cfg.languages)
     runs = {f"{name.replace(' ', '-')}-{seed}": (name, arch, cfg.seed + seed) for seed in range(options.seeds)
             for name, arch in variants.items()}
     trained = run_all(options, {run: ["mformer.py", "--train", *options.flags, "--arch", mf.arch_text(arch), "--seed",
                                       seed] for run, (_, arch, seed) in runs.items()})
-    own_flags(options, vocab_size="", tokenizer="")  # a trained network brings its own
     folders = run_all(options, {f"{run}-score": ["mformer.py", "--evaluate", *options.flags, "--init", folder]
                                 for run, folder in trained.items()})
     return {name: [read_json(folders[f"{run}-score"] / "done.json") for run in runs if runs[run][0] == name]
             for name in variants}
-
-
-def compare_variants(options, cfg, variants, **claim):
-    """Train and evaluate {name: architecture} and write a row each."""
-    score, found = "accuracy" if cfg.task == "cifar10" else "bleu", train_variants(options, cfg, variants)
-    rows = [[name, *mean_sd([row[score] for row in done]), " ".join(f"{row[score]:.4g}" for row in done),
-             done[0]["parameters"], done[0]["flops"] / 1e9, done[0]["latency"]] for name, done in found.items()]
-    write(options, ["architecture", score, "sd", "each", "parameters", "GFLOPs", "latency"], rows,
-          numbers={"runs": {name: [{key: value for key, value in row.items() if key != "translations"} for row in done]
-                            for name, done in found.items()}}, **claim)
 
 
 def distinct(variants):
@@ -193,21 +162,9 @@ def distinct(variants):
             if arch not in list(variants.values())[:number]}
 
 
-def types(options):
-    """Table 5: an architecture as found, with softmax everywhere, with linear attention in all encoder layers (D13)"""
-    given = own_flags(options, arch="")
-    cfg, ranks = config_of(options)
-    cfg.arch = given.arch
-    arch = mf.chosen_arch(cfg, ranks)
-    compare_variants(options, cfg, distinct({"as found": arch, "all softmax": mf.retype(arch, "softmax", mf.PARTS),
-                                             "all linear": mf.retype(arch, "linear")}),
-                     claim="Mixed attention scores like softmax, linear attention alone does not (Table 5)",
-                     paper="; ".join(f"{task} {', '.join(map(str, scores))}" for task, scores in TABLE_5.items()))
-
-
-# Primary question, written down before its runs: at a length where linear attention can win time, does a search over
-# mixed attention find a better network than one over softmax? CIFAR-10 at patches of 2 (257 tokens), the space of the
-# preset `long` (2 to 4 layers, width 48 to 80, heads of 16). Hypotheses, on test accuracy, paired by seed:
+# Primary question: at a length where linear attention can win time, does a search over mixed attention find a better
+# network than one over softmax? CIFAR-10 at patches of 2 (257 tokens), the space of the preset `long` (2 to 4 layers,
+# width 48 to 80, heads of 16). Hypotheses, on test accuracy, paired by seed:
 #     H1  the winner of the mixed search beats that of the softmax search under the same limit in FLOPs
 #     H2  it is within one point of its own twin with softmax in all layers, at 0.7 of that one's latency or less
 #     H3  its twin with linear attention in all layers is two points lower or more (else there is nothing to mix)
@@ -217,28 +174,21 @@ def types(options):
 # one), the best of the mixed search's random samples within the limit (what ranking and evolution add).
 # Budget: --limit 0.09 GFLOPs a picture, where softmax affords two layers of 64 and linear attention four; three
 # searches, seed 0, a super-net each, 100 samples on 250 held-out pictures, 5 finalists; at most seven networks, from
-# scratch, 3 seeds, all 10,000 pictures. A pilot saw, a picture and a training step on one core of a busy machine, 7 to
-# 8 ms a layer of relative softmax, 3 of plain softmax, 2.3 of linear attention: 800 updates of 16 pictures, one and a
-# quarter passes, make some 90 core-minutes of it all. One network (three linear layers, seed 0, 75 core-seconds) came
-# to 32.3% with them and to 31.2% with 400 updates of 32.
+# scratch, all 10,000 pictures, 800 updates of 16: some 90 core-minutes.
 # Stopping rule: three seeds, no more, whatever comes out. The test pictures are scored once a network and seed; with
-# 2,000 of them the standard error of an accuracy is about 1 point. Runs that are finished are skipped, so that the same
-# command goes on after a kill, and, when all are finished, times the networks again: once, at the end, on an idle
-# machine.
-UPDATES, BATCH = 800, 16
-
-
-def networks_of(options, given):
+# 2,000 of them the standard error of an accuracy is about 1 point. When all runs are finished, the same command times
+# the networks again: once, at the end, on an idle machine.
+def networks_of(options):
     """{role: architecture} of the three searches under one limit in FLOPs, the mixed winner's twins of one type (D13)
     and the best of the mixed search's random samples."""
     folders = run_all(options, {f"search-{space}": [
-        "mformer.py", "--search", *options.flags, "--space", space, "--latency_limit", given.limit, "--samples",
-        given.samples, "--held_out", given.held_out, "--seed", 0] for space in ("mixed", "softmax", "linear")})
+        "mformer.py", "--search", *options.flags, "--space", space, "--latency_limit", options.limit, "--samples",
+        options.samples, "--held_out", options.held_out, "--seed", 0] for space in ("mixed", "softmax", "linear")})
     cfg, _ = config_of(options)
     found = {f"{space} search": mf.parse_arch(read_json(folders[f"search-{space}"] / "best.json")["arch"], cfg)
              for space in ("mixed", "softmax", "linear")}
     samples = [line for line in read_samples(folders["search-mixed"] / "history.jsonl")
-               if line["scores"]["latency"] <= given.limit]
+               if line["scores"]["latency"] <= options.limit]
     twins = {f"mixed, all {kind}": mf.retype(found["mixed search"], kind)
              for kind in ("softmax", "linear", "plain")}
     return {**found, **twins, "best random sample": mf.parse_arch(max(samples, key=lambda line: line["score"])["arch"],
@@ -307,15 +257,13 @@ def judge_mixed(gaps, ratios, archs):
 
 
 def mixed(options):
-    """Table 5, the primary question: mixed, softmax and linear searches at 257 tokens under one limit in FLOPs"""
-    given = own_flags(options, limit=0.09, samples=100, held_out=250, turns=60)
-    options.flags = ["--preset", "long", "--batch", str(BATCH), "--steps", str(UPDATES), *options.flags]
+    """Mixed, softmax and linear searches at 257 tokens under one limit in FLOPs, and the winners from scratch."""
     cfg, ranks = config_of(options)
-    archs = networks_of(options, given)
+    archs = networks_of(options)
     alone = distinct(archs)
     same = {role: next(name for name in alone if alone[name] == arch) for role, arch in archs.items()}
     found, load = train_variants(options, cfg, alone), os.getloadavg()[0]
-    times = time_networks(alone, cfg, ranks.device, given.turns)
+    times = time_networks(alone, cfg, ranks.device, options.turns)
     scores = {role: [row["accuracy"] for row in found[same[role]]] for role in archs}
     gaps = {role: interval([one - two for one, two in zip(scores["mixed search"], scores[role])])
             for role in archs if role != "mixed search"}
@@ -328,30 +276,25 @@ def mixed(options):
     rows = [[role, *("–" if each is None else each for each in (*mean_sd(scores[role]), *gaps.get(role, [None] * 3))),
              found[same[role]][0]["flops"] / 1e6, statistics.median(times[same[role]]), ratios[role][1],
              mf.arch_text(arch)] for role, arch in archs.items()]
-    write(options, ["network", "accuracy", "sd", "mixed - it", "low", "high", "MFLOPs", "ms", "mixed : it",
-                    "architecture"], rows,
-          claim="A search over mixed attention beats one over softmax at the same limit (Table 5), at 257 tokens",
-          paper="; ".join(f"{task} {', '.join(map(str, values))}" for task, values in TABLE_5.items()) + " (mFormer, "
-                "all softmax, all linear). Its softmax has relative positions, and the claim is about that one; the "
-                "row \"mixed, all plain\" has none",
-          verdict=f"{judged}: " + "; ".join(f"{name} {kind}: {words}" for name, (kind, words) in verdicts.items())
-                  + f" (timed at a load of {load:.1f} on {torch.get_num_threads()} threads)",
-          numbers={"runs": found, "same": same, "differences": gaps, "ms": times, "ratios": ratios, "load": load,
-                   "test_pictures": found["mixed search"][0]["examples"]})
+    return Found(["network", "accuracy", "sd", "mixed - it", "low", "high", "MFLOPs", "ms", "mixed : it",
+                  "architecture"], rows,
+                 f"{judged}: " + "; ".join(f"{name} {kind}: {words}" for name, (kind, words) in verdicts.items())
+                 + f" (timed at a load of {load:.1f} on {torch.get_num_threads()} threads)",
+                 {"runs": found, "same": same, "differences": gaps, "ms": times, "ratios": ratios, "load": load,
+                  "test_pictures": found["mixed search"][0]["examples"]})
 
 
-# Further question, written down before its run: from which length on does one softmax layer among four save time in a
-# whole network? Pictures of 32 x 32 in patches of 4, 2 and 1 (65, 257 and 1,025 tokens), four layers of width 64, four
-# heads of 16, random weights, all types in turns. H1: with relative positions, as in the paper, the mix takes 0.7 of
-# the time of softmax alone or less, the share that `mixed` asks for; H2: so it does with plain softmax, whose softmax
-# layer the mix then has too. By the interval of the median over the turns, at 1,025 tokens. A first try on a busy
-# machine, without the plain mix, saw 0.33 for H1. A minute on an idle machine; nothing is trained.
+# Further question: from which length on does one softmax layer among four save time in a whole network? Pictures of 32
+# x 32 in patches of 4, 2 and 1 (65, 257 and 1,025 tokens), four layers of width 64, four heads of 16, random weights,
+# all types in turns. H1: with relative positions, as in the paper, the mix takes 0.7 of the time of softmax alone or
+# less, the share that `mixed` asks for; H2: so it does with plain softmax, whose softmax layer the mix then has too. By
+# the interval of the median over the turns, at 1,025 tokens. A minute on an idle machine; nothing is trained.
 SHORT, PATCHES = 0.7, (4, 2, 1)
 
 
 def networks(options):
-    """How long a picture takes in whole networks of each type and of one softmax layer in four, at three lengths"""
-    given, rows, found = own_flags(options, turns=40), [], {}
+    """How long a picture takes in whole networks of each type and of one softmax layer in four, at three lengths."""
+    rows, found = [], {}
     for patch in PATCHES:
         cfg, ranks = config_of(argparse.Namespace(flags=["--preset", "long", *options.flags, "--patch", str(patch)]))
         types = {f"{name}{mix}": [kind, *[rest] * 3] for kind, name in (("softmax", "relative"), ("plain", "plain"))
@@ -359,7 +302,7 @@ def networks(options):
         types["linear"] = ["linear"] * 4
         times = time_networks({name: mf.parse_arch("layers=4 hidden=64 ffn=128,128,128,128 heads=4,4,4,4 types="
                                                    + ",".join(each), cfg) for name, each in types.items()},
-                              cfg, ranks.device, given.turns)
+                              cfg, ranks.device, options.turns)
         tokens = (cfg.image // patch) ** 2 + 1
         for name in types:
             alone = times.get(f"{name.split(',')[0]} softmax", times[name])
@@ -369,59 +312,9 @@ def networks(options):
     judged = {kind: found[tokens, f"{kind}, one softmax of four"] for kind in ("relative", "plain")}
     fast = [high <= SHORT for _, _, high in judged.values()]
     words = "; ".join(f"{kind} {ratio:.2f} ({low:.2f} to {high:.2f})" for kind, (low, ratio, high) in judged.items())
-    write(options, ["tokens", "network", "ms", "of softmax alone", "from", "to"], rows,
-          claim=f"One softmax layer of four takes {SHORT} of the time of softmax alone, or less, at 1,025 tokens",
-          verdict=f"{'holds' if all(fast) else 'holds in part' if any(fast) else 'does not hold'}: the mix takes, of "
-                  f"its own softmax alone, {words}", numbers={"load": os.getloadavg()[0]})
-
-
-def decoder(options):
-    """Sec. 8: linear attention in the decoder's self-attention, its cross-attention, both"""
-    given = own_flags(options, arch="")
-    cfg, ranks = config_of(options)
-    if cfg.task != "wmt14":
-        raise UserError("decoder: images have no decoder; add --task wmt14")
-    cfg.arch = given.arch
-    arch = mf.retype(mf.chosen_arch(cfg, ranks), "softmax", ("decoder_types", "cross_types"))
-    cases = {"none": (), "self": ("decoder_types",), "cross": ("cross_types",),
-             "both": ("decoder_types", "cross_types")}
-    compare_variants(options, cfg, {f"linear in decoder {name}": mf.retype(arch, "linear", parts)
-                                    for name, parts in cases.items()},
-                     claim="Linear attention in the decoder breaks a translator (Sec. 8)",
-                     paper=f"{IN_DECODER} BLEU in all cases")
-
-
-def shape(options):
-    """Figures 5 and 6: widths, heads, types and connections layer by layer"""
-    given = own_flags(options, arch=())
-    cfg, ranks = config_of(options)
-    rows = []
-    for name in given.arch or mf.PUBLISHED[cfg.task]:
-        arch = mf.chosen_arch(dataclasses.replace(cfg, arch=str(name)), ranks)
-        rows += [[name, title, " ".join(map(str, getattr(arch, feature)))]
-                 for feature, (title, depth) in mf.FEATURES.items() if depth and getattr(arch, feature)]
-    write(options, ["architecture", "feature", "layer by layer"], rows,
-          claim="cosFormer* wants shallow and thin networks (Figures 5 and 6)",
-          paper="published is cosFormer*'s list for CIFAR-10 alone; the others are made to the paper's totals")
-
-
-def pareto(options):
-    """Figure 1: score against FLOPs; on the front is what none beats in both"""
-    found = []
-    for folder in options.folders:
-        done = read_json(folder / "done.json")
-        score = next((key for key in ("accuracy", "bleu") if isinstance(done, dict) and key in done), None)
-        if score and {"parameters", "flops", "latency"} <= done.keys():
-            found.append([str(folder), score, done[score], done["flops"], done["latency"], done["parameters"]])
-    if not found or len({row[1] for row in found}) > 1:
-        raise UserError("--folders: no folder holds any score, or they hold different ones; name finished folders of "
-                        "--evaluate of one task")
-
-    def beaten(row):
-        return any(other[2] >= row[2] and other[3] <= row[3] and other[2:4] != row[2:4] for other in found)
-    write(options, ["folder", "score", "FLOPs", "latency", "parameters", "on the front"],
-          [[row[0], *row[2:], not beaten(row)] for row in found],
-          claim=f"mFormer balances {found[0][1]} and FLOPs (Figure 1)", paper="mFormer is on the front of both tasks")
+    return Found(["tokens", "network", "ms", "of softmax alone", "from", "to"], rows,
+                 f"{'holds' if all(fast) else 'holds in part' if any(fast) else 'does not hold'}: the mix takes, of "
+                 f"its own softmax alone, {words}", {"load": os.getloadavg()[0]})
 
 
 def attention_call(kind, tokens, device):
@@ -479,23 +372,19 @@ def length_summary(rows):
 
 
 def length(options):
-    """Linear attention grows linearly with the length, softmax does not: time and memory of the attentions"""
-    given = own_flags(options, longest=8192)
+    """Time and memory of the attentions by themselves."""
     cfg, ranks = config_of(options)
     clock, rows = clock_of(cfg, ranks.device), []
     for tokens in (256, 512, 1024, 2048, 4096, 8192):
         kinds = ["plain softmax", "linear", "causal linear"]
         if tokens <= 4096:  # beyond, its scores would fill more than 8 GB
             kinds.append("relative softmax")
-        if tokens <= max(2048, given.longest):
+        if tokens <= max(2048, options.longest):
             rows += attention_costs(kinds, tokens, ranks.device, clock)
     summary = [dict(zip(("type", "power_of_time", "power_of_memory", "linear_faster_from"), row))
                for row in length_summary(rows)]
-    write(options, ["type", "tokens", "forward ms", "forward and backward ms", "kept MB", "peak MB"], rows,
-          claim="Linear attention grows linearly with the length and softmax does not",
-          verdict=judge_growth(summary), numbers={"growth": summary, "load": os.getloadavg()[0]})
-    for row in summary:
-        print(row)
+    return Found(["type", "tokens", "forward ms", "forward and backward ms", "kept MB", "peak MB"], rows,
+                 judge_growth(summary), {"growth": summary, "load": os.getloadavg()[0]})
 
 
 def judge_growth(summary):
@@ -556,7 +445,7 @@ def mixing(kind, queries, keys, qkv, heads, honest):
 
 
 def counts(options):
-    """Tables 3 and 5: parameters and FLOPs of the published networks by the paper's counting and the honest one"""
+    """Parameters and FLOPs of the published networks by the paper's counting and the honest one."""
     cfg, _ = config_of(options)
     paper = mf.Config(**{key: value for key, value in mf.PRESETS[cfg.task]["base"].items() if key != "search"},
                       task=cfg.task)
@@ -565,12 +454,26 @@ def counts(options):
         arch = mf.parse_arch(name, paper)
         rows.append([name, f"{paper_parameters(arch, paper):,}", paper_flops(arch, paper) / 1e9,
                      paper_flops(arch, paper, True) / 1e9, mf.model_flops(arch, paper) / 1e9])
-    write(options, ["network", "parameters, paper's counting", "GFLOPs, paper's counting", "GFLOPs, honest",
-                    "GFLOPs this file does"], rows, claim="Parameters and FLOPs of Tables 3 and 5")
+    return Found(["network", "parameters, paper's counting", "GFLOPs, paper's counting", "GFLOPs, honest",
+                  "GFLOPs this file does"], rows)
 
 
-CLAIMS = {function.__name__: function
-          for function in (counts, importance, ranker, mixed, networks, types, decoder, shape, pareto, length)}
+CLAIMS = {
+    "counts": Study(counts, "Parameters and FLOPs of Tables 3 and 5"),
+    "importance": Study(importance, "The number of layers rules efficiency, the attention type the accuracy on images "
+                        "(Sec. 7)", picture=pictures.of_columns("rank", "pair accuracy lost", "regarding",
+                                                                named="feature")),
+    "ranker": Study(ranker, "Two rankers order architectures; pruning the space helps the search (Sec. 3.1.2)"),
+    "mixed": Study(mixed, "A search over mixed attention beats one over softmax at the same limit (Table 5), at 257 "
+                   "tokens", {"limit": 0.09, "samples": 100, "held_out": 250, "turns": 60},
+                   ["--preset", "long", "--batch", 16, "--steps", 800], pictures.draw_mixed),
+    "networks": Study(networks, f"One softmax layer of four takes {SHORT} of the time of softmax alone, or less, at "
+                      "1,025 tokens", {"turns": 40}, picture=pictures.of_columns(
+                          "tokens", "ms", "network", logarithmic=True, ylabel="ms of a picture",
+                          title="Four layers of width 64, forward")),
+    "length": Study(length, "Linear attention grows linearly with the length and softmax does not", {"longest": 8192},
+                    picture=pictures.of_columns("tokens", "forward and backward ms", "type", logarithmic=True,
+                                                title="One attention: 8 heads of 64, batch 1"))}
 
 
 def main(argv=None):

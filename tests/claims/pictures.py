@@ -155,13 +155,6 @@ def draw_ranking(axes, record):
     axes.set(xlabel="stand-alone", ylabel="one-shot", title="Figure 4")
 
 
-def draw_convergence(axes, record):
-    """Figure 5 of AutoTinyBERT: held-out loss against updates, from the SuperPLM's weights and from scratch."""
-    for name, curve in record["curves"].items():
-        axes.plot(*zip(*curve), color=COLOURS[not name.endswith("taken")], label=name)
-    axes.set(xlabel="step", ylabel="held-out loss", title="Figure 5")
-
-
 def draw_shapes(axes, record):
     """Loss against time of searched shapes and of the rule's; a dot a seed, the mean larger, a line at each limit."""
     for number, (limit, kind, arch, *_) in enumerate(record["rows"]):
@@ -212,27 +205,3 @@ def draw_mixed(axes, record):
         axes.plot([statistics.median(record["ms"][name])] * len(accuracies), accuracies, "o", alpha=0.8,
                   label=" = ".join(role for role, same in record["same"].items() if same == name))
     axes.set(xlabel="ms of a picture", ylabel="test accuracy", title="A dot a seed")
-
-
-def draw_widths(axes, record):
-    """Figure 5 of mFormer: the feed-forward width of each encoder layer."""
-    for name, feature, values in record["rows"]:
-        if feature == "Enc FFN Dim":
-            axes.plot(range(1, len(values.split()) + 1), [int(value) for value in values.split()], "o-", label=name)
-    axes.set(xlabel="layer", ylabel="Enc FFN Dim")
-
-
-PICTURES = {  # {paper: {result: draw(axes, its record)}}
-    "autobert_zero": {"hybrid": draw_hybrid, "hybrid_real": draw_hybrid, "op_nas": draw_searches,
-                      "fidelity": draw_fidelity, "uniformity": draw_uniformity},
-    "autotinybert": {"latency": draw_speedups, "predictor": draw_predictor, "ranking": draw_ranking,
-                     "pareto": of_columns("speed-up", "score %", "kind"), "convergence": draw_convergence,
-                     "shape": draw_shapes, "shape_second": draw_shapes},
-    "albert": {"sharing": draw_sharing, "layers": draw_layers, "smoothness": draw_layers},
-    "mformer": {"importance": of_columns("rank", "pair accuracy lost", "regarding", named="feature"),
-                "mixed": draw_mixed,
-                "networks": of_columns("tokens", "ms", "network", logarithmic=True, ylabel="ms of a picture",
-                                       title="Four layers of width 64, forward"),
-                "shape": draw_widths, "pareto": of_columns("FLOPs", "score", "folder"),
-                "length": of_columns("tokens", "forward and backward ms", "type", logarithmic=True,
-                                     title="One attention: 8 heads of 64, batch 1")}}

@@ -9,9 +9,10 @@ goes on), reads the run folders, and writes results/PAPER/NAME.json with every r
 from that file where matplotlib is installed, and `python -m tests.claims.PAPER redraw` draws all again. PAPER.md is
 made of the JSON files and of listed.py, where every claim of a paper stands, by `python -m tests.claims.PAPER page`.
 
-What a study asks stands above its function, written down before its runs: the hypothesis, the settings and the pilot
-that chose them, the seeds, and when to stop. Arms of a study differ in one thing and share the seed's text, order,
-masks and first weights where they can; what is judged are their differences, paired by seed, by the 95% interval.
+Every study is declared in one shape (Study), answers with one (Found), and is run by run_study. What it asks stands
+above its function and was written down before its runs: the hypothesis, the settings, the seeds, and when to stop. Arms
+of a study differ in one thing and share the seed's text, order, masks and first weights where they can; what is judged
+are their differences, paired by seed, by the 95% interval.
 """
 import argparse
 import functools
@@ -25,6 +26,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ from common.cli import UserError, run
 from common.files import read_json, write_atomic
 from common.runs import environment
 from tests.claims.listed import ASKED, CLAIMS
-from tests.claims.pictures import PICTURES, draw_figure
+from tests.claims.pictures import draw_figure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -49,6 +51,23 @@ ABOUT = (  # at the head of each page
     "of the rehearsed FLOPs ([what fits](rehearsal.md)) at 35% of its peak, which no card has confirmed. What a "
     "symbol means is in [glossary.md](glossary.md), ten questions to test a reading of the file in "
     "[questions/{paper}.md](questions/{paper}.md).")
+
+
+class Study(NamedTuple):
+    """What a study declares."""
+    ask: Callable  # ask(options): its Found, or None where there is nothing to write yet
+    claim: str  # what the paper claims, in a sentence; a {name} in it is an option
+    flags: dict = {}  # {its own flag: default}, which become options; a default of () takes several words
+    settings: tuple = ()  # flags of the paper file that it gives, before those of the command line
+    picture: Callable | None = None  # picture(axes, record): a function of pictures.py
+
+
+class Found(NamedTuple):
+    """What a study has found."""
+    columns: list  # of its table
+    rows: list
+    verdict: str = "not judged"  # one of VERDICTS, and a few words
+    numbers: dict = {}  # what else the JSON file keeps, every seed's raw number
 
 
 @functools.cache
@@ -158,16 +177,6 @@ def pairwise_accuracy(predictions, labels):
     return float(0.5 + 0.5 * (np.sum(one * two, dtype=np.int64) + both_tied) / (n * (n - 1)))
 
 
-def own_flags(options, **defaults):
-    """A namespace of a study's own flags, which are taken out of options.flags; a default of () takes several words."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name, default in defaults.items():
-        several = {"nargs": "+"} if default == () else {"type": type(default)}
-        parser.add_argument(f"--{name}", default=default, **several)
-    own, options.flags = parser.parse_known_args(options.flags)
-    return own
-
-
 def run_settings(folder, Config, **others):
     """The Config of a run folder's settings, with these in the place of its own."""
     settings = read_json(folder / "config.json")["settings"].items()
@@ -203,30 +212,36 @@ def run_all(options, commands, done="done.json"):
     return folders
 
 
-def write(options, columns, rows, *, claim, paper="", verdict="not judged", numbers=None):
-    """Print the table of a claim and write it as NAME.json, with the picture that pictures.py has for it.
-
-    claim: what the paper claims, in a sentence; paper: its number; verdict: holds | holds in part | does not hold | not
-    run | not judged, and a few words; numbers: what else the JSON file keeps, every seed's raw number.
-    """
+def run_study(study, options):
+    """Ask a study: read its own flags, print the table that it finds, write it as NAME.json and draw its picture."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in study.flags.items():
+        several = {"nargs": "+"} if default == () else {"type": type(default)}
+        parser.add_argument(f"--{name}", default=default, **several)
+    _, flags = parser.parse_known_args(options.flags, options)
+    options.flags = [*map(str, study.settings), *flags]
+    found = study.ask(options)
+    if not found:
+        return
     options.results.mkdir(parents=True, exist_ok=True)
-    print(table(columns, rows))
+    print(table(found.columns, found.rows))
     here, runs = environment(torch.device("cpu")), [*options.runs.glob("*.seconds")]
-    record = {"claim": claim, "paper": paper, "verdict": verdict, "columns": columns, "rows": rows,
-              **(numbers or {}), "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
+    record = {"claim": study.claim.format(**vars(options)), "verdict": found.verdict,
+              "columns": found.columns, "rows": found.rows, **found.numbers,
+              "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
               "picture": None, "seconds": round(time.time() - options.began, 1),
               **({"run_seconds": sum(float(path.read_text()) for path in runs)} if runs else {}),
               **{key: here[key] for key in ("commit", "hardware", "torch")}}
     path = options.results / f"{options.name}.json"
     write_atomic(path, json.dumps(record, indent=1))
-    draw_again(options.paper, path)
-    print(f"verdict: {verdict}\nwritten: {path}")
+    draw_again(study, path)
+    print(f"verdict: {found.verdict}\nwritten: {path}")
 
 
-def draw_again(paper, path):
-    """Draw the picture that pictures.py has for a result, from its JSON file, and name it there."""
-    draw, record = PICTURES[paper].get(path.stem), read_json(path)
-    if draw and draw_figure(path.with_suffix(".png"), lambda axes: draw(axes, record)):
+def draw_again(study, path):
+    """Draw the picture of a result from its JSON file, and name it there."""
+    record = read_json(path)
+    if study.picture and draw_figure(path.with_suffix(".png"), lambda axes: study.picture(axes, record)):
         write_atomic(path, json.dumps({**record, "picture": f"{path.stem}.png"}, indent=1))
         print(f"drawn: {path.with_suffix('.png')}")
 
@@ -334,12 +349,11 @@ def page(paper, results=RESULTS):
 def main(paper, claims, argv=None):
     """The command line of a paper's claims: NAME, `redraw` or `page`. Flags that are no study's go to the paper file.
 
-    claims: {name: function(options)}; options: name, paper, folders, jobs, seeds, runs, results, flags (the paper
-    file's), argv, began.
+    claims: {name: Study}; options: name, paper, folders, jobs, seeds, runs, results, flags (the paper file's), argv,
+    began, and the study's own flags.
     """
     argv = sys.argv[1:] if argv is None else argv
-    words = "\n".join(f"  {name:14} {(function.__doc__ or '').strip().splitlines()[0]}"
-                      for name, function in claims.items())
+    words = "\n".join(f"  {name:14} {study.claim}" for name, study in claims.items())
     parser = argparse.ArgumentParser(prog=f"python -m tests.claims.{paper}", allow_abbrev=False, epilog=words,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=[*claims, "redraw", "page"], metavar="NAME",
@@ -356,9 +370,10 @@ def main(paper, claims, argv=None):
         write_atomic(Path(__file__).parent / f"{paper}.md", page(paper))
     elif options.name == "redraw":
         for path in sorted(options.results.glob("*.json")):
-            draw_again(paper, path)
+            if path.stem in claims:
+                draw_again(claims[path.stem], path)
     else:
-        claims[options.name](options)
+        run_study(claims[options.name], options)
     return 0
 
 
