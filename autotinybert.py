@@ -20,8 +20,8 @@ Differs: (reasons where it happens) D1 GELU · D2 Mut() and the roulette · D3 c
          sub-model used decays and moves by its moments · D7 CPU seconds for the wall clock's · D8 rows of two segments,
          some short, no next-sentence loss · D9 no padding and no masks in distillation · D10 SentencePiece
          · D11 which fast candidate a depth · D12 MLM is a task · D13 at most 1,000 documents are held out
-         · D14 SQuAD trains positions above 128 · D15 a mean is the fitness · D16 one winner in Figure 1's study
-         · D17 AdamW with bias correction · D18 initial weights not truncated · D19 sequences of 128 tokens · D20 the
+         · D14 SQuAD trains positions above 128 · D15 a mean is the fitness
+         · D16 AdamW with bias correction · D17 initial weights not truncated · D18 sequences of 128 tokens · D19 the
          best winner is chosen on the search's dev rows
 """
 import copy
@@ -85,7 +85,7 @@ class Config:
     variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # one-shot training, Table 3; ebl is the paper's
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models on each sub-batch [>= 1]
-    length: int = 128  # tokens a sequence, special ones included; D19: the paper times 128 and names no other [8, 512]
+    length: int = 128  # tokens a sequence, special ones included; D18: the paper times 128 and names no other [8, 512]
     steps: int = 0  # updates of the SuperPLM; 0: 5 passes over the corpus, Sec. 4.1
     further_steps: int = 0  # updates of one architecture; 0: 5 passes, from scratch 10 as the paper's BERT-S*
     batch: int = 256  # sequences an update, Sec. 4.1 [>= 1]
@@ -303,7 +303,7 @@ class Encoder(nn.Module):
 
 
 def init_weights(module):
-    """BERT's initialisation. D18: normal, not truncated at two deviations; the paper does not speak of it."""
+    """BERT's initialisation. D17: normal, not truncated at two deviations; the paper does not speak of it."""
     for name, value in module.named_parameters(recurse=False):
         if "bias" in name:
             nn.init.zeros_(value)
@@ -451,7 +451,7 @@ def extract(model, arch, variant="ebl"):
 def make_optimizer(model, weight_decay):
     """AdamW with BERT's eps, no decay of biases and LayerNorms. The pooler, which no LanguageModel reads, stays.
 
-    D17: the paper names no optimizer; the released code's, BERT's, has no bias correction, PyTorch's AdamW has it.
+    D16: the paper names no optimizer; the released code's, BERT's, has no bias correction, PyTorch's AdamW has it.
     D6: entries that no sub-model of an update used decay, and move on by their moments, as in the released code;
     the paper does not say.
     """
@@ -1251,7 +1251,7 @@ def confirm(history, cfg, run):
 def train_winners(superplm, finalists, data, cfg, run):
     """Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns best.json's entry.
 
-    D20: the paper trains three further and does not say what chooses one; here the search's own dev rows do, so that
+    D19: the paper trains three further and does not say what chooses one; here the search's own dev rows do, so that
     the score in best.json is that of the best of three and no estimate of new rows.
     """
     models = {}

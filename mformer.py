@@ -12,9 +12,9 @@ Run:     python mformer.py --search --dry_run          every phase of a search, 
 Tour:    reweight, linear_state and linear_read (the idea); Attention, Layer, ImageModel; Ranker, prune, evolve, search.
          Skip at first: what stands below "Translation", set_limit, all below "training".
 Map:     Eq. 1 -> softmax_attention    Eq. 2 -> linear_read    Eq. 3 -> reweight    Table 1, 2 -> FEATURES, space_of
-         Table 3, 4, 5 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
+         Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
-         Sec. 7, 8, Fig. 1, 5, 6, Table 5 -> tests/claims/mformer.py
+         Sec. 7, 8, Fig. 1, Table 5 -> tests/claims
 Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices
          · D4 197 tokens · D5 losses on held-out data · D6 a network ranks pairs · D7 what pruning keeps · D8 two
          readings of 10% · D9 finalists are measured · D10 batches of several GPUs · D11 unscaled dropout · D12 new

@@ -106,9 +106,9 @@ def test_a_result_judges_its_claim_and_without_one_it_is_not_run(tmp_path):
         page = study.page("albert", tmp_path)
         return re.search(rf'^## [^\n]*<a id="{name}">.*?(?=^## )', page, re.DOTALL | re.MULTILINE).group()
     (tmp_path / "albert").mkdir()
-    assert "**Not run.**" in section("order") and "Ours:" not in section("order") and "It takes:" in section("layers")
+    assert "**Not run.**" in section("order") and "Ours:" not in section("order") and "It takes:" in section("speed")
     record = {"claim": "Measured anew", "columns": ["a"], "rows": [[1.0]], "commit": "1234567890", "run_seconds": 120.0}
-    for name, verdict in (("order", "holds: by 3 points [2, 4]"), ("layers", "not judged: one seed")):
+    for name, verdict in (("order", "holds: by 3 points [2, 4]"), ("smoothness", "not judged: one seed")):
         (tmp_path / "albert" / f"{name}.json").write_text(json.dumps({**record, "verdict": verdict}))
     assert "**Holds.** By 3 points [2, 4].\n" in section("order") and "Ours: " in section("order")
     assert "(at 1234567, its runs 2 min)" in section("order")

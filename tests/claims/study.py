@@ -76,7 +76,7 @@ def published_numbers():
 
     paper: name of the file that implements it; table: a table, a figure or a section; row: the row and what of it;
     value: a number, a list of numbers or an architecture, as printed, in `unit`; used: where it stands here
-    (tests/test_published.py looks there).
+    (tests/test_claims.py looks there).
     """
     entries = read_json(Path(__file__).resolve().parent / "published.json", list)
     return {(entry["paper"], entry["table"], entry["row"]): entry for entry in entries}

@@ -1,0 +1,179 @@
+"""tests/claims: what published.json lists is in the code, the studies, the pages and README; the pictures."""
+import functools
+import importlib
+import json
+import re
+import runpy
+import struct
+import sys
+from unittest import mock
+
+import pytest
+from conftest import ROOT
+
+from tests.claims import pictures, study
+
+CLAIMS = ROOT / "tests" / "claims"
+PAPERS = ("autobert_zero", "autotinybert", "albert", "mformer")
+ENTRIES = json.loads((CLAIMS / "published.json").read_text(encoding="utf-8"))
+PLACE = re.compile(r"(Table (\d+|[A-F]\.\d)|Figure \d+|Sec\. \d+(\.\d+)*|App\. [A-F](\.\d+)?)")
+DRAWN = sorted(CLAIMS.rglob("*.png"))
+
+
+def value_at(path):
+    """What stands at module.name.name...: attributes, keys (which may hold dots), indices, a slice :N."""
+    module, _, rest = path.partition(".")
+    found = importlib.import_module(module)
+    while rest:
+        if isinstance(found, dict):
+            name = max((key for key in found if f"{rest}.".startswith(f"{key}.")), key=len)
+        else:
+            name = rest.split(".")[0]
+        rest = rest[len(name) + 1:]
+        if isinstance(found, dict):
+            found = found[name]
+        elif isinstance(found, tuple):
+            found = found[:int(name[1:])] if name[0] == ":" else found[int(name)]
+        else:
+            found = getattr(found, name)
+    return list(found) if isinstance(found, tuple) else found
+
+
+def names(entry):
+    return entry["paper"], entry["table"], entry["row"]
+
+
+def test_entries_are_well_formed():
+    for entry in ENTRIES:
+        values = entry["value"] if isinstance(entry["value"], list) else [entry["value"]]
+        assert list(entry) == ["paper", "table", "row", "value", "unit", "used"], entry
+        assert entry["paper"] in PAPERS and PLACE.fullmatch(entry["table"]) and entry["row"] and entry["used"], entry
+        assert all(type(value) in (int, float) or re.fullmatch(r"\d+(-\d+){4}", value) for value in values), entry
+        for place in entry["used"]:
+            assert place.startswith(("README.md", "tests/", *(f"{paper}." for paper in PAPERS))), entry
+            if place.startswith("tests/test_"):
+                assert f'"{entry["table"]}"' in (ROOT / place).read_text(encoding="utf-8"), entry
+    assert len(study.published_numbers()) == len(ENTRIES) > 200  # no two for one place
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_code_has_the_papers_numbers(paper):
+    places = [(place, entry["value"]) for entry in ENTRIES for place in entry["used"] if place.startswith(f"{paper}.")]
+    assert len(places) > 5 and [place for place, value in places if value_at(place) != value] == []
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_studies_quote_what_is_listed_for_them(paper, monkeypatch):
+    quoted = []
+    monkeypatch.setattr(study, "published",
+                        lambda *place: quoted.append(place) or study.published_numbers()[place]["value"])
+    monkeypatch.delitem(sys.modules, f"tests.claims.{paper}", raising=False)  # run_module warns of what is there
+    runpy.run_module(f"tests.claims.{paper}", run_name="quoted")
+    assert {*quoted} == {names(entry) for entry in ENTRIES if f"tests/claims/{paper}.py" in entry["used"]}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_list_of_claims_types_no_number_of_a_paper(paper):
+    """What listed.py says for the paper are published.json's numbers; a row that is listed for it alone is quoted."""
+    places = re.compile(r"WMT'14|CIFAR-10|BERT-base|SQuAD2\.0|S[1-5]\b|(of|for|at) E\b|F1")
+    quoted = set()
+    for claim in study.CLAIMS[paper]:
+        for text in (claim.paper, claim.needs):
+            quoted |= {(paper, *found) for found in study.PLACE.findall(text)}
+            study.fill(text, paper)  # KeyError where there is no such number
+        typed = study.PLACE.sub("", claim.paper)
+        for size in ("v1.1", "v2.0", "of 64, 128, 256, 768", "E = 768 and 128", "of 1024, 2048, 4096, 6144",
+                     "for 1, 3, 6, 12, 24, 48 layers", "of 12 and 24 layers", "batches of 128 on a V100", "V100 hours"):
+            typed = typed.replace(size, "")
+        assert not re.search(r"\d", places.sub("", typed)), (claim.name, typed)
+    alone = [entry for entry in ENTRIES if entry["paper"] == paper and entry["used"] == ["tests/claims/listed.py"]]
+    assert {names(entry) for entry in alone} <= quoted
+
+
+def test_readme_quotes_what_is_listed_for_it():
+    """Every "paper: X" and "X there" of the front page is an entry's value, of the paper in whose section it stands."""
+    sections = re.split(r"^## ", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for paper, title in zip(PAPERS, ("AutoBERT-Zero\n", "AutoTinyBERT\n", "ALBERT\n", "mFormer\n")):
+        text = next(section for section in sections if section.startswith(title)).replace("\n", " ")
+        said = re.findall(r"paper(?:'s|:| says| itself says)? (\d[\d., and]*)|(\d[\d.]*)(?: M)? there", text)
+        found = {number for pair in said for part in pair for number in re.findall(r"\d+(?:\.\d+)?", part)}
+        listed = {str(entry["value"]) for entry in ENTRIES if entry["paper"] == paper and "README.md" in entry["used"]}
+        assert found == listed and found, paper
+
+
+def test_where_albert_contradicts_itself():
+    albert = functools.partial(study.published, "albert")
+    fast, slow = (albert("Table 2", f"{name} base, speed-up") for name in ("ALBERT", "BERT"))
+    assert round(fast / slow, 2) == albert("Table 2", "ALBERT base, speed-up over BERT base, 5.6 / 4.7")
+
+
+# --- pictures -----------------
+
+def test_the_best_so_far_is_drawn_in_steps():
+    """A line a seed and search, of which the first alone has a name."""
+    axes = mock.MagicMock()
+    pictures.draw_searches(axes, {"search_scores": [{"OP-NAS": [0.2, 0.1, 0.5]}, {"OP-NAS": [0.3, 0.4, 0.1]}]})
+    lines = [(list(places), best, how["where"], how["label"]) for (places, best), how in axes.step.call_args_list]
+    assert lines == [([1, 2, 3], [0.2, 0.2, 0.5], "post", "OP-NAS"), ([1, 2, 3], [0.3, 0.4, 0.4], "post", None)]
+
+
+def test_columns_are_drawn_by_group():
+    axes, rows = mock.MagicMock(), [["a", 1, 5, "x"], ["b", 2, 6, "y"], ["a", 3, 7, "z"]]
+    record = {"columns": ["kind", "n", "value", "name"], "rows": rows}
+    pictures.of_columns("n", "value", "kind", named="name")(axes, record)
+    assert [(call.args, call.kwargs["label"]) for call in axes.plot.call_args_list] == [
+        (([1, 3], [5, 7]), "a"), (([2], [6]), "b")]
+    assert [call.args[0] for call in axes.annotate.call_args_list] == ["x", "z", "y"]
+
+
+def contrast(one, other):
+    """Of two colours as #rrggbb, after WCAG 2: 1 to 21; 3 is asked of lines, 4.5 of text."""
+    def light(colour):
+        parts = [int(colour[place:place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    dark, bright = sorted((light(one), light(other)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_colours_can_be_read_and_a_model_has_one():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast(pictures.INK, pictures.CARD) > 12
+    assert min(contrast(each, pictures.CARD) for each in pictures.COLOURS) > 3
+    assert pictures.colour("BERT, 4 times the updates", 3) == pictures.colour("bert") != pictures.colour("hybrid")
+    assert pictures.colour("causal linear") != pictures.colour("linear") == pictures.colour("Linear")
+    assert pictures.colour("something", 9) == pictures.COLOURS[1] != pictures.colour("something", 2)
+
+
+def test_pictures_are_small_belong_to_results_and_are_shown():
+    for path in DRAWN:
+        content = path.read_bytes()
+        width, height = struct.unpack(">II", content[16:24])
+        assert content[:8] == b"\x89PNG\r\n\x1a\n" and len(content) < 60_000, path
+        assert 600 <= width <= 1400 and 300 <= height <= 1000, path
+    shown = {path for page in (ROOT / "README.md", *CLAIMS.glob("*.md")) for path in re.findall(
+        r"!\[.*?\]\((?:tests/claims/)?(.*?)\)", re.sub(r"<!--.*?-->", "", page.read_text()))}
+    named = {(path.parent / name).relative_to(CLAIMS).as_posix() for path in CLAIMS.rglob("results/**/*.json")
+             if (name := json.loads(path.read_text()).get("picture"))}
+    assert shown == named == {path.relative_to(CLAIMS).as_posix() for path in DRAWN}
+
+
+@pytest.mark.peers
+def test_pictures_are_drawn_again_from_their_results(tmp_path):
+    """Opaque and light; the axis of layers counts in whole numbers, that of scores does not."""
+    figures, image = pytest.importorskip("matplotlib.figure"), pytest.importorskip("PIL.Image")
+    for paper in PAPERS:
+        claims, folder = importlib.import_module(f"tests.claims.{paper}").CLAIMS, tmp_path / paper
+        folder.mkdir()
+        for path in (CLAIMS / "results" / paper).glob("*.json"):
+            (folder / path.name).write_text(path.read_text())
+        study.main(paper, claims, ["redraw", "--results", str(folder)])
+        wanted = {name for name, each in claims.items() if each.picture and (folder / f"{name}.json").exists()}
+        assert {path.stem for path in folder.glob("*.png")} == wanted
+        for path in folder.glob("*.png"):
+            corner = image.open(path).convert("RGBA").getpixel((0, 0))
+            assert path.stat().st_size < 60_000 and corner[3] == 255 and min(corner[:3]) > 240
+    for label, whole in (("layer (0: embeddings)", True), ("score", False)):
+        made, real = [], figures.Figure
+        with mock.patch.object(figures, "Figure", lambda **how: made.append(real(**how)) or made[-1]):
+            assert study.draw_figure(tmp_path / "x.png", lambda axes: axes.plot([0, 1, 2]) and axes.set(xlabel=label))
+        assert all(tick == int(tick) for tick in made[0].axes[0].get_xticks()) == whole
