@@ -358,11 +358,10 @@ def parameters(arch, vocab_size, positions=512):
     """{part: parameters} of an encoder."""
     with torch.device("meta"):
         encoder = Encoder(arch, vocab_size, positions=positions)
-    counts = {"embeddings": 0, "layers": 0, "pooler": 0}
-    for name, value in encoder.named_parameters():
-        part = name.split(".")[0]
-        counts[part if part in counts else "embeddings"] += value.numel()
-    return counts
+    def count(module):
+        return sum(value.numel() for value in module.parameters())
+    layers, pooler = count(encoder.layers), count(encoder.pooler)
+    return {"embeddings": count(encoder) - layers - pooler, "layers": layers, "pooler": pooler}
 
 # --- supernet -------------
 
@@ -396,11 +395,6 @@ AXES = {  # by which size each axis is cut: H hidden, F ffn, N heads, D head wid
     "words": "*H", "positions": "*H", "segments": "*H", "transform": "HH", "decoder_bias": "*"}  # all others: "H"
 
 
-def regroup_heads(weight, heads, width):
-    """A weight of attention (*, N, D, ...) with all of its rows in so many heads of this width, as a view."""
-    return weight.flatten(1, 2).unflatten(1, (heads, width))
-
-
 def leading(weight, axes, sizes):
     """The leading part of every axis of a weight (Sec. 3.4, "bottom-left" there), as a slice that autograd follows.
 
@@ -409,7 +403,7 @@ def leading(weight, axes, sizes):
     its rows are dealt out to another number of heads.
     """
     if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
-        weight = regroup_heads(weight, sizes["N"], sizes["D"])
+        weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
     return weight[tuple(slice(sizes.get(axis)) for axis in axes[:weight.dim()])]
 
 
@@ -548,11 +542,10 @@ def mutate(arch, space, rng):
     genes = arch.genes
     moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
     for name in moving:
-        sizes = [choice[-1] if name == "attention" else choice for choice in space[name]]  # d^q|k|v stands for the pair
-        mine = genes[name][-1] if name == "attention" else genes[name]
-        place, reach = min(range(len(sizes)), key=lambda index: abs(sizes[index] - mine)), max(1, len(sizes) // 10)
-        near = [index for index in range(max(0, place - reach), min(len(sizes), place + reach + 1)) if index != place]
-        genes[name] = space[name][rng.choice(near or [place])]
+        choices = list(space[name])
+        place, reach = choices.index(genes[name]), max(1, len(choices) // 10)
+        near = choices[max(0, place - reach):place] + choices[place + 1:place + reach + 1]
+        genes[name] = rng.choice(near or choices)
     return make_arch(genes)
 
 
@@ -680,7 +673,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.runs import Checkpoint, environment
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model
+    from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
     from data.inputs import open_run, send
 
@@ -785,14 +778,6 @@ def update(model, optimizer, batches, count, data, cfg, ranks, *key):
     return sum(losses), norm
 
 
-def keep_trained(model, curve, data, cfg, ranks, folder):
-    """Write what --init and the next call of pretrain read."""
-    action = "superplm" if folder.name == "superplm" else "further_train"
-    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-    on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)
-    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
-
-
 def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=()):
     """Train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of the
     sub-models `probes`, without any of the model)]. Raises Diverged, and Stop after SIGTERM, with the state saved.
@@ -807,7 +792,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     # FOLDER.pt, the state of a training that goes on; FOLDER/checkpoint.pt is the trained model
     checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
-    saved, phase = checkpoint.restore(), "superplm" if folder.name == "superplm" else "further"
+    saved, phase = checkpoint.restore(), "superplm" if draw else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
     # where nothing is drawn, a process has one sub-batch, unless --accumulate is given; a checkpoint keeps their number
     N = saved.get("shards", cfg.accumulate if draw or "accumulate" in cfg.given else ranks.size)
@@ -843,7 +828,9 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
         if stop:
             raise Stop
     bar.close()
-    keep_trained(model, curve, data, cfg, ranks, folder)
+    action, settings = "superplm" if draw else "further_train", dataclasses.replace(cfg, arch=str(model.encoder.arch))
+    on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)  # what --init reads
+    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
     checkpoint.remove()
     return curve
 
@@ -893,7 +880,7 @@ def start_model(arch, cfg, data, ranks, first="model"):
     folder, whole, weights = read_model(cfg.init, cfg, arch, first)
     positions = len(weights.get("encoder.positions.weight", [0]))
     longest = max([cfg.length, *(task.recipe.length for task in data.tasks.values() if task)])
-    variant = superplm_settings(folder).get("variant", "ebl")
+    variant = read_json(folder / "config.json", dict).get("settings", {}).get("variant", "ebl")
     reason = arch and why_outside(parse_arch(arch), whole, variant)
     if data.train and not data.teacher and "fit.weight" in weights:
         reason = "a distilled model has no masked-language-model head; use --setting distill or other tasks"
@@ -907,27 +894,6 @@ def start_model(arch, cfg, data, ranks, first="model"):
     return extract(model, parse_arch(arch), variant) if arch not in ("", str(whole)) else model
 
 
-def superplm_settings(folder):
-    """The settings of the SuperPLM in a folder, {} where another model is."""
-    record = read_json(folder / "config.json", dict)
-    return record["settings"] if record.get("action") == "superplm" else {}
-
-
-def load_superplm(cfg, data, ranks):
-    """The SuperPLM that --init names. UserError where it was trained for another search space, or is a plain model: the
-    score of a part says something because Alg. 1 trained the parts (Sec. 3.4)."""
-    folder = hf_models.model_folder(cfg.init, "superplm")
-    settings = superplm_settings(folder)
-    if not settings:
-        raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; make one of it with "
-                        f"--superplm --init {cfg.init}")
-    for name in ("largest", "smallest", "setting", "variant"):
-        if settings[name] != getattr(cfg, name):
-            raise UserError(f"{folder}: a SuperPLM of --{name} {settings[name]}, not {getattr(cfg, name)}; search with "
-                            "what it was trained with")
-    return start_model("", cfg, data, ranks, "superplm").to(data.device)
-
-
 # Fine-tuning.
 
 TABLE_D1 = {  # task: (batch, learning rate, epochs, metric of Table 1); WNLI, which the paper leaves out, takes RTE's
@@ -935,7 +901,6 @@ TABLE_D1 = {  # task: (batch, learning rate, epochs, metric of Table 1); WNLI, w
     "MRPC": (32, 2e-5, 10, "accuracy"), "CoLA": (32, 1e-5, 10, "matthews"), "QNLI": (32, 2e-5, 10, "accuracy"),
     "QQP": (32, 2e-5, 5, "accuracy"), "STS-B": (32, 3e-5, 10, "pearson+spearman"), "RTE": (32, 2e-5, 10, "accuracy"),
     "WNLI": (32, 2e-5, 10, "accuracy")}
-
 GRID = [(lr, epochs) for lr in (1e-5, 2e-5, 3e-5) for epochs in (4, 5, 10)]  # Sec. 4.1, GLUE's tasks
 
 
@@ -1060,8 +1025,8 @@ def finetune(cfg, text):
                 metrics, diverged = {"main": 0.0}, str(error)
             return {"job": job, "task": name, "setting": setting, "metrics": metrics, "diverged": diverged}
 
-        names = {job: name for job, (name, *_) in jobs.items()}
-        results = run_jobs(ranks, run.folder, names, work, from_mnli=())  # no task of the paper starts from MNLI
+        names = {job: name for job, (name, *_) in jobs.items()}  # none starts from MNLI's model, as in the paper
+        results = run_jobs(ranks, run.folder, names, work, from_mnli=())
         result = on_main(ranks, summarise, run.folder, results)
         result["averages"] = averages = table_1(result["tasks"])
         run.finish(result)
@@ -1106,8 +1071,6 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
         further = action == "further_train" and not cfg.arch
         student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
         data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, student.heads)
-    elif text and data.tokenizer.mask_id is None:
-        raise UserError(f"{data.tokenizer.path}: the vocabulary lacks [MASK]")
     kinds = {} if action == "finetune" else dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
     data.tasks = {name: None if name == "MLM" else on_main(
         ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds) for name in names}
@@ -1127,11 +1090,9 @@ def train_superplm(cfg, data, run):
 
 def latency_setting(cfg):
     """What a measurement holds for, beside the architecture; it says nothing about other settings or machines."""
-    device = pick_device(cfg.latency_device)
-    here = environment(device)
-    return {"device": str(device), "threads": cfg.latency_threads, "batch": cfg.latency_batch,
-            "length": cfg.latency_length, "hardware": here["hardware"], "torch": here["torch"],
-            "clock": latency_clock(cfg)}
+    here = environment(pick_device(cfg.latency_device))
+    return {**{name: getattr(cfg, f"latency_{name}") for name in ("threads", "batch", "length")},
+            **{name: here[name] for name in ("device", "hardware", "torch")}, "clock": latency_clock(cfg)}
 
 
 def time_together(archs, cfg, rounds=5):
@@ -1188,17 +1149,12 @@ def measure_and_learn(cfg, folder):
 def evolve(superplm, predict, limit, data, cfg, run):
     """Alg. 2, or another strategy: the history."""
     history, folder, generations = [], run.folder / "candidates", 1 if cfg.strategy == "fast" else cfg.generations
-    take = functools.partial(extract, superplm, variant=cfg.variant)
-
-    def label():
-        best = max((read_json(path, dict)["score"] for path in folder.glob("*.json")), default=0)
-        return f"generation {number + 1} of {generations}, best {best:.4f}"
-
     for number in range(generations):  # Alg. 2, line 3
         proposals = {str(len(history) + index): proposal
                      for index, proposal in enumerate(propose(history, number, cfg, predict, limit))}
-        results = share_out(run.ranks, list(proposals), folder, label,
-                            lambda name: judge(take(proposals[name][1]), data, cfg))  # Alg. 2, line 11
+        results = share_out(  # Alg. 2, line 11
+            run.ranks, list(proposals), folder, f"generation {number + 1} of {generations}",
+            lambda name: judge(extract(superplm, proposals[name][1], cfg.variant), data, cfg))
         for (parent, arch), result in zip(proposals.values(), results):
             history.append({"id": len(history), "round": number, "parent": parent, "arch": str(arch),
                             "predicted_ms": round(predict([arch])[0], 6), **result})
@@ -1251,15 +1207,13 @@ def confirm(history, cfg, run):
 def train_winners(superplm, finalists, data, cfg, run):
     """Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns best.json's entry.
 
-    D19: the paper trains three further and does not say what chooses one; here the search's own dev rows do, so that
-    the score in best.json is that of the best of three and no estimate of new rows.
+    D19: the paper does not say what chooses one of its three; here the search's own dev rows do, so that best.json's
+    score is no estimate for new rows.
     """
-    models = {}
-    for arch in (line["arch"] for line in finalists):
-        models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
+    models = {line["arch"]: extract(superplm, parse_arch(line["arch"]), cfg.variant) for line in finalists}
+    for arch, model in models.items():
         try:
-            pretrain(models[arch], data, cfg, run, run.folder / "further" / arch, cfg.further_steps,
-                     warmup=0.0)  # Sec. 4.1
+            pretrain(model, data, cfg, run, run.folder / "further" / arch, cfg.further_steps, warmup=0.0)  # Sec. 4.1
         except Diverged as error:
             say(run.ranks, f"{error}; its training is left out")
             models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
@@ -1280,7 +1234,7 @@ def search(cfg, phase="search"):
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
         if not data:
             return
-        superplm = load_superplm(cfg, data, ranks) if cfg.init and evolving else None
+        superplm = start_model("", cfg, data, ranks, "superplm").to(data.device) if cfg.init and evolving else None
         trained = superplm or (run.folder / "superplm" / "curve.json").exists()
         if phase == "evolve" and not (trained or cfg.dry_run):
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm, or give one with --init")
@@ -1323,7 +1277,7 @@ def export(cfg, folder):
     with launch(cfg.device) as ranks:
         tokenizer = load_tokenizer(cfg.tokenizer or hf_models.model_folder(cfg.init))
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
-        place, whole, weights = read_model(cfg.init, cfg)
+        place, whole, weights = read_model(cfg.init, cfg, cfg.arch)
         # what was made anew is left out, such as the masked-language-model head that an ELECTRA lacks
         state = {name: value for name, value in model.state_dict().items()
                  if name in weights and not name.startswith("fit.")}
@@ -1414,8 +1368,21 @@ def check_flags(cfg):
         check_sizes(parse_arch(cfg.largest), cfg.vocab_size, f"--{name} {getattr(cfg, name)}", count)
 
 
+def take_space(cfg):
+    """Search where --init's SuperPLM was trained; UserError where a flag says otherwise, and where a plain model is:
+    what its parts score says nothing, since Alg. 1 has not trained them (Sec. 3.4)."""
+    folder = hf_models.model_folder(cfg.init, "superplm")
+    record = read_json(folder / "config.json", dict)
+    if record.get("action") != "superplm":
+        raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; make one of it with "
+                        f"--superplm --init {cfg.init}")
+    take_settings(cfg, record["settings"], folder, ("largest", "smallest", "setting", "variant"))
+
+
 def check(cfg, action):
     """UserError where settings do not go together."""
+    if cfg.init and action in ("search", "evolve"):
+        take_space(cfg)
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
     cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
@@ -1424,17 +1391,14 @@ def check(cfg, action):
         search_space(cfg)
     except ValueError as error:
         raise UserError(str(error)) from None
-    distills = cfg.setting == "distill"
+    trains, distills = action in ("search", "superplm", "evolve", "further_train"), cfg.setting == "distill"
     for mistake, message in (
             (cfg.arch and action in PHASES, f"--arch {cfg.arch}: --{action} takes none"),
             (action == "further_train" and not (cfg.arch or cfg.init),
              "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
-            (action in ("finetune", "export") and not cfg.init,
-             f"--{action} needs weights: give a folder with --init"),
-            (cfg.teacher and not distills,
-             f"--teacher {cfg.teacher}: use it with --setting distill"),
-            (distills and not cfg.teacher and action in ("search", "superplm", "evolve", "further_train"),
-             "--setting distill needs --teacher DIR")):
+            (action in ("finetune", "export") and not cfg.init, f"--{action} needs weights: give a folder with --init"),
+            (cfg.teacher and not distills, f"--teacher {cfg.teacher}: use it with --setting distill"),
+            (distills and not cfg.teacher and trains, "--setting distill needs --teacher DIR")):
         if mistake:
             raise UserError(message)
 

@@ -100,8 +100,6 @@ def test_mutation_stays_in_the_space_moves_and_reaches_every_variable():
         assert all(gene in space[name] for child in children for name, gene in child.genes.items())
         assert start not in children
         assert all(any(child.genes[name] != start.genes[name] for child in children) for name in space)
-    off_the_grid = atb.parse_arch("5-450-636-12-768")
-    assert atb.mutate(off_the_grid, atb.search_space(BASE), random.Random(1)) != off_the_grid
 
 
 # --- extraction -----------
@@ -726,8 +724,8 @@ def test_a_search_starts_from_a_superplm_of_its_own_space_alone(tiny_data, whole
     run_here(["--export", tmp_path / "bert", *tiny_data[1], "--init", whole / "superplm"])
     for init, flag, message in ((tmp_path / "bert", "--evolve", "parts of this model were never trained"),
                                 (whole / "model", "--search", "parts of this model were never trained"),
-                                (whole, "--variant=ils", "of --variant ebl, not ils"),
-                                (whole, "--smallest=1-4-8-1-8", "of --smallest 1-8-8-1-8, not 1-4-8-1-8")):
+                                (whole, "--variant=ils", "--variant ils: .* has ebl"),
+                                (whole, "--smallest=1-4-8-1-8", "has 1-8-8-1-8")):
         with pytest.raises(UserError, match=message):
             run_here([*["--search"] * ("=" in flag), *tiny_data[1], flag, "--init", init, "--out", tmp_path / "run"])
 
@@ -772,9 +770,9 @@ def test_sub_batches_grow_to_the_processes_and_an_ordinary_training_has_one_a_pr
     with pytest.raises(UserError, match="2 shards cannot be shared out evenly to 8 processes"):
         atb.set_shards(cfg, distributed.Ranks(0, 8, None))
 
-    def killed(*args):
+    def killed(*args, **models):
         raise Killed
-    monkeypatch.setattr(atb, "keep_trained", killed)
+    monkeypatch.setattr(atb, "keep_model", killed)
     place = tiny_data[1].index("--accumulate")
     flags = [*tiny_data[1][:place], *tiny_data[1][place + 2:], "--eval_every", "9", "--arch", "1-8-8-1-8"]
     with pytest.raises(Killed):

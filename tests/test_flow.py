@@ -196,7 +196,7 @@ def test_autotinybert_waits_where_it_logs(kind, monkeypatch, tmp_path):
 
     monkeypatch.setattr(autotinybert, "text_batches", made)
     monkeypatch.setattr(autotinybert, "Checkpoint", Kept)
-    monkeypatch.setattr(autotinybert, "keep_trained", lambda *args: None)
+    monkeypatch.setattr(autotinybert, "keep_model", lambda *args, **models: None)
     sub = [autotinybert.parse_arch("1-16-32-2-32" if fit else "1-16-32-1-16"), arch]
     one_shot = {} if kind == "further" else {"draw": lambda step, shard: sub, "probes": sub}
     with Waits(monkeypatch, autotinybert) as waits:
