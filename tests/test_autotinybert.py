@@ -703,6 +703,9 @@ def test_no_task_starts_from_mnli(tiny_data, whole, tmp_path):
 def test_parts_of_a_finished_search_come_from_its_superplm(tiny_data, whole, tmp_path):
     """An architecture that is not the winner's is cut out of the SuperPLM, even where it would fit into the winner."""
     run_here(["--export", tmp_path / "export", *tiny_data[1], "--init", whole, "--arch", "1-8-8-1-6"])
+    # a part that may be deeper than the winner, of the SuperPLM and not of the winner, comes out whole
+    run_here(["--export", tmp_path / "deep", *tiny_data[1], "--init", whole, "--arch", "2-24-40-4-24"])
+    assert any(name.startswith("bert.encoder.layer.1.") for name in read_weights(tmp_path / "deep"))
     superplm = atb.LanguageModel(atb.parse_arch("2-24-40-4-24"), 46)
     superplm.load_state_dict(weights_of(whole / "superplm"))
     exported = hf_models.read_bert(tmp_path / "export", 1)
