@@ -609,35 +609,39 @@ def schedule(step, steps, warmup):
 def sentence_runs(corpus, number, rows, room, seed, short_prob=SHORT):
     """Examples number .. number + rows - 1 of an endless stream, as data.corpus.Segments: runs of whole sentences of up
     to `room` tokens, each parted at a sentence boundary inside (D11). No text is missing between the parts, and neither
-    their sizes nor their ends tell which came first: a run begins at a sentence that is drawn by its number in the
-    document, and has as many more as fit; at its document's end it grows backwards too. Drawn by tokens, or cut to
-    size, it would give the order away.
+    their sizes nor their ends tell which came first.
 
-    A run has two sentences where `room` allows, even if the size drawn for it does not. Where `room` does not, and in a
-    document of one sentence, the example is one part, a stretch of the two sentences that is cut at both ends:
+    The slots of a document share out its sentences by number, so that all are shown as often. (Shared out by tokens, a
+    run would begin or end with a long sentence, as a cut falls into one more easily, and the outer sentences of a pair
+    would tell its order.) Of a share that is more than the size drawn, a run takes as many sentences as fit, from the
+    share's beginning or up to its end, as a coin has it.
+
+    A run has two sentences where `room` allows, even if the size drawn for it or its share does not. Where `room`
+    does not, and in a document of one sentence, the example is one part, cut out of the slot's stretch of the document:
     second_length is 0. `other`, for NSP, is as whole, the end of a run elsewhere; other_length is 0 where none fits.
     """
-    table, _, slot, document, target, draws = corpus.drawn(number, rows, room, seed, short_prob)
+    document, left, right, target, draws = corpus.drawn(number, rows, room, seed, short_prob)
     low, high = (corpus.documents[corpus.ids[document] + part] for part in (0, 1))
-    # the document's slots share out its sentences but the last evenly, by number
-    slots = table[document + 1] - table[document]
-    share = (slot - table[document] + (draws[2] >> np.uint64(11)) * 2.0**-53) / slots
-    place = share * np.maximum(high - low - 1, 1)
-    start = low + place.astype(np.int64)
-    token, after = corpus.sentences[start], corpus.sentences[np.minimum(start + 2, high)]
-    pair = (after - token <= room) & (high - low > 1)
-    stop = fitting_stop(corpus, start, high, target)
-    stop = np.where(pair, np.maximum(stop, start + 2), stop)
-    before = corpus.first_after(corpus.sentences[high] - target - 1, low, start)
-    start = np.where(pair & (stop == high), before, start)
+    begin, end = corpus.sentences[low], corpus.sentences[high]
+    count = high - low
+    start, stop = (low + ((cut - begin) * count * 2 + end - begin) // (end - begin) // 2 for cut in (left, right))
+    backwards = below(2, draws[2]) == 1
+    start = np.where(backwards, np.clip(stop - 2, low, start), start)  # two sentences at least
+    stop = np.clip(start + 2, stop, high)
+    start = np.clip(stop - 2, low, start)
+    after = np.maximum(fitting_stop(corpus, start, stop, target), np.minimum(start + 2, stop))
+    before = corpus.first_after(corpus.sentences[stop] - target - 1, start, stop)
+    before = np.minimum(before, np.maximum(stop - 2, start))
+    start, stop = np.where(backwards, before, start), np.where(backwards, stop, after)
+    pair = (stop - start > 1) & (corpus.sentences[stop] - corpus.sentences[start] <= room)
     middle = start + 1 + below(np.maximum(stop - start - 1, 1), draws[3])
     begin, cut, end = (corpus.sentences[sentence] for sentence in (start, middle * pair, stop))
-    lone = np.minimum(target, after - token)  # the size of an example of one part
-    begin = np.where(pair, begin, token + ((place % 1) * (after - token - lone + 1)).astype(np.int64))
+    lone = np.minimum(target, right - left)  # the size of an example of one part
+    begin = np.where(pair, begin, left + below(right - left - lone + 1, draws[2]))
     first, second = np.where(pair, cut - begin, lone), np.where(pair, end - cut, 0)
-    columns = (array[:, None] for array in (document, start, stop, second, target - first, room - first))
+    columns = (array[:, None] for array in (document, start, stop, second, room - first))
     eight = [mix(draw[:, None] + np.arange(1, 9, dtype=np.uint64)) for draw in draws[4:]]
-    other, other_length = run_elsewhere(corpus, table, *columns, eight)
+    other, other_length = run_elsewhere(corpus, corpus.slot_table(room), *columns, eight)
     return corpus.collect(room, (begin, first), (cut, second), (other, other_length), np.where(pair, stop - start, 1))
 
 
@@ -649,10 +653,10 @@ def fitting_stop(corpus, start, high, room):
     return stop - (corpus.sentences[stop] > limit)
 
 
-def run_elsewhere(corpus, table, document, start, stop, want, room, most, draws):
+def run_elsewhere(corpus, table, document, start, stop, want, most, draws):
     """(first token, tokens), (R,) each, of runs of whole sentences in the place of NSP's second part: from another
-    document, but not from its beginning, of up to `room` tokens, or one sentence of up to `most`. Of eight that are
-    drawn it is the one whose size is nearest to `want`, the second part's; 0 tokens where none fits or none is wanted.
+    document, but, like that part, not from its beginning, of about `want` tokens, the second part's, and `most` at
+    most. Of eight that are drawn it is the one whose size is nearest; 0 tokens where none fits or none is wanted.
 
     In a corpus of one document it lies before or after its run, sentences start .. stop - 1. The other arguments are
     (R, 1), draws two of (R, 8).
@@ -669,8 +673,9 @@ def run_elsewhere(corpus, table, document, start, stop, want, room, most, draws)
         low, high = corpus.documents[there], corpus.documents[there + 1]
         choices = high - low - 1
         begin = np.minimum(low + 1 + below(np.maximum(choices, 1), draws[1]), high - 1)
-    end = np.maximum(fitting_stop(corpus, begin, high, room), begin + 1)
-    size = corpus.sentences[end] - corpus.sentences[begin]
+    end = fitting_stop(corpus, begin, high, want)
+    below_want, above = (corpus.sentences[np.minimum(end + more, high)] - corpus.sentences[begin] for more in (0, 1))
+    size = np.where((below_want == 0) | (above - want < want - below_want), above, below_want)
     size = np.where((choices > 0) & (size <= most) & (want > 0), size, 0)
     best = np.where(size > 0, abs(size - want), 2**40).argmin(1)[:, None]
     return [np.take_along_axis(array, best, 1)[:, 0] for array in (corpus.sentences[begin], size)]

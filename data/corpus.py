@@ -139,32 +139,29 @@ class Corpus:
         """Examples position .. position + rows - 1 of an endless stream, as Segments.
 
         A function of its arguments alone, so resuming needs only the position, and ranks take ranges of their own.
-        length: room for the text of both parts, in tokens, at least 2. Each epoch takes the slots in another order
-        and moves the cuts. The size of an example is `length`, or with short_prob uniform in 2..length; a document
-        shorter than that comes whole.
+        length: room for the text of both parts, in tokens, at least 2. The size of an example is `length`, or with
+        short_prob uniform in 2..length, and never more than its slot's stretch of a document.
         """
-        table, epoch, slot, document, target, draws = self.drawn(position, rows, length, seed, short_prob)
-        begin, end = (bound[document] for bound in self.bounds)
-        size = np.minimum(target, end - begin)
-        # a document's slots overhang its end by `spare`: each epoch another part of it is moved before the beginning
-        spare = (table[document + 1] - table[document]) * length - (end - begin)
-        offset = (slot - table[document]) * length - below(spare + 1, hashed(seed, 2, epoch, document))
-        offset += below(length - target + 1, draws[2])
-        start = begin + np.clip(offset, 0, end - begin - size)
+        document, left, right, target, draws = self.drawn(position, rows, length, seed, short_prob)
+        size = np.minimum(target, right - left)
+        start = left + below(right - left - size + 1, draws[2])
         first, last = (self.documents[self.ids[document] + part] for part in (0, 1))  # its sentences
         boundary = self.first_after(start, first, last)
         inside = self.first_after(start + size - 1, boundary, last) - boundary
         chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[3])]
         middle = np.where(inside > 0, chosen, start + size)
-        first, second = middle - start, start + size - middle
-        # as long as second, or a classifier could tell the two apart by their lengths
-        want = np.where(inside > 0, second, target - first)
-        return self.collect(length, (start, first), (middle, second),
-                            self.elsewhere(document, start, size, want, draws[4:]), inside + 1)
+        want = np.where(inside > 0, start + size - middle, target + start - middle)
+        other = self.elsewhere(document, start, size, want, draws[4:])
+        return self.collect(length, (start, middle - start), (middle, start + size - middle), other, inside + 1)
 
     def drawn(self, position, rows, length, seed, short_prob):
-        """What each example of the stream begins with: (slot_table, its epoch, slot and document, the size it is to
-        have, six hashes)."""
+        """What each example of the stream begins with: (its document, the first token of its slot's stretch and the one
+        behind the last, the size it is to have, six hashes).
+
+        Each epoch takes the slots in another order. The slots of a document part it, so that an epoch shows each token
+        once, those at its beginning and its end too. They overhang both ends by what they have to spare, in each epoch
+        in other shares, neither under a quarter: the cuts move, and no stretch is a mere rest.
+        """
         if length < 2:
             raise UserError(f"corpus.segments: length {length} leaves no room for two parts; make sequences longer")
         table = self.slot_table(length)
@@ -175,7 +172,12 @@ class Corpus:
         draws = [mix(base + np.uint64(stream)) for stream in range(6)]
         short = below(2**30, draws[0]) < short_prob * 2**30
         target = np.where(short, 2 + below(length - 1, draws[1]), length)
-        return table, epoch, slot, np.searchsorted(table, slot, side="right") - 1, target, draws
+        document = np.searchsorted(table, slot, side="right") - 1
+        begin, end = (bound[document] for bound in self.bounds)
+        spare = (table[document + 1] - table[document]) * length - (end - begin)
+        cut = begin + (slot - table[document]) * length - spare // 4
+        cut -= below(spare // 2 + 1, hashed(seed, 2, epoch, document))
+        return document, np.maximum(cut, begin), np.minimum(cut + length, end), target, draws
 
     def first_after(self, token, low, high):
         """The first of sentences low .. high that starts after `token`; sentence `high` does. (R,) each. numpy's

@@ -379,30 +379,35 @@ def test_the_cut_is_uniform_over_the_boundaries(tmp_path):
     assert all(abs((cut == place).float().mean() - 0.2) < 0.03 for place in (10, 20, 30, 40, 50))
 
 
-def test_an_epoch_sees_every_token_about_equally_often(counted):
-    length, total = 60, len(counted.tokens)
-    slots = counted.slots(length)
-    seen = np.zeros(total, int)
-    for epoch in range(20):
-        segments, once = counted.segments(epoch * slots, slots, length, 0, short_prob=0.0), np.zeros(total, int)
-        for _, _, _, run in runs(counted, segments):
-            once[run] += 1
-        assert once.min() == 1 and once.max() <= 2
-        seen += once
-    # a document of n tokens has ceil(n / 60) examples of min(n, 60) tokens an epoch
-    starts, ends = counted.bounds
-    for begin, end in zip(starts, ends):
-        views = -(-(end - begin) // length) * min(length, end - begin) / (end - begin)
-        assert abs(seen[begin:end].mean() / 20 - views) < 1e-9
-    assert seen.max() <= 40 and np.abs(seen / 20 - 1).mean() < 0.25
-
-
-def test_epochs_differ_in_order_and_in_cuts(counted):
-    slots = counted.slots(60)
-    first, second = (counted.segments(epoch * slots, slots, 60, seed=0, short_prob=0.0).first[:, 0] for epoch in (0, 1))
-    documents = [np.searchsorted(counted.bounds[1], starts.numpy(), side="right") for starts in (first, second)]
-    assert sorted(documents[0]) == sorted(documents[1]) and (documents[0] == documents[1]).mean() < 0.2
-    assert len(set(first.tolist()) & set(second.tolist())) < slots / 2
+@pytest.mark.parametrize("length", [128, 512])
+@pytest.mark.parametrize("least, most", [(510, 1018), (1019, 2000)])
+def test_every_place_of_a_document_is_shown_about_as_often(least, most, length, tmp_path):
+    """By tenths of the documents and by their first and last 50 tokens. Segments show each token once an epoch where
+    none is drawn short; runs of whole sentences leave out what does not fit."""
+    draw, lengths, per_document = np.random.default_rng(0), [], []
+    for tokens in draw.integers(least, most + 1, 120):
+        ends = np.minimum(np.cumsum(np.clip(draw.lognormal(3.0, 0.6, tokens), 3, 120).astype(int)), tokens)
+        lengths += np.diff(np.unique(ends), prepend=0).tolist()
+        per_document.append(len(np.unique(ends)))
+    corpus = made_by_hand(tmp_path, lengths, per_document)
+    slots, (starts, ends) = corpus.slots(length - 3), corpus.bounds
+    for make, short in ((Corpus.segments, 0.0), (Corpus.segments, 0.1), (sentence_runs, 0.1)):
+        orders, seen = [], np.zeros(len(corpus.tokens) + 1)
+        for epoch in range(4):
+            found = make(corpus, epoch * slots, slots, length - 3, 0, short)
+            begin, size = found.first[:, 0].numpy(), (found.first_length + found.second_length).numpy()
+            np.add.at(seen, begin, 1)
+            np.add.at(seen, begin + size, -1)
+            orders.append(begin)
+        seen = seen.cumsum()[:-1]
+        assert all((one != other).mean() > 0.9 for one, other in zip(orders, orders[1:]))  # epochs differ
+        if not short:
+            assert (seen == 4).all() and not set(orders[0]) >= set(orders[1])  # once an epoch, cut elsewhere
+        tenths = [np.concatenate([seen[a + (b - a) * k // 10:a + (b - a) * (k + 1) // 10] for a, b in zip(starts, ends)])
+                  for k in range(10)] + [np.stack([seen[a:a + 50] for a in starts])] + [
+                      np.stack([seen[b - 50:b] for b in ends])]
+        shares = [part.mean() / seen.mean() for part in tenths]
+        assert 0.75 < min(shares) and max(shares) < 1.25, (make, short, shares)
 
 
 def test_short_targets(tmp_path):
@@ -444,13 +449,6 @@ def test_one_document_draws_other_from_the_rest_of_it(tmp_path):
     assert len(set(segments.other[:, 0].tolist())) > 100
     alone = made_by_hand(tmp_path, [5] * 8, [8])
     assert not alone.segments(0, 10, 40, seed=0, short_prob=0.0).other_length.any()
-
-
-def test_single_sentences_leave_room_for_other(tmp_path):
-    corpus = made_by_hand(tmp_path, [8] * 20, [1] * 20)
-    segments = corpus.segments(0, 100, 30, seed=0, short_prob=0.0)
-    assert (segments.first_length == 8).all() and not segments.second_length.any()
-    assert (segments.sentences == 1).all() and (segments.other_length == 8).all()
 
 
 def same_tokens(corpus, begin, size):
