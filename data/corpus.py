@@ -150,8 +150,7 @@ class Corpus:
         inside = self.first_after(start + size - 1, boundary, last) - boundary
         chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[3])]
         middle = np.where(inside > 0, chosen, start + size)
-        want = np.where(inside > 0, start + size - middle, target + start - middle)
-        other = self.elsewhere(document, start, size, want, draws[4:])
+        other = self.elsewhere(document, start, size, start + size - middle, draws[4:])
         return self.collect(length, (start, middle - start), (middle, start + size - middle), other, inside + 1)
 
     def drawn(self, position, rows, length, seed, short_prob):
@@ -197,20 +196,28 @@ class Corpus:
         return Segments(*tensors, torch.from_numpy(sentences))
 
     def elsewhere(self, document, start, size, want, draws):
-        """(start, length) of runs of up to `want` tokens from a sentence's start in another document. In a corpus of
-        one document: from before or after the run, 0 tokens where there is no room."""
+        """(start, length) of runs of `want` tokens from a sentence's start in another document, to stand where a text's
+        continuation would: as long as it is, and like it never the beginning of a document, or a classifier could tell
+        the two apart. 0 tokens where none of eight documents has such a run. In a corpus of one document it comes from
+        before or after the example, if there is room."""
         starts, ends = self.bounds
         if len(starts) == 1:
             before, after = np.maximum(0, start - starts - want + 1), np.maximum(0, ends - start - size - want + 1)
             place = below(np.maximum(before + after, 1), draws[0])
             place += np.where(place < before, starts, start + size - before)
             return place, np.where(before + after > 0, want, 0)
-        chosen = below(len(starts) - 1, draws[0])
-        chosen += chosen >= document
-        first, stop = self.documents[self.ids[chosen]], self.documents[self.ids[chosen] + 1]
-        fitting = self.first_after(ends[chosen] - np.maximum(want, 1), first, stop) - first  # starts that leave room
-        found = self.sentences[first + below(np.maximum(fitting, 1), draws[1])]
-        return found, np.minimum(want, ends[chosen] - found)
+        found, length, todo = start.copy(), np.zeros_like(want), np.flatnonzero(want)
+        for turn in range(8):
+            chosen = below(len(starts) - 1, mix(draws[0][todo] + np.uint64(turn)))
+            chosen += chosen >= document[todo]
+            first, stop = self.documents[self.ids[chosen]], self.documents[self.ids[chosen] + 1]
+            # sentences that leave room, but for the first
+            fitting = self.first_after(ends[chosen] - want[todo], first, stop) - first - 1
+            sentence = first + 1 + below(np.maximum(fitting, 1), mix(draws[1][todo] + np.uint64(turn)))
+            good = fitting > 0
+            found[todo[good]], length[todo[good]] = self.sentences[sentence[good]], want[todo[good]]
+            todo = todo[~good]
+        return found, length
 
 
 def join(first, first_length, second, second_length, tokenizer, empty_second=False):
