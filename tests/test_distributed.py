@@ -63,13 +63,6 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
     assert not (run.folder / "checkpoint.pt").exists()
 
 
-def test_restart_spares_the_runs_of_other_programs(tmp_path):
-    open_run(tmp_path / "run", "pretrain")
-    with pytest.raises(UserError, match="a run of albert.py"):
-        open_run(tmp_path / "run", "pretrain", "autobert_zero", restart=True)
-    assert (tmp_path / "run/config.json").exists()
-
-
 def test_a_folder_of_an_older_version_is_refused_in_words(tmp_path):
     (tmp_path / "config.json").write_text('{"action": "search", "settings": {}}')
     with pytest.raises(UserError, match="older version"):
@@ -146,13 +139,6 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
     save_file(tmp_path / "trap.pt", {"weights": Trap()})
     with pytest.raises(UserError, match="no readable checkpoint"):
         load_newest(tmp_path / "trap.pt")
-
-
-def test_a_start_from_the_checkpoint_before_the_newest_says_so(tmp_path, capsys):
-    for step in (1, 2):
-        save_file(tmp_path / "checkpoint.pt", {"step": step})
-    (tmp_path / "checkpoint.pt").write_bytes(b"PK")
-    assert load_newest(tmp_path / "checkpoint.pt") == {"step": 1} and "before it" in capsys.readouterr().err
 
 
 def test_seeds_depend_on_their_key_alone():
@@ -249,6 +235,7 @@ def test_whoever_is_free_does_the_next_job_the_longest_first(tmp_path):
     assert len(set(results)) == 1 and [job["name"] for job in json.loads(results[0])] == list("abcdef")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_dead_process_leaves_no_claim(tmp_path):
     first = two_processes(tmp_path, slow="", dies="c")

@@ -8,7 +8,6 @@ import json
 import random
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from test_bad_input import ARCH, FEW, PIECES, TRAINED, TUNED, call, limited, put, ready, the_line, tuning  # noqa: F401

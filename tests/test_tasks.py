@@ -1,12 +1,11 @@
 """common/tasks.py and common/weights.py: tasks behind one face, jobs, medians; what a run starts from."""
 import dataclasses
-import io
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
-from tqdm import tqdm
 
 from common import tasks as task_module
 from common.cli import UserError
@@ -39,7 +38,8 @@ class Config:
 def tokenizer(demo, tmp_path_factory):
     from common.tokenization import load_tokenizer
     from data.text import train_sentencepiece
-    path = train_sentencepiece([demo["corpus"]], tmp_path_factory.mktemp("vocabulary") / "spiece.model", 600)
+    text = Path(demo["glue"]) / "MNLI" / "train.tsv"
+    path = train_sentencepiece([text], tmp_path_factory.mktemp("vocabulary") / "spiece.model", 300)
     return load_tokenizer(path)
 
 
@@ -140,22 +140,6 @@ def test_mnli_comes_first_and_the_tasks_of_few_rows_start_from_its_best_job(tmp_
     assert starts == {"a": None, "b": None, "c": None, "d": tmp_path / "jobs" / "b"}
     run_jobs(ALONE, tmp_path / "alone", {"d": "RTE"}, work)
     assert starts["d"] is None
-
-
-def test_the_bar_counts_the_jobs_of_all_tasks_those_done_before_too(tmp_path, monkeypatch):
-    bars = []
-
-    def progress(ranks, total, label, start=0):
-        bars.append(tqdm(total=total, initial=start, disable=False, file=io.StringIO()))
-        return bars[-1]
-
-    monkeypatch.setattr("common.distributed.progress", progress)
-    jobs = {"d": "RTE", "a": "MNLI", "b": "MNLI", "c": "CoLA"}
-    work = lambda name, start: job(name, jobs[name], 0.5)  # noqa: E731
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "b.json").write_text(json.dumps(work("b", None)))
-    run_jobs(ALONE, tmp_path, jobs, work)
-    assert [(bar.initial, bar.n, bar.total) for bar in bars] == [(1, 3, 4), (3, 4, 4)]
 
 
 def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path, capsys):
