@@ -27,7 +27,6 @@ Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pai
 import ast
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import math

@@ -1,8 +1,9 @@
-"""A training step on tensors without content: what will fit and how long it will take, before a card is rented.
+"""--describe runs a training step on tensors without content: it says what will fit on a card and how long a run will
+take, before the card is rented.
 
-build(cfg) returns (optimizer, step, look): step(rows, shards) is the training loop's own update, look() the largest
-evaluation. What a kernel takes while it runs is not seen, nor what the allocator loses: cards hold 5 to 7% more than
-their name says, which is left to both.
+build(cfg) returns (optimizer, step, look): step(rows, shards) is the training loop's own update, and look() is the
+largest evaluation. What a kernel allocates while it runs is not seen, nor what the allocator loses; the 5 to 7% that
+cards hold beyond their nominal size are left for these two.
 """
 import contextlib
 import dataclasses
@@ -19,22 +20,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-CARDS = {  # GB; dense matrix products a second in bfloat16, and in float32 without TF32 (data sheets)
+CARDS = {  # GB; FLOP/s of dense matrix products in bfloat16, and in float32 without TF32, from the data sheets
     "RTX A4000": (16, 76.7e12, 19.2e12), "RTX 4090": (24, 165.2e12, 82.6e12), "A100": (40, 312e12, 19.5e12),
     "H100": (80, 989e12, 67e12)}
-SHARES = (0.2, 0.35, 0.5)  # of a card's peak: a small model or short rows, a usual run, a large model well fed
+SHARES = (0.2, 0.35, 0.5)  # of a card's peak, which a small model, a usual run and a large model reach
 KINDS = ("weights", "gradients", "optimizer", "activations")
-FLOAT32 = ("layer_norm", "softmax", "normalize", "mse_loss")  # what CUDA's autocast runs in it, of what is used here
+FLOAT32 = ("layer_norm", "softmax", "normalize", "mse_loss")  # CUDA's autocast runs these in float32
 
 
 def ids(*shape):
-    """Token ids that say nothing."""
+    """Token ids without a meaning: zeros."""
     return torch.zeros(shape, dtype=torch.long)
 
 
 class Ledger(TorchDispatchMode):
     """Follows every storage from the operation that makes it to its end, and counts FLOPs as torch's FlopCounterMode
-    does (which itself keeps what --recompute lets go, until Python looks for cycles)."""
+    does. That mode itself is not used because it keeps what --recompute frees until Python collects cycles."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +64,7 @@ class Ledger(TorchDispatchMode):
         self.open[tensor.untyped_storage()._cdata][3] = kind
 
     def watch(self, function, *args):
-        """({kind: bytes at the peak}, bytes of the largest activation, FLOPs) of function(*args)."""
+        """Call function(*args); returns ({kind: bytes at the peak}, bytes of the largest activation, FLOPs)."""
         self.lines, self.peak, self.flops, kinds = list(self.open.values()), 0, 0, Counter()
         function(*args)
         for born, died, size, kind in self.lines:
@@ -74,8 +75,8 @@ class Ledger(TorchDispatchMode):
 
 @contextlib.contextmanager
 def on_card():
-    """CUDA's ways where they keep other bytes than the CPU's: dropout keeps one a number, attention not its matrix, and
-    autocast runs FLOAT32 in float32."""
+    """A context in which the CPU keeps for the backward pass what CUDA keeps: dropout a byte a number, attention no
+    matrix of scores, and autocast runs what FLOAT32 names in float32."""
     def dropout(x, p=0.5, training=True, inplace=False):
         return torch.native_dropout(x, p, True)[0] if training and p else x
 
@@ -86,7 +87,7 @@ def on_card():
 
 
 def in_float32(function):
-    """The function as CUDA's autocast calls it."""
+    """The function as CUDA's autocast calls it: in float32 where autocast is on."""
     def called(*args, **kwargs):
         if not torch.is_autocast_enabled("cpu"):
             return function(*args, **kwargs)
@@ -97,7 +98,7 @@ def in_float32(function):
 
 
 def attention(query, key, value, bias=None, p=0.0, is_causal=False, scale=None):
-    """By the kernel that takes a bias; the others keep no more."""
+    """Attention by CUDA's kernel that takes a bias; its other kernels keep no more than this one."""
     lower = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     query, key, value = (x.to(lower) for x in (query, key, value))
     if bias is not None:
@@ -108,11 +109,13 @@ def attention(query, key, value, bias=None, p=0.0, is_causal=False, scale=None):
 
 
 def rehearse(cfg, build, *sizes, card=True):
-    """For each (rows, shards): bytes by kind at the peak of an update, with the optimizer's state; the peaks of the
-    update and of the evaluation; the largest activation and FLOPs of both. card=False: on a CPU."""
+    """A dictionary for each of sizes, (rows, shards): the bytes by kind at the peak of an update, with the optimizer's
+    state; the peaks of the update and of the evaluation; the largest activation and the FLOPs of both. card=False
+    leaves out what on_card changes."""
     found = []
     with FakeTensorMode(), on_card() if card else contextlib.nullcontext(), Ledger() as ledger:
-        with mock.patch("torch.nn.init.trunc_normal_", lambda tensor, **others: tensor):  # it reads what it has drawn
+        # trunc_normal_ reads what it has drawn, which has no content here
+        with mock.patch("torch.nn.init.trunc_normal_", lambda tensor, **others: tensor):
             optimizer, step, look = build(cfg)
         for line in ledger.open.values():
             line[3] = "weights"
@@ -134,20 +137,23 @@ def rehearse(cfg, build, *sizes, card=True):
 
 
 def forecast(cfg, build, updates, least=1):
-    """What --describe says of so many updates of --batch, `least` rows in the smallest shard, on $WORLD_SIZE processes
-    of a card each. For other --accumulate the peak is read off a line from the smallest shard to the largest: it is the
-    larger of sums that grow with the rows, so never above the line. Where a run counts in passes over a corpus, updates
-    is 0, and the days are those of 1,000."""
+    """What --describe says of so many updates of --batch on $WORLD_SIZE processes with a card each.
+
+    Memory is measured at the --accumulate that is given. For the others the peak is read off a straight line between
+    the largest shard and the smallest one, which has `least` rows: the peak is the larger of two sums that grow with
+    the rows, so it is never above that line. Where a run counts in passes over a corpus, updates is 0 and the days are
+    those of 1,000 updates.
+    """
     updates = updates or 1000
     processes = int(os.environ.get("WORLD_SIZE", 1))
     given, dtype = math.lcm(cfg.accumulate, processes), "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     choices = [number for number in range(processes, max(given, cfg.batch // least) + 1, processes)
                if cfg.batch % number == 0]
     rows = [max(1, cfg.batch // number) for number in (given, choices[0], choices[-1])]
-    shards = [min(2, given // processes), 2, 2]  # the second meets the gradients of the first
+    shards = [min(2, given // processes), 2, 2]  # in a second shard the gradients of the first are there too
     memory, large, small = rehearse(dataclasses.replace(cfg, dtype=dtype), build, *zip(rows, shards))
     peak, most, smallest = (max(each["update"], each["evaluation"]) for each in (memory, large, small))
-    buckets = (processes > 1) * small["weights"]  # in which gradients travel
+    buckets = (processes > 1) * small["weights"]  # DistributedDataParallel's copy of the gradients
     slope, fits, days = (most - smallest) / max(1, rows[1] - rows[2]), {}, {}
     for name, (size, *peaks) in CARDS.items():
         enough = [number for number in choices

@@ -76,8 +76,9 @@ def from_environment(name, default):
 
 
 def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):  # candidates are of unequal cost
-    """init_process_group; its store. What torchrun starts again (--max-restarts) may wait there for the dead (torch
-    2.13 keeps one store): on one machine, where all know its number, each start has names of its own."""
+    """Call init_process_group and return its store. torch 2.13 keeps one store over the restarts of --max-restarts, so
+    that a new process could wait for a dead one: on one machine, where every process knows the number of the restart,
+    each start has names of its own."""
     try:
         store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
     except ValueError as error:
@@ -90,7 +91,8 @@ def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):  # cand
 
 
 def pick_device(name, local_rank=0):
-    """torch.device of "auto" (CUDA where there is one), "cpu", "cuda" (this process's own) or "cuda:1"."""
+    """The torch.device that a name stands for: "auto" (CUDA where there is one), "cpu", "cuda" (the device of this
+    process) or "cuda:1"."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -110,15 +112,15 @@ def pick_device(name, local_rank=0):
 
 
 def autocast(dtype, device):
-    """The autocast context of --dtype: "auto" is bfloat16 on GPUs that have it and float32 elsewhere (CPUs can be 100
-    times slower in bfloat16)."""
+    """The autocast context of --dtype. "auto" is bfloat16 on GPUs that have it and float32 elsewhere, since CPUs can be
+    100 times slower in bfloat16."""
     has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16" or dtype == "auto" and has_it)
 
 
 def on_main(ranks, function, *args, **kwargs):
-    """function(*args) on rank 0 alone. Every rank gets its result (pickled) or raises its UserError or Stop: no rank
-    waits for a dead one."""
+    """Call function(*args) on rank 0 alone. Every rank gets its result, which is pickled, or raises its UserError or
+    Stop, so that no rank waits for a dead one."""
     result = error = None
     if ranks.main:
         try:
@@ -187,7 +189,7 @@ class ShardSum:
     """
 
     def __init__(self, ranks):
-        self.ranks, self.stack = ranks, []  # [(number of shards in it, flat tensor)], sizes falling
+        self.ranks, self.stack = ranks, []  # (number of shards in it, flat tensor), the larger numbers first
 
     def add(self, tensors):
         """Put one shard's tensors on the tree (zeros, not None, where it has none)."""
@@ -217,7 +219,8 @@ class ShardSum:
 
 
 def by_onednn(weight, bias, x):
-    """F.linear in float32 by oneDNN: on an AMD EPYC down to half the time of its own MKL. Only rounding differs."""
+    """F.linear in float32 by oneDNN, which on an AMD EPYC takes down to half the time of torch's MKL. Only the rounding
+    differs."""
     if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return nn.functional.linear(x, weight, bias)
     return nn.functional.linear(x.to_mkldnn(), weight, bias).to_dense()
@@ -244,7 +247,7 @@ def no_sync_until(network, ranks, last):
 
 
 def share_out(ranks, names, folder, label, work, before=0, total=0, cost=lambda name: 0):
-    """[work(name) for each name], JSON objects, each done by whoever is free, those of the highest cost first. Each is
+    """[work(name) for each name]: JSON objects, each done by whoever is free, those of the highest cost first. Each is
     kept as folder/NAME.json, and what is there is not done again. label: of the bar, or a function that gives it anew
     after each; before, total: what the bar counts beside these names, where they are a part of more. Raises Stop on
     every rank after SIGTERM on any. Turns are counted anew in each call: a dead process has left no claim to any."""
@@ -329,12 +332,12 @@ def _note_sigterm(signum, frame):
 
 
 def stop_requested():
-    """True once SIGTERM reached this process; no communication."""
+    """True once SIGTERM has reached this process. The other ranks are not asked."""
     return _stop_requested
 
 
 def stopping(ranks):
-    """True on every rank once SIGTERM reached any rank; a collective call, so all ranks must ask at the same places."""
+    """True on every rank once SIGTERM has reached any rank. All ranks must ask at the same places."""
     return any(gather(ranks, _stop_requested))
 
 
@@ -364,7 +367,7 @@ class Pace:
 
 
 def say(ranks, *words):
-    """print on rank 0, above any progress bar."""
+    """Print on rank 0, above any progress bar."""
     if ranks.main:
         tqdm.write(" ".join(str(word) for word in words), file=sys.stdout)
         if sys.stdout:  # None where the caller has closed it

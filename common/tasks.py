@@ -82,7 +82,8 @@ class Task:
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
 
     def standard_error(self, score):
-        """Of a score over the dev rows: of a share; of a mean of shares such as F1, at most; of a correlation, about."""
+        """The standard error of a score over the dev rows. It is exact for a share, an upper bound for a mean of shares
+        such as F1, and an approximation for a correlation."""
         spread = math.sqrt(score * (1 - score)) if self.recipe.main in ("accuracy", "f1") else 1 - score ** 2
         return spread / math.sqrt(len(self.rows["dev"]))
 
@@ -271,5 +272,6 @@ def show(result, ranks, nine=""):
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
         say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{diverged}")
     for name, words in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
-        if words and result["averages"].get(name) is not None and not result["averages"][name.replace("avg", "missing")]:
+        missing = result["averages"].get(name.replace("avg", "missing"))
+        if words and result["averages"].get(name) is not None and not missing:
             say(ranks, f"{words}: {100 * result['averages'][name]:.2f}")

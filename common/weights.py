@@ -12,7 +12,7 @@ from common.tokenization import describe_file
 
 
 def finite(weights, path):
-    """The weights; UserError where one of them is not a number, or infinite."""
+    """Return the weights. UserError where one of them is infinite or not a number."""
     for name, value in weights.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(f"{path}: {name} holds numbers that are not finite; this model has diverged")

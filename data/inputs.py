@@ -97,14 +97,14 @@ def find_models(cfg, needs):
 
 
 def send(batch, device):
-    """[the tensors of a batch on the device; None stays]. To a GPU from pinned memory, so that the host does not wait
-    for what the device is still at."""
+    """The tensors of a batch on the device; None stays None. To a GPU they go from pinned memory, so that the host does
+    not wait for what the device is still computing."""
     pinned = [value.pin_memory() if device.type == "cuda" and value is not None else value for value in batch]
     return [value if value is None else value.to(device, non_blocking=True) for value in pinned]
 
 
 def keep_vocabulary(run, tokenizer):
-    """Copy the tokenizer's file into the run folder; config.json is to say which one it is."""
+    """Copy the tokenizer's file into the run folder, and let config.json say which one it is."""
     run.facts["vocabulary"] = describe_file(tokenizer, tokenizer.save(run.folder))
 
 
@@ -157,8 +157,8 @@ def open_text(cfg, ranks, folder):
         return tokenizer, Corpus(target, tokenizer), Corpus(apart, tokenizer)
     corpus, held = Corpus(target, tokenizer), cfg.held_out
     if held >= max(1, len(corpus.ids)):
-        raise UserError(f"--held_out {held:.0f}: {target} has {len(corpus.ids)} documents, and some must be left to train "
-                        "on; hold out fewer")
+        raise UserError(f"--held_out {held:.0f}: {target} has {len(corpus.ids)} documents, and some must be left to "
+                        "train on; hold out fewer")
     return tokenizer, *corpus.split(min(held, 1.0), MOST_HELD_OUT if held < 1 else int(held))
 
 
