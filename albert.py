@@ -14,13 +14,16 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> 
          Figure 1, Tables 1-5, 12 -> tests/claims/albert.py
 Tour:    read Encoder, sentence_pairs, mask_tokens, Lamb, update: that is ALBERT. For later: pick_ngrams, AnswerModel
          (SQuAD v2.0's head), and from read_source on what fine-tunes
-Differs: D1 segments without an order have no label · D2 n-grams stay inside a segment · D3 15% of the pieces are
-         predicted · D4 intrinsic evaluation on held-out text of the corpus · D5 masked words are scored on pairs in
-         their order · D6 one clip of the averaged gradient · D7 fine-tuning shuffles whole epochs · D8 evenly spaced
-         looks at dev · D9 no mapping with --embedding 0 · D10 WNLI and QNLI like the others · D11 segments are whole
-         sentences, two that do not fit have no label · D12 xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
-         head · D14 masks are drawn anew in each pass · D15 one dropout for attention and hidden states ·
-         D16 an ensemble is the n members best on dev · D17 xxlarge is trained from scratch
+Differs: from the paper's text; with a * from the official code where the text leaves it open. D1* segments without an
+         order have no label · D2* n-grams stay inside a segment · D3* 15% of the pieces are predicted · D4 intrinsic
+         evaluation on held-out text of the corpus · D5 masked words are scored on pairs in their order · D6* one clip
+         of the averaged gradient · D7* fine-tuning shuffles whole epochs · D8* evenly spaced looks at dev · D9 a
+         mapping where E = H only for Hugging Face's · D10 WNLI and QNLI like the others · D11* segments are whole
+         sentences, two that do not fit have no label · D12* xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
+         head · D14* masks are drawn anew in each pass · D15* one dropout for attention and hidden states · D16 an
+         ensemble is the n members best on dev · D17 xxlarge is trained from scratch · D18 LAMB has no bias correction
+         · D19 the learning rate goes with the root of the batch · D20 one run a task in place of the median of five
+         · D21 sequences that are drawn short may come out longer
 """
 import dataclasses
 import functools
@@ -72,7 +75,8 @@ class Config:
     hidden: int = 768  # H [>= 1]
     heads: int = 12  # H / 64, Sec. 3.1 [>= 1]
     ffn: int = 3072  # 4 H, Sec. 3.1 [>= 1]
-    embedding: int = 128  # E, Table 3; 0: words are H wide and not mapped, as in BERT (D9)
+    embedding: int = 128  # E, Table 3; 0: H; words that are H wide are not mapped, as in BERT
+    mapped: bool = False  # a mapping even where E = H, as Hugging Face's ALBERT has it (D9)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
     groups: int = 1  # groups of layers that share; L / groups is Sec. 4.5's group size [>= 1]
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
@@ -98,7 +102,7 @@ class Config:
     finetune_warmup: float | None = None  # share of the steps [0, 1)
     finetune_length: int | None = None  # tokens an input [>= 8]
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
-    runs: int = 1  # of each task; their median is reported, Sec. 4.2.2 [>= 1]
+    runs: int = 1  # of each task, the median is reported; D20: the paper has five, Sec. 4.2.2 [>= 1]
     eval_every: int = 0  # updates between looks at dev, the best one counts (Sec. 4.2.2); 0: a twentieth of the steps
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged (Sec. 4.9)
     given, program = frozenset(), "albert"  # the flags that were given, the file's name
@@ -122,7 +126,7 @@ PRESETS = {
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=0, share="none"),
     "dry_run": dict(steps=2, dev_rows=32, train_rows=64, runs=1, finetune_epochs=None),
 }
-SHAPE = ("hidden", "heads", "ffn", "embedding", "share", "groups", "activation", "positions")  # --init rules over these
+SHAPE = ("hidden", "heads", "ffn", "embedding", "mapped", "share", "groups", "activation", "positions")  # --init's hold
 FREE = ("layers", "init_std", "dropout")  # --init's too, unless a flag differs
 CLIP = 1.0  # largest gradient norm (official code)
 MASKED = 0.15  # D3: share of the pieces that are predicted. The paper gives none, the official code 20 a sequence
@@ -220,8 +224,8 @@ class Encoder(nn.Module):
         self.segments = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # E x H, Sec. 3.1. D9: none with --embedding 0, as in the official code; Hugging Face maps even then
-        self.mapping = nn.Linear(E, cfg.hidden) if cfg.embedding else nn.Identity()
+        # E x H, Sec. 3.1. D9: none where E = H (Table 3's 31M, the official code), but for Hugging Face's folders
+        self.mapping = nn.Linear(E, cfg.hidden) if cfg.mapped or E != cfg.hidden else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
         self.ffns = nn.ModuleList(FeedForward(cfg) for _ in range(ffns))
         init_weights(cfg.init_std, self)
@@ -393,22 +397,12 @@ def parts(cfg):
     return {"embeddings": count(model) - sum(found.values()), **found}
 
 
-def countings(cfg):
-    """Four ways to count parameters, each right for some rows of Tables 1, 3, 4 and 12: A the encoder, B with pooler,
-    C with the heads too, D as B with position and segment tables and their LayerNorm H wide."""
-    found = parts(cfg)
-    encoder = sum(found[name] for name in ("embeddings", "mapping", "attention", "ffn"))
-    pooled = encoder + found["pooler"]
-    return {"A": encoder, "B": pooled, "C": sum(found.values()),
-            "D": pooled + (cfg.positions + 4) * (cfg.hidden - (cfg.embedding or cfg.hidden))}
-
-
 def flops(cfg):
     """FLOPs of a forward pass over `length` tokens with both heads: matrix products, 2 a multiply-add."""
     T, H, E, M = cfg.length, cfg.hidden, cfg.embedding or cfg.hidden, masked_count(cfg)
     states = (cfg.layers - 1) * T + 1 + M  # of all layers; the last one's are those of [CLS] and of masked words
     layers = 4 * cfg.layers * T * H * H + 4 * states * (H * H + H * cfg.ffn + T * H)  # keys and values; the rest
-    return (2 * T * cfg.embedding * H + layers + 2 * H * H + 4 * H  # mapping, layers, pooler, order
+    return (2 * T * E * H * (cfg.mapped or E != H) + layers + 2 * H * H + 4 * H  # mapping, layers, pooler, order
             + 2 * M * (H * E + E * cfg.vocab_size))
 
 # --- objective ------------
@@ -553,7 +547,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
     from data.corpus import below, mix
-    from data.inputs import open_run
+    from data.inputs import open_run, send
     from data.race import RaceTask
 
 
@@ -563,8 +557,8 @@ class Lamb(torch.optim.Optimizer):
         m = b1 m + (1 - b1) g                 v = b2 v + (1 - b2) g^2
         u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
-    so a tensor moves by about the share lr of its own length. There is no bias correction of m and v and no bound on
-    the trust ratio |w| / |u|, which is 1 where a norm is 0. Biases and LayerNorms have neither decay nor ratio.
+    so a tensor moves by about the share lr of its own length. There is no bound on the trust ratio |w| / |u|, which is
+    1 where a norm is 0, and no bias correction of m and v (D18). Biases and LayerNorms have neither decay nor ratio.
     adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning (official code).
     """
 
@@ -579,25 +573,19 @@ class Lamb(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             b1, b2 = group["betas"]
-            w = [value for value in group["params"] if value.grad is not None]  # lists of tensors, as g, m, v, u
-            if not w:
-                continue
-            g = [value.grad for value in w]
-            for value in w:
-                if value not in self.state:
-                    self.state[value] = {"m": torch.zeros_like(value), "v": torch.zeros_like(value)}
-            m, v = ([self.state[value][key] for value in w] for key in ("m", "v"))
-            torch._foreach_lerp_(m, g, 1 - b1)
-            torch._foreach_mul_(v, b2)
-            torch._foreach_addcmul_(v, g, g, 1 - b2)
-            root = torch._foreach_sqrt(v)
-            torch._foreach_add_(root, group["eps"])
-            u = torch._foreach_div(m, root)
-            torch._foreach_add_(u, w, alpha=group["weight_decay"])
-            if group["adapt"]:
-                w_norm, u_norm = (torch.stack(torch._foreach_norm(tensors)) for tensors in (w, u))  # (tensors,)
-                torch._foreach_mul_(u, torch.where((w_norm > 0) & (u_norm > 0), w_norm / u_norm, 1.0).unbind())
-            torch._foreach_add_(w, u, alpha=-group["lr"])
+            for w in group["params"]:
+                if w.grad is None:
+                    continue
+                state, g = self.state[w], w.grad
+                if not state:
+                    state |= {"m": torch.zeros_like(w), "v": torch.zeros_like(w)}
+                state["m"].lerp_(g, 1 - b1)
+                state["v"].mul_(b2).addcmul_(g, g, value=1 - b2)
+                u = (state["m"] / (state["v"].sqrt() + group["eps"])).add_(w, alpha=group["weight_decay"])
+                if group["adapt"]:
+                    w_norm, u_norm = w.norm(), u.norm()
+                    u *= torch.where((w_norm > 0) & (u_norm > 0), w_norm / u_norm, 1.0)
+                w.add_(u, alpha=-group["lr"])
 
 
 def schedule(step, steps, warmup):
@@ -616,7 +604,7 @@ def sentence_runs(corpus, number, rows, room, seed, short_prob=SHORT):
     would tell its order.) Of a share that is more than the size drawn, a run takes as many sentences as fit, from the
     share's beginning or up to its end, as a coin has it.
 
-    A run has two sentences where `room` allows, even if the size drawn for it or its share does not. Where `room`
+    D21: a run has two sentences where `room` allows, even if the size drawn for it or its share does not. Where `room`
     does not, and in a document of one sentence, the example is one part, cut out of the slot's stretch of the document:
     second_length is 0. `other`, for NSP, is as whole, the end of a run elsewhere; other_length is 0 where none fits.
     """
@@ -639,7 +627,7 @@ def sentence_runs(corpus, number, rows, room, seed, short_prob=SHORT):
     lone = np.minimum(target, right - left)  # the size of an example of one part
     begin = np.where(pair, begin, left + below(right - left - lone + 1, draws[2]))
     first, second = np.where(pair, cut - begin, lone), np.where(pair, end - cut, 0)
-    columns = (array[:, None] for array in (document, start, stop, second, room - first))
+    columns = (array[:, None] for array in (document, second, room - first))
     eight = [mix(draw[:, None] + np.arange(1, 9, dtype=np.uint64)) for draw in draws[4:]]
     other, other_length = run_elsewhere(corpus, corpus.slot_table(room), *columns, eight)
     return corpus.collect(room, (begin, first), (cut, second), (other, other_length), np.where(pair, stop - start, 1))
@@ -653,26 +641,18 @@ def fitting_stop(corpus, start, high, room):
     return stop - (corpus.sentences[stop] > limit)
 
 
-def run_elsewhere(corpus, table, document, start, stop, want, most, draws):
+def run_elsewhere(corpus, table, document, want, most, draws):
     """(first token, tokens), (R,) each, of runs of whole sentences in the place of NSP's second part: from another
     document, but, like that part, not from its beginning, of about `want` tokens, the second part's, and `most` at
     most. Of eight that are drawn it is the one whose size is nearest; 0 tokens where none fits or none is wanted.
 
-    In a corpus of one document it lies before or after its run, sentences start .. stop - 1. The other arguments are
-    (R, 1), draws two of (R, 8).
+    The other arguments are (R, 1), draws two of (R, 8).
     """
-    if len(corpus.ids) == 1:
-        low, high = corpus.documents[corpus.ids[document]], corpus.documents[corpus.ids[document] + 1]
-        choices = high - low - (stop - start)
-        begin = low + below(np.maximum(choices, 1), draws[0])
-        high = np.where(begin < start, start, high)
-        begin = np.minimum(begin + (begin >= start) * (stop - start), high - 1)
-    else:
-        foreign = table[document + 1] + below(table[-1] - table[document + 1] + table[document], draws[0])
-        there = corpus.ids[np.searchsorted(table, foreign % table[-1], side="right") - 1]
-        low, high = corpus.documents[there], corpus.documents[there + 1]
-        choices = high - low - 1
-        begin = np.minimum(low + 1 + below(np.maximum(choices, 1), draws[1]), high - 1)
+    foreign = table[document + 1] + below(table[-1] - table[document + 1] + table[document], draws[0])
+    there = corpus.ids[np.searchsorted(table, foreign % table[-1], side="right") - 1]
+    low, high = corpus.documents[there], corpus.documents[there + 1]
+    choices = (high - low - 1) * (len(corpus.ids) > 1)
+    begin = np.minimum(low + 1 + below(np.maximum(choices, 1), draws[1]), high - 1)
     end = fitting_stop(corpus, begin, high, want)
     below_want, above = (corpus.sentences[np.minimum(end + more, high)] - corpus.sentences[begin] for more in (0, 1))
     size = np.where((below_want == 0) | (above - want < want - below_want), above, below_want)
@@ -690,8 +670,7 @@ def language_batch(corpus, tokenizer, cfg, objective, number, rows, device):
     parts = sentence_runs(corpus, number, rows, cfg.length - 3, cfg.seed)
     ids, segments, lengths, order = sentence_pairs(parts, tokenizer, objective, generator)
     ids, places, labels = mask_tokens(ids, segments, tokenizer, cfg, generator)
-    return [(tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
-            for tensor in (ids, segments, lengths, places, labels, order)]
+    return send((ids, segments, lengths, places, labels, order), device)
 
 
 def update(network, model, optimizer, batches, sums, cfg, ranks):
@@ -719,7 +698,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)
     rows, network = cfg.batch // cfg.accumulate, prepare_model(model, ranks, cfg.compile)
-    peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # You et al. 2019
+    peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # D19: You et al.'s rule; the paper has batches of 4,096 alone
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
     bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
     began, logged, pace = None, start, Pace(ranks, cfg.save_minutes)
@@ -767,6 +746,24 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     bar.close()
 
 
+def by_first_piece(text, cfg):
+    """What a guess is worth that sees the first piece of each segment alone, {"nsp", "sop": accuracy} on the held-out
+    segments of a look: only what a model scores above it is order that it has read. Naive Bayes, by the pieces that
+    begin a first segment, a second one and one from elsewhere in 8,192 rows of the training text; a tie is half right.
+    """
+    def begins(corpus, rows):
+        parts = sentence_runs(corpus, 0, rows, cfg.length - 3, 0)
+        pair = parts.second_length > 0
+        return parts.first[pair, 0], parts.second[pair, 0], parts.other[parts.other_length > 0, 0]
+
+    counts = (1 + pieces.bincount(minlength=cfg.vocab_size) for pieces in begins(text.train, 8192))
+    first, second, other = ((count / count.sum()).log() for count in counts)  # 3 x (V,)
+    one, two, foreign = begins(text.dev, cfg.dev_rows)
+    margins = {"nsp": torch.cat([(second - other)[two], (other - second)[foreign]]),
+               "sop": (first - second)[one] - (first - second)[two]}
+    return {name: (1 + margin.sign().mean().item()) / 2 for name, margin in margins.items() if len(margin)}
+
+
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
     """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP, which one two-way head answers.
@@ -776,24 +773,19 @@ def evaluate_language_model(model, text, cfg, ranks):
     """
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    rows, counts = min(64, cfg.dev_rows), {}
-    for objective in ("none", "nsp", "sop"):
-        found = torch.zeros(4, device=ranks.device)  # words right, words asked, labels right, labels asked
+    rows, shares, scored = min(64, cfg.dev_rows), {}, {}
+    for name, objective in (("mlm", "none"), ("nsp", "nsp"), ("sop", "sop")):
+        found = torch.zeros(2, device=ranks.device)  # right, asked
         for number in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):
-            *inputs, places, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, number, rows,
-                                                            ranks.device)
-            if objective != "none":  # words are scored once
-                places, labels = places[:, :0], labels[:, :0]
+            *inputs, places, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, number,
+                                                            min(rows, cfg.dev_rows - number), ranks.device)
             with autocast(cfg.dtype, ranks.device):
-                logits, order_logits = model(*inputs, places)
-            found += torch.stack([(logits.argmax(-1) == labels).sum(), (labels != -100).sum(),
-                                  (order_logits.argmax(-1) == order).sum(), (order != -100).sum()])
-        counts[objective] = torch.tensor(gather(ranks, found.tolist())).sum(0).tolist()
-    shares, scored = {}, {}
-    for name, (right, asked) in {"mlm": counts["none"][:2], "nsp": counts["nsp"][2:], "sop": counts["sop"][2:]}.items():
-        shares[name] = right / asked if asked else None
-        scored[name] = int(asked)
-    return {**shares, "scored": scored}
+                logits, order_logits = model(*inputs, places if name == "mlm" else places[:, :0])
+            guesses, truths = (logits, labels) if name == "mlm" else (order_logits, order)
+            found += torch.stack([(guesses.argmax(-1) == truths).sum(), (truths != -100).sum()])
+        right, asked = torch.tensor(gather(ranks, found.tolist())).sum(0).tolist()
+        shares[name], scored[name] = right / asked if asked else None, int(asked)
+    return {**shares, "by_first_piece": by_first_piece(text, cfg), "scored": scored}
 
 
 def pretrain(cfg):
@@ -827,6 +819,8 @@ def pretrain(cfg):
         say(ranks, f"{run.folder}: finished; held-out accuracy in percent: " + ", ".join(
             f"{name} {100 * run.finished[name]:.1f} (of {total})"
             for name, total in run.finished["scored"].items() if total))
+        say(ranks, "by the first piece alone, read no further: " + ", ".join(
+            f"{name} {100 * share:.1f}" for name, share in run.finished["by_first_piece"].items()))
 
 
 # What a model starts from
@@ -896,7 +890,8 @@ def start_from(model, source, task=""):
     faults += [f"unexpected {name}" for name in weights if name.startswith("encoder.") and name not in own]
     if faults:
         raise UserError(f"{source.path}: its weights do not fit this model: {'; '.join(faults)}")
-    return take_over(model, weights, source.path, HEADS)
+    foreign = len(weights) < len(source.weights)
+    return take_over(model, weights, source.path, HEADS) + f"; the head of {source.task} is left out too" * foreign
 
 
 def export(cfg, folder):
@@ -923,18 +918,20 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),  # D10: no test-set tricks for it and QNLI (App. A.3)
     "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384, "f1"),
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
-    "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),  # v2 models: 1e-5 and dropout 0 (official README)
+    "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),
 }
+# The released v2 models had no dropout; Table 14's, and its rate for RACE, let them diverge (official README)
+V2 = {name: (1e-5 if name == "RACE" else lr, batch, 0.0, *others) for name, (lr, batch, _, *others) in TABLE14.items()}
 FINE_TUNING = ("finetune_", "eval_", "train_")  # its flags begin so
 Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # Table 2's tasks: --finetune paper
 
 
-def recipes(cfg):
-    """Table 14 for a model, whose positions no input may pass: {task: Recipe}."""
+def recipes(cfg, table=TABLE14):
+    """Table 14, or V2, for a model, whose positions no input may pass: {task: Recipe}."""
     return {name: Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps, dropout=dropout,
                          length=min(length, cfg.positions), main=main)
-            for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items()}
+            for name, (lr, batch, dropout, steps, warmup, length, main) in table.items()}
 
 
 def to_device(batch, device):
@@ -1112,8 +1109,9 @@ def paper_average(tasks):
 
 
 def choose_recipe(cfg, flags):
-    """The demo's settings hold for its weights on its tasks (no data flag of `flags` is given), elsewhere Table 14, but
-    for flags that are given. Returns a line on it."""
+    """(TABLE14, or V2 where --init is a Hugging Face folder whose config.json is that of the v2 models, a line on it).
+    The demo's settings hold for its weights on its tasks (no data flag of `flags` is given), for others only flags that
+    are given."""
     config = read_json(path) if (path := Path(cfg.init) / "config.json").exists() else {}
     if config.get("settings", {}).get("preset") != "demo" or cfg.given & flags:
         for name, value in PRESETS["demo"].items():
@@ -1121,7 +1119,11 @@ def choose_recipe(cfg, flags):
                 setattr(cfg, name, getattr(Config, name))
     others = [f"--{field.name} {getattr(cfg, field.name)}" for field in dataclasses.fields(cfg)
               if field.name.startswith(FINE_TUNING) and getattr(cfg, field.name) != field.default]
-    return "fine-tuning: Table 14" + f", but {' '.join(others)}" * bool(others)
+    table, line = TABLE14, "fine-tuning: Table 14"
+    if "model_type" in config and not config.get("hidden_dropout_prob") and cfg.activation == "gelu_new":
+        table = V2
+        line += " with no dropout and RACE at 1e-5: by its config.json (no dropout, gelu_new) --init is a v2 model"
+    return table, line + f", but {' '.join(others)}" * bool(others)
 
 
 def finetune(cfg, words):
@@ -1135,14 +1137,14 @@ def finetune(cfg, words):
         if (cfg.finetune_length or 0) > cfg.positions:
             raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions")
         flags = {{"SQuAD1.1": "squad", "SQuAD2.0": "squad", "RACE": "race"}.get(name, "glue") for name in names}
-        recipe = choose_recipe(cfg, flags) if source else f"an ensemble of {len(cfg.ensemble)}"
+        table, line = choose_recipe(cfg, flags) if source else (TABLE14, f"an ensemble of {len(cfg.ensemble)}")
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
-        say(ranks, recipe)
+        say(ranks, line)
         cfg.vocab_size = table_size(data.tokenizer, pieces) if data.tokenizer else pieces
         run.settle(cfg)
         jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
         task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
-            lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask}))
+            lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg, table), {"RACE": RaceTask}))
 
         def work(job, mnli):
             (name, number), folder = jobs[job], run.folder / "jobs" / job
@@ -1185,9 +1187,8 @@ def describe(cfg):
     """The model as JSON, and what training it takes."""
     read_source(cfg)
     found = parts(cfg)
-    print(json.dumps({"parameters": sum(found.values()), "parts": found, "countings": countings(cfg),
-                      "flops": flops(cfg), "flops_counting": flops.__doc__,
-                      **forecast(cfg, rehearsal, cfg.steps)}, indent=2))
+    print(json.dumps({"parameters": sum(found.values()), "parts": found, "flops": flops(cfg),
+                      "flops_counting": flops.__doc__, **forecast(cfg, rehearsal, cfg.steps)}, indent=2))
 
 # --- command line ---------
 

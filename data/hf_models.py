@@ -44,8 +44,10 @@ ALBERT_SETTINGS = (  # (our setting, their key, what is meant where it is missin
     ("groups", "num_hidden_groups", 1), ("activation", "hidden_act", "gelu_new"),
     ("positions", "max_position_embeddings", 512), ("init_std", "initializer_range", 0.02),
     ("dropout", "hidden_dropout_prob", 0.0))
-ALBERT_CLASSES = {"RACE": "AlbertForMultipleChoice", "mlm": "AlbertForPreTraining",  # of a task, or of a head
-              "head": "AlbertForSequenceClassification", "span": "AlbertForQuestionAnswering"}
+TOKENS = "AlbertForTokenClassification"  # its head has a classifier's name there, and is no task's here
+ALBERT_CLASSES = {"RACE": "AlbertForMultipleChoice", TOKENS: TOKENS,  # of a task, or of a head
+                  "mlm": "AlbertForPreTraining", "head": "AlbertForSequenceClassification",
+                  "span": "AlbertForQuestionAnswering"}
 
 
 def albert_settings(config):
@@ -59,7 +61,8 @@ def albert_settings(config):
         raise ValueError("inner_group_num and type_vocab_size: only 1 and 2 are built")
     if config.get("layer_norm_eps", EPSILON) != EPSILON:
         raise ValueError(f"layer_norm_eps {config['layer_norm_eps']}: only {EPSILON} is built")
-    found = {"share": "all", **{ours: config.get(theirs, default) for ours, theirs, default in ALBERT_SETTINGS}}
+    found = {"share": "all", "mapped": config["embedding_size"] == config["hidden_size"],
+             **{ours: config.get(theirs, default) for ours, theirs, default in ALBERT_SETTINGS}}
     if config.get("attention_probs_dropout_prob", found["dropout"]) != found["dropout"]:
         raise ValueError(f"attention_probs_dropout_prob {config['attention_probs_dropout_prob']}: hidden_dropout_prob "
                          f"is {found['dropout']}, and only one for both is built; make them equal in config.json")
@@ -69,8 +72,8 @@ def albert_settings(config):
 
 
 def read_albert(folder, config, groups):
-    """({our name: weight} of a folder, the task whose head is among them: "RACE" or "" for any). ValueError lists the
-    names that belong to no ALBERT of so many groups."""
+    """({our name: weight} of a folder, the task whose head is among them: that of our config.json, "RACE", for other
+    classes' heads their class, else ""). ValueError lists the names that belong to no ALBERT of so many groups."""
     weights = read_weights(folder)
     if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
         weights = {f"albert.{name}": value for name, value in weights.items()}
@@ -82,8 +85,10 @@ def read_albert(folder, config, groups):
     strange = [name for name, (module, *_) in split.items() if module not in modules]
     if strange:
         raise ValueError(f"unexpected weights: {', '.join(strange)}")
-    return ({f"{modules[module]}.{leaf}": weights[name].float() for name, (module, leaf) in split.items()},
-            "RACE" if ALBERT_CLASSES["RACE"] in config.get("architectures", ()) else "")
+    found = {f"{modules[module]}.{leaf}": weights[name].float() for name, (module, leaf) in split.items()}
+    kind = next(iter(config.get("architectures") or ()), "")
+    own = "RACE" if kind == ALBERT_CLASSES["RACE"] else config.get("finetuning_task") or kind
+    return found, own * ("head.weight" in found)
 
 
 def rename_albert(weights, groups):
@@ -104,7 +109,7 @@ def rename_albert(weights, groups):
     return result
 
 
-def albert_config(cfg, architecture, outputs, groups, labels=()):
+def albert_config(cfg, architecture, outputs, groups, labels=(), task=""):
     """config.json for transformers. outputs: of the head, where it is a classifier's; labels: their names."""
     names = labels or [f"LABEL_{number}" for number in range(outputs)]
     return {**{theirs: getattr(cfg, ours) for ours, theirs, _ in ALBERT_SETTINGS},
@@ -112,7 +117,8 @@ def albert_config(cfg, architecture, outputs, groups, labels=()):
             "num_hidden_groups": groups, "inner_group_num": 1, "type_vocab_size": 2,
             "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": 0.1, "layer_norm_eps": EPSILON,
             "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
-            "id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+            **({"finetuning_task": task} if task in glue.TASKS else {}), "id2label": dict(enumerate(names)),
+            "label2id": {name: number for number, name in enumerate(names)}}
 
 
 def write_albert(folder, weights, task, cfg, groups, tokenizer):
@@ -124,7 +130,7 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer):
         theirs = {name.removeprefix("albert."): value for name, value in theirs.items()}
     outputs = len(weights["head.weight"]) if "head.weight" in weights else 2
     labels = glue.TASKS[task].labels if task in glue.TASKS else ()
-    write_folder(folder, theirs, albert_config(cfg, architecture, outputs, groups, labels), tokenizer)
+    write_folder(folder, theirs, albert_config(cfg, architecture, outputs, groups, labels, task), tokenizer)
     lost = "; the SQuAD v2.0 head, which Hugging Face's ALBERT has not, is left out" if "answer" in kinds else ""
     return f"{folder}: {architecture}, {sum(value.numel() for value in theirs.values()):,} numbers{lost}"
 

@@ -24,6 +24,7 @@ from common.cli import UserError
 from common.distributed import Ranks
 from common.tokenization import load_tokenizer
 from conftest import ROOT
+from test_corpus import made_by_hand
 from data import hf_folder, hf_models
 from data.corpus import Corpus
 from data.inputs import Data
@@ -90,6 +91,8 @@ COUNTS = [  # settings, A, B, C of the facts behind Tables 1, 3, 4, 12
     ("base", dict(embedding=64), 9_090_816, 9_681_408, 9_762_290),
     ("base", dict(embedding=256), 15_097_344, 15_687_936, 15_916_850),
     ("base", dict(embedding=0), 30_524_160, 31_114_752, 31_738_418),
+    ("base", dict(embedding=768), 30_524_160, 31_114_752, 31_738_418),  # Table 3's 31M
+    ("base", dict(embedding=768, mapped=True), 31_114_752, 31_705_344, 32_329_010),  # as Hugging Face has it
     ("base", dict(embedding=0, share="attention"), 82_487_808, 83_078_400, 83_702_066),
     ("base", dict(embedding=0, share="ffn"), 56_527_104, 57_117_696, 57_741_362),
     ("base", dict(share="attention"), 63_056_640, 63_647_232, 63_777_458),
@@ -98,19 +101,19 @@ COUNTS = [  # settings, A, B, C of the facts behind Tables 1, 3, 4, 12
 
 def test_parameter_counts_to_the_unit():
     for preset, settings, *expected in COUNTS:
-        found = albert.countings(albert.Config(**albert.PRESETS[preset], **settings))
+        found = claims.countings(albert.Config(**albert.PRESETS[preset], **settings))
         assert [found[name] for name in "ABC"] == expected, (preset, settings)
 
 
 def test_other_countings():
     """D: position and segment tables H wide; grouped sharing; one published count that no counting gives."""
     presets = [albert.PRESETS[name] for name in ("base", "large", "xlarge", "xxlarge")]
-    wide = [albert.countings(albert.Config(**preset))["D"] for preset in presets]
+    wide = [claims.countings(albert.Config(**preset))["D"] for preset in presets]
     assert wide == [12_013_824, 18_146_304, 59_715_584, 224_643_072]
-    groups = [round(albert.countings(albert.Config(groups=G))["B"] / 1e4) / 100 for G in (1, 2, 3, 4, 6, 12)]
+    groups = [round(claims.countings(albert.Config(groups=G))["B"] / 1e4) / 100 for G in (1, 2, 3, 4, 6, 12)]
     assert groups == [11.68, 18.77, 25.86, 32.95, 47.12, 89.65]
     odd = [name for _, name, settings, size in claims.PUBLISHED
-           if size not in [round(value / 1e6) for value in albert.countings(albert.Config(**settings)).values()]]
+           if size not in [round(value / 1e6) for value in claims.countings(albert.Config(**settings)).values()]]
     assert odd == ["ALBERT xxlarge"] and len(claims.PUBLISHED) == 24
     with torch.device("meta"):  # heads of tasks, as transformers counts them
         assert albert.count(albert.Classifier(albert.Config(), 2)) == 11_685_122
@@ -323,7 +326,8 @@ def test_parity_with_transformers_in_the_other_direction(act, E, groups, tmp_pat
 
 
 @pytest.mark.parametrize("settings", [
-    {}, dict(layers=6, groups=3), dict(embedding=16), dict(share="attention"), dict(share="ffn", groups=2),
+    {}, dict(layers=6, groups=3), dict(embedding=16), dict(embedding=16, mapped=True), dict(share="attention"),
+    dict(share="ffn", groups=2),
     dict(embedding=0, share="none"), dict(activation="relu")])
 @torch.no_grad()
 def test_round_trip_through_a_hugging_face_folder(settings, tmp_path):
@@ -403,6 +407,22 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
         hf_folder.write_weights(tmp_path / "model.safetensors", state)
         with pytest.raises(UserError, match=message):
             albert.start_from(model, read_back(tmp_path)[1])
+
+
+@pytest.mark.parametrize("kind, task, kept", [
+    ("Sequence", "CoLA", True), ("Sequence", "RTE", False), ("Sequence", "", False), ("Token", "", False)])
+def test_a_head_of_another_task_is_left_out_and_said(kind, task, kept, corpus, tmp_path):
+    """Whatever its labels are; and it is exported as what it is."""
+    name, heads = f"AlbertFor{kind}Classification", albert.Classifier(tiny(), 2).state_dict()
+    hf_folder.write_weights(tmp_path / "model.safetensors", hf_models.rename_albert(heads, 1))
+    write_config(tmp_path, hf_models.albert_config(TINY, name, 2, 1, ("NEG", "POS"), task))
+    cfg, source = read_back(tmp_path)
+    model = albert.Classifier(cfg, 2)
+    line = albert.start_from(model, source, "CoLA")
+    assert torch.equal(model.head.weight, heads["head.weight"]) == kept == ("made anew: none" in line)
+    assert (f"the head of {task or name} is left out" in line) != kept
+    said = hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, load_tokenizer(corpus))
+    assert f": {name}, " in said and read(tmp_path / "again", "config.json")["architectures"] == [name]
 
 
 @pytest.mark.parametrize("change, message", [
@@ -772,11 +792,28 @@ def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpu
                      for seed in (0, 1))
     assert first == second and 16 < first["scored"]["mlm"] <= 160 and 0 < first["scored"]["sop"] <= 16
     assert all(0 <= first[name] <= 1 for name in ("mlm", "nsp", "sop"))  # shares
+    rows, made = [], albert.language_batch
+    with monkeypatch.context() as patch:
+        patch.setattr(albert, "language_batch", lambda *args: rows.append(args[5]) or made(*args))
+        albert.evaluate_language_model(model, text, dataclasses.replace(cfg, dev_rows=100), ranks)
+    assert rows == 3 * [64, 36]  # --dev_rows 100 scores 100
     real = albert.sentence_pairs
     monkeypatch.setattr(albert, "sentence_pairs", lambda *args: (*real(*args)[:3], torch.full((16,), -100)))
     blind = albert.evaluate_language_model(model, text, cfg, ranks)
     assert blind["sop"] is None and blind["mlm"] == first["mlm"]
     assert blind["scored"] == {**first["scored"], "nsp": 0, "sop": 0}
+
+
+@pytest.mark.parametrize("opening, share", [(50, 0.5), (51, 1.0)])
+def test_order_by_the_first_piece_alone(opening, share, tmp_path):
+    """Nothing in text whose sentences all begin alike; all of SOP where documents of two sentences open with a piece of
+    their own, and nothing of NSP, whose second parts all come second."""
+    tokens = np.random.default_rng(0).integers(5, 50, 4000 * 5)
+    tokens[::5] = 50
+    tokens[::10] = opening
+    corpus = made_by_hand(tmp_path, [5] * 4000, [2] * 2000, tokens)
+    text = Data(CPU, None, *corpus.split(0.2))
+    assert albert.by_first_piece(text, tiny(dev_rows=200)) == {"nsp": 0.5, "sop": share}
 
 
 def test_text_to_evaluate_on_can_be_given(corpus, tmp_path):
@@ -786,7 +823,8 @@ def test_text_to_evaluate_on_can_be_given(corpus, tmp_path):
                                 for b in ("quiet", "old")))
     pretrain(corpus, tmp_path / "run", "--dev_corpus", text)
     assert read(tmp_path / "run" / "corpus" / "dev", "meta.json")["documents"] == 6
-    assert read(tmp_path / "run", "done.json")["scored"]["mlm"] > 0
+    found = read(tmp_path / "run", "done.json")
+    assert found["scored"]["mlm"] > 0 and found["by_first_piece"] == lines_of(tmp_path / "run", "dev")[-1]["by_first_piece"]
 
 
 def test_a_dry_run_is_small(corpus, tmp_path):
@@ -1051,10 +1089,24 @@ def test_the_demos_recipe_is_for_the_demo_alone(preset, given, demo, tmp_path):
     write_config(tmp_path, {"settings": {"preset": preset}} if preset else {"model_type": "albert"})
     cfg = albert.Config(**{**albert.PRESETS["demo"], "init": str(tmp_path), "finetune_lr": 7.0})
     cfg.given = frozenset(given)
-    line = albert.choose_recipe(cfg, {"glue"})
+    table, line = albert.choose_recipe(cfg, {"glue"})
     expected = albert.PRESETS["demo"] if demo else {"finetune_batch": None, "finetune_epochs": None, "eval_every": 0}
     assert all(getattr(cfg, name) == expected[name] for name in ("finetune_batch", "finetune_epochs", "eval_every"))
-    assert "--finetune_lr 7.0" in line
+    assert "--finetune_lr 7.0" in line and table == (albert.TABLE14 if preset else albert.V2)
+
+
+@pytest.mark.parametrize("changes, v2", [
+    ({}, True), ({"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}, False), ({"hidden_act": "gelu"}, False)])
+def test_v2_models_have_a_recipe_of_their_own(changes, v2, tmp_path):
+    """No dropout, and half the learning rate for RACE, at which they would diverge."""
+    hf_folder.write_weights(tmp_path / "model.safetensors",
+                            hf_models.rename_albert(albert.LanguageModel(TINY).state_dict(), 1))
+    write_config(tmp_path, {**hf_models.albert_config(TINY, "AlbertForPreTraining", 2, 1), **changes})
+    cfg, _ = read_back(tmp_path)
+    table, line = albert.choose_recipe(cfg, set())
+    found = albert.recipes(cfg, table)
+    assert [found[name].dropout for name in ("RACE", "RTE", "CoLA")] == ([0, 0, 0] if v2 else [0.1, 0.1, 0])
+    assert (found["RACE"].lr, found["RTE"].lr) == (1e-5 if v2 else 2e-5, 3e-5) and ("a v2 model" in line) == v2
 
 
 # --- mistakes ------------------------------------------------------------------------------------
@@ -1099,6 +1151,6 @@ def test_shape_comes_from_init_and_may_not_be_contradicted(whole, corpus, tmp_pa
 def test_departures_are_numbered_in_both_places():
     """Every D-number of the docstring stands where it happens, and the other way round."""
     source = (ROOT / "albert.py").read_text()
-    listed = re.findall(r"\bD(\d+) ", albert.__doc__.split("Differs:")[1])
+    listed = re.findall(r"\bD(\d+)\*?\s", albert.__doc__.split("Differs:")[1])
     assert listed == [str(number) for number in range(1, len(listed) + 1)]
     assert set(re.findall(r"\bD(\d+)\b", source.split('"""', 2)[2])) == set(listed)

@@ -471,9 +471,8 @@ def test_sentence_runs_are_whole_consecutive_and_of_one_document(documents, tmp_
         assert same_tokens(corpus, found.first[pairs, 0], a[pairs]).all() and same_tokens(corpus, found.second[pairs, 0], b[pairs]).all()
         assert same_tokens(corpus, found.other[one, 0], c[one]).all()
         place = np.searchsorted(corpus.bounds[0], np.stack([found.first[one, 0], found.other[one, 0]]), side="right")
-        apart = (found.other[one, 0] >= (found.second[:, 0] + b)[one]) | (found.other[one, 0] + c[one] <= found.first[one, 0])
-        assert apart.all() and (len(documents) == 1 or (place[0] != place[1]).all())
-        assert one.sum() > 0.9 * pairs.sum() and (found.sentences[pairs] >= 2).all() and (found.sentences[~pairs] == 1).all()
+        assert (place[0] != place[1]).all() and (one.sum() > 0.9 * pairs.sum() if len(documents) > 1 else not one.any())
+        assert (found.sentences[pairs] >= 2).all() and (found.sentences[~pairs] == 1).all()
     # what has no label lies within two sentences that do not fit, and is as long as its drawn size
     lone = found.first[~pairs, 0].numpy()
     number = np.searchsorted(corpus.sentences, lone, side="right") - 1
