@@ -4,7 +4,7 @@ Soricut; ICLR 2020, arXiv:1909.11942). Official code: google-research/ALBERT at 
 BERT with far fewer parameters: words are embedded in E dimensions and mapped to H, and all layers share one set of
 weights. Next-sentence prediction gives way to sentence-order prediction: are two segments in their order or swapped?
 
-Run:     python albert.py --pretrain --length 16 --batch 64 --lr 0.08 --steps 4500 --out runs/16
+Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 --out runs/16
            a good minute of a core: masked words 29% (commonest: 14%)
          python albert.py --pretrain --init runs/16 --out runs/64  four more: masked words 30%, order 63%
          python albert.py --finetune MNLI,RTE,MRPC --init runs/64  54, 83, 77% (guessing: 33, 50, 50%)

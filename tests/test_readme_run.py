@@ -26,7 +26,7 @@ MADE_BY = {  # what a command starts from: the command that makes it
     "runs/tiny": "python autotinybert.py --further_train --arch 2-24-48-2-24 --corpus path/to/texts --out runs/tiny",
     "path/to/albert-base-v2": "python albert.py --export path/to/albert-base-v2 --init runs/small",
     "runs/small": "python albert.py --pretrain --preset base --corpus path/to/prepared --out runs/small",
-    "runs/16": "python albert.py --pretrain --length 16 --batch 64 --lr 0.08 --steps 4500 --out runs/16",
+    "runs/16": "python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 --out runs/16",
     "runs/64": "python albert.py --pretrain --init runs/16 --out runs/64",
     "runs/autobert_zero-search-base":
         "python autobert_zero.py --search --preset base --corpus path/to/prepared --glue path/to/glue",
