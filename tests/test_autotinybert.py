@@ -22,13 +22,12 @@ import torch
 
 import autotinybert as atb
 from common import distributed, files, runs, tasks, weights as common_weights
-from common.cli import Stop, UserError
+from common.cli import UserError
 from common.files import load_file, read_jsonl
 from common.tokenization import WordPieceTokenizer
 from conftest import ROOT
 from data import hf_models, latency_log
-from data.hf_folder import read_weights, write_weights
-from data.text import train_sentencepiece
+from data.hf_folder import read_weights
 from tests.claims import autotinybert as claims, study
 
 BASE = atb.Config(preset="base")
@@ -75,11 +74,19 @@ def test_the_space_is_that_of_table_b1():
 def test_text_form():
     assert str(atb.parse_arch("5-564-1054-8-512")) == "5-564-1054-8-512"  # off the grid, as published
     assert atb.Arch(2, 564, (1054, 800), (8, 4), (512, 512)).shape(1) == (800, 4, 512)
-    arch = atb.sample_arch(atb.search_space(BASE), random.Random(0))
-    assert atb.parse_arch(str(arch)) == arch == atb.make_arch(arch.genes)
-    for text in ("5-564-1054-8", "5-564-1054-7-512", "0-4-4-1-4", "a-b-c-d-e", "2-8/8-8-1-8", ""):
+    for text in ("5-564-1054-8", "5-564-1054-7-512", "0-4-4-1-4", "2-8/8-8-1-8", ""):
         with pytest.raises(ValueError):
             atb.parse_arch(text)
+
+
+def test_mutation_stays_in_the_space_moves_and_reaches_every_variable():
+    for cfg in (TINY, DISTILL):
+        space, rng = atb.search_space(cfg), random.Random(0)
+        start = atb.sample_arch(space, rng)
+        children = [atb.mutate(start, space, rng) for _ in range(300)]
+        assert start not in children and atb.make_arch(start.genes) == start
+        for name, choices in space.items():
+            assert {start.genes[name]} < {child.genes[name] for child in children} <= {*choices}
 
 
 @pytest.mark.parametrize("text, millions", [
@@ -90,16 +97,6 @@ def test_parameter_counts(text, millions):
     arch = atb.parse_arch(text)
     assert round(sum(atb.parameters(arch, 30522).values()) / 1e6, 2) == millions
     assert millions != 109.48 or atb.flops(arch) == pytest.approx(22.35e9, rel=1e-3)  # BERT-base
-
-
-def test_mutation_stays_in_the_space_moves_and_reaches_every_variable():
-    for cfg in (TINY, DISTILL):
-        space, rng = atb.search_space(cfg), random.Random(0)
-        start = atb.sample_arch(space, rng)
-        children = [atb.mutate(start, space, rng) for _ in range(300)]
-        assert all(gene in space[name] for child in children for name, gene in child.genes.items())
-        assert start not in children
-        assert all(any(child.genes[name] != start.genes[name] for child in children) for name in space)
 
 
 # --- extraction -----------
@@ -243,21 +240,18 @@ def test_an_update_is_algorithm_1():
 
 # --- objective ------------
 
-class FakeTokenizer:
-    vocab_size, pad_id, cls_id, sep_id, mask_id = 1000, 0, 2, 3, 4
-
-
 def test_masking_is_80_10_10_and_never_touches_special_pieces():
-    generator = torch.Generator().manual_seed(0)
+    generator, pieces = torch.Generator().manual_seed(0), types.SimpleNamespace(
+        vocab_size=1000, pad_id=0, cls_id=2, sep_id=3, mask_id=4)
     ids = torch.randint(5, 1000, (2000, 64), generator=generator)
     ids[:, 0], ids[:, 30], ids[::2, 40:] = 2, 3, 0
-    changed, places, labels = atb.mask_tokens(ids, FakeTokenizer, generator)
+    changed, places, labels = atb.mask_tokens(ids, pieces, generator)
     chosen, originals = labels != -100, ids.gather(1, places)
     assert chosen[::2].sum(1).unique().tolist() == [6] and chosen[1::2].sum(1).unique().tolist() == [9]  # 15% of 38, 62
     assert torch.equal(labels[chosen], originals[chosen]) and (labels[chosen] >= 5).all()
     now = changed.gather(1, places)[chosen]
-    assert (now == 4).float().mean().item() == pytest.approx(0.8, abs=0.01)
-    assert (now == labels[chosen]).float().mean().item() == pytest.approx(0.1, abs=0.01)
+    for hits, share in ((now == 4, 0.8), (now == labels[chosen], 0.1)):
+        assert hits.float().mean().item() == pytest.approx(share, abs=0.01)
 
 
 def test_distillation_loss_compares_scores_and_states_of_real_tokens():
@@ -298,14 +292,6 @@ def test_predictors_learn_a_machine():
     assert atb.Predictor(128, linear.weights)(unseen) == linear(unseen) and min(linear([atb.smallest_arch(space)])) > 0
 
 
-def test_measuring_gives_positive_times_that_grow_with_the_model():
-    cfg, threads = dataclasses.replace(TINY, latency_length=32), torch.get_num_threads()
-    small, large = atb.parse_arch("1-8-8-1-6"), atb.parse_arch("6-256-1024-4-256")
-    times = atb.time_together([small, large], cfg, rounds=3)
-    assert len(times[small]) == 3 and 0 < max(times[small]) < min(times[large])
-    assert torch.get_num_threads() == threads
-
-
 def played_search(cfg, limit, score=lambda arch: 0.0):
     """A whole Alg. 2 with pretended latencies and scores."""
     history = []
@@ -327,9 +313,12 @@ def test_algorithm_2(setting):
     assert [sum(line["round"] == number for line in history) for number in range(4)] == [25] * 4
     assert all(line["parent"] is None or history[line["parent"]]["round"] == line["round"] - 1 for line in history)
     assert 20 < sum(line["parent"] is not None for line in history[25:]) < 55  # p_m = p_e: about half are mutants
-    assert history == played_search(cfg, 30.0, score)
     random_only = played_search(dataclasses.replace(cfg, strategy="random"), 30.0)
     assert len(random_only) == 100 and all(line["parent"] is None for line in random_only)
+    space = atb.search_space(dataclasses.replace(TINY, setting=setting))
+    limit = sorted(predict([atb.make_arch(dict(zip(space, genes))) for genes in itertools.product(*space.values())]))[4]
+    few = played_search(dataclasses.replace(TINY, setting=setting, generations=1), limit)
+    assert 1 <= len(few) <= 5  # a generation is smaller where the limit leaves no more (D3)
 
 
 @pytest.mark.parametrize("variant", atb.VARIANTS)
@@ -343,15 +332,6 @@ def test_a_search_proposes_nothing_that_its_superplm_has_not_trained(variant):
         arch = atb.parse_arch(line["arch"])
         assert arch.layers in trained["layers"] and arch.hidden in trained["hidden"]
         assert arch.shape(0) in trained["layer"] and atb.why_outside(arch, atb.parse_arch(cfg.largest), variant) is None
-
-
-def test_a_generation_is_smaller_where_the_limit_leaves_no_more():
-    space = atb.search_space(TINY)
-    archs = [atb.make_arch(dict(zip(space, genes))) for genes in itertools.product(*space.values())]
-    limit = sorted(predict(archs))[4]
-    history = played_search(dataclasses.replace(TINY, population=10, generations=1), limit)
-    assert 1 <= len(history) <= 5
-    assert all(pretended_latency(atb.parse_arch(line["arch"])) <= limit for line in history)
 
 
 def test_roulette_prefers_the_better_and_leaves_out_nobody():
@@ -403,6 +383,7 @@ def opened(folder, train=None, **more):
 
 
 def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, capsys):
+    """A distilled one has no head for a training on masked words, and no more positions than it has."""
     for fit, text in ((0, "2-12-16-3-18"), (20, "3-24-40-4-16")):
         model = atb.extract(tiny_model(fit=fit), atb.parse_arch(text))
         keep(tmp_path / text, model)
@@ -411,30 +392,16 @@ def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, capsys):
             again = opened(tmp_path / folder)
             assert str(again.encoder.arch) == text and "made anew: none; left out: none" in capsys.readouterr().out
             assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
-
-
-def test_models_that_do_not_fit_to_the_data_are_refused(tmp_path):
-    """Too few positions, no masked-language-model head, no embeddings."""
-    write_hugging_face(tmp_path / "fit", tiny_model(fit=20))
-    with pytest.raises(UserError, match="no masked-language-model head"):
-        opened(tmp_path / "fit", train=object())
-    with pytest.raises(UserError, match="512 positions are too few"):
-        opened(tmp_path / "fit", train=object(), length=600)
-    weights = read_weights(tmp_path / "fit")
-    del weights["bert.embeddings.word_embeddings.weight"]
-    write_weights(tmp_path / "fit" / "model.safetensors", weights)
-    with pytest.raises(UserError, match="words.weight is missing"):
-        opened(tmp_path / "fit")
-    with pytest.raises(UserError, match="is missing"):
-        atb.load_teacher(dataclasses.replace(TINY, setting="distill", teacher=str(tmp_path / "fit")), HERE, 50, 4)
+    for more, message in (({}, "no masked-language-model head"), ({"length": 600}, "512 positions are too few")):
+        with pytest.raises(UserError, match=message):
+            opened(tmp_path / text, train=object(), **more)
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize("kind, width", [("bert", 24), ("electra", 24), ("electra", 16)])
 def test_hugging_face_models_are_read(kind, width, tmp_path):
-    """transformers' own BERT and ELECTRA give the states and logits that their folders give here; what --export makes
-    of an ELECTRA has no masked-language-model head, which that has not trained; with narrower embeddings it can be a
-    teacher alone."""
+    """transformers' own BERT and ELECTRA give the states and logits that their folders give here. What --export makes
+    of an ELECTRA has no masked-language-model head; one of narrower embeddings is a teacher alone."""
     transformers = pytest.importorskip("transformers")
     sizes = dict(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
                  hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=32)
@@ -443,95 +410,78 @@ def test_hugging_face_models_are_read(kind, width, tmp_path):
               transformers.ElectraForPreTraining(transformers.ElectraConfig(**sizes, embedding_size=width))).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     Vocabulary().save(tmp_path / "theirs")
-    ids, segments, lengths = tiny_batch()
-    real = torch.arange(9) < lengths[:, None]
-    inputs = dict(input_ids=ids, attention_mask=real.long(), token_type_ids=segments)
-    close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
-    encoder = atb.load_teacher(dataclasses.replace(TINY, teacher=str(tmp_path / "theirs")), HERE, 50, 4)
+    (ids, segments, lengths), real, inputs = inputs_of_both()
     expected = theirs(**inputs, output_hidden_states=True)
+    encoder = atb.load_teacher(dataclasses.replace(TINY, teacher=str(tmp_path / "theirs")), HERE, 50, 4)
     close(encoder(ids, segments, lengths)[real], expected.hidden_states[-1][real])
     if kind == "bert":
         mine = opened(tmp_path / "theirs").eval()
         close(mine(ids, segments, lengths, PLACES), expected.logits.gather(1, PLACES[..., None].expand(-1, -1, 50)))
+    export = ["--export", tmp_path / "ours", "--init", tmp_path / "theirs"]
     if width == 16:
         with pytest.raises(UserError, match="words.weight is"):
-            run_here(["--export", tmp_path / "ours", "--init", tmp_path / "theirs"])
+            run_here(export)
         return
-    run_here(["--export", tmp_path / "ours", "--init", tmp_path / "theirs"])
+    run_here(export)
     auto = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModel
     again, loading = auto.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not [name for name in (*loading["missing_keys"], *loading["unexpected_keys"]) if "pooler" not in name]
     close(again(**inputs, output_hidden_states=True).hidden_states[-1][real], expected.hidden_states[-1][real])
 
 
+close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+
+
+def inputs_of_both():
+    """tiny_batch, which of its tokens are real, and the same as the arguments of transformers."""
+    ids, segments, lengths = tiny_batch()
+    real = torch.arange(9) < lengths[:, None]
+    return (ids, segments, lengths), real, dict(input_ids=ids, attention_mask=real.long(), token_type_ids=segments)
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("text", ["2-24-40-4-24", "2-20-16-3-18"])  # plain, and of a width that needs code of its own
 @pytest.mark.parametrize("kind", ["", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"])
 def test_exports_open_with_auto_model(kind, text, tmp_path, monkeypatch):
-    """All four shapes of heads give the states and logits that they give here, and come back as they were."""
+    """All four shapes of heads give the states and logits that they give here."""
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     model, spans = atb.extract(tiny_model(), atb.parse_arch(text)).eval(), kind == "ForQuestionAnswering"
     if kind.endswith(("ion", "ing")):
         model = atb.TaskModel(model.encoder, 2 if spans else 3, spans).eval()
     write_hugging_face(tmp_path / "ours", model)
-    own = text != "2-24-40-4-24"
-    auto = getattr(transformers, f"AutoModel{kind}")
+    own, auto = text != "2-24-40-4-24", getattr(transformers, f"AutoModel{kind}")
     if own:
         with pytest.raises(ValueError, match="trust_remote_code"):
             auto.from_pretrained(tmp_path / "ours", trust_remote_code=False)
     back = auto.from_pretrained(tmp_path / "ours", **{"trust_remote_code": True} if own else {}).eval()
-    ids, segments, lengths = tiny_batch()
-    real = torch.arange(9) < lengths[:, None]
-    theirs = back(input_ids=ids, attention_mask=real.long(), token_type_ids=segments)
+    batch, real, inputs = inputs_of_both()
+    theirs = back(**inputs)
     if kind == "ForMaskedLM":
-        pair = model(ids, segments, lengths, PLACES), theirs.logits.gather(1, PLACES[..., None].expand(-1, -1, 50))
+        close(model(*batch, PLACES), theirs.logits.gather(1, PLACES[..., None].expand(-1, -1, 50)))
     elif spans:
-        pair = model(ids, segments, lengths)[real], torch.stack([theirs.start_logits, theirs.end_logits], -1)[real]
+        close(model(*batch)[real], torch.stack([theirs.start_logits, theirs.end_logits], -1)[real])
     elif kind:
-        pair = model(ids, segments, lengths), theirs.logits
+        close(model(*batch), theirs.logits)
     else:
-        pair = model.encoder(ids, segments, lengths)[real], theirs.last_hidden_state[real]
-    torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-5)
-    back.save_pretrained(tmp_path / "again")
-    again, ours = (read_weights(tmp_path / name) for name in ("again", "ours"))
-    assert all(torch.equal(again[name], ours[name]) for name in again.keys() & ours.keys()) and len(again) > 30
+        close(model.encoder(*batch)[real], theirs.last_hidden_state[real])
 
 
 # --- whole runs -----------
 
-WORDS = ("the a big small red old new cat dog house river city sees finds likes builds near under with and but slowly "
-         "today never").split()
-
-
 @pytest.fixture(scope="module")
-def tiny_data(tmp_path_factory):
-    """A corpus, SST-2, MNLI, RTE and SQuAD of made-up sentences, and the flags of a run on them that takes seconds."""
-    folder, rng = tmp_path_factory.mktemp("data"), random.Random(0)
-
-    def sentence():
-        return " ".join(rng.choices(WORDS, k=rng.randint(5, 12))).capitalize() + "."
-
-    def table(name, header, row):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("".join("\t".join(map(str, line)) + "\n" for line in [header, *map(row, range(24))]))
-
-    def question(number):
-        context = sentence()
-        word = context.split()[2].rstrip(".")
-        answer = {"text": word, "answer_start": context.index(f" {word}") + 1}
-        return {"context": context, "qas": [{"id": f"{number}", "question": "Which?", "answers": [answer]}]}
-    (folder / "text.txt").write_text("\n\n".join("\n".join(sentence() for _ in range(12)) for _ in range(40)))
-    for split in ("train", "dev"):
-        table(f"SST-2/{split}.tsv", ("sentence", "label"), lambda _: (sentence(), rng.randrange(2)))
-        table(f"RTE/{split}.tsv", ("index", "sentence1", "sentence2", "label"), lambda number: (
-            number, sentence(), sentence(), rng.choice(["entailment", "not_entailment"])))
-        pages = [{"title": "t", "paragraphs": [question(number) for number in range(6)]}]
-        (folder / f"{split}-v1.1.json").write_text(json.dumps({"version": "1.1", "data": pages}))
-    for part in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
-        table(f"MNLI/{part}.tsv", ["column"] * (10 if "test" in part else 11), lambda _: (
-            *"01234567", sentence(), sentence(), *[rng.choice(["neutral", "entailment"])] * ("test" not in part)))
-    flags = (f"--corpus {folder}/text.txt --glue {folder} --squad {folder} --tasks SQuAD1.1,SST-2 --vocab_size 46 "
+def tiny_data(demo, tmp_path_factory):
+    """The first rows of the demo data, and the flags of a run on them that takes seconds."""
+    folder = tmp_path_factory.mktemp("data")
+    for path in Path(demo["glue"]).rglob("*.tsv"):
+        (folder / path.parent.name).mkdir(exist_ok=True)
+        (folder / path.parent.name / path.name).write_text("\n".join(path.read_text().split("\n")[:25]) + "\n")
+    for path in Path(demo["squad"]).glob("*v1.1.json"):
+        content = json_of(path)
+        content["data"] = [{**content["data"][0], "paragraphs": content["data"][0]["paragraphs"][:1]}]
+        (folder / path.name).write_text(json.dumps(content))
+    (folder / "text.txt").write_text(Path(demo["corpus"], "language.txt").read_text()[:12_000])
+    flags = (f"--corpus {folder}/text.txt --glue {folder} --squad {folder} --tasks SQuAD1.1,SST-2 --vocab_size 300 "
              "--largest 2-24-40-4-24 --smallest 1-8-8-1-8 --length 24 --finetune_length 32 --batch 8 --accumulate 2 "
              "--samples 2 --steps 4 --further_steps 3 --save_every 1 --finetune_epochs 1 --finetune_batch 12 "
              "--train_rows 12 --population 3 --generations 2 --winners 2 --latency_archs 24 --latency_rounds 1 "
@@ -551,6 +501,11 @@ def json_of(path):
 def weights_of(folder):
     """The weights of a model that a run has kept."""
     return load_file(folder / "checkpoint.pt")["owned"]["model"]
+
+
+def same_weights(one, other, tolerance=0.0):
+    one, other = weights_of(one), weights_of(other)
+    return one.keys() == other.keys() and all((one[name] - other[name]).abs().max() <= tolerance for name in one)
 
 
 class Killed(Exception):
@@ -588,11 +543,6 @@ def history_of(folder):
     """The search history of a run folder, without its seconds."""
     return [{key: value for key, value in line.items() if key != "seconds"}
             for line in read_jsonl(folder / "history.jsonl")]
-
-
-def same_weights(one, other, tolerance=0.0):
-    one, other = weights_of(one), weights_of(other)
-    return one.keys() == other.keys() and all((one[name] - other[name]).abs().max() <= tolerance for name in one)
 
 
 def test_search_killed_anywhere_equals_an_uninterrupted_one(tiny_data, whole, tmp_path, clock, monkeypatch):
@@ -651,80 +601,53 @@ def test_a_search_reads_train_and_dev_alone(tiny_data, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_further_training_distillation_and_export(tiny_data, tmp_path, capsys):
-    folder, flags = tiny_data
-    run_here(["--further_train", *flags, "--arch", "2-24-40-4-24", "--out", tmp_path / "teacher"])
-    distill = [*flags, "--setting", "distill", "--teacher", tmp_path / "teacher"]
-    run_here(["--superplm", *distill, "--init", tmp_path / "teacher", "--out", tmp_path / "student"])
-    run_here(["--further_train", *distill, "--arch", "1-12-16-4-16", "--init", tmp_path / "student",
-              "--out", tmp_path / "further"])
-    assert "fit.weight" in weights_of(tmp_path / "further" / "model")
-    run_here(["--finetune", "MNLI,squad1.1", *flags, "--init", tmp_path / "further", "--out", tmp_path / "tuned"])
-    assert 0 <= json_of(tmp_path / "tuned" / "done.json")["tasks"]["MNLI"]["metrics"]["mismatched"] <= 1
+def test_further_training_distillation_and_export(tiny_data, tmp_path):
+    def go(action, out, *more):
+        run_here([*action.split(), *tiny_data[1], *more, "--out", tmp_path / out])
+        return tmp_path / out
+    teacher = go("--further_train --arch 2-24-40-4-24", "teacher")
+    distill = ["--setting", "distill", "--teacher", teacher]
+    student = go("--superplm", "student", *distill, "--init", teacher)
+    further = go("--further_train --arch 1-12-16-4-16", "further", *distill, "--init", student)
+    assert "fit.weight" in weights_of(further / "model")
+    tuned = go("--finetune MNLI,squad1.1", "tuned", "--init", further)
+    assert 0 <= json_of(tuned / "done.json")["tasks"]["MNLI"]["metrics"]["mismatched"] <= 1
     for name in ("MNLI-m", "MNLI-mm"):  # the leaderboard's files
-        assert len((tmp_path / "tuned" / "MNLI" / f"{name}.tsv").read_text().splitlines()) == 25
-    assert len(json_of(tmp_path / "tuned" / "SQuAD1.1" / "predictions.json")) == 6
-    for name, kind, head in (("MNLI", "AutoTinyBertForSequenceClassification", "classifier"),
-                             ("SQuAD1.1", "AutoTinyBertForQuestionAnswering", "qa_outputs")):
-        run_here(["--export", tmp_path / f"export-{name}", *flags, "--init", tmp_path / "tuned" / name])
-        exported = read_weights(tmp_path / f"export-{name}")
-        assert torch.equal(exported[f"{head}.weight"], weights_of(tmp_path / "tuned" / name)["head.weight"])
-        assert json_of(tmp_path / f"export-{name}" / "config.json")["architectures"] == [kind]
-    run_here(["--export", tmp_path / "export", *flags, "--init", tmp_path / "further"])
-    config = json_of(tmp_path / "export" / "config.json")
-    assert (config["qkv_size"], config["hidden_size"], config["architectures"]) == (16, 12, ["AutoTinyBertModel"])
-    run_here(["--further_train", *flags, "--arch", "1-24-40-2-24", "--out", tmp_path / "two"])
+        assert len((tuned / "MNLI" / f"{name}.tsv").read_text().splitlines()) == 25
+    for source, kind, head in ((tuned / "MNLI", "ForSequenceClassification", "classifier"),
+                               (tuned / "SQuAD1.1", "ForQuestionAnswering", "qa_outputs"), (further, "Model", "")):
+        out = tmp_path / f"export-{kind}"
+        run_here(["--export", out, "--init", source])
+        config, exported = json_of(out / "config.json"), read_weights(out)
+        assert (config["qkv_size"], config["architectures"]) == (16, [f"AutoTinyBert{kind}"])
+        assert not head or torch.equal(exported[f"{head}.weight"], weights_of(source)["head.weight"])
+    two = go("--further_train --arch 1-24-40-2-24", "two")
     with pytest.raises(UserError, match="2 heads and the student 4"):
-        run_here(["--superplm", *flags, "--setting", "distill", "--teacher", tmp_path / "two", "--out", tmp_path / "x"])
+        go("--superplm --setting distill", "x", "--teacher", two)
 
 
-@pytest.mark.parametrize("numbers, score, average", [
-    ((83.3, 89.4, 79.4, 85.5, 42.4, 87.3, 88.8, 87.5, 66.3), 78.3, 78.9),  # AutoTinyBERT-S1
-    ((77.6, 87.5, 76.5, 79.6, 32.8, 84.4, 87.0, 86.6, 66.4), 75.1, 75.4),  # BERT-S2
-    ((71.9, 86.5, 74.2, 81.9, 17.6, 84.6, 86.5, 85.9, 66.7), 73.0, 72.9)])  # AutoTinyBERT-S4
-def test_averages_are_those_of_table_1(numbers, score, average):
+def test_averages_are_those_of_table_1():
     """Of WNLI, which the paper leaves out, nothing counts; without SQuAD there is a Score alone."""
-    order = "SQuAD1.1 SST-2 MNLI MRPC CoLA QNLI QQP STS-B RTE".split()
-    tasks = {name: {"median": number} for name, number in zip([*order, "WNLI"], [*numbers, 56.3])}
-    assert {column: round(mean, 1) for column, mean in atb.table_1(tasks).items()} == {"Score": score, "Avg.": average}
-    del tasks["SQuAD1.1"]
-    assert atb.table_1(tasks).keys() == {"Score"}
-    del tasks["RTE"]
-    assert atb.table_1(tasks) == {}
+    order = "SQuAD1.1 SST-2 MNLI MRPC CoLA QNLI QQP STS-B RTE WNLI".split()
+    for numbers, score, average in (
+            ((83.3, 89.4, 79.4, 85.5, 42.4, 87.3, 88.8, 87.5, 66.3, 56.3), 78.3, 78.9),  # AutoTinyBERT-S1
+            ((71.9, 86.5, 74.2, 81.9, 17.6, 84.6, 86.5, 85.9, 66.7, 56.3), 73.0, 72.9)):  # AutoTinyBERT-S4
+        found = {name: {"median": number} for name, number in zip(order, numbers)}
+        assert {name: round(mean, 1) for name, mean in atb.table_1(found).items()} == {"Score": score, "Avg.": average}
+        del found["SQuAD1.1"]
+        assert atb.table_1(found).keys() == {"Score"}
+        del found["RTE"]
+        assert atb.table_1(found) == {}
 
 
-def test_no_task_starts_from_mnli(tiny_data, whole, tmp_path):
-    """RTE beside MNLI ends with the weights that it has alone."""
-    for task, out in (("RTE,MNLI", "both"), ("RTE", "alone")):
-        run_here(["--finetune", task, *tiny_data[1], "--init", whole, "--out", tmp_path / out])
-    assert same_weights(tmp_path / "both" / "RTE", tmp_path / "alone" / "RTE")
-
-
-def test_parts_of_a_finished_search_come_from_its_superplm(tiny_data, whole, tmp_path):
-    """An architecture that is not the winner's is cut out of the SuperPLM, even where it would fit into the winner."""
-    run_here(["--export", tmp_path / "export", *tiny_data[1], "--init", whole, "--arch", "1-8-8-1-6"])
-    # a part that may be deeper than the winner, of the SuperPLM and not of the winner, comes out whole
-    run_here(["--export", tmp_path / "deep", *tiny_data[1], "--init", whole, "--arch", "2-24-40-4-24"])
-    assert any(name.startswith("bert.encoder.layer.1.") for name in read_weights(tmp_path / "deep"))
-    superplm = atb.LanguageModel(atb.parse_arch("2-24-40-4-24"), 46)
-    superplm.load_state_dict(weights_of(whole / "superplm"))
-    exported = hf_models.read_bert(tmp_path / "export", 1)
-    for name, value in atb.extract(superplm, atb.parse_arch("1-8-8-1-6")).state_dict().items():
-        assert torch.equal(exported[name], value)
-
-
-def test_a_second_search_takes_over_superplm_and_measurements(tiny_data, whole, tmp_path, clock):
-    """With --init RUN nothing is trained or measured again but what the other limit asks for: five rounds of the
-    reference and the finalists."""
+def test_another_search_starts_from_a_finished_ones_superplm(tiny_data, whole, tmp_path, clock):
+    """With --init RUN nothing is trained or measured again but what another limit asks for, five rounds of the
+    reference and the finalists. A plain BERT or a winner is no SuperPLM, nor is one of another space."""
     second = tmp_path / "second"
     run_here(["--evolve", *tiny_data[1], "--init", whole, "--speedup", "3", "--winners", "1", "--out", second])
     assert clock["count"] % 5 == 0 and clock["count"] <= 5 * 7
     assert json_of(second / "best.json")["speedup"] >= 3 and not (second / "superplm").exists()
-
-
-def test_a_search_starts_from_a_superplm_of_its_own_space_alone(tiny_data, whole, tmp_path):
-    """A plain BERT is none, nor is a search's winner; --superplm makes one of it."""
-    run_here(["--export", tmp_path / "bert", *tiny_data[1], "--init", whole / "superplm"])
+    run_here(["--export", tmp_path / "bert", "--init", whole / "superplm"])
     for init, flag, message in ((tmp_path / "bert", "--evolve", "parts of this model were never trained"),
                                 (whole / "model", "--search", "parts of this model were never trained"),
                                 (whole, "--variant=ils", "--variant ils: .* has ebl"),
@@ -733,12 +656,15 @@ def test_a_search_starts_from_a_superplm_of_its_own_space_alone(tiny_data, whole
             run_here([*["--search"] * ("=" in flag), *tiny_data[1], flag, "--init", init, "--out", tmp_path / "run"])
 
 
-def test_mlm_is_a_task_without_fine_tuning(tiny_data, whole, tmp_path):
-    """The same masked pieces for every model and seed."""
-    run_here(["--finetune", "mlm", *tiny_data[1], "--init", whole, "--runs", "2", "--out", tmp_path / "a"])
-    entry = json_of(tmp_path / "a" / "done.json")["tasks"]["MLM"]
-    assert entry["sd"] == 0 and entry["n"] == 2
-    assert entry["median"] == pytest.approx(1 - entry["metrics"]["loss"] / math.log(46)) and entry["median"] < 0.5
+def test_parts_of_a_finished_search_come_from_its_superplm(whole, tmp_path):
+    """An architecture that is not the winner's is cut out of the SuperPLM, even where it would fit into the winner."""
+    superplm = atb.LanguageModel(atb.parse_arch("2-24-40-4-24"), 300)
+    superplm.load_state_dict(weights_of(whole / "superplm"))
+    for arch in ("1-8-8-1-6", "2-24-40-3-18"):
+        run_here(["--export", tmp_path / arch, "--init", whole, "--arch", arch])
+        exported = hf_models.read_bert(tmp_path / arch, atb.parse_arch(arch).heads)
+        for name, value in atb.extract(superplm, atb.parse_arch(arch)).state_dict().items():
+            assert torch.equal(exported[name], value)
 
 
 def test_scores_within_their_noise_are_called_ties(whole):
@@ -746,25 +672,24 @@ def test_scores_within_their_noise_are_called_ties(whole):
     lines = [{"arch": arch, "score": score, "error": 0.02 * (score > 0)}
              for arch, score in (("a", 0.46), ("b", 0.5), ("c", 0.4), ("d", -1.0))]
     assert atb.ties(lines) == ["a"] and atb.ties(lines[1:]) == []
-    for metric, score, error in (("accuracy", 0.5, 0.05), ("accuracy", 1.0, 0), ("matthews", 0.5, 0.075)):
-        task = types.SimpleNamespace(rows={"dev": range(100)}, recipe=types.SimpleNamespace(main=metric))
-        assert tasks.Task.standard_error(task, score) == pytest.approx(error)
+    task = types.SimpleNamespace(rows={"dev": range(100)}, recipe=types.SimpleNamespace(main="accuracy"))
+    assert tasks.Task.standard_error(task, 0.5) == pytest.approx(0.05)
     assert all(0.01 < line["error"] < 0.3 for line in history_of(whole))
 
 
 def test_zero_steps_are_the_papers_passes_over_the_corpus(tiny_data, whole, tmp_path):
     """Sec. 4.1: 5 for the SuperPLM and for further training, 10 from scratch."""
-    for name, init, passes in (("scratch", "", 10), ("taken", str(whole), 5)):
-        cfg = dataclasses.replace(TINY, steps=0, further_steps=0, vocab_size=46, out=str(tmp_path / name), init=init,
+    for init, passes in (("", 10), (str(whole), 5)):
+        cfg = dataclasses.replace(TINY, vocab_size=300, out=str(tmp_path / f"{passes}"), init=init,
                                   corpus=(f"{tiny_data[0]}/text.txt",))
         _, data = atb.open_data(cfg, "further_train", HERE, text=True)
         files.release_locks()
         a_pass = data.train.slots(cfg.length - 3) / cfg.batch
-        assert (cfg.steps, cfg.further_steps) == (math.ceil(5 * a_pass), math.ceil(passes * a_pass)) and a_pass > 10
+        assert (cfg.steps, cfg.further_steps) == (math.ceil(5 * a_pass), math.ceil(passes * a_pass)) and a_pass > 3
 
 
-def test_sub_batches_grow_to_the_processes_and_an_ordinary_training_has_one_a_process(tiny_data, tmp_path, monkeypatch):
-    """Unless --accumulate was given; a checkpoint keeps how many there were."""
+def test_sub_batches_grow_to_the_processes():
+    """Unless --accumulate was given."""
     for size, shards in ((8, 8), (1, 2)):
         cfg = dataclasses.replace(TINY, batch=32)
         atb.set_shards(cfg, distributed.Ranks(0, size, None))
@@ -773,61 +698,34 @@ def test_sub_batches_grow_to_the_processes_and_an_ordinary_training_has_one_a_pr
     with pytest.raises(UserError, match="2 shards cannot be shared out evenly to 8 processes"):
         atb.set_shards(cfg, distributed.Ranks(0, 8, None))
 
-    def killed(*args, **models):
-        raise Killed
-    monkeypatch.setattr(atb, "keep_model", killed)
-    place = tiny_data[1].index("--accumulate")
-    flags = [*tiny_data[1][:place], *tiny_data[1][place + 2:], "--eval_every", "9", "--arch", "1-8-8-1-8"]
-    with pytest.raises(Killed):
-        run_here(["--further_train", *flags, "--out", tmp_path])
-    files.release_locks()
-    assert load_file(tmp_path / "model.pt")["values"]["shards"] == 1
-
 
 def test_the_grid_is_that_of_the_paper_and_its_best_setting_stands(tiny_data, whole, tmp_path, monkeypatch):
+    """MLM is a task without fine-tuning, with the same masked pieces for every seed. No task starts from MNLI."""
     assert len(atb.GRID) == 9 and all((lr, epochs) in atb.GRID for _, lr, epochs, _ in atb.TABLE_D1.values())
     monkeypatch.setattr(atb, "GRID", [(1e-5, 1), (0.1, 3)])
     run_here(["--finetune", "SST-2,MLM", *tiny_data[1], "--init", whole, "--grid", "--runs", "2", "--out", tmp_path])
     jobs = {path.stem: json_of(path) for path in (tmp_path / "jobs").glob("*.json")}
     assert jobs.keys() == {"MLM-0", "MLM-1", "SST-2-0-1e-05-1", "SST-2-1-1e-05-1", "SST-2-0-0.1-3", "SST-2-1-0.1-3"}
-    found = json_of(tmp_path / "done.json")["tasks"]["SST-2"]
+    found = json_of(tmp_path / "done.json")["tasks"]
     medians = {key: min(job["metrics"]["main"] for job in jobs.values() if job["setting"] == list(key))
                for key in atb.GRID}
-    assert found["n"] == 2 and found["median"] == max(medians.values()) == medians[tuple(found["setting"])]
+    assert found["SST-2"]["median"] == max(medians.values()) == medians[tuple(found["SST-2"]["setting"])]
+    assert found["SST-2"]["n"] == 2 and found["MLM"]["sd"] == 0
+    assert found["MLM"]["median"] == pytest.approx(1 - found["MLM"]["metrics"]["loss"] / math.log(300))
+    for task in ("RTE,MNLI", "RTE"):
+        run_here(["--finetune", task, *tiny_data[1], "--init", whole, "--out", tmp_path / task])
+    assert same_weights(tmp_path / "RTE,MNLI" / "RTE", tmp_path / "RTE" / "RTE")
 
 
-@pytest.mark.parametrize("change", [{"layer_norm_eps": 0.1}, {"position_embedding_type": "relative_key"},
-                                    {"model_type": "roberta"}, {"num_hidden_layers": "x"}], ids=str)
-def test_models_that_would_give_other_numbers_are_refused(change):
-    sizes = dict(zip(hf_models.SIZES, (2, 24, 40, 4, 24)), model_type="bert")
-    assert hf_models.bert_sizes(Path("x"), sizes) == (2, 24, 40, 4, 24)
-    with pytest.raises(UserError, match=next(iter(change))):
-        hf_models.bert_sizes(Path("x"), sizes | change)
-
-
-def test_a_model_with_another_vocabulary_is_refused(tiny_data, whole, tmp_path):
-    shutil.copytree(whole / "superplm", tmp_path / "theirs")
-    train_sentencepiece([tiny_data[0] / "text.txt"], tmp_path / "theirs" / "spiece.model", 46, lower=False)
-    with pytest.raises(UserError, match="another vocabulary|changed since the run"):
-        run_here(["--superplm", *tiny_data[1], "--init", tmp_path / "theirs", "--tokenizer", whole / "superplm",
-                  "--out", tmp_path / "out"])
-
-
-def test_sigterm_is_obeyed_between_two_measurements(tiny_data, tmp_path, clock, monkeypatch):
-    """The one that was running when the signal came is not kept; so in the log as in the rounds of the finalists."""
+def test_sigterm_is_obeyed_between_two_measurements(tiny_data, tmp_path, clock):
+    """The one that was running when the signal came is not kept."""
     clock.update(kill=3)
     run_here(["--latency", *tiny_data[1], "--out", tmp_path], status=143)
     assert clock["count"] == 3 and not (tmp_path / "predictor.pt").exists()
     assert len(read_jsonl(tmp_path / "latency.jsonl")) == 2
-    monkeypatch.setattr(distributed, "_stop_requested", False)
-    clock.update(count=0, kill=2)
-    with pytest.raises(Stop):
-        atb.time_together(ODD[:3], TINY)
-    assert clock["count"] == 2
 
 
-def test_a_finished_run_does_nothing_and_measurements_can_be_added(tiny_data, whole, tmp_path, clock, capsys):
-    assert "whole: finished" in run_here(["--search", *tiny_data[1], "--out", whole], capsys) and clock["count"] == 0
+def test_measurements_can_be_added(tiny_data, tmp_path, clock):
     latency = ["--latency", *tiny_data[1], "--latency_archs"]
     for out, number, more in (("a", 5, 5 + 2 * 5), ("a", 5, 0), ("b", 6, 1)):  # reference and smallest: five times each
         clock["count"] = 0
@@ -835,10 +733,9 @@ def test_a_finished_run_does_nothing_and_measurements_can_be_added(tiny_data, wh
         assert clock["count"] == more
 
 
-@pytest.mark.parametrize("line", ['{"arch": "1-8-8-1-6", "mil', "[1]", '{"arch": "1-8-8-1-6", "milliseconds": 0}',
-                                  '{"arch": "1-8-8-1-6", "milliseconds": "x"}', '{"arch": "1-8", "milliseconds": 1}'])
-def test_lines_of_other_settings_stay_and_those_that_are_no_measurements_are_named(tmp_path, line):
+def test_measurements_of_other_settings_stay_and_lines_that_are_none_are_named(tmp_path):
     path, here = tmp_path / "latency.jsonl", atb.latency_setting(TINY)
+    assert here["clock"] == "CPU" and atb.latency_setting(dataclasses.replace(TINY, latency_threads=2))["clock"] == "wall"
     good, *others = (json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, **setting})
                      for setting in (here, *({**here, key: "another"} for key in here)))
     path.write_text("\n".join([good, *others, good, good[:20]]))  # a last line without its end is left out
@@ -846,17 +743,10 @@ def test_lines_of_other_settings_stay_and_those_that_are_no_measurements_are_nam
     assert read() == {atb.parse_arch("1-8-8-1-6"): [2.0, 2.0]}
     latency_log.measure(tmp_path, here, read(), {atb.parse_arch("1-8-8-1-6"): 3}, lambda arch: 1.0)
     assert [line["milliseconds"] for line in read_jsonl(path)] == [2.0] * (2 + len(here)) + [1.0]
-    path.write_text(f"{good}\n{line}\n")
-    with pytest.raises(UserError, match="line 2: no (measurement|JSON)"):
-        read()
-
-
-def test_a_measurement_belongs_to_a_processor_a_torch_and_a_kind_of_clock():
-    here = atb.latency_setting(TINY)
-    assert here["torch"] == torch.__version__ and here["clock"] == "CPU"
-    assert atb.latency_setting(dataclasses.replace(TINY, latency_threads=2))["clock"] == "wall"
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    assert f": {here['hardware']}\n" in info or "model name" not in info
+    for line in (good[:30], "[1]", good.replace("2.0", "0"), good.replace("1-8-8-1-6", "1-8")):
+        path.write_text(f"{good}\n{line}\n")
+        with pytest.raises(UserError, match="line 2: no (measurement|JSON)"):
+            read()
 
 
 def test_an_impossible_limit_ends_before_any_training(tiny_data, tmp_path, clock):
@@ -886,25 +776,20 @@ def test_a_loss_that_is_no_number_ends_the_training_before_it_is_saved(tiny_data
 
 
 @pytest.mark.parametrize("words, message", [
-    ("--evolve", "no SuperPLM yet"), ("--search --speedup=0", "> 0"), ("--search --speedup=fast", "--speedup"),
+    ("--evolve", "no SuperPLM yet"), ("--search --speedup=fast", "--speedup"),
     ("--superplm --setting distill --teacher x --smallest 1-8-8-1-7", "a multiple of the 4 heads"),
     ("--search --tasks MLM --setting distill --teacher x", "no head for this task"),
-    ("--latency --latency_device cuda", "no CUDA device"), ("--latency --reference 8-8", "no architecture is here"),
-    ("--latency --latency_length 99999999999", "memory"), ("--superplm --samples 9999999999999", "memory")])
-def test_mistakes_end_in_one_line_before_any_training(tiny_data, tmp_path, words, message):
+    ("--latency --latency_length 99999999999", "memory")])
+def test_mistakes_end_before_any_training(tiny_data, tmp_path, words, message):
     with pytest.raises(UserError, match=message):
         run_here([*tiny_data[1], *words.split(), "--out", tmp_path / "run"])
     assert not (tmp_path / "run" / "superplm").exists()
 
 
-def test_describe(tiny_data, tmp_path, capsys, clock):
-    command, arch = ["--describe", *tiny_data[1], "--out", tmp_path / "none"], atb.parse_arch("2-12-16-2-12")
-    described = json.loads(run_here([*command, "--arch", arch], capsys))
-    assert described["parameters"] == sum(described["parts"].values()) == sum(atb.parameters(arch, 46).values())
+def test_describe(tiny_data, capsys, clock):
+    described = json.loads(run_here(["--describe", *tiny_data[1], "--arch", "2-12-16-2-12"], capsys))
+    assert described["parameters"] == sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 300).values())
     assert described["speedup"] > 0 and described["space"]["architectures"] == 2 * 5 * 9 * 4
-    model = atb.LanguageModel(arch, 46)
-    assert described["memory"]["weights"] == 4 * sum(value.numel() for value in model.parameters())
-    assert described["fits"]["16 GB"]["fits"] and "H100" in described["days"]
 
 
 # --- claims ---------------
@@ -925,8 +810,7 @@ def test_published_tables_and_what_is_made_of_measurements(tiny_data, tmp_path, 
     path = tmp_path / "latency" / "rounds.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + lines[1][:40])  # killed in the second of three rounds
-    count, again = clock["count"], claimed("latency", ["--preset", "base"], tmp_path)
-    assert again["rows"] == rows and clock["count"] - count == 2 * count / 3
+    assert claimed("latency", ["--preset", "base"], tmp_path)["rows"] == rows
     spaces = claimed("space", ["--preset", "base"], tmp_path)["rows"]
     assert [row[1:] for row in spaces] == [[11_391_072, 11.391072, 46], [47_462_800, 47.4628, 10]]
     run_here(["--latency", *tiny_data[1], "--out", tmp_path / "run"])
@@ -940,25 +824,6 @@ def test_claims_that_train(tiny_data, tmp_path):
     small = ["--largest", "1-24-40-2-24", "--tasks", "MLM"]
     rows = claimed("ranking", flags, tmp_path, "--variants", "ebl,ils", *small)["rows"]
     assert [row[0] for row in rows] == ["stand-alone", "ebl", "ils"] and rows[0][3] == 100
-
-
-@pytest.mark.slow
-def test_the_searched_shape_is_compared_with_the_rules(tiny_data, tmp_path):
-    """The whole study at the smallest size, measured first, alone; run again, it trains nothing."""
-    flags = ("--largest 2-16-64-2-16 --smallest 1-8-8-1-8 --reference 2-16-64-2-16 --vocab_size 46 --latency_archs 6 "
-             "--steps 2 --further_steps 1 --batch 8 --population 2 --generations 1 --winners 2 --held_out 0.3 "
-             "--latency_length 16 --latency_rounds 1 --small 1-16-64-2-16 --deep 2-16-64-2-16").split()
-    flags += ["--corpus", tiny_data[0] / "text.txt"]
-    study.main("autotinybert", claims.CLAIMS, [*map(str, ["shape", *flags, "--only", "latency", "--runs",
-                                                          tmp_path / "shape"])])
-    made = tmp_path / "shape" / "superplm"
-    assert (made / "predictor.pt").exists() and not (made / "superplm").exists()
-    record = claimed("shape", flags, tmp_path)
-    assert [row[1] for row in record["rows"]] == ["rule", "searched"] * 2 and "not judged" in record["verdict"]
-    assert all(row[6] > row[5] > 0 for row in record["rows"])  # the head takes time too
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "shape").rglob("*") if path.is_file()}
-    assert claimed("shape", flags, tmp_path)["losses"] == record["losses"]
-    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "shape").rglob("*") if path.is_file()}
 
 
 # --- the text of the file ---

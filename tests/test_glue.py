@@ -64,47 +64,37 @@ def tokenizer(tmp_path_factory):
     return load_tokenizer(train_sentencepiece(files, folder / "spiece.model", vocab_size=90))
 
 
-def sentences(count, longest=60, seed=0):
-    draw = random.Random(seed)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
-
-
-def examples(count, pairs=True, longest=60):
-    labels = np.arange(count, dtype=np.int64) % 2
-    second = sentences(count, longest, seed=1) if pairs else None
-    return glue.Examples(sentences(count, longest), second, labels, Path("X/train.tsv"))
+def examples(count, longest=60):
+    draw = random.Random(0)
+    sides = [[" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)] for _ in range(2)]
+    return glue.Examples(*sides, np.arange(count, dtype=np.int64) % 2, Path("X/train.tsv"))
 
 
 # --- files
 
 @pytest.mark.parametrize("task", glue.TASKS.values(), ids=glue.TASKS)
 def test_every_official_layout(task, tmp_path):
-    labels = task.labels or ("0.0", "3.25", "5.000")
+    labels, matched = task.labels or ("0.0", "3.25", "5.000"), "_matched" * (task.name == "MNLI")
     rows = [(f'He said "{i}', f"B{i}", label) for i, label in enumerate(labels)]
-    for split, name in [("train", "train"), ("dev", "dev_matched" if task.name == "MNLI" else "dev")]:
-        write(tmp_path, f"{task.name}/{name}.tsv", table(task.name, rows))
+    for split, name in (("train", "train"), ("dev", f"dev{matched}"), ("test", f"test{matched}")):
+        write(tmp_path, f"{task.name}/{name}.tsv", table(task.name, rows, labelled=split != "test"))
         loaded = glue.load(tmp_path, task, split)
-        assert loaded.first == [row[0] for row in rows]
+        assert loaded.first == [row[0] for row in rows] and len(loaded) == len(rows)
         assert loaded.second == ([row[1] for row in rows] if len(task.text) == 2 else None)
-        expected = list(range(len(rows))) if task.labels else [0.0, 3.25, 5.0]
-        assert loaded.labels.tolist() == expected and loaded.labels.dtype == (np.int64 if task.labels else np.float32)
-    name = "test_matched" if task.name == "MNLI" else "test"
-    write(tmp_path, f"{task.name}/{name}.tsv", table(task.name, rows, labelled=False))
-    loaded = glue.load(tmp_path, task.name, "test")
-    assert loaded.first == [row[0] for row in rows] and loaded.labels is None and len(loaded) == len(rows)
-    assert loaded.second == ([row[1] for row in rows] if len(task.text) == 2 else None)
+        if split == "test":
+            assert loaded.labels is None
+        else:
+            assert loaded.labels.tolist() == (list(range(len(rows))) if task.labels else [0.0, 3.25, 5.0])
+            assert loaded.labels.dtype == (np.int64 if task.labels else np.float32)
 
 
 def test_mnli_dev_has_more_columns_and_two_parts(tmp_path):
     header = HEADERS["MNLI"][0].replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
     row = "0\t1\t2\tg\tx\tx\tx\tx\t{}\tb\tneutral\tneutral\tneutral\tneutral\tneutral\tentailment"
-    for part in ("matched", "mismatched"):
+    for split, part in (("dev", "matched"), ("dev_mismatched", "mismatched")):
         write(tmp_path, f"MNLI/dev_{part}.tsv", f"{header}\n{row.format(part)}\n")
-    assert glue.load(tmp_path, "MNLI", "dev").first == ["matched"]
-    loaded = glue.load(tmp_path, "MNLI", "dev_mismatched")
-    assert loaded.first == ["mismatched"] and loaded.labels.tolist() == [1]
-    with pytest.raises(UserError, match="RTE has no split 'dev_mismatched'"):
-        glue.load(tmp_path, "RTE", "dev_mismatched")
+        loaded = glue.load(tmp_path, "MNLI", split)
+        assert loaded.first == [part] and loaded.labels.tolist() == [1]
 
 
 def test_marks_line_ends_and_quotes_are_not_interpreted(tmp_path):
@@ -116,19 +106,15 @@ def test_marks_line_ends_and_quotes_are_not_interpreted(tmp_path):
     assert loaded.second == ['it\'s ""', '"', "b "] and loaded.labels.tolist() == [1, 0, 1]
 
 
-def test_malformed_rows_are_skipped_with_one_warning(tmp_path):
+def test_malformed_rows_are_skipped_with_one_warning_and_keep_their_place_in_test(tmp_path):
     lines = table("QQP", [(f"a{i}", f"b{i}", "1") for i in range(5)]).split("\n")
     lines[2], lines[4] = "lost", "1\t2\t3\ta\tb\t1\tsurplus"
     lines[5] += "\t\t"  # empty cells at the end are no harm
     path = write(tmp_path, "QQP/train.tsv", "\n".join(lines))
     with pytest.warns(UserWarning) as caught:
-        loaded = glue.load(tmp_path, "QQP", "train")
-    assert loaded.first == ["a0", "a2", "a4"]
+        assert glue.load(tmp_path, "QQP", "train").first == ["a0", "a2", "a4"]
     assert [str(w.message) for w in caught] == [
         f"{path}:3: 2 rows do not have 6 columns and were skipped (this is the first)"]
-
-
-def test_malformed_test_rows_keep_their_place(tmp_path):
     write(tmp_path, "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\tlost\n2\tc\td\n")
     with pytest.warns(UserWarning, match=r"test.tsv:3: 1 rows .* keep their place"):
         loaded = glue.load(tmp_path, "QQP", "test")
@@ -138,21 +124,15 @@ def test_malformed_test_rows_keep_their_place(tmp_path):
 @pytest.mark.parametrize("task, content, message", [
     ("RTE", table("RTE", [("a", "b", "entailment"), ("a", "b", "maybe")]),
      r"RTE/train.tsv:3: RTE has no label 'maybe'; .*not_entailment"),
-    ("CoLA", "src\tlabel\t*\tsentence\n", r"CoLA/train.tsv:1: CoLA has no label 'label'"),
     ("STS-B", table("STS-B", [("a", "b", "5.1")]), r"STS-B/train.tsv:2: STS-B has no score '5.1'; .* 0 to 5"),
-    ("STS-B", table("STS-B", [("a", "b", "nan")]), r"STS-B/train.tsv:2: STS-B has no score 'nan'"),
     ("QNLI", "index\tquestion\tsentence\tlabel\n", r"QNLI/train.tsv:1: no row has the 4 columns"),
     ("QQP", "a\tb\n1\t2\n", r"QQP/train.tsv:1: 2 columns, QQP has 6 or more"),
-    ("SST-2", "fine\t1\nbad\t0\n", r"SST-2/train.tsv:1: this row is data, the header is missing"),
-    ("SST-2", b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", r"SST-2/train.tsv:3: not UTF-8 .* save the file as UTF-8")],
+    ("SST-2", "fine\t1\nbad\t0\n", r"SST-2/train.tsv:1: this row is data, the header is missing")],
     ids=lambda value: value if value in glue.TASKS else "")
 def test_mistakes_name_file_line_and_mend(task, content, message, tmp_path):
     write(tmp_path, f"{task}/train.tsv", content)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(UserError, match=message) as caught:
-            glue.load(tmp_path, task, "train")
-    assert "\n" not in str(caught.value) and ";" in str(caught.value)
+    with pytest.raises(UserError, match=message):
+        glue.load(tmp_path, task, "train")
 
 
 # --- batches
@@ -165,17 +145,16 @@ def given(first, second, longest):
     return glue.encode(data, tokenizer, longest)
 
 
-@pytest.mark.parametrize("a, b, longest", [
-    (10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (4, 4, 30), (0, 9, 8), (5, None, 5)])
+@pytest.mark.parametrize("a, b, longest", [(10, 3, 12), (3, 10, 12), (10, 9, 18), (9, 9, 14), (0, 9, 8), (5, None, 5)])
 def test_pair_cuts_the_longer_from_its_end(a, b, longest):
     first, second = list(range(100, 100 + a)), None if b is None else list(range(200, 200 + b))
     ids, segments = row_of(given(first, second, longest), 0)
-    parts, kept = [first, second or []], [first, second or []]
+    kept = [first, second or []]
     while len(kept[0]) + len(kept[1]) > longest - (2 if b is None else 3):  # BERT's loop
         longer = 0 if len(kept[0]) > len(kept[1]) else 1
         kept[longer] = kept[longer][:-1]
     tail = [] if b is None else [*kept[1], 3]
-    assert ids == [2, *kept[0], 3, *tail] and parts == [first, second or []]
+    assert ids == [2, *kept[0], 3, *tail]
     assert segments == [0] * (len(kept[0]) + 2) + [1] * len(tail)
 
 
@@ -185,12 +164,12 @@ def row_of(features, i):
     return batch["ids"][0, :size].tolist(), batch["segments"][0, :size].tolist()
 
 
-def test_batches_hold_every_row_once(tokenizer):
+def test_batches_hold_every_row_once_in_an_order_of_seed_and_epoch(tokenizer):
     features = glue.encode(examples(203), tokenizer, max_length=100)
-    for seed in (None, 5):
-        seen = []
-        for batch in glue.batches(features, 16, seed=seed):
-            assert batch["ids"].dtype == batch["segments"].dtype == batch["labels"].dtype == torch.int64
+    orders = []
+    for seed, epoch in ((None, 0), (5, 0), (5, 1), (6, 0), (5, 0)):
+        orders.append([])
+        for batch in glue.batches(features, 16, seed=seed, epoch=epoch):
             longest = int(batch["lengths"].max())
             assert batch["ids"].shape[1] == min(-(-longest // 8) * 8, 100)
             for row, i in enumerate(batch["index"].tolist()):
@@ -198,42 +177,20 @@ def test_batches_hold_every_row_once(tokenizer):
                 assert (batch["ids"][row, :n].tolist(), batch["segments"][row, :n].tolist()) == row_of(features, i)
                 assert (batch["ids"][row, n:] == tokenizer.pad_id).all() and (batch["segments"][row, n:] == 0).all()
                 assert batch["labels"][row] == features.labels[i]
-                seen.append(i)
-        assert sorted(seen) == list(range(203))
-
-
-def test_order_depends_on_seed_and_epoch_alone(tokenizer):
-    features = glue.encode(examples(200), tokenizer, max_length=64)
-
-    def order(**kwargs):
-        return [batch["index"].tolist() for batch in glue.batches(features, 16, **kwargs)]
-
-    assert order(seed=1, epoch=2) == order(seed=1, epoch=2)
-    assert len({str(order(seed=seed, epoch=epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
-    lengths = features.lengths
-    assert lengths[sum(order(), [])].tolist() == sorted(lengths.tolist())
+                orders[-1].append(i)
+        assert sorted(orders[-1]) == list(range(203))
+    assert orders[1] == orders[4] and len({*map(tuple, orders)}) == 4
+    assert features.lengths[orders[0]].tolist() == sorted(features.lengths.tolist())
 
 
 def test_buckets_save_padding_and_still_shuffle():
     lengths = np.array([random.Random(i).randint(5, 128) for i in range(6400)])
     groups = list(glue.batch_indices(lengths, 32, seed=3))
-    padded = sum(len(rows) * lengths[rows].max() for rows in groups)
-    assert padded < 1.05 * lengths.sum()
+    assert sum(len(rows) * lengths[rows].max() for rows in groups) < 1.05 * lengths.sum()
     means = [lengths[rows].mean() for rows in groups]
     assert 0.35 < np.mean(np.diff(means) > 0) < 0.65  # batches do not come by length
-    again = list(glue.batch_indices(lengths, 32, seed=3, epoch=1))
-    together = {frozenset(rows.tolist()) for rows in groups} & {frozenset(rows.tolist()) for rows in again}
-    assert not together  # other batches each epoch
-
-
-def test_regression_labels_and_unlabelled_batches(tokenizer):
-    data = examples(9)
-    data.labels = np.linspace(0, 5, 9, dtype=np.float32)
-    batch = next(glue.batches(glue.encode(data, tokenizer, 64), 9))
-    assert batch["labels"].dtype == torch.float32
-    assert batch["labels"].tolist() == pytest.approx(data.labels[batch["index"].numpy()].tolist())
-    data.labels = None
-    assert "labels" not in next(glue.batches(glue.encode(data, tokenizer, 64), 9))
+    again = glue.batch_indices(lengths, 32, seed=3, epoch=1)
+    assert not {frozenset(rows) for rows in groups} & {frozenset(rows) for rows in again}  # others each epoch
 
 
 # --- scores
@@ -248,37 +205,30 @@ def test_score_has_the_official_metrics():
     assert result["spearman"] == result["main"] == pytest.approx(1.0) and 0.97 < result["pearson"] < 0.99
 
 
-@pytest.mark.parametrize("task", glue.TASKS)
+@pytest.mark.parametrize("task", ["MRPC", "STS-B"])
 def test_a_diverged_model_gets_the_worst_score(task):
-    classes = glue.TASKS[task].classes
-    perfect = np.eye(classes)[[0, 1, 0, 1]] if classes > 1 else np.array([0.0, 1.0, 0.0, 1.0])
     labels = np.array([0, 1, 0, 1])
+    perfect = np.eye(2)[labels] if task == "MRPC" else labels.astype(float)
     assert glue.score(task, perfect, labels)["main"] == pytest.approx(1.0)
-    for bad in (np.nan, np.inf, -np.inf):
-        broken = perfect.copy()
-        broken[3] = bad
-        assert set(glue.score(task, broken, labels).values()) == {0.0}
-
-
-def results(names):
-    """Scores that tell the tasks apart: 0.1, 0.2 ... for the main metric, and half of it for a second one."""
-    values = {}
-    for i, name in enumerate(names, 1):
-        kinds = glue.TASKS[name.removesuffix("-mm")].metrics
-        values[name] = dict(zip((*kinds, "main"), (i / 10, i / 20, i / 10) if len(kinds) == 2 else (i / 10, i / 10)))
-    return values
+    for bad in (np.nan, np.inf):
+        perfect[3] = bad
+        assert set(glue.score(task, perfect, labels).values()) == {0.0}
 
 
 def test_averages():
-    names = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "MNLI-mm", "QNLI", "RTE", "WNLI"]
-    found = glue.averages(results(names))
+    """Scores that tell the tasks apart: 0.1, 0.2 ... for the main metric, and half of it for a second one."""
+    def scores(names):
+        return {name: dict(zip((*glue.TASKS[name.removesuffix("-mm")].metrics, "main"), (
+            (i / 10, i / 20, i / 10) if name in ("MRPC", "STS-B", "QQP") else (i / 10, i / 10))))
+            for i, name in enumerate(names, 1)}
+    found = glue.averages(scores(["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "MNLI-mm", "QNLI", "RTE", "WNLI"]))
     assert found["paper_avg"] == pytest.approx(sum(i / 10 for i in range(1, 10)) / 9)  # all but WNLI
     board = [0.1, 0.2, 0.225, 0.3, 0.375, 0.65, 0.8, 0.9, 1.0]  # MRPC, STS-B, QQP: two metrics; MNLI: two parts
     assert found["glue_avg"] == pytest.approx(sum(board) / 9)
     assert found["paper_missing"] == found["glue_missing"] == []
-    few = glue.averages(results(["CoLA", "MNLI"]))
+    few = glue.averages(scores(["CoLA", "MNLI"]))
     assert few["paper_avg"] == few["glue_avg"] == pytest.approx(0.15) and few["glue_missing"][-1] == "MNLI-mm"
-    assert glue.averages({})["paper_avg"] is None and glue.averages(results(["WNLI"]))["paper_avg"] is None
+    assert glue.averages(scores(["WNLI"]))["paper_avg"] is None
 
 
 def test_submissions_have_the_leaderboard_format(tmp_path):

@@ -75,15 +75,11 @@ def broken(change):
 
 
 @pytest.mark.parametrize("content, message", [
-    ("{\n\"data\": [\n", r"squad.json:\d: no JSON"),
-    ([], r"'data' is missing"),
     (broken(lambda c, p, q: c["data"][0].pop("paragraphs")), r"article 1: 'paragraphs' is missing"),
-    (broken(lambda c, p, q: q.pop("answers")), r"question q1-0: 'answers' is missing"),
     (broken(lambda c, p, q: q["answers"][0].update(answer_start="3")), r"q1-0: 'answer_start' is missing or not a int"),
     (broken(lambda c, p, q: q["answers"][0].update(text="zzz")), r"q1-0: the answer 'zzz' is not at character \d+"),
-    (broken(lambda c, p, q: q.update(answers=[])), r"question q1-0: 0 answers and is_impossible False"),
     (broken(lambda c, p, q: q.update(is_impossible=True)), r"question q1-0: 1 answers and is_impossible True"),
-    (broken(lambda c, p, q: q.update(id="q0-0")), r"a second question q0-0")], ids=range(9))
+    (broken(lambda c, p, q: q.update(id="q0-0")), r"a second question q0-0")], ids=range(5))
 def test_mistakes_name_the_file_and_the_question(content, message, tmp_path):
     path = write(tmp_path, "squad.json", content)
     with pytest.raises(UserError, match=message) as caught:
@@ -94,8 +90,7 @@ def test_mistakes_name_the_file_and_the_question(content, message, tmp_path):
 # --- windows
 
 @pytest.mark.parametrize("tokens, capacity, stride", [
-    (0, 10, 5), (1, 10, 5), (10, 10, 5), (11, 10, 5), (100, 32, 12), (101, 30, 30), (77, 20, 50), (60, 1, 1),
-    (500, 381, 128), (333, 64, 7),
+    (0, 10, 5), (10, 10, 5), (11, 10, 5), (101, 30, 30), (77, 20, 50), (60, 1, 1), (333, 64, 7),
     (382, 381, 128)])  # the last: where 0.01 x length decides
 def test_windows_cover_every_token_and_one_owns_it(tokens, capacity, stride):
     windows = squad.cut_windows(tokens, capacity, stride)
@@ -122,48 +117,12 @@ def test_batches_put_the_windows_together(tokenizer, tmp_path):
             n = len(expected)
             assert batch["ids"][row, :n].tolist() == expected and n == batch["lengths"][row] <= 72
             assert (batch["ids"][row, n:] == tokenizer.pad_id).all()
-            kinds = [0] * (len(query) + 2) + [1] * (len(passage) + 1)
-            assert batch["segments"][row].tolist() == kinds + [0] * (batch["ids"].shape[1] - n)
+            assert torch.nonzero(batch["segments"][row]).flatten().tolist() == [*range(len(query) + 2, n)]
             open_places = [0, *range(len(query) + 2, n - 1)]
             assert torch.nonzero(~batch["p_mask"][row]).flatten().tolist() == open_places
             assert batch["start"][row] <= batch["end"][row] and not batch["p_mask"][row, batch["end"][row]]
             seen.append(i)
-        kinds = [batch[name].dtype for name in ("p_mask", "impossible", "start", "end")]
-        assert kinds == [torch.bool, torch.float32, torch.int64, torch.int64]
     assert sorted(seen) == list(range(len(features)))
-    assert "start" not in next(squad.batches(squad.features(questions, tokenizer, 72, 20, 6), 4))
-
-
-def test_targets_are_the_answer_or_cls(tokenizer, tmp_path):
-    questions = questions_of(tmp_path, impossible=True)
-    features = squad.features(questions, tokenizer, max_length=64, doc_stride=24, training=True)
-    answered = set()
-    for window, (begin, end, impossible), offset in zip(features.windows, features.targets, features.offsets):
-        number, place, start = window[:3]
-        if impossible:
-            assert begin == end == 0
-            continue
-        question, answered = questions[number], answered | {number}
-        first, last = features.char_start[place][start + begin - offset], features.char_end[place][start + end - offset]
-        assert question.context[first:last].strip() == question.answers[0][0]
-    assert answered == {i for i, question in enumerate(questions) if not question.impossible}
-    assert features.targets[:, 2].sum() > len(features) / 3  # many windows lie beside the answer, in 1.1 as well
-
-
-def test_answers_without_a_token_are_counted(tokenizer, monkeypatch):
-    questions = [squad.Question("a", "kalos", "kalos ~ solot", (("~", 6),), False)] * 2
-    monkeypatch.setattr(tokenizer, "encode_with_offsets", lambda text: ([10, 11], [(0, 5), (8, 13)]))  # loses the ~
-    with pytest.warns(UserWarning, match="2 answers have no token .* first: question a"):
-        features = squad.features(questions, tokenizer, training=True)
-    assert features.targets.tolist() == [[0, 0, 1]] * 2
-
-
-def test_a_window_too_small_is_refused(tokenizer, tmp_path):
-    questions = questions_of(tmp_path, paragraphs=1)
-    for sizes in ({"max_length": 4}, {"doc_stride": 0}, {"max_query": 0}):
-        with pytest.raises(UserError, match="too small; raise it"):
-            squad.features(questions, tokenizer, **sizes)
-    assert (squad.features(questions, tokenizer, max_length=5).windows[:, 3] == 1).all()
 
 
 def test_empty_paragraphs_have_a_window(tokenizer):
@@ -176,41 +135,37 @@ def test_empty_paragraphs_have_a_window(tokenizer):
 
 # --- answers
 
-@pytest.mark.parametrize("max_length, stride", [(384, 128), (64, 24), (48, 16)])
+@pytest.mark.parametrize("max_length, stride", [(384, 128), (64, 24)])
 def test_perfect_logits_give_perfect_scores(tokenizer, tmp_path, max_length, stride):
+    """Targets are the answer, or [CLS] where the window or the whole paragraph has none; answers are the raw text."""
     questions = questions_of(tmp_path, impossible=True)
     features = squad.features(questions, tokenizer, max_length, stride, training=True)
+    begin, end, impossible = features.targets.T
+    owner, answered = features.windows[:, 0], [bool(question.answers) for question in questions]
+    assert not features.targets[impossible == 1, :2].any() and impossible.sum() >= len(features) / 4
+    assert {*owner[impossible == 0]} == {*np.flatnonzero(answered)}
     found = squad.extract(features, *perfect_logits(features), max_answer=40)
-    owned = {question.id for question in questions}
-    if stride < 128:  # in a window that does not own the answer's start, the span is not allowed
-        start, own, own_end = (features.targets[:, 0] - features.offsets, *features.windows[:, 4:].T)
-        right = (features.targets[:, 2] == 0) & (start >= own) & (start < own_end)
-        owned = {questions[i].id for i in features.windows[right, 0]} | {q.id for q in questions if q.impossible}
-        assert len(owned) > 0.8 * len(questions)
-    kept = [question for question in questions if question.id in owned]
+    start, own, own_end = (begin - features.offsets, *features.windows[:, 4:].T)
+    # in a window that does not own the answer's start, the span is not allowed
+    right = {*owner[(impossible == 0) & (start >= own) & (start < own_end)]}
+    kept = [question for i, question in enumerate(questions) if i in right or not answered[i]]
     result = squad.evaluate(kept, found.texts, found.null_odds)
     assert {result[name] for name in ("exact", "f1", "HasAns_exact", "NoAns_exact", "best_exact")} == {100.0}
-    for question in kept:
-        if question.answers:  # cut from the raw text, not from the pieces
-            assert found.texts[question.id] == question.answers[0][0]
+    assert len(kept) > 0.8 * len(questions)
+    assert all(found.texts[question.id] == question.answers[0][0] for question in kept if question.answers)
 
 
 def brute_force(features, start, end, n_best, max_answer):
-    """{question number: list of (score, text)} by trying every span."""
+    """{question number: list of (text, score)} by trying every span."""
     spans = {}
     for w, (number, place, first, length, own, own_end) in enumerate(features.windows):
         offset, context = features.offsets[w], features.questions[number].context
         for i in range(own, own_end):
             for j in range(i, min(i + max_answer, length)):
                 text = context[features.char_start[place][first + i]:features.char_end[place][first + j]].strip()
-                spans.setdefault(number, []).append((float(start[w, offset + i]) + float(end[w, offset + j]), text))
-    best = {}
-    for number, found in spans.items():
-        unique = {}
-        for value, text in sorted(found, key=lambda pair: -pair[0]):
-            unique.setdefault(text, value)
-        best[number] = list(unique.items())[:n_best]
-    return best
+                value, texts = float(start[w, offset + i]) + float(end[w, offset + j]), spans.setdefault(number, {})
+                texts[text] = max(value, texts.get(text, value))
+    return {number: sorted(texts.items(), key=lambda pair: -pair[1])[:n_best] for number, texts in spans.items()}
 
 
 def test_extract_finds_the_best_spans_of_all(tokenizer, tmp_path):
@@ -231,38 +186,18 @@ def test_extract_finds_the_best_spans_of_all(tokenizer, tmp_path):
         assert found.null_odds[name] == pytest.approx(cls - expected[0][1], abs=1e-5)
 
 
-def test_rank_takes_a_beam_and_drops_what_is_not_legal(tokenizer, tmp_path):
-    questions = questions_of(tmp_path, paragraphs=1)
-    features = squad.features(questions, tokenizer)
-    assert len(features) == 4
-    offset = features.offsets[:, None]
-    last = features.lengths[:, None] - 1  # the closing [SEP]
-    starts = np.concatenate([np.zeros_like(offset), offset - 1, offset + 5, offset + 9, offset + 2], axis=1)
-    ends = np.concatenate([np.zeros_like(offset), offset + 3, last, offset + 8, offset + 2], axis=1)
-    scores = np.tile([9.0, 8.0, 7.0, 6.0, -3.0], (4, 1))  # only the last is legal
-    found = squad.rank(features, starts, ends, scores, null=np.array([0.5, -1.0, 2.0, 3.0]))
-    place = features.windows[0, 1]
-    text = questions[0].context[features.char_start[place][2]:features.char_end[place][2]].strip()
-    assert set(found.texts.values()) == {text}
-    assert found.nbest["q0-0"] == [{"text": text, "score": -3.0, "probability": 1.0}]
-    assert [found.null_odds[question.id] for question in questions] == [0.5, -1.0, 2.0, 3.0]
-
-
 def test_a_diverged_model_scores_nothing(tokenizer, tmp_path):
+    """A question with a NaN is left out; padding does not count."""
     questions = questions_of(tmp_path, impossible=True)
     features = squad.features(questions, tokenizer, max_length=64, doc_stride=24, training=True)
     start, end = perfect_logits(features)
     found = squad.extract(features, start * np.nan, end)
-    assert found == ({}, {}, {})
-    result = squad.evaluate(questions, found.texts, found.null_odds)
-    assert {name: value for name, value in result.items() if value and not name.endswith(("total", "thresh"))} == {}
-    broken_question = features.windows[5, 0]
-    end[5, features.offsets[5]] = np.nan
-    found = squad.extract(features, start, end)
-    assert set(found.texts) == {question.id for question in questions} - {questions[broken_question].id}
-    end[5, features.offsets[5]] = -10
-    end[5, features.lengths[5]:] = np.nan  # padding does not count
+    assert found == ({}, {}, {}) and squad.evaluate(questions, *found[::2])["f1"] == 0
+    end[5, features.lengths[5]:] = np.nan
     assert len(squad.extract(features, start, end).texts) == len(questions)
+    end[5, features.offsets[5]] = np.nan
+    lost = {question.id for question in questions} - {*squad.extract(features, start, end).texts}
+    assert lost == {questions[features.windows[5, 0]].id}
 
 
 # --- the official scores
@@ -311,12 +246,6 @@ def test_the_best_threshold_really_is_best():
         assert again[name] == pytest.approx(max(every))
 
 
-def test_a_missing_answer_leaves_its_question_out_of_version_2():
-    questions = toy([("cat",), ("dog",), ()])
-    result = squad.evaluate(questions, {"q0": "cat", "q2": ""}, {"q0": -1.0, "q2": 1.0})
-    assert (result["exact"], result["total"], result["HasAns_total"], result["NoAns_total"]) == (100.0, 2, 1, 1)
-
-
 # --- RACE
 
 def passage(number=1, questions=2, **change):
@@ -334,33 +263,24 @@ def race_folder(tmp_path):
     return tmp_path / "RACE"
 
 
-def test_race_questions(tmp_path):
-    raw = race.load(race_folder(tmp_path), "dev")
-    assert [question.id.split(".")[0] for question in raw[::2]] == ["high1", "high2", "high10", "high3"]
-    assert [question.level for question in raw] == ["middle"] * 6 + ["high"] * 2
-    assert [question.answer for question in raw[:2]] == [1, 3] and raw[0].passage == raw[1].passage
-    assert len({question.id for question in raw}) == 8
-
-
 def test_race_inputs(tokenizer, tmp_path):
     questions = race.load(race_folder(tmp_path), "dev")
-    features = race.features(questions, tokenizer, max_length=48, max_qa=4)
-    seen = []
+    assert [question.id.split(".")[0] for question in questions[::2]] == ["high1", "high2", "high10", "high3"]
+    assert [question.level for question in questions] == ["middle"] * 6 + ["high"] * 2
+    features, seen = race.features(questions, tokenizer, max_length=48, max_qa=4), []
     for batch in race.batches(features, 3, seed=0):
         assert batch["ids"].shape == batch["segments"].shape == (len(batch["index"]), 4, batch["ids"].shape[2])
         for row, i in enumerate(batch["index"].tolist()):
             question = questions[i]
-            assert batch["labels"][row] == question.answer
+            assert batch["labels"][row] == question.answer == (1, 3)[i % 2]
             for k, option in enumerate(question.options):
                 text = question.text.replace("_", option) if i % 2 == 0 else f"{question.text} {option}"
                 second = tokenizer.encode(text)[-4:]
                 first = tokenizer.encode(question.passage)[:48 - 3 - len(second)]
                 n = len(first) + len(second) + 3
-                assert batch["lengths"][row, k] == n
                 expected = [tokenizer.cls_id, *first, tokenizer.sep_id, *second, tokenizer.sep_id]
-                assert batch["ids"][row, k, :n].tolist() == expected
-                assert batch["segments"][row, k].tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1) + [0] * (
-                    batch["ids"].shape[2] - n)
+                assert batch["ids"][row, k, :n].tolist() == expected and batch["lengths"][row, k] == n
+                assert torch.nonzero(batch["segments"][row, k]).flatten().tolist() == [*range(len(first) + 2, n)]
             seen.append(i)
     assert sorted(seen) == list(range(8))
 
@@ -368,35 +288,25 @@ def test_race_inputs(tokenizer, tmp_path):
 def test_race_task(tokenizer, tmp_path):
     folder = race_folder(tmp_path)
     (folder / "dev").rename(folder / "test")
-    for split, rows in (("train", 7), ("dev", 5)):
-        for level in race.LEVELS:
-            for n in range(rows):
-                write(folder, f"{split}/{level}/{n}.txt", passage(n))
+    for name in ("train/middle", "train/high", "dev/middle", "dev/high"):
+        for n in range(6):
+            write(folder, f"{name}/{n}.txt", passage(n))
     cfg = SimpleNamespace(race=str(folder), train_rows=10, dry_run=False)
     task = race.RaceTask("RACE", cfg, tokenizer, Recipe(1e-5, batch=4, epochs=2, length=48))
-    assert {split: len(part) for split, part in task.splits.items()} == {"train": 10, "dev": 20, "test": 8}
+    assert {split: len(part) for split, part in task.splits.items()} == {"train": 10, "dev": 24, "test": 8}
     assert [question.level for question in task.rows["train"]] == ["middle"] * 5 + ["high"] * 5  # evenly thinned
     assert (task.kind, task.outputs, task.steps) == ("choice", 1, 6)
-    assert next(task.batches(seed=0))["ids"].shape[:2] == (4, 4)
-    answers = {split: torch.tensor([question.answer for question in rows]) for split, rows in task.rows.items()}
-    logits = task.collect("test", lambda batch: torch.nn.functional.one_hot(answers["test"][batch["index"]], 4))
+    answers = torch.tensor([question.answer for question in task.rows["test"]])
+    logits = task.collect("test", lambda batch: torch.nn.functional.one_hot(answers[batch["index"]], 4))
     assert task.score("test", logits) == {"accuracy": 1.0, "middle": 1.0, "high": 1.0, "main": 1.0}
     task.write("test", logits, tmp_path)
     assert (tmp_path / "test_predictions.txt").read_text() == "B\nD\n" * 4
-    assert task.score("dev", -torch.eye(4)[answers["dev"]])["main"] == 0.0
-    (folder / "test").rename(folder / "away")
-    assert set(race.RaceTask("RACE", cfg, tokenizer, task.recipe).splits) == {"train", "dev"}
 
 
 @pytest.mark.parametrize("entry, message", [
-    ("{", r"1.txt: no JSON"), ("[1]", r"not a RACE passage"), (passage(article=None), r"not a RACE passage"),
-    (passage(answers=["A"]), r"not a RACE passage"), (passage(options=[["a", "b", "c"]] * 2), r"not a RACE passage"),
-    (passage(answers=["A", "E"]), r"1.txt: question 2 has the answer 'E'"),
-    ({"article": "x"}, r"not a RACE passage")], ids=range(7))
+    (passage(article=None), r"not a RACE passage"), (passage(answers=["A"]), r"not a RACE passage"),
+    (passage(answers=["A", "E"]), r"1.txt: question 2 has the answer 'E'")], ids=range(3))
 def test_race_mistakes(entry, message, tmp_path):
     write(tmp_path, "dev/middle/1.txt", entry)
     with pytest.raises(UserError, match=message):
-        race.load(tmp_path, "dev")
-    write(tmp_path, "dev/middle/1.txt", passage())
-    with pytest.raises(UserError, match="high: no passages"):
         race.load(tmp_path, "dev")

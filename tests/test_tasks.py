@@ -49,17 +49,16 @@ def tasks(demo, tokenizer):
     return {name: open_task(name, config, tokenizer, RECIPES) for name in RECIPES}
 
 
-def test_names_are_read_in_any_case_and_unknown_ones_are_refused():
+def test_names_are_read_in_any_case_and_unknown_ones_are_refused(demo, tokenizer):
     assert parse_tasks("squad2.0, cola,CoLA", RECIPES) == ["SQuAD2.0", "CoLA"]
     assert parse_tasks("squad", RECIPES) == ["SQuAD1.1", "SQuAD2.0"]
-    assert parse_tasks("glue", RECIPES) == ["MNLI", "CoLA", "STS-B", "RTE"]
-    assert parse_tasks("two", RECIPES, {"two": ["RTE", "MNLI"]}) == ["RTE", "MNLI"]
-    for text in ("CoLE", "", " , "):
+    assert parse_tasks("glue,two", RECIPES, {"two": ["RTE", "MNLI"]}) == ["MNLI", "CoLA", "STS-B", "RTE"]
+    for text in ("CoLE", " , "):
         with pytest.raises(UserError, match="choose from MNLI"):
             parse_tasks(text, RECIPES)
-    few = dict.fromkeys(["CoLA", "MLM"])
-    with pytest.raises(UserError, match="squad: choose from CoLA, MLM, glue$"):  # a word for tasks that are not there
-        parse_tasks("squad", few, {"glue": ["CoLA"]})
+    config = Config(glue=str(demo["glue"]), finetune_lr=0.5, finetune_epochs=0.5)  # flags rule over the recipe
+    recipe = open_task("CoLA", config, tokenizer, {"CoLA": Recipe(1e-5, 16, steps=900)}).recipe
+    assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
 
 
 def test_a_task_travels_to_another_process_as_it_is(tasks):
@@ -86,12 +85,6 @@ def test_long_rows_are_predicted_in_smaller_batches(tasks, monkeypatch):
         assert all(torch.equal(found[0].clamp(min=0), other.clamp(min=0)) for other in found[1:])
 
 
-def test_flags_rule_over_the_recipe(demo, tokenizer):
-    config = Config(glue=str(demo["glue"]), finetune_lr=0.5, finetune_epochs=0.5)
-    recipe = open_task("CoLA", config, tokenizer, {"CoLA": Recipe(1e-5, 16, steps=900)}).recipe
-    assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
-
-
 def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
     task = tasks["CoLA"]
     assert task.steps == 6  # 40 rows, 3 batches an epoch
@@ -103,8 +96,7 @@ def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
 @pytest.mark.parametrize("name", RECIPES)
 def test_true_answers_score_one(tasks, name, tmp_path):
     """What a perfect model would give is collected in the file's order and scores 1 by every metric."""
-    task = tasks[name]
-    features = task.splits["dev"]
+    task, features = tasks[name], tasks[name].splits["dev"]
 
     def forward(batch):
         if task.kind == "span":
@@ -113,15 +105,14 @@ def test_true_answers_score_one(tasks, name, tmp_path):
         return labels[:, None].float() if task.kind == "value" else 9 * torch.eye(task.outputs)[labels]
 
     outputs = task.collect("dev", forward)
-    assert len(outputs) == len(features) and outputs.dtype == torch.float32
     scores = task.score("dev", outputs)
+    assert len(outputs) == len(features) and {*task.metrics} <= scores.keys()
     if task.kind == "span":
-        assert 0 <= scores["main"] <= 1 and {"exact", "f1", "main"} <= scores.keys()
         task.write("dev", outputs, tmp_path)
         answers = json.loads((tmp_path / "predictions.json").read_text())
         assert set(answers) == {question.id for question in task.rows["dev"]}
     else:
-        assert all(value == pytest.approx(1) for value in scores.values()) and set(task.metrics) <= scores.keys()
+        assert all(value == pytest.approx(1) for value in scores.values())
 
 
 def job(name, task, score, setting=0, diverged=False):
@@ -144,15 +135,14 @@ def test_mnli_comes_first_and_the_tasks_of_few_rows_start_from_its_best_job(tmp_
 
 def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path, capsys):
     results = [job("a1", "RTE", 0.4, 1), job("a2", "RTE", 0.9, 1), job("a3", "RTE", 0.5, 1, diverged=True),
-               job("b1", "RTE", 0.6, 2), job("b2", "RTE", 0.1, 2), job("b3", "RTE", 0.7, 2), job("c", "SQuAD1.1", 0.5)]
-    for result in results:
-        (tmp_path / "jobs" / result["job"]).mkdir(parents=True)
-        (tmp_path / "jobs" / result["job"] / "who").write_text(result["job"])
+               job("b1", "RTE", 0.6, 2), job("b2", "RTE", 0.1, 2), job("b3", "RTE", 0.7, 2)]
+    (tmp_path / "jobs" / "b1").mkdir(parents=True)
+    (tmp_path / "jobs" / "b1" / "who").write_text("b1")
     found = summarise(tmp_path, results)
     entry = found["tasks"]["RTE"]
     assert (entry["job"], entry["median"], entry["n"], entry["diverged"]) == ("b1", 0.6, 3, 0)
     assert entry["mean"] == pytest.approx(1.4 / 3) and entry["sd"] == pytest.approx(0.3215, abs=1e-4)
-    assert (tmp_path / "RTE" / "who").read_text() == "b1" and found["tasks"]["SQuAD1.1"]["sd"] is None
+    assert (tmp_path / "RTE" / "who").read_text() == "b1"
     show(found, ALONE)
     assert "60.00 (median of 3" in capsys.readouterr().out
 
@@ -165,12 +155,10 @@ def test_a_model_that_was_kept_is_read_back(tmp_path, tokenizer):
     assert config.hidden == 8 and config.tokenizer == str(tmp_path / "run")
     assert "2 weights taken over; made anew: none" in take_over(other, owned["model"], "here")
     assert torch.equal(model.weight, other.weight)
-    config.given = {"hidden"}
-    config.hidden = 3
-    with pytest.raises(UserError, match="--hidden 3: .* has 8"):
-        read_init(config, {"finetune": ("hidden",)})
-    with pytest.raises(UserError, match="no run folder of albert.py --search but of albert.py --finetune"):
-        read_init(config, {"search": ()})
+    config.given, config.hidden = {"hidden"}, 3
+    for action, message in (("finetune", "--hidden 3: .* has 8"), ("search", "of albert.py --search but of albert")):
+        with pytest.raises(UserError, match=message):
+            read_init(config, {action: ("hidden",)})
 
 
 def test_weights_that_do_not_fit_are_refused():

@@ -55,10 +55,6 @@ def test_what_stands_beside_a_vocabulary_decides_about_case(tmp_path):
     for content, lower in ('{"do_lower_case": false}', False), ('{"do_lower_case": true}', True), ("{}", True):
         (tmp_path / "tokenizer_config.json").write_text(content)
         assert load_tokenizer(tmp_path).lower is lower
-    for content in ("{", "[]"):
-        (tmp_path / "tokenizer_config.json").write_text(content)
-        with pytest.raises(UserError, match="tokenizer_config.json: no JSON"):
-            load_tokenizer(tmp_path)
 
 
 def test_trained_ids_follow_albert(spiece):
@@ -69,19 +65,9 @@ def test_trained_ids_follow_albert(spiece):
     assert not {0, 2, 3, 4} & set(tokenizer.encode("<pad> [CLS] [SEP] [MASK]"))
 
 
-def test_training_is_deterministic_and_atomic(text, spiece, tmp_path):
+def test_training_is_deterministic(text, spiece, tmp_path):
     again = train_sentencepiece(text.parent, tmp_path / "m" / "other.model", vocab_size=90)
     assert again.read_bytes() == spiece.read_bytes()
-    assert [path.name for path in again.parent.iterdir()] == ["other.model"]
-
-
-def test_training_samples_evenly(tmp_path, monkeypatch):
-    """With a small budget only some lines are used, from all over the text."""
-    lines = [f"common words {'alpha' if i < 5000 else 'omega'} here" for i in range(10000)]
-    monkeypatch.setattr("data.text.SAMPLE_BYTES", 20_000)
-    path = train_sentencepiece([write(tmp_path / "t.txt", lines)], tmp_path / "m", vocab_size=30)
-    tokenizer = load_tokenizer(path)
-    assert tokenizer.unk_id not in tokenizer.encode("alpha omega")
 
 
 def test_too_large_vocabulary_names_one_that_works(text, tmp_path):
@@ -95,13 +81,10 @@ def test_too_large_vocabulary_names_one_that_works(text, tmp_path):
 
 
 def test_training_errors(tmp_path):
-    with pytest.raises(UserError, match="no text to train on"):
-        train_sentencepiece([write(tmp_path / "empty.txt", ["", "  "])], tmp_path / "m")
-    with pytest.raises(UserError, match="no such file or folder"):
-        train_sentencepiece([tmp_path / "absent.txt"], tmp_path / "m")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match=r"holds no \*\.txt file"):
-        train_sentencepiece([tmp_path / "folder"], tmp_path / "m")
+    for name, message in (("absent.txt", "no such file or folder"), ("folder", r"holds no \*\.txt file")):
+        with pytest.raises(UserError, match=message):
+            train_sentencepiece([tmp_path / name], tmp_path / "m")
 
 
 @pytest.mark.parametrize("raw, clean", [
@@ -155,16 +138,12 @@ def test_scores_of_a_vocabulary_of_ours_add_up_exactly(spiece, released):
     assert rest[0] == rest[1]
 
 
-def test_word_starts_truth_table(spiece):
+def test_word_starts_truth_table(spiece, wordpiece):
     """facts of ALBERT's is_start_piece, and BERT's ##."""
     rule = type(load_tokenizer(spiece)).begins_word
     yes, no = ["▁the", "▁", "<s>", "1", "23", ",", "-", "€", "café", "a1"], ["the", "ing", "--", "a"]
     assert [rule(piece) for piece in yes + no] == [True] * len(yes) + [False] * len(no)
-
-
-def test_word_starts_of_wordpiece(wordpiece):
-    inner = [name for name, start in zip(wordpiece.names, wordpiece.starts_word) if not start]
-    assert inner == [name for name in WORDPIECES if name[:2] == "##"]
+    assert wordpiece.starts_word.tolist() == [name[:2] != "##" for name in WORDPIECES]
 
 
 @pytest.mark.parametrize("raw, pieces", [
@@ -177,21 +156,14 @@ def test_wordpiece_rules(wordpiece, raw, pieces):
     assert wordpiece.pieces(wordpiece.encode(raw)) == pieces.split()
 
 
-def test_wordpiece_memo_is_bounded(wordpiece, monkeypatch):
-    monkeypatch.setattr("common.tokenization.MEMO_WORDS", 3)
-    fresh = load_tokenizer(wordpiece.path)
-    words = ["the", "a", "is", "mask", "cafe", "the"]
-    assert [fresh.encode(word) for word in words] == [wordpiece.encode(word) for word in words]
-    assert len(fresh.memo) <= 3
-
-
+@pytest.fixture(scope="module")
 def kinds(spiece, wordpiece):
     return [load_tokenizer(path, lower) for path in (spiece, wordpiece.path) for lower in (True, False)]
 
 
 @pytest.mark.parametrize("raw", NASTY)
-def test_offsets_agree_with_encode(spiece, wordpiece, raw):
-    for tokenizer in kinds(spiece, wordpiece):
+def test_offsets_agree_with_encode(kinds, raw):
+    for tokenizer in kinds:
         ids, spans = tokenizer.encode_with_offsets(raw)
         assert ids == tokenizer.encode(raw)
         assert all(0 <= a <= b <= len(raw) for a, b in spans)
@@ -201,12 +173,12 @@ def test_offsets_agree_with_encode(spiece, wordpiece, raw):
 
 
 @pytest.mark.parametrize("words", [
-    ["Café", "naïve"], ["cafe\u0301", "x"], ["ﬁnd", "ﬁsh"], ["😀", "❤️", "dog"],
-    ["ΣΑΣ", "İx"], ["2011,", "x5,"], ["각하", "한"], ["中国", "a"]])
-def test_spans_cut_the_raw_words(spiece, wordpiece, words):
+    ["Café", "naïve"], ["cafe\u0301", "x"], ["ﬁnd", "ﬁsh"], ["😀", "❤️", "dog"], ["ΣΑΣ", "İx"], ["2011,", "x5,"],
+    ["각하", "한"], ["中国", "a"]])
+def test_spans_cut_the_raw_words(kinds, words):
     """The pieces of each word, taken together, span exactly that word: what SQuAD's answers need."""
     raw = "  " + "  ".join(words)
-    for tokenizer in kinds(spiece, wordpiece):
+    for tokenizer in kinds:
         _, spans = tokenizer.encode_with_offsets(raw)
         for word in words:
             start = raw.index(word)
@@ -214,22 +186,11 @@ def test_spans_cut_the_raw_words(spiece, wordpiece, words):
             assert raw[min(a for a, _ in inside):max(b for _, b in inside)] == word
 
 
-def test_uncased_off_keeps_the_text(spiece):
+def test_uncased_off_keeps_the_text(spiece, wordpiece):
     plain = load_tokenizer(spiece, lower=False)
     sentence = "the dog had 2,011 coins."
     assert plain.decode([plain.bos_id, *plain.encode(sentence), plain.eos_id]) == sentence
     assert plain.unk_id in plain.encode("The") and plain.unk_id not in load_tokenizer(spiece).encode("The")
-
-
-def test_translation_model_keeps_case_and_umlauts(tmp_path):
-    source = write(tmp_path / "de.txt", ["Ein Mann hört Musik.", "Große Hunde, U-Bahn."] * 50)
-    path = train_sentencepiece([source], tmp_path / "m", 30, lower=False)
-    tokenizer = load_tokenizer(path, lower=False)
-    assert "(" not in tokenizer.names
-    assert tokenizer.decode(tokenizer.encode("Große Hunde hört Musik.")) == "Große Hunde hört Musik."
-
-
-def test_decode(wordpiece):
     ids = [2, *wordpiece.encode("The cafés, unaffable 😀"), 3, 0]
     assert wordpiece.decode(ids) == "the cafes , unaffable [UNK]"
 
@@ -253,14 +214,8 @@ def test_foreign_model_is_read_by_piece_names(text, tmp_path):
 def test_load_errors(tmp_path):
     with pytest.raises(UserError, match="no spiece.model and no vocab.txt"):
         load_tokenizer(tmp_path)
-    write(tmp_path / "broken.model", ["not a model"])
-    with pytest.raises(UserError, match="not a SentencePiece model"):
-        load_tokenizer(tmp_path / "broken.model")
     with pytest.raises(UserError, match=r"lacks <pad>, <unk>, \[CLS\], \[SEP\]"):
         load_tokenizer(write(tmp_path / "vocab.txt", ["the", "a"]))
-    (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\n")
-    with pytest.raises(UserError, match="not UTF-8"):
-        load_tokenizer(tmp_path / "vocab.txt")
 
 
 def test_save_and_pickle(spiece, wordpiece, tmp_path):
