@@ -1211,9 +1211,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
                                     progress, say, seed_everything, set_shards, shard_range, stopping)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
-    from common.weights import read_init
+    from common.weights import read_init, take_settings
     from data.cifar10 import Pictures
-    from data.inputs import open_run
+    from data.inputs import keep_vocabulary, open_run
     from data.translation import Translations, corpus_bleu, read_lines, repeated_words
 else:
     UserError, check_memory = ValueError, lambda *sizes: None
@@ -1227,6 +1227,8 @@ def open_data(cfg, action, ranks):
     run, _ = open_run(cfg, action, ranks, *needs)
     reader = Pictures if cfg.task == "cifar10" else Translations
     data = reader(cfg, ranks, run.folder, action in ("search", "train"))
+    if cfg.task == "wmt14":
+        on_main(ranks, keep_vocabulary, run, data.tokenizer)
     if action == "search" and not run.finished:
         if not data.set_aside:
             raise UserError("--held_out: a search needs examples for its losses")
@@ -1357,10 +1359,10 @@ GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "
 def read_run(cfg):
     """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg takes its geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
-    record = read_json(Path(cfg.init) / "config.json")
+    record, own = read_json(Path(cfg.init) / "config.json"), Config()
     cfg.vocab_size = len(weights.get("words", ()))
-    own = Config(**{name: tuple(value) if isinstance(value, list) else value
-                    for name, value in record["settings"].items() if hasattr(Config, name)})
+    known = [field.name for field in dataclasses.fields(own) if field.name in record["settings"]]
+    take_settings(own, record["settings"], Path(cfg.init), known)
     if record["action"] == "search":
         return weights, None, space_of(own)
     return weights, parse_arch(str(own.arch), own), None

@@ -19,8 +19,10 @@ from common.cli import UserError, parse
 from common.distributed import Ranks, shard_range
 from common.files import load_file
 from common.runs import LastWeights
+from common.tokenization import load_tokenizer
 from conftest import ROOT
 from data import cifar10
+from data.text import train_sentencepiece
 from data.translation import Translations
 from tests.claims import mformer as claims
 from tests.claims import study
@@ -830,14 +832,15 @@ def make_run(folder, action="train", **settings):
 
 @pytest.mark.parametrize("settings, message", [
     ({"arch": "x"}, "'x' is no architecture"), ({"arch": mf.arch_text(ARCH).replace("48", "64")}, "does not hold"),
-    ({"task": "wmt14"}, "--task cifar10")])
+    ({"task": "wmt14"}, "--task cifar10"), ({"layers": [2, None]}, "config.json: layers .*must be of type int"),
+    ({"qkv": "x"}, "config.json: qkv 'x'"), ({"steps": {}}, "config.json: steps {}")])
 def test_a_run_that_does_not_fit_is_named(settings, message, tmp_path):
     make_run(tmp_path / "init", **settings)
     with pytest.raises(UserError, match=message):
         mf.main(["--evaluate", "--task", "cifar10", "--init", str(tmp_path / "init"), "--out", str(tmp_path / "run")])
 
 
-def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pictures, capsys):
+def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pictures, capsys, monkeypatch):
     network = tmp_path / "network"
     model = make_run(network, of_an_older_version=3)
     rest = ["--cifar10", str(pictures), "--device", "cpu", "--cost", "flops", "--out"]
@@ -855,6 +858,7 @@ def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pict
     right = [found == number % 10 for number, found in enumerate(classes)]
     assert done["examples"] == len(right) == 60 and statistics.fmean(right) == pytest.approx(done["accuracy"])
     capsys.readouterr()
+    monkeypatch.setattr(mf, "forecast", lambda *others: {})  # test_rehearsal.py has it
     mf.main(["--describe", "--init", str(network)])
     assert json.loads(capsys.readouterr().out)["parameters"] == sum(value.numel() for value in model.parameters())
 
@@ -1012,9 +1016,10 @@ def test_describe_is_one_json_object(capsys, monkeypatch):
     def described(*words):
         mf.main(["--describe", *words])
         return json.loads(capsys.readouterr().out)
-    assert {"memory", "fits", "days"} <= described().keys()
-    monkeypatch.setattr(mf, "forecast", lambda *others: {})  # test_rehearsal.py has it
+    # test_rehearsal.py has what is forecast
+    monkeypatch.setattr(mf, "forecast", lambda cfg, build, updates, length: {"days": updates})
     shown = described("--preset", "base")
+    assert shown["days"] == mf.Config.steps
     assert shown["parameters"] == sum(shown["parts"].values()) > 19e6 and shown["flops"] > 8e9
     assert shown["arch"] == mf.arch_text(mf.PUBLISHED["cifar10"]["mformer"])
     assert "hidden=64 " in described()["arch"]  # the demo's widest network, not the paper's
@@ -1148,3 +1153,28 @@ def test_what_one_attention_costs():
     costs = claims.attention_costs(kinds, 64, CPU.device, itertools.count().__next__)
     assert [cost[:4] for cost in costs] == [[kind, 64, 1000, 1000] for kind in kinds]
     assert all(cost[4] > 0 for cost in costs)
+
+
+def test_a_vocabulary_of_other_pieces_beside_the_weights_is_refused(tmp_path, sentences):
+    cfg = dataclasses.replace(RUN_TEXT, steps=1, warmup=0.0, vocab_size=36)
+    arch = mf.arch_text(mf.sample_arch(mf.space_of(TEXT), random.Random(3)))
+    mf.main(["--train", "--arch", arch, *flags(cfg, sentences), "--out", str(tmp_path / "run")])
+    own = load_tokenizer(tmp_path / "run")
+    train_sentencepiece([sentences / "train.de"], tmp_path / "other.model", own.vocab_size, lower=False)
+    assert load_tokenizer(tmp_path / "other.model").vocab_size == own.vocab_size
+    (tmp_path / "other.model").replace(tmp_path / "run" / "spiece.model")
+    with pytest.raises(UserError, match="spiece.model: damaged or changed since the run"):
+        mf.main(["--evaluate", "--task", "wmt14", "--init", str(tmp_path / "run"), "--test_text",
+                 str(sentences / "test"), "--out", str(tmp_path / "scored")])
+
+
+def test_a_training_whose_validation_loss_has_risen_warns(tmp_path, pictures, monkeypatch, capsys):
+    command = ["--train", "--arch", mf.arch_text(ARCH), *flags(dataclasses.replace(RUN_IMAGES, steps=3), pictures)]
+    for losses, warns in (((1.0, 0.5, 0.52), True), ((1.0, 0.5, 0.505), False)):
+        def train_network(model, data, cfg, ranks, run, losses=losses):
+            for step, loss in enumerate(losses, 1):
+                run.log(phase="train validation", step=step, loss=loss)
+        monkeypatch.setattr(mf, "train_network", train_network)
+        mf.main([*command, "--out", str(tmp_path / str(warns))])
+        found = "warning: the validation loss rose from 0.5000 at update 2 to 0.5200" in capsys.readouterr().out
+        assert found == warns
