@@ -1017,7 +1017,8 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
     note = start_from(model, source, task.name)
     say(ranks, f"{folder.name}: {note}")
     folder.mkdir(parents=True, exist_ok=True)
-    state, metrics = train_task(model.to(device), task, seed, cfg, folder, device), {"main": -1.0}  # below all scores
+    state = train_task(model.to(device), task, seed, cfg, folder, device)
+    metrics, found = {"main": -1.0}, {}  # below all scores
     if state["diverged"]:
         say(ranks, f"{folder.name}: {state['diverged']}")
     if state["best"]:
@@ -1026,7 +1027,7 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
         metrics = write_predictions(task, found, folder)
         keep_model(folder, "finetune", cfg, tokenizer, **{task.name: model})
     return {"job": folder.name, "task": task.name, "setting": [], "metrics": metrics, "start": note,
-            "curve": state["curve"], "diverged": state["diverged"]}
+            "curve": state["curve"], "diverged": state["diverged"], **task.yardstick(found.get("dev"))}
 
 
 def write_predictions(task, found, folder):
@@ -1066,7 +1067,7 @@ def ensemble_job(name, cfg, folder):
     found = {split: average_predictions([members[path]["found"][split] for path in chosen]) for split in task.splits
              if split != "train"}
     return {"job": folder.name, "task": name, "setting": [], "members": chosen, "diverged": None,
-            "metrics": write_predictions(task, found, folder)}
+            "metrics": write_predictions(task, found, folder), **task.yardstick(found["dev"])}
 
 
 def choose_members(found, task):

@@ -1405,12 +1405,14 @@ def finetune_job(task, cfg, arch, source, folder, data):
     model, diverged = TaskModel(arch, cfg, task.outputs, task.kind == "span"), None
     note = start_from(model, source) if source else "from scratch"
     folder.mkdir(exist_ok=True)
-    checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device))
+    checkpoint, beside = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device)), task.yardstick()
     try:
         metrics = train_task(model, task, cfg, data.device, checkpoint)
         for split in [split for split in task.splits if split not in ("train", "look")]:
             logits = predict(model, task, split, cfg, data.device)
             task.write(split, logits, folder)
+            if split == "dev":
+                beside = task.yardstick(logits)
             if split == "dev_mismatched":
                 metrics["mismatched"] = task.score(split, logits)["main"]
     except Diverged as error:
@@ -1418,7 +1420,7 @@ def finetune_job(task, cfg, arch, source, folder, data):
     keep_model(folder, "finetune", cfg, data.tokenizer, model=model)
     checkpoint.remove()
     return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every],
-            "metrics": metrics, "start": note, "diverged": diverged}
+            "metrics": metrics, "start": note, "diverged": diverged, **beside}
 
 
 def keep_chosen(folder, result):

@@ -671,7 +671,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
                                     shard_range, share_out, stop_requested)
     from common.files import load_file, load_newest, read_json, save_file, write_atomic
     from common.runs import Checkpoint, environment
-    from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
+    from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
@@ -947,9 +947,10 @@ def fine_tune(encoder, task, cfg, device, seed):
 
 
 def score_task(model, name, data, cfg, number=0, folder=None):
-    """A task's metrics on dev after fine-tuning `number`, added to the seed; `folder` keeps model and predictions."""
+    """{"metrics": a task's on dev after fine-tuning `number`, added to the seed, and what stands beside them}; `folder`
+    keeps model and predictions."""
     if name == "MLM":
-        return score_mlm(model, data, cfg)
+        return {"metrics": score_mlm(model, data, cfg)}
     task, logits = data.tasks[name], {}
     tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number)
     for split in task.splits if folder else ["dev"]:
@@ -967,23 +968,25 @@ def score_task(model, name, data, cfg, number=0, folder=None):
         keep_model(folder, "finetune", settings, data.tokenizer, model=tuned)
         for split in logits:
             task.write(split, logits[split], folder)
-    return metrics
+    return {"metrics": metrics, **task.yardstick(logits["dev"])}
 
 
 def judge(model, data, cfg):
-    """Perf(.) of Eq. 4: {score, error, scores, diverged, seconds}. D15: the score is the mean over data.tasks;
-    the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness. error: its standard error."""
+    """Perf(.) of Eq. 4: {score, error, scores, constants, diverged, seconds}. D15: the score is the mean over
+    data.tasks; the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness. error: its standard
+    error; constants: what one answer to every row would score."""
     began, score, scores, errors, diverged = time.perf_counter(), -1.0, {}, [], False
+    constants = {name: task.constant for name, task in data.tasks.items() if task}
     try:
         for name, task in data.tasks.items():
-            found = score_task(model, name, data, cfg)
+            found = score_task(model, name, data, cfg)["metrics"]
             scores[name] = found["main"]
             errors.append(task.standard_error(found["main"]) if task else found["standard_error"])
         score = statistics.fmean(scores.values())
     except Diverged:  # the worst score, and the search goes on
         diverged = True
     return {"score": score, "error": 0.0 if diverged else math.hypot(*errors) / len(errors), "scores": scores,
-            "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
+            "constants": constants, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def ties(lines):
@@ -1020,10 +1023,10 @@ def finetune(cfg, text):
                 task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
                 own = dataclasses.replace(data, tasks={name: task})
             try:
-                metrics = score_task(model, name, own, cfg, number, run.folder / "jobs" / job)
+                found = score_task(model, name, own, cfg, number, run.folder / "jobs" / job)
             except Diverged as error:
-                metrics, diverged = {"main": 0.0}, str(error)
-            return {"job": job, "task": name, "setting": setting, "metrics": metrics, "diverged": diverged}
+                found, diverged = {"metrics": {"main": 0.0}}, str(error)
+            return {"job": job, "task": name, "setting": setting, **found, "diverged": diverged}
 
         names = {job: name for job, (name, *_) in jobs.items()}  # none starts from MNLI's model, as in the paper
         results = run_jobs(ranks, run.folder, names, work, from_mnli=())
@@ -1165,6 +1168,8 @@ def evolve(superplm, predict, limit, data, cfg, run):
         best = max(history, key=lambda line: line["score"])
         run.log(phase="evolve", generation=number, candidates=len(history), best=best["score"], arch=best["arch"])
         say(run.ranks, f"{len(history)} architectures, best {best['arch']} with {best['score']:.4f}")
+        if words := tells_nothing([line["scores"] for line in history if not line["diverged"]]):
+            say(run.ranks, words)
     return history
 
 

@@ -11,6 +11,7 @@ processes and summarise says what came out: jobs/JOB.json (metrics) and jobs/JOB
 TASK/ is what the median job of a task wrote.
 """
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -80,6 +81,28 @@ class Task:
         """Updates of a fine-tuning."""
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
+
+    @functools.cached_property
+    def constant(self):
+        """The best "main" on dev of an answer that is the same for every row: a class, a value, an option, or "no
+        answer". A score says something where it is above it."""
+        if self.kind == "span":
+            names = [question.id for question in self.rows["dev"]]
+            answers = [squad.Predictions(dict.fromkeys(names, ""), {}, dict.fromkeys(names, 0.0))]
+        else:
+            width = self.splits["dev"].lengths[0].size if self.kind == "choice" else self.outputs
+            answers = torch.eye(width).repeat(len(self.splits["dev"]), 1, 1).unbind(1)  # each (rows, width)
+        return max(self.score("dev", answer)["main"] for answer in answers)
+
+    def yardstick(self, outputs=None):
+        """What stands beside a score: "constant", and "one_answer": whether these outputs of dev are the same answer
+        for every row."""
+        return {"constant": self.constant, "one_answer": outputs is not None and self.answers_alike(outputs)}
+
+    def answers_alike(self, outputs):
+        """Whether outputs of dev give every row the same answer."""
+        found = outputs if self.kind == "value" else outputs.argmax(-1)
+        return bool((found == found[0]).all())
 
     def standard_error(self, score):
         """The standard error of a score over the dev rows. It is exact for a share, an upper bound for a mean of shares
@@ -171,11 +194,19 @@ class SquadTask(Task):
                   for name, value in self.evaluated(outputs)[1].items()}
         return {**scores, "main": scores.get("best_f1", scores["f1"])}
 
-    def write(self, split, outputs, folder):
-        """predictions.json, answers above the best threshold withdrawn, nbest_predictions.json and null_odds.json."""
+    def final(self, outputs):
+        """(predictions, {id: its answer}), where those above the threshold that suits dev best are withdrawn."""
         found, scores = self.evaluated(outputs)
         highest = scores.get("best_f1_thresh", math.inf)
-        texts = {name: "" if found.null_odds.get(name, 0) > highest else text for name, text in found.texts.items()}
+        return found, {name: "" if found.null_odds.get(name, 0) > highest else text
+                       for name, text in found.texts.items()}
+
+    def answers_alike(self, outputs):
+        return len({*self.final(outputs)[1].values()}) == 1
+
+    def write(self, split, outputs, folder):
+        """predictions.json, answers above the best threshold withdrawn, nbest_predictions.json and null_odds.json."""
+        found, texts = self.final(outputs)
         for name, content in (("predictions", texts), ("nbest_predictions", found.nbest),
                               ("null_odds", found.null_odds)):
             write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
@@ -258,6 +289,15 @@ def summarise(folder, results):
     return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
 
 
+def tells_nothing(scores):
+    """What a search says at the end of a round, from its candidates' [{task: score}]: a line on the tasks at which all
+    have the same score; "" where there is none."""
+    names = scores[0] if len(scores) > 1 else ()
+    tied = [name for name in names if len({found[name] for found in scores}) == 1]
+    return bool(tied) * (f"warning: all {len(scores)} candidates have the same score on {', '.join(tied)}, which tells "
+                         "nothing of them; take another task, or train longer")
+
+
 def show(result, ranks, nine=""):
     """Print what summarise returned, in percent, with the names of the metrics; averages where they are complete.
     nine: what to call AutoBERT-Zero's mean of nine numbers, which other papers have not."""
@@ -270,7 +310,9 @@ def show(result, ranks, nine=""):
         others = "".join(f", {key} {value if key == 'loss' else 100 * value:.2f}" for key, value in shown.items()
                          if key != main)
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
-        say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{diverged}")
+        beside = f"; one answer to every row has {100 * entry['constant']:.2f}" if "constant" in entry else ""
+        alone = ", and that is all it gives" if entry.get("one_answer") else ""
+        say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{beside}{alone}{diverged}")
     for name, words in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
         missing = result["averages"].get(name.replace("avg", "missing"))
         if words and result["averages"].get(name) is not None and not missing:

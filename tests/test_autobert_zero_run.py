@@ -369,6 +369,7 @@ def test_a_diverged_fine_tuning_scores_0_and_is_counted(tmp_path, capsys, monkey
 
     class Task:
         name, kind, outputs, metrics, splits = "MRPC", "class", 2, ("f1", "accuracy", "main"), {"train": []}
+        yardstick = staticmethod(dict)
     (tmp_path / "jobs").mkdir()
     for number, outcome in enumerate((abz.Diverged("gradient norm nan"), None, None)):
         monkeypatch.setattr(abz, "train_task", raising(outcome) if outcome else lambda *_: {

@@ -4,13 +4,14 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from common import tasks as task_module
 from common.cli import UserError
 from common.distributed import Ranks
-from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
+from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
 from common.weights import finite, keep_model, read_init, take_over
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -113,6 +114,32 @@ def test_true_answers_score_one(tasks, name, tmp_path):
         assert set(answers) == {question.id for question in task.rows["dev"]}
     else:
         assert all(value == pytest.approx(1) for value in scores.values())
+
+
+def test_beside_a_score_stands_that_of_one_answer_to_every_row(tasks, capsys):
+    """The majority's share, 0 for a correlation, "no answer"'s share in SQuAD 2.0; a constant prediction is called
+    one, and so is a task on which all candidates of a search are the same."""
+    for name, task in tasks.items():
+        rows, constant = task.splits["dev"], task.constant
+        if task.kind == "span":
+            impossible = sum(question.impossible for question in task.rows["dev"]) / len(task.rows["dev"])
+            assert constant == pytest.approx(impossible) and (impossible > 0) == (name == "SQuAD2.0")
+            continue
+        outputs = torch.zeros(len(rows), task.outputs)
+        assert task.yardstick(outputs) == {"constant": constant, "one_answer": True}
+        assert not task.yardstick()["one_answer"]
+        outputs[1, -1] = 1
+        assert not task.yardstick(outputs)["one_answer"]
+        if name in ("CoLA", "STS-B"):
+            assert constant == 0
+        else:
+            assert constant == pytest.approx(max(np.bincount(rows.labels)) / len(rows))
+    show({"tasks": {"RTE": {"metrics": {"main": 0.5}, "median": 0.5, "n": 1, "diverged": 0, "constant": 0.527,
+                            "one_answer": True}}, "averages": {}}, ALONE)
+    assert "50.00; one answer to every row has 52.70, and that is all it gives" in capsys.readouterr().out
+    found = [{"RTE": 0.527, "CoLA": 0.1}, {"RTE": 0.527, "CoLA": 0.2}]
+    assert "all 2 candidates have the same score on RTE, which tells nothing" in tells_nothing(found)
+    assert tells_nothing(found[:1]) == tells_nothing([]) == tells_nothing([{"a": 1}, {"a": 2}]) == ""
 
 
 def job(name, task, score, setting=0, diverged=False):
