@@ -2,10 +2,10 @@
 by rules. Nothing is downloaded, and the scores mean nothing outside this repository (README.md beside this file).
 
 The text is the documentation that the installed Python, numpy and torch carry: the topics of help() and all that
-stands between triple quotes in the source files, cleaned until running English is left. A document of the tasks is a
-topic or up to 50 docstrings of a module; in the corpus each docstring of two sentences or more is one, so that the
-order of sentences has a meaning. Documents are dealt out by a hash of their names, so that nothing a task shows was
-ever in the pre-training text:
+stands between triple quotes in the source files, cleaned until running English is left. A document is a topic, or up
+to 50 docstrings of a module, of which the corpus has those of two sentences or more, one behind the other. (With a
+document for each, the words with which docstrings begin would tell the order of its sentences.) Documents are dealt out
+by a hash of their names, so that nothing a task shows was ever in the pre-training text:
 
     corpus   75%   one sentence a line, a blank line between documents (the input format of BERT and ALBERT)
     tasks    25%   of which 70% feed the train files, 15% dev, 15% test
@@ -34,7 +34,7 @@ from common.cli import UserError
 from common.files import lock, read_json, release_locks
 from data.text import split_sentences
 
-RECIPE = 13  # raised when a rule in this file changes: demo data of an older recipe is made anew
+RECIPE = 14  # raised when a rule in this file changes: demo data of an older recipe is made anew
 SEED = 20
 LEAST_BYTES = 1_000_000  # of text; less teaches a demo model nothing
 
@@ -139,10 +139,11 @@ def deal(documents):
 
 
 def corpus_files(documents):
-    """One .txt file a source, one sentence a line, a blank line between docstrings of two sentences or more."""
+    """One .txt file a source, one sentence a line, a blank line between documents."""
     for source in sorted({document.source for document in documents}):
-        texts = chain.from_iterable(document.texts for document in documents if document.source == source)
-        yield f"{source}.txt", "\n\n".join("\n".join(text) for text in texts if len(text) > 1) + "\n"
+        texts = [[text for text in document.texts if len(text) > 1] for document in documents
+                 if document.source == source]
+        yield f"{source}.txt", "\n\n".join("\n".join(chain.from_iterable(each)) for each in texts if each) + "\n"
 
 
 # --- what the rules of the tasks are made of --------------------------------------------------------------------------
@@ -198,7 +199,6 @@ class Draw(NamedTuple):
     """A sentence that a row is made of, and what is around it."""
     line: str
     before: str  # the sentence before it
-    near: str  # another one, at most six sentences away
     far: str  # one about another subject
     torch: bool  # whether it is about torch; the other subject is everything else
 
@@ -216,8 +216,7 @@ def draws(documents, rng, least, most=30):
     for pair in zip(*sides):
         for torch in rng.sample((False, True), 2):
             (lines, place), (others, other) = pair[torch], pair[not torch]
-            near = rng.choice(lines[max(0, place - 6):place] + lines[place + 1:place + 7])
-            yield Draw(lines[place], lines[place - 1], near, others[other], torch)
+            yield Draw(lines[place], lines[place - 1], others[other], torch)
 
 
 # The rules: the text or texts of a row that has the label, None where the draw gives no such row.
@@ -249,9 +248,9 @@ def stsb(label, draw, rng):
 
 
 def qqp(label, draw, rng):
-    """Do two cloze questions ask about the same sentence (1), or does the second one ask about a neighbour or a
-    scrambled sentence (0)?"""
-    other = draw.line if label == "1" else rng.choice((draw.near, scramble(draw.line, rng)))
+    """Do two cloze questions ask about the same sentence (1), or does the second one ask about the one before it or
+    about a scrambled sentence (0)?"""
+    other = draw.line if label == "1" else rng.choice((draw.before, scramble(draw.line, rng)))
     gaps = gap(draw.line, rng), gap(other, rng)
     return [question(before, after, 9) for before, _, after in gaps] if all(gaps) else None
 
@@ -367,17 +366,14 @@ def options_in(lines):
     return sorted({word for line in lines for word in line.split() if is_content(word) and word.islower()})
 
 
-def race_article(passage, pool, hard, rng):
-    """One RACE file: an article and up to three cloze questions of four options; `hard` takes the wrong options
-    from the article, else they are words of `pool` that it has not."""
-    inside = options_in(passage)
-    entry = {"article": " ".join(passage), "questions": [], "options": [], "answers": []}
+def race_article(passage, pool, rng):
+    """One RACE file: an article and up to three cloze questions of four options, of which one stands in the article."""
+    inside, entry = options_in(passage), {"article": " ".join(passage), "questions": [], "options": [], "answers": []}
     for line in rng.sample(passage, 3):
         before, [right], after = gap(line, rng, longest=1) or ([], [""], [])
-        drawn = inside if hard else rng.sample(pool, min(40, len(pool)))
-        wrong = [word for word in drawn if word != right and (hard or word not in inside)]
+        wrong = [word for word in rng.sample(pool, min(40, len(pool))) if word not in inside]
         if right in inside and len(wrong) > 2 and "_" not in line:
-            options = rng.sample([right, *rng.sample(wrong, 3)], 4)
+            options = rng.sample([right, *wrong[:3]], 4)
             entry["questions"].append(" ".join([*before, "_", *after]))
             entry["options"].append(options)
             entry["answers"].append("ABCD"[options.index(right)])
@@ -388,14 +384,12 @@ def race_files(parts):
     """{train,dev,test}/{middle,high}/N.txt, one JSON object a file; middle has short articles."""
     for part in ("train", "dev", "test"):
         pool = options_in(chain.from_iterable(document.lines for document in parts[part]))
-        for level, size in (("middle", 6), ("high", 12)):
+        for number, (level, size) in enumerate((("middle", 6), ("high", 12))):
             rng = random.Random(f"{SEED} race {part} {level}")
             articles = [passage for document in parts[part] for passage in passages(document, size)]
-            for number, passage in enumerate(articles[level == "high"::2]):
-                entry = race_article(passage, pool, level == "high", rng)
-                if entry["questions"]:
-                    name = f"{level}{number}.txt"
-                    yield f"{part}/{level}/{number}.txt", json.dumps({**entry, "id": name}) + "\n"
+            for place, passage in enumerate(articles[number::2]):
+                if (entry := race_article(passage, pool, rng))["questions"]:
+                    yield f"{part}/{level}/{place}.txt", json.dumps({**entry, "id": f"{level}{place}.txt"}) + "\n"
 
 
 # --- translation -----------------------------------------------------------------------------------------------------
