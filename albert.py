@@ -103,7 +103,7 @@ class Config:
     finetune_length: int | None = None  # tokens an input [>= 8]
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
     runs: int = 1  # of each task, the median is reported; D20: the paper has five, Sec. 4.2.2 [>= 1]
-    eval_every: int = 0  # updates between looks at dev, the best one counts (Sec. 4.2.2); 0: a twentieth of the steps
+    eval_every: int = 0  # updates between looks at dev, the best counts (Sec. 4.2.2); 0: up to 20 looks in all
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged (Sec. 4.9)
     given, program = frozenset(), "albert"  # the flags that were given, the file's name
     models = "init", "tokenizer", "ensemble"  # flags that name what is read beside the data
@@ -963,8 +963,7 @@ def train_task(model, task, seed, cfg, folder, device):
 
     D8: looks are evenly spaced; the official code looks at every 100th update.
     """
-    steps, every, warmup = task.steps, cfg.eval_every, round(task.recipe.warmup * task.steps)
-    looks = {*range(every, steps, every), steps} if every else {max(1, round(steps * i / 20)) for i in range(1, 21)}
+    steps, looks, warmup = task.steps, task.looks(cfg.eval_every), round(task.recipe.warmup * task.steps)
     optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = {"step": 0, "main": -math.inf, "best": None, "curve": [], "diverged": None, **checkpoint.restore()}

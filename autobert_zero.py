@@ -94,7 +94,7 @@ class Config:
     finetune_epochs: int | None = None  # passes over the rows [>= 1]
     finetune_warmup: float | None = None  # share of the steps [0, 1]
     finetune_length: int | None = None  # tokens of a row; else --length, of SQuAD 384 [8, 512]
-    eval_every: int = 100  # steps between looks at dev, App. D.2; 0: a twentieth of the steps
+    eval_every: int = 100  # steps between looks at dev, App. D.2; 0: up to 20 looks in all
     runs: int = 1  # seeds of each fine-tuning; the median counts [>= 1]
     grid: bool = False  # every setting of App. D.2
     # search
@@ -116,7 +116,7 @@ PRESETS = {
         vocab_size=1000, tasks="MLM,CoLA", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07, length=32,
         batch=64, lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
         search=dict(steps=140, train_rows=800, population=12, rounds=3, parents=2),
-        pretrain=dict(length=64, batch=32, steps=3000, save_every=500), finetune=dict(length=64, runs=3)),
+        pretrain=dict(length=64, batch=32, steps=3000, save_every=500), finetune=dict(length=64, runs=3, eval_every=0)),
     "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
                   finetune=dict(runs=3)),
     "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
@@ -1377,7 +1377,8 @@ def train_task(model, task, cfg, device, checkpoint=None):
         checkpoint.owned.update(model=model, optimizer=optimizer)
         kept = checkpoint.restore()
     begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
-    looks, pace = "look" if "look" in task.splits else "dev", Pace(Ranks(0, 1, device), cfg.save_minutes)
+    rows, pace = "look" if "look" in task.splits else "dev", Pace(Ranks(0, 1, device), cfg.save_minutes)
+    looks = task.looks(cfg.eval_every, rows) if checkpoint else ()
     for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
         for group in optimizer.param_groups:
             group["lr"] = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
@@ -1386,8 +1387,8 @@ def train_task(model, task, cfg, device, checkpoint=None):
         done, last, (stop, save, _) = step + 1, step + 1 == steps, pace()
         if (last or done % CHECK_EVERY == 0) and not math.isfinite(norm):
             raise Diverged(f"gradient norm {norm} at or before step {done} of {task.name}")
-        if checkpoint and (last or done % (cfg.eval_every or max(1, steps // 20)) == 0):
-            main = task.score(looks, predict(model, task, looks, cfg, device))["main"]
+        if done in looks:
+            main = task.score(rows, predict(model, task, rows, cfg, device))["main"]
             if not best or main > best[0]:
                 best = main, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
         if checkpoint and (stop or save or done % cfg.save_every == 0):

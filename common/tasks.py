@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 from torch.nn.functional import pad
+from tqdm import tqdm
 
 from common import glue, squad
 from common.cli import MissingFile, UserError
@@ -82,6 +83,14 @@ class Task:
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
 
+    def looks(self, every=0, split="dev"):
+        """The updates after which a fine-tuning looks at its dev rows, the last among them: each `every`th, or for 0 at
+        most 20 at even distances, and no more than keep the rows that are predicted below those that are trained."""
+        if every:
+            return {*range(every, self.steps, every), self.steps}
+        count = min(20, self.steps, self.steps * self.recipe.batch // len(self.splits[split])) or 1
+        return {round(self.steps * number / count) for number in range(1, count + 1)}
+
     @functools.cached_property
     def constant(self):
         """The best "main" on dev of an answer that is the same for every row: a class, a value, an option, or "no
@@ -122,7 +131,9 @@ class Task:
         (B, ...) or a tuple of them; of spans (B, T, ...), shorter batches are filled up with -1e4."""
         features, index, rows, lengths = self.splits[split], [], [], self.splits[split].lengths
         longest, inputs = int(lengths.max()), lengths[0].size  # a row of RACE has four inputs
-        for batch in self.module.batches(features, min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))):
+        size = min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))
+        for batch in tqdm(self.module.batches(features, size), f"looking at {split}", math.ceil(len(features) / size),
+                          disable=None, leave=False):
             output, width = forward(batch), batch["ids"].shape[1]
             parts = [part.float().cpu() for part in (output if isinstance(output, tuple) else (output,))]
             if self.kind == "span":  # widened to the longest row; cut to it where the batch's width was rounded up

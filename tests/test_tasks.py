@@ -11,7 +11,7 @@ import torch
 from common import tasks as task_module
 from common.cli import UserError
 from common.distributed import Ranks
-from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
+from common.tasks import Recipe, Task, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
 from common.weights import finite, keep_model, read_init, take_over
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -92,6 +92,17 @@ def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
     whole = [batch["index"].tolist() for _, batch in zip(range(7), task.batches(seed=1))]
     assert [batch["index"].tolist() for _, batch in zip(range(3), task.batches(1, start=4))] == whole[4:]
     assert sorted(sum(whole[:3], [])) == sorted(sum(whole[3:6], [])) == list(range(40)) and whole[:3] != whole[3:6]
+
+
+def test_looks_at_dev_predict_fewer_rows_than_are_trained():
+    """At even distances and at most 20 of them, the last of which is the last update; every N updates where asked."""
+    for train, dev, batch, epochs, count in ((10_000, 100, 10, 2, 20), (87, 10_000, 1, 1, 1), (300, 100, 4, 2, 6),
+                                             (3, 1, 1, 1, 3)):
+        task = Task("x", "class", 2, (), Recipe(0.1, batch, epochs), None, {"train": range(train), "dev": range(dev)})
+        looks = sorted(task.looks())
+        assert len(looks) == count and looks[-1] == task.steps and (count == 1 or count * dev <= task.steps * batch)
+        assert max(map(abs, np.diff([0, *looks]) - task.steps / count)) <= 1
+        assert task.looks(40) == {*range(40, task.steps, 40), task.steps}
 
 
 @pytest.mark.parametrize("name", RECIPES)
