@@ -16,7 +16,6 @@ import autobert_zero
 import autotinybert
 import mformer
 from common.distributed import Ranks
-from common.tasks import Recipe
 
 CPU, TORCH = torch.device("cpu"), Path(torch.__file__).parent
 RANKS = Ranks(0, 1, CPU)
@@ -239,56 +238,6 @@ def test_mformer_waits_where_it_logs(task, searching, monkeypatch):
     assert waits.between(every=5) == set()
 
 
-class Task(SimpleNamespace):
-    """A task of 12 updates in random rows of several lengths, as common.tasks makes them."""
-
-    def __init__(self):
-        super().__init__(name="CoLA", kind="class", outputs=2, steps=12, splits={"train": None, "dev": None},
-                         recipe=Recipe(1e-4, 4))
-
-    def batches(self, seed, start=0):
-        for number in itertools.count(start):
-            T = 8 + 8 * (number % 2)
-            yield {"ids": numbers(4, T), "segments": numbers(4, T, below=2), "lengths": full(4, T - 1),
-                   "labels": numbers(4, below=2)}
-
-    def score(self, split, found):
-        return {"main": found.sum().item()}
-
-
-def fine_tuned(file, monkeypatch, folder):
-    """The Waits of a fine-tuning of 12 updates with looks at dev, or at the norm, after every fifth at least."""
-    task, cfg = Task(), SimpleNamespace(run=RUN)
-    if file is not autotinybert:
-        monkeypatch.setattr(file, "Checkpoint", Kept)
-        monkeypatch.setattr(file, "predict", lambda *args: torch.ones(1))
-        cfg = file.Config(**SMALL, eval_every=5, save_every=1000, embedding=8)
-    with Waits(monkeypatch, file) as waits:
-        if file is albert:
-            file.train_task(file.Classifier(cfg, 2), task, 0, cfg, folder, CPU)
-        elif file is autobert_zero:
-            file.train_task(file.TaskModel(file.read_arch("bert", 2), cfg, 2), task, cfg, CPU, Kept())
-        else:
-            cfg = file.Config(vocab_size=50, dtype="float32")
-            cfg.run = RUN
-            file.fine_tune(file.Encoder(file.parse_arch("1-16-32-1-16"), 50), task, cfg, CPU, 0)
-    return waits
-
-
-@pytest.mark.parametrize("file", [albert, autobert_zero, autotinybert])
-def test_fine_tuning_waits_for_its_batch(file, monkeypatch, tmp_path):
-    """A batch of some KB is sent from memory that is not pinned, which the host waits for, once a tensor; AutoTinyBERT
-    pins it, and waits for nothing. ALBERT looks at its lengths before, on the host, where they still are: that a CPU
-    cannot tell apart from a wait."""
-    waits, early = fine_tuned(file, monkeypatch, tmp_path), file is albert  # it looks at dev before it asks Pace
-    found = {tuple(event) for number, *event in waits.seen if (number + early) % 5 and 1 < number < 11}
-    sent = {albert: {("copy", "albert:<dictcomp>"), ("read", "albert:to_device")},
-            autobert_zero: {("copy", "autobert_zero:<dictcomp>")},
-            autotinybert: set()}[file]
-    inlined = {(kind, where.replace("<dictcomp>", "to_device" if early else "train_task")) for kind, where in sent}
-    assert found in (sent, inlined)  # Python 3.12 runs a comprehension in its function
-
-
 # --- torch.compile ---------------------------------------------------------------------------------------------------
 
 def step_of(name):
@@ -316,7 +265,7 @@ def step_of(name):
         return model, autotinybert.masked_loss, batches
     cfg, arch, batch = mformer_of(name)
     arch = arch._replace(decoder_types=("softmax",) * 2) if arch.decoder_layers else arch  # as the published ones
-    batches = [batch(rows, tokens) for rows, tokens in ((6, 8), (4, 12), (3, 15), (5, 9), (4, 11))]
+    batches = [batch(rows, tokens) for rows, tokens in ((6, 8), (4, 12), (3, 15))]
 
     def loss(network, batch):
         total, count = mformer.smoothed_loss(network, batch)
@@ -327,9 +276,10 @@ def step_of(name):
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="the inductor needs a C++ compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["albert", "autobert-zero", "autotinybert", "cifar10", "wmt14"])
-def test_compiled_is_eager(name):
+def test_compiled_is_eager(name, tmp_path, monkeypatch):
     """Losses and gradients; no graph breaks, and at most two are compiled anew. Decoders of linear attention are left
     out: torch 2.13 makes no code of their backward pass at lengths that vary."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # a kill leaves damaged files in the common one
     torch.manual_seed(0)
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()

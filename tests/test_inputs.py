@@ -109,7 +109,8 @@ def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(command, glue):
 
 # --- cfg is settled before config.json is written --------------------------------------------------------------------
 
-TINY = {"albert": "--layers 1", "autobert_zero": "--layers 2 --runs 1", "mformer": "--cost flops",
+TINY = {"albert": "--layers 1", "autobert_zero": "--layers 2 --runs 1",
+        "mformer": "--cost flops --layers 1 --hidden 16 24 --ffn 16 24 32",
         "autotinybert": "--largest 2-32-64-2-32 --smallest 1-16-16-1-16"}
 SETTLED = {  # actions that open a run folder, in their order: {0} is the folder of the first; whether they read text
     "albert": [("--pretrain", True), ("--finetune RTE --init {0}", False)],
