@@ -31,6 +31,7 @@ import hashlib
 import json
 import math
 import statistics
+import sys
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -537,8 +538,8 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
     from common.distributed import (Pace, Ranks, autocast, gather, launch, no_sync_until, on_main, peak_memory,
-                                    prefetch, prepare_model, progress, say, seed_everything, seed_of, set_shards,
-                                    shard_range)
+                                    per_second, prefetch, prepare_model, progress, say, seed_everything, seed_of,
+                                    set_shards, shard_range)
     from common.describe import forecast, ids
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
@@ -731,7 +732,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
-            rate = began and round((done - logged) * cfg.batch * cfg.length / (time.perf_counter() - began))
+            rate = per_second((done - logged) * cfg.batch * cfg.length, began)
             run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
                     tokens_per_second=rate, memory_mb=round(peak_memory(ranks.device)))
             bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=rate or "-")
@@ -1207,4 +1208,8 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if "cli" not in globals():
+        print("albert.py alone is to be imported: model, masks, sentence order and optimizer; "
+              "its commands need common/ and data/ of its repository beside it", file=sys.stderr)
+        sys.exit(2)
     cli.run(main)

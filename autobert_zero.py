@@ -33,6 +33,7 @@ import math
 import random
 import re
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Literal
@@ -974,7 +975,7 @@ def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
     """{task: main metric on dev} of a copy of the model tuned on each, kept in path. D32: a negative metric counts as
     0, which a diverged candidate has. D15: MLM is the share of held-out masked words that it finds; minutes leave GLUE
     at chance."""
-    scores = read_json(path, dict) if path.exists() else {}
+    scores = read_result(path) if path.exists() else {}
     for name in [name for name in tasks if name not in scores]:
         if name == "MLM":
             scores[name] = evaluate_language_model(model, data, cfg, Ranks(0, 1, data.device), 32)["mlm_accuracy"]
@@ -983,7 +984,7 @@ def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
             tuned = TaskModel(arch, cfg, tasks[name].outputs, shared=shared)
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
             scores[name] = max(train_task(tuned, tasks[name], cfg, data.device)["main"], 0.0)
-        write_atomic(path, json.dumps(scores))
+        write_result(path, scores)
     return scores
 
 
@@ -1028,7 +1029,7 @@ def search(cfg):
                 return {"id": int(name), "round": number, "parent": parent, "arch": arch_text(arch), **result}
 
             def label():
-                scores = [read_json(path, dict)["score"] for path in folder.glob("*.json")]
+                scores = [read_result(path)["score"] for path in folder.glob("*.json")]
                 return f"round {number + 1}/{len(sizes)}, best {max([best, *scores]):.4f}"
 
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 2, 8, 9
@@ -1085,9 +1086,9 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
     from common.describe import forecast, ids
     from common.distributed import (Pace, Ranks, autocast, barrier, launch, no_sync_until, on_main, peak_memory,
-                                    prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
-                                    set_shards, shard_range, share_out)
-    from common.files import load_file, load_newest, read_json, save_file, write_atomic
+                                    per_second, prefetch, prepare_model, progress, reduce_mean, say, seed_everything,
+                                    seed_of, set_shards, shard_range, share_out)
+    from common.files import load_file, load_newest, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
     from common.weights import keep_model, read_init, take_over
@@ -1218,9 +1219,9 @@ def pretrain(cfg):
 
         def report(step, losses, rate):
             mlm, nsp = (loss.item() for loss in losses)
-            speed = (step - clock[0]) * cfg.batch * cfg.length / (time.perf_counter() - clock[1]) if clock else None
+            speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1]) if clock else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
-            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=f"{speed:.0f}" if speed else "?")
+            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=speed or "?")
             bar.update(step - bar.n)
             run.log(phase="pretrain", step=step, mlm=mlm, nsp=nsp, lr=rate, tokens_per_second=speed,
                     memory_mb=peak_memory(ranks.device), held_out=held_out)
@@ -1531,4 +1532,8 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if "run" not in globals():
+        print("autobert_zero.py alone is to be imported: operations, model, super-net and searcher; "
+              "its commands need common/ and data/ of its repository beside it", file=sys.stderr)
+        sys.exit(2)
     run(main)

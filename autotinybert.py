@@ -32,6 +32,7 @@ import math
 import random
 import re
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Literal
@@ -483,6 +484,8 @@ def time_pass(forward, cfg):
             torch.cuda.synchronize(device)
         times.append(1000 * (clock() - began))
     torch.set_num_threads(threads)
+    if not sum(times):
+        raise RuntimeError("the clock stands still: nothing can be timed")
     return statistics.fmean(sorted(times[2:])[2:-2])
 
 
@@ -666,10 +669,10 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.describe import forecast
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory, pick_device,
-                                    prefetch, progress, reduce_mean, say, seed_everything, seed_of, set_shards,
-                                    shard_range, share_out, stop_requested)
-    from common.files import load_file, load_newest, read_json, save_file, write_atomic
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory, per_second,
+                                    pick_device, prefetch, progress, reduce_mean, say, seed_everything, seed_of,
+                                    set_shards, shard_range, share_out, stop_requested)
+    from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint, environment
     from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
     from common.tokenization import load_tokenizer
@@ -787,7 +790,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
     ranks = run.ranks
     if (folder / "curve.json").exists():
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
-        return read_json(folder / "curve.json", list)
+        return read_result(folder / "curve.json")["curve"]
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     # FOLDER.pt, the state of a training that goes on; FOLDER/checkpoint.pt is the trained model
@@ -814,7 +817,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
         look, save = done % cfg.eval_every == 0 or done == steps, save or stop or done % cfg.save_every == 0
         if look or log or save or done % 100 == 0:
             loss, = reduce_mean(ranks, ranks.size * share.item())
-            speed = (done - first) * cfg.batch * cfg.length / (time.perf_counter() - began)
+            speed = per_second((done - first) * cfg.batch * cfg.length, began)
             watched = [sub_model(model, arch, cfg.variant) for arch in probes] or [model]
             found = [statistics.fmean(held_out_losses(part, data, cfg)) for part in watched] if look else []
             curve += [[done, *found]] if look else []
@@ -822,7 +825,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
                 raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
             run.log(phase=folder.name, step=done, loss=loss, **({"held_out": found} if look else {}), lr=lr,
                     tokens_per_second=speed, memory=peak_memory(data.device))
-            bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=f"{speed:.0f}")
+            bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=speed or "?")
         if save and done < steps:
             checkpoint.save(step=done, curve=curve, shards=N)
         if stop:
@@ -830,7 +833,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
     bar.close()
     action, settings = "superplm" if draw else "further_train", dataclasses.replace(cfg, arch=str(model.encoder.arch))
     on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)  # what --init reads
-    on_main(ranks, write_atomic, folder / "curve.json", json.dumps(curve))  # last: it says that all is there
+    on_main(ranks, write_result, folder / "curve.json", {"curve": curve})  # last: it says that all is there
     checkpoint.remove()
     return curve
 
@@ -1123,8 +1126,11 @@ def learn_latency(cfg, run):
     """(Predictor, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit."""
     path = run.folder / "predictor.pt"
     on_main(run.ranks, lambda: path.exists() or save_file(path, measure_and_learn(cfg, run.folder)))
-    saved = load_file(path)
-    return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
+    try:
+        saved = load_file(path)
+        return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
+    except (UserError, KeyError, TypeError):
+        raise UserError(f"{path}: damaged; delete it, the same command learns it anew from latency.jsonl") from None
 
 
 def measure_and_learn(cfg, folder):
@@ -1203,10 +1209,10 @@ def confirm(history, cfg, run):
             raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates predicted to meet it "
                             f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and no "
                             "other does when measured; the same command measures again")
-        write_atomic(path, json.dumps(found[:cfg.winners], indent=2))
+        write_result(path, {"finalists": found[:cfg.winners]})
 
     on_main(run.ranks, lambda: path.exists() or measure())
-    return read_json(path, list)
+    return read_result(path)["finalists"]
 
 
 def train_winners(superplm, finalists, data, cfg, run):
@@ -1413,4 +1419,8 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if "run" not in globals():
+        print("autotinybert.py alone is to be imported: model, one-shot training, searcher and distillation; "
+              "its commands need common/ and data/ of its repository beside it", file=sys.stderr)
+        sys.exit(2)
     run(main)

@@ -32,6 +32,7 @@ import json
 import math
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -801,7 +802,7 @@ def extract(weights, arch, cfg, space=None):
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
         there = tuple(weights[name].shape) if name in weights else ()
-        if not there or any(one > two for one, two in zip(value.shape, there)):
+        if len(there) != value.dim() or any(one > two for one, two in zip(value.shape, there)):
             raise UserError(f"--init {cfg.init}: does not hold {'the space' if space else '--arch'}; "
                             f"it has {name} as {there or 'nothing'}, not {tuple(value.shape)}")
         value.copy_(weights[name][tuple(slice(size) for size in value.shape)])
@@ -1023,6 +1024,8 @@ def measure_latency(arch, cfg, device):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (clock() - began))
+    if not sum(times):
+        raise RuntimeError("the clock stands still: nothing can be timed")
     cut = int(DROPPED_TIMINGS * cfg.latency_runs)  # D8
     return statistics.fmean(sorted(times[5:])[cut:cfg.latency_runs - cut])
 
@@ -1050,8 +1053,8 @@ def set_limit(space, cfg, ranks, run):
         if not path.exists():
             archs = [sample_arch(space, random.Random(f"{cfg.seed} sample {number}")) for number in range(25)]
             middle = statistics.median(measure_latency(arch, cfg, ranks.device) for arch in archs)
-            write_atomic(path, json.dumps(middle))
-        return read_json(path, float)
+            write_result(path, {"milliseconds": middle})
+        return read_result(path)["milliseconds"]
 
     if not cfg.latency_limit:
         cfg.latency_limit = cfg.limit_share * on_main(ranks, median)
@@ -1207,9 +1210,9 @@ def learning_rate(step, cfg):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has the paper, but trains nothing
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.describe import forecast, ids
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, on_main, peak_memory, prefetch,
-                                    progress, say, seed_everything, set_shards, shard_range, stopping)
-    from common.files import read_json, read_jsonl, write_atomic
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, on_main, peak_memory, per_second,
+                                    prefetch, progress, say, seed_everything, set_shards, shard_range, stopping)
+    from common.files import read_json, read_jsonl, read_result, write_atomic, write_result
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init, take_settings
     from data.cifar10 import Pictures
@@ -1332,7 +1335,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
             value = loss.item()
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
-            speed = began and round(float(seen) / (time.perf_counter() - began))
+            speed = per_second(float(seen), began)
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
             run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
                     norm=float(norm), **{f"{data.unit}_per_second": speed})
@@ -1531,4 +1534,8 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if "run" not in globals():
+        print("mformer.py alone is to be imported: model, super-net, ranker and searcher; "
+              "its commands need common/ and data/ of its repository beside it", file=sys.stderr)
+        sys.exit(2)
     run(main)

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
 STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
+MACHINE = re.compile("can't start new thread|the clock stands still")  # a RuntimeError that no program can mend
 MESSAGE = 20_000  # characters of an error that are shown: a file may hold one string of 50 MB
 LARGEST = 3e38  # the largest number of a knob that is no whole one
 MOST = 10 ** 9  # the largest whole number of a knob
@@ -147,6 +148,9 @@ def freeze(config):
 
 def settings_of(presets, preset, action, actions):
     """The settings of a preset for an action: {field: value}."""
+    if preset not in presets:
+        names = ", ".join(name for name in presets if name != "dry_run")
+        raise UserError(f"there is no preset {preset}, which --preset or the run of --init names; choose from {names}")
     found = {**presets[preset], **presets[preset].get(action, {})}
     return {name: value for name, value in found.items() if name not in actions}
 
@@ -169,11 +173,9 @@ def parse(config_class, presets, actions, description, argv=None):
     given = vars(parser.parse_args(argv))
     chosen = [(key.removeprefix("action_"), given.pop(key)) for key in list(given) if key.startswith("action_")]
     action, value = chosen[0] if chosen else (None, None)
-    names = [name for name in presets if name != "dry_run"]
-    if preset not in names:
-        parser.error(f"--preset {preset}: there is no such preset; choose from {', '.join(names)}")
+    real = {name: values for name, values in presets.items() if name != "dry_run"}
     given = {name: tuple(setting) if isinstance(setting, list) else setting for name, setting in given.items()}
-    config = config_class(**{**settings_of(presets, preset, action, actions), **given})
+    config = config_class(**{**settings_of(real, preset, action, actions), **given})
     config.given, config.action = frozenset(given), action
     config.program = Path(inspect.getsourcefile(config_class)).stem
     if config.dry_run:
@@ -244,6 +246,10 @@ def run(main):
     except UserError as error:
         text = str(error).replace("\n", " ")
         status, message = 2, f"error: {text if len(text) < MESSAGE else text[:200] + ' ... ' + text[-200:]}"
+    except RuntimeError as error:
+        if not MACHINE.match(str(error)):
+            raise
+        status, message = 2, f"error: {error}: this machine, or its limits (ulimit -u), must be mended first"
     except OSError as error:
         if error.errno is None:
             raise

@@ -18,7 +18,6 @@ import datetime
 import functools
 import gc
 import hashlib
-import json
 import math
 import os
 import random
@@ -33,7 +32,7 @@ from torch import nn
 from tqdm import tqdm
 
 from common.cli import Stop, UserError
-from common.files import read_json, release_locks, write_atomic
+from common.files import read_result, release_locks, write_result
 
 
 @dataclasses.dataclass
@@ -264,13 +263,13 @@ def share_out(ranks, names, folder, label, work, before=0, total=0, cost=lambda 
         while (turn := store.add(turns, 1)) <= len(order) and not stop_requested():
             path = paths[order[turn - 1]]
             if not path.exists():
-                write_atomic(path, json.dumps(work(order[turn - 1]), indent=1))
+                write_result(path, work(order[turn - 1]))
             bar.set_description(text(), refresh=False)
             bar.update(done() - bar.n)
     store.add(turns, len(order))  # where this rank is to stop, no other begins another
     if stopping(ranks):
         raise Stop
-    return [read_json(paths[name], dict, "delete the file") for name in names]
+    return [read_result(paths[name]) for name in names]
 
 
 def prefetch(items):
@@ -299,20 +298,11 @@ def seed_everything(*key):
     random.seed(seed)
 
 
-def milliseconds(once, device, runs, warm_up=5, cut=0.25, clock=time.perf_counter):
-    """Milliseconds of once(), which leaves its work on the device: `runs` timed calls after warm_up others, sorted, the
-    share `cut` left out at both ends, the mean of the rest. clock: time.process_time counts the CPU seconds of this
-    process, which other processes do not lengthen."""
-    times = []
-    for _ in range(warm_up + runs):
-        began = clock()
-        once()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(1000 * (clock() - began))
-    left_out = int(cut * runs)
-    kept = sorted(times[warm_up:])[left_out:runs - left_out]
-    return sum(kept) / len(kept)
+def per_second(count, began):
+    """`count` by the seconds since `began`, a time of time.perf_counter(). None without one, and where that clock
+    stands still, as in some virtual machines."""
+    passed = 0 if began is None else time.perf_counter() - began
+    return round(count / passed) if passed > 0 else None
 
 
 def peak_memory(device):

@@ -105,6 +105,26 @@ def read_json(path, kind=object, mend="correct or delete it"):
     return parse_json(read_text(path, mend), path, kind, mend)
 
 
+def digest(value):
+    """A hash of a JSON value."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def write_result(path, result):
+    """Write a JSON object that a resumed run builds on, with its digest."""
+    result = json.loads(json.dumps(result))
+    write_atomic(path, json.dumps({**result, "digest": digest(result)}, indent=1))
+
+
+def read_result(path):
+    """What write_result() wrote. UserError where it was changed since."""
+    mend = "delete it, the same command makes it anew"
+    result = read_json(path, dict, mend)
+    if result.pop("digest", None) != digest(result):
+        raise UserError(f"{path}: damaged, or changed by hand; {mend}")
+    return result
+
+
 def read_jsonl(path):
     """The objects of a .jsonl file, [] where there is none; a last line that a crash tore off is left out. UserError
     names a line that is none, or no object."""

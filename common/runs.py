@@ -1,6 +1,5 @@
 """Run folders and checkpoints: what a run leaves behind, and what lets the same command go on where it was stopped."""
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -15,8 +14,8 @@ import torch
 
 from common.cli import UserError, freeze
 from common.distributed import on_main
-from common.files import (fingerprints, load_file, lock, open_own, partials, previous, read_json, save_file,
-                          write_atomic)
+from common.files import (digest, fingerprints, load_file, lock, open_own, partials, previous, read_json, read_result,
+                          save_file, write_atomic, write_result)
 
 LOCK = "run.lock"
 NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute"}  # may differ in a resumed run
@@ -46,11 +45,6 @@ def environment(device):
 def as_json(value):
     """A value as it comes back from a JSON file: tuples are lists."""
     return json.loads(json.dumps(value))
-
-
-def digest(value):
-    """A hash of a JSON value."""
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 class RunFolder:
@@ -178,18 +172,13 @@ class RunFolder:
     @property
     def finished(self):
         """The result of finish(), or None while the run is not finished. UserError where it was changed since."""
-        def read(path):
-            result = read_json(path, dict, "delete it, the same command makes it anew") if path.exists() else None
-            if result and result.pop("digest", digest(result)) != digest(result):
-                raise UserError(f"{path}: damaged, or changed by hand; delete it, the same command makes it anew")
-            return result
-        return on_main(self.ranks, read, self.folder / "done.json")
+        path = self.folder / "done.json"
+        return on_main(self.ranks, lambda: read_result(path) if path.exists() else None)
 
     def finish(self, result):
         """Mark the run as finished with its (JSON) result."""
         if self.ranks.main:
-            result = json.loads(json.dumps(result))
-            write_atomic(self.folder / "done.json", json.dumps({**result, "digest": digest(result)}, indent=2))
+            write_result(self.folder / "done.json", result)
 
 
 class Checkpoint:

@@ -7,13 +7,18 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, check_setting
-from common.files import load_newest, read_json, save_file, write_atomic
+from common.files import load_newest, read_json, save_file, write_atomic, write_result
 from common.tokenization import describe_file
 
 
 def finite(weights, path):
-    """Return the weights. UserError where one of them is infinite or not a number."""
+    """Return the weights. UserError where one of them is infinite or not a number, or of a kind that no model here has:
+    a tensor without values or places, of 8 bits, quantized, or one number."""
     for name, value in weights.items():
+        numbers = value.is_floating_point() and value.element_size() > 1 or value.dtype in (torch.int64, torch.bool)
+        if value.is_meta or value.is_quantized or value.layout is not torch.strided or not numbers or not value.dim():
+            kind = f"{value.layout} {value.dtype}, shape {tuple(value.shape)}, on {value.device}"
+            raise UserError(f"{path}: {name} is no plain tensor of numbers ({kind}); save the weights as float32")
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(f"{path}: {name} holds numbers that are not finite; this model has diverged")
     return weights
@@ -99,4 +104,4 @@ def keep_model(folder, action, cfg, tokenizer, **owned):
     states = {name: thing.state_dict() if hasattr(thing, "state_dict") else thing for name, thing in owned.items()}
     save_file(folder / "checkpoint.pt", {"values": {}, "owned": {
         name: {key: value.cpu() for key, value in state.items()} for name, state in states.items()}})
-    write_atomic(folder / "done.json", "{}")
+    write_result(folder / "done.json", {})

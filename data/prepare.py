@@ -62,11 +62,11 @@ def corpus(args):
     known = {path for path, *_ in read_meta(folder).get("sources", [])}
     if known and known != {str(path.resolve()) for path in files}:
         raise UserError(f"{folder}: holds the corpus of other files; choose another --to, or delete the folder")
-    start, size = time.perf_counter(), sum(path.stat().st_size for path in files)
+    start, size = time.perf_counter(), sum(path.stat().st_size for path in files) / 1e6
     tokenizer, made = make_corpus(files, folder, pieces, args.tokenizer, lower, args.workers)
-    speed = size / 1e6 / (time.perf_counter() - start)
     counts = ", ".join(f"{made.meta[name]:,} {name}" for name in ("tokens", "sentences", "documents"))
-    print(f"{folder}: {counts}, vocabulary {tokenizer.vocab_size:,}, {speed:.1f} MB/s")
+    print(f"{folder}: {counts}, vocabulary {tokenizer.vocab_size:,}, {size:.1f} MB "
+          f"in {time.perf_counter() - start:.1f} s")
 
 
 def passages(args):

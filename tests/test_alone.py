@@ -17,6 +17,15 @@ def run_alone(name, folder):
     return result.stdout
 
 
+@pytest.mark.parametrize("name", ["albert", "autobert_zero", "autotinybert", "mformer"])
+def test_a_command_of_a_file_alone_says_what_it_lacks(name, tmp_path):
+    shutil.copy(ROOT / f"{name}.py", tmp_path)
+    command = [sys.executable, "-E", f"{name}.py", "--describe"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 2 and "to be imported" in ran.stderr and "common/ and data/" in ran.stderr
+    assert ran.stderr.count("\n") == 1 and not ran.stdout
+
+
 def test_autotinybert(tmp_path):
     """The smallest part and the whole have learnt (guessing is 3.4), and a generation keeps the limit."""
     lines = run_alone("autotinybert", tmp_path).splitlines()

@@ -17,12 +17,16 @@ import shutil
 import signal
 import struct
 import sys
+import types
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from test_distributed import ALONE
 
+import autobert_zero
+import autotinybert
 from common import cli, files
 
 
@@ -69,19 +73,19 @@ TRAINED = {
     "albert": "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --embedding 8 --positions 64 "
               "--length 60 --dev_rows 4 --batch 2",
     "autobert_zero": "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --batch 2",
-    "autotinybert": "--further_train --corpus {corpus} --accumulate 1 --further_steps 1 --arch 1-16-16-2-16 "
-                    "--largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
+    "autotinybert": "--further_train --corpus {corpus} --accumulate 1 --further_steps 2 --eval_every 1 "
+                    "--arch 1-16-16-2-16 --largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
     "mformer": "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train --vocab_size 120 --batch 64 "
                "--held_out 4 --length 40 --layers 1 --decoder_layers 1 --hidden 16 --ffn 16 --heads 1 --connect 1 "
                f"--arch {ARCH}"}
-TRAINED = {program: f"{program} {flags} --steps 1 --device cpu" for program, flags in TRAINED.items()}
+TRAINED = {program: f"{program} {flags} --steps 2 --save_every 1 --device cpu" for program, flags in TRAINED.items()}
 FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 16"
 TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
 
 
 @pytest.fixture(scope="session")
 def ready(demo, tmp_path_factory):
-    """{name: folder} of small data and finished runs, made once."""
+    """{name: folder} of small data and finished runs, made once, with a clock that stands still."""
     root = tmp_path_factory.mktemp("ready")
     names = ("corpus", "glue", "squad", "race", "pairs", "tuned", "cifar10", "hf", *TRAINED)
     found = {name: root / name for name in names}
@@ -101,11 +105,13 @@ def ready(demo, tmp_path_factory):
     for name in ("data_batch_1.bin", "test_batch.bin"):
         put(name, Path(demo["cifar10"], name).read_bytes()[:40 * 3073])(found["cifar10"], found)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.perf_counter", lambda: 7.0)
         made = "data/prepare corpus --corpus {0}/text.txt --to {0}/corpus --vocab_size 300".format(root)
         for name, command in {"corpus": made, **TRAINED, "tuned": TUNED}.items():
             place = "" if name == "corpus" else f" --out {found[name]}"
             assert not call(command.format(**found) + place, patch), name
-        (found["mformer"] / "checkpoint.pt.previous").unlink()
+        for path in root.rglob("checkpoint.pt.previous"):  # so that a damaged checkpoint has none before it
+            path.unlink()
         assert not call("albert --export {hf} --init {albert}".format(**found), patch)
     return found
 
@@ -167,9 +173,10 @@ def weights(how):
     return change
 
 
-LARGER = weights(lambda state, model: model.update({"encoder.words.weight": torch.zeros(7, 3)}))
-MISSING = weights(lambda state, model: model.pop("encoder.words.weight"))
-NAN = weights(lambda state, model: model["encoder.words.weight"].fill_(float("nan")))
+def words(how):
+    """Change the word embeddings in checkpoint.pt: how(tensor) returns what takes their place."""
+    name = "encoder.words.weight"
+    return weights(lambda state, model: model.update({name: how(model[name])}))
 
 
 def flipped(content):
@@ -228,11 +235,6 @@ def each(command, *causes, programs=tuple(TRAINED)):
             for row in rows(command.replace("{program}", program).replace("{begin}", begin[program]), *causes)]
 
 
-def tsv(name, content, words):
-    """A cause in a file of GLUE."""
-    return f"{name}.tsv & {words}", copy("glue", put(f"{name}.tsv", content))
-
-
 def tuning(task, program="albert"):
     """The command of a fine-tuning on the row's data."""
     kind = "squad" if task.startswith("SQuAD") else "race" if task == "RACE" else "glue"
@@ -245,23 +247,20 @@ def tune(task, *causes, program="albert"):
 
 
 # What a row or an entry may hold is tested beside its reader: test_glue.py, test_squad.py, test_tokenization.py.
-COLA = "x\t1\t\tA man sat.\n"
 GLUE = [
-    *(row for program in ("albert", "autobert_zero", "autotinybert")
-      for row in tune("CoLA", ("CoLA/train.tsv: no such file & --glue",),
-                      tsv("CoLA/dev", COLA + "x\tyes\t\tA man.\n", ":2: & 'yes'"), program=program)),
+    *(row for program in ("albert", "autobert_zero", "autotinybert") for row in tune("CoLA", (
+        "CoLA/train.tsv: no such file & --glue",), program=program)),
     *tune("CoLA", ("CoLA/dev.tsv: no such file", copy("glue", drop("CoLA/dev.tsv"))),
           ("no such file", copy("glue", drop("CoLA/train.tsv"), put("CoLA/train.tsv/x", ""))),
-          tsv("CoLA/train", b"", "4 columns"), tsv("CoLA/train", UTF16, "UTF-16"), tsv("CoLA/dev", BINARY, "binary"),
-          tsv("CoLA/train", b"x\t1\t\tcaf\xe9\n", ":1: not UTF-8")),
+          *((f"train.tsv & {words}", copy("glue", put("CoLA/train.tsv", content))) for content, words in (
+              (b"", "4 columns"), (UTF16, "UTF-16"), (BINARY, "binary"), (b"x\t1\t\tcaf\xe9\n", ":1: not UTF-8"),
+              ("x\t1\t\tA man sat.\nx\tyes\t\tA man.\n", ":2: & 'yes'")))),
     *tune("MNLI", ("dev_mismatched.tsv: no such file", copy("glue", drop("MNLI/dev_mismatched.tsv"))))]
 
 SQUAD = [
     *tune("SQuAD2.0", ("train-v2.0.json: no such file & --squad",), program="autobert_zero"),
     *tune("SQuAD1.1", ("dev-v1.1.json: no such file", copy("squad", drop("dev-v1.1.json"))),
-          *((f"train-v1.1.json & {words}", copy("squad", put("train-v1.1.json", content))) for content, words in (
-              ("{", "JSON"), (UTF16, "UTF-16"), (DEEP, "nested too deeply"), ('{"data": ' + DIGITS + "}", "JSON"),
-              ('{"data": "\\ud800"}', "no Unicode"), ({"data": []}, "no questions"))))]
+          ("train-v1.1.json & no questions", copy("squad", put("train-v1.1.json", {"data": []}))))]
 RACE = tune("RACE", ("train/middle: no passages",), ("train/high: no passages", copy("race", drop("train/high/0.txt"))),
             ("0.txt: & passage", copy("race", put("train/high/0.txt", "{}\n"))))
 
@@ -269,7 +268,6 @@ PICTURES = rows(
     "mformer --train --cifar10 {here} --arch cosformer*", ("data_batch_*.bin",),
     ("label 77", copy("cifar10", edit("data_batch_1.bin", lambda content: b"\x4d" + content[1:]))),
     ("3073-byte records", copy("cifar10", edit("data_batch_1.bin", lambda content: content[:-1]))),
-    ("not a whole number", copy("cifar10", put("data_batch_1.bin", b""))),
     ("fewer than a shard", copy("cifar10", edit("data_batch_1.bin", lambda content: content[:3073]))))
 
 TRANSLATE = f"mformer --train --task wmt14 --train_text {{here}}/train --arch {ARCH} "
@@ -288,73 +286,63 @@ TEXT = [
     *each("{program} {begin} --corpus {here}/x", ("there is no such file or folder",), programs=[*TRAINED][:3]),
     *each("{program} {begin} --corpus {here}/a.txt --tokenizer {here}/vocab.txt",
           ("[MASK]", LONG_TEXT, put("vocab.txt", PIECES.replace("[MASK]\n", ""))), programs=[*TRAINED][:3]),
-    *rows(PRETRAIN, ("no text", put("a.txt", " \n\t\n\r\n")), ("UTF-16", put("a.txt", UTF16)), ("pieces", LONG_TEXT),
-          ("zero bytes", put("a.txt", BINARY))),
+    *rows(PRETRAIN, ("no text", put("a.txt", " \n\t\n\r\n")), ("UTF-16", put("a.txt", UTF16)), ("pieces", LONG_TEXT)),
     *rows(PRETRAIN + "--vocab_size 9", ("characters alone", LONG_TEXT)),
-    *rows(PRETRAIN + "--vocab_size 99999999999", ("vocab_size", LONG_TEXT)),
     *rows(PRETRAIN + "--tokenizer {here}/x.model", ("x.model", LONG_TEXT),
           ("not a SentencePiece model", LONG_TEXT, put("x.model", BINARY))),
     *rows(WORDS, ("one document", put("a.txt", "A man sat on a mat. "), put("vocab.txt", PIECES)),
-          ("vocab.txt & UTF-16", LONG_TEXT, put("vocab.txt", UTF16)),
           ("do_lower_case", LONG_TEXT, put("vocab.txt", PIECES),
            put("tokenizer_config.json", {"do_lower_case": "no"}))),
     *rows("albert --pretrain --corpus {corpus} --vocab_size 77", ("77",))]
 
-
-def prepared(words, *changes):
-    return words, copy("corpus", *changes)
-
-
-PREPARED = rows(
-    "albert --pretrain --corpus {here}", prepared("spiece.model", drop("spiece.model")),
-    prepared("tokens.bin", drop("tokens.bin")), prepared("tokens.bin & cut short", edit("tokens.bin", half)),
-    prepared("documents.bin & cut short", put("documents.bin", b"")),
-    prepared("meta.json", edit("meta.json", half)), prepared("meta.json", entries("meta.json", format=2)),
-    prepared("meta.json", entries("meta.json", dtype="object")),
-    prepared("meta.json", entries("meta.json", documents=-1)),
-    prepared("another tokenizer", entries("meta.json", tokenizer="00")),
-    prepared("tokens.bin", edit("tokens.bin", lambda content: b"\xff" * len(content))),
-    prepared("sentences.bin", edit("sentences.bin", lambda content: b"\x7f" * len(content))),
-    prepared("documents.bin", edit("documents.bin", lambda content: content[::-1])))
+PREPARED = rows("albert --pretrain --corpus {here}", *((words, copy("corpus", change)) for words, change in (
+    ("spiece.model", drop("spiece.model")), ("tokens.bin", drop("tokens.bin")),
+    ("tokens.bin & cut short", edit("tokens.bin", half)), ("documents.bin & cut short", put("documents.bin", b"")),
+    ("meta.json", edit("meta.json", half)), ("meta.json", entries("meta.json", format=2)),
+    ("meta.json", entries("meta.json", dtype="object")), ("another tokenizer", entries("meta.json", tokenizer="00")),
+    ("tokens.bin", edit("tokens.bin", lambda content: b"\xff" * len(content))),
+    ("sentences.bin", edit("sentences.bin", lambda content: b"\x7f" * len(content))),
+    ("documents.bin", edit("documents.bin", lambda content: content[::-1])))))
 
 
 def init(program, *causes, more=""):
     """An action that starts from a changed copy of a run."""
     action = "--evaluate --task wmt14 --test_text {pairs}/train" if program == "mformer" else (
         "--finetune CoLA --glue {glue} --finetune_length 16")
-    inside = "model" if program == "autotinybert" else "."
-
-    def change(here, ready, changes):
-        shutil.copytree(ready[program], here / "run")
-        for one in changes:
-            one(here / "run" / inside, ready)
-    return rows(f"{program} {action} --init {{here}}/run {more}", *(
-        (words, lambda here, ready, changes=changes: change(here, ready, changes)) for words, *changes in causes))
+    inside = "run/model" if program == "autotinybert" else "run"
+    return rows(f"{program} {action} --init {{here}}/run {more}", *((words, copy(program, to="run"), *(
+        lambda here, ready, change=change: change(here / inside, ready) for change in changes))
+        for words, *changes in causes))
 
 
 HUGE = "GB of memory"
+NO_NUMBERS = [  # kinds of tensors that load_file() gives and no model has
+    lambda value: value.to("meta"), lambda value: value.to_sparse(), lambda value: value.to(torch.float8_e4m3fn),
+    lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8), lambda value: value.sum()]
 INIT = [
     *(row for program in TRAINED for row in init(
         program, ("checkpoint.pt", edit("checkpoint.pt", half)), ("checkpoint.pt & checksum", edit(
             "checkpoint.pt", flipped)), ("config.json", edit("config.json", half)))),
     *init("albert", ("checkpoint.pt", drop("checkpoint.pt")), ("checkpoint.pt", put("checkpoint.pt", BOMB)),
-          ("not finite", NAN),
-          ("checkpoint.pt", weights(lambda *_: {"owned": 7})), ("checkpoint.pt", weights(lambda *_: [7])),
+          ("not finite", words(lambda value: value.fill_(float("nan")))),
+          *(("no plain tensor", words(kind)) for kind in NO_NUMBERS),
+          *(("checkpoint.pt", weights(lambda *_, content=content: content)) for content in ({"owned": 7}, [7])),
           ("checkpoint.pt", weights(lambda state, model: model.update(dict.fromkeys(model, "text")))),
-          ("words", MISSING), ("of --init has 7", LARGER),
-          ("config.json & hidden", settings(hidden="16")),
-          ("config.json & hidden", settings(hidden=-16)), (HUGE, settings(layers=100000000)),
+          ("words", weights(lambda state, model: model.pop("encoder.words.weight"))),
+          ("of --init has 7", words(lambda _: torch.zeros(7, 3))),
+          ("config.json & hidden", settings(hidden="16")), (HUGE, settings(layers=100000000)),
           ("no run folder of albert.py", entries("config.json", program="mformer")),
           ("spiece.model", put("spiece.model", BINARY)),
           ("301 pieces", drop("spiece.model"), put("vocab.txt", PIECES + "".join(f"w{n}\n" for n in range(293))))),
     *init("albert", ("--hidden",), more="--hidden 32"),
     *init("autobert_zero", ("run", entries("config.json", settings=[])), ("run", settings(arch=7)),
-          ("arch", settings(arch="x")), ("there and", LARGER), ("spiece.model", drop("spiece.model"))),
+          ("arch", settings(arch="x")), ("no preset tiny", settings(preset="tiny")),
+          ("there and", words(lambda _: torch.zeros(7, 3))), ("spiece.model", drop("spiece.model"))),
     *init("autotinybert", ("run", settings(arch="x")), (HUGE, settings(arch="100000-8-8-1-8")),
           ("no run folder of autotinybert.py", entries("config.json", action="evolve"))),
-    *init("mformer", ("arch", settings(arch="x")),
-          (HUGE, settings(arch=ARCH.strip("'").replace("ffn=16", "ffn=900000000"))),
-          ("no run folder of mformer.py", entries("config.json", action="describe"))),
+    *init("mformer", ("arch", settings(arch="x")), ("does not hold", weights(lambda state, model: model.update(
+              {name: value.flatten() for name, value in model.items()}))),
+          (HUGE, settings(arch=ARCH.strip("'").replace("ffn=16", "ffn=900000000")))),
     *rows("autotinybert --export {here}/e --init {here}/x", ("x",)),
     *rows(TUNED.replace("{albert}", "{tuned}"), ("name one of its models",))]
 
@@ -364,17 +352,17 @@ def folder(words, *changes):
     return words, copy("hf", *changes)
 
 
+def index(weight_map):
+    """A Hugging Face folder whose weights stand in parts."""
+    return copy("hf", drop("model.safetensors"), put("model.safetensors.index.json", {"weight_map": weight_map}))
+
+
 HUGGING_FACE = [
     *rows(TUNED.replace("{albert}", "{here}"), *(folder("safetensors", change) for change in (
-        drop("model.safetensors"), edit("model.safetensors", half), tensors({}, size=1 << 62), tensors(b"[]"),
-        tensors(b'{"a": 7}'), tensors(DEEP.encode()), tensor(shape=[-1, -2]), tensor(shape=["2"]), tensor(dtype="F99"),
-        tensor(data_offsets=[-8, 0]), tensor(data_offsets=[0, 1 << 60]), tensor(data_offsets=[8, 0]))),
-        folder("unexpected weights: a", tensor()),
-        *(folder("index.json", drop("model.safetensors"), put("model.safetensors.index.json", index))
-          for index in ("[]", {"weight_map": {"a": 7}})),
-        folder("x.safetensors: no such file", drop("model.safetensors"),
-               put("model.safetensors.index.json", {"weight_map": {"a": "x.safetensors"}})),
-        folder("pytorch_model.bin", drop("model.safetensors"), put("pytorch_model.bin", BINARY)),
+        drop("model.safetensors"), edit("model.safetensors", half), tensors({}, size=1 << 62), tensors(b'{"a": 7}'),
+        tensors(DEEP.encode()), tensor(shape=[-1, -2]), tensor(dtype="F99"), tensor(data_offsets=[0, 1 << 60]))),
+        folder("unexpected weights: a", tensor()), ("index.json", index({"a": 7})),
+        ("x.safetensors: no such file", index({"a": "x.safetensors"})),
         folder("pytorch_model.bin", drop("model.safetensors"), put("pytorch_model.bin", BOMB)),
         folder("model_type", put("config.json", "{}")), folder("model_type", put("config.json", "[]")),
         folder("config.json", edit("config.json", half)), folder("hidden", entries("config.json", hidden_size="16")),
@@ -384,10 +372,7 @@ HUGGING_FACE = [
         folder("lacks vocab_size", put("config.json", {"model_type": "albert"})),
         folder("spiece.model", drop("spiece.model"))),
     *rows("autotinybert --finetune CoLA --glue {glue} --init {here}", folder("only bert and electra"),
-          folder("config.json", put("config.json", {"model_type": "bert", "hidden_size": "x"})),
-          folder("config.json", put("config.json", {
-              "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": -1,
-              "num_attention_heads": 2})))]
+          folder("config.json", put("config.json", {"model_type": "bert", "hidden_size": "x"})))]
 
 RECORD = {"program": "albert", "action": "pretrain", "settings": {"layers": 7}, "argv": []}
 
@@ -411,11 +396,8 @@ FOLDERS = [
            ("neither it nor the one before", drop("done.json"), edit("checkpoint.pt", half)),
            ("neither it nor the one before", drop("done.json"), weights(lambda state, _: {**state, "run": "other"})),
            ("checkpoint.pt", drop("done.json"), weights(lambda state, _: {"run": state["run"]}))),
-    *again("mformer", ("other settings", settings(seed="x"))),
-    *again("autotinybert", ("config.json", edit("config.json", half))),
-    *again("tuned", *(("jobs/CoLA-0.json", drop("done.json"), change) for change in (
-        put("jobs/CoLA-0.json", "{"), put("jobs/CoLA-0.json", "{}"),
-        entries("jobs/CoLA-0.json", metrics={"main": "high"})))),
+    *again("tuned", *(("jobs/CoLA-0.json & changed by hand", drop("done.json"), change) for change in (
+        put("jobs/CoLA-0.json", "{}"), entries("jobs/CoLA-0.json", metrics={"main": "high"})))),
     *rows("albert --export {here} --init {albert}", ("not empty", put("mine.txt", ""))),
     *rows("autotinybert --export {autotinybert} --init {autotinybert}", ("not empty",))]
 
@@ -423,30 +405,25 @@ FLAGS = {  # of an action that would begin at once: what names the mistake
     "all": {"--device nonsense": "device", "--batch 0": "--batch 0", "--lr nan": "--lr nan", "--bat 3": "unrecognized"},
     "albert": {
         "--device meta": "meta", "--device cpu:7": "cpu:7", "--device cuda:99": "--device cuda:99",
-        "--dtype float16": "--dtype", "--seed -1": "--seed", "--dropout 1": "--dropout", "--lr -1": "--lr",
-        "--preset huge": "preset", "--steps 1e3": "--steps", f"--steps {DIGITS}": "--steps",
+        "--dtype float16": "--dtype", "--seed -1": "--seed", "--dropout 1": "--dropout", "--preset huge": "preset",
+        "--steps 1e3": "--steps", f"--steps {DIGITS}": "--steps", "--vocab_size 99999999999": "vocab_size",
         "--describe": "not allowed", "--hidden 30 --heads 4": "hidden 30", "--groups 3": "groups 3",
-        "--embedding 99999": "embedding 99999", "--length 300 --positions 200": "--length",
-        "--layers 100000000000": "memory", "--layers 100000000": HUGE,
-        "--positions 900000000": HUGE, "--share none --hidden 64 --layers 10001 --heads 1": HUGE},
+        "--length 300 --positions 200": "--length", "--layers 100000000": HUGE, "--positions 900000000": HUGE,
+        "--share none --hidden 64 --layers 10001 --heads 1": HUGE},
     "autobert_zero": {"--batch 9 --accumulate 2": "--accumulate", "--hidden 30 --heads 4": "--hidden 30",
                       "--ffn 900000000": HUGE, "--arch nonsense": "arch", "--arch 'Q @ K.T'": "head dim"},
     "autotinybert": {
-        "--batch 9 --accumulate 2": "--accumulate", "--arch 1-8-8-1-8": "--superplm",
-        "--largest 100000-8-8-1-8 --smallest 1-8-8-1-8": HUGE, "--reference 100000-8-8-1-8": HUGE,
+        "--arch 1-8-8-1-8": "--superplm", "--largest 100000-8-8-1-8 --smallest 1-8-8-1-8": HUGE,
         "--setting distill": "--teacher", "--teacher {here}": "--teacher",
         "--teacher {here} --setting distill": "no model is here", "--smallest 9-999-999-9-999": "small",
-        "--latency_threads 0": "--latency_threads", "--latency_threads 100000": "--latency_threads",
-        "--speedup ''": "--speedup"},
-    "mformer": {"--batch 9 --accumulate 2": "--accumulate", "--beam 0": "--beam 0", "--beam 3": "no use",
-                "--image 30 --patch 7": "--image", "--augment 1 2": "--augment", "--languages en": "--languages",
-                "--image 16000000": "memory", "--arch layers=1": "arch"}}
+        "--latency_threads 100000": "--latency_threads", "--speedup ''": "--speedup"},
+    "mformer": {"--beam 3": "no use", "--image 30 --patch 7": "--image", "--augment 1 2": "--augment",
+                "--languages en": "--languages", "--image 16000000": "memory", "--arch layers=1": "arch"}}
 OTHER = {  # commands that name too little, or what is not there
     "albert --finetune unknown --init {albert}": "choose from", "albert --finetune CoLA": "--init",
     "autotinybert --finetune RACE --init {autotinybert}": "choose from", "autotinybert --export {here}/e": "--init",
-    "albert --export {here}/e": "--init", "albert --finetune CoLA --init {here}/x": "no run folder",
-    "mformer --train --cifar10 {here}/x --arch cosformer*": "no data_batch_*.bin",
-    "mformer --evaluate": "--init", "autotinybert --further_train": "--arch",
+    "albert --finetune CoLA --init {here}/x": "no run folder", "mformer --evaluate": "--init",
+    "autotinybert --further_train": "--arch",
     "autotinybert --further_train --corpus {corpus} --arch 0-0-0-0-0": "arch",
     "autotinybert --describe --arch 100000000-8-8-1-8": HUGE, "albert --describe --layers 100000000": HUGE,
     "autobert_zero --search --corpus {corpus} --hidden 90000000 --heads 1": HUGE,
@@ -465,10 +442,8 @@ BEST = [
 
 CORPUS = "data/prepare corpus --corpus {here}/a.txt --to {here}/to "
 PREPARE = [
-    *rows("data/prepare corpus --corpus {here}/x --to {here}/to", ("no such file",)),
     *rows("data/prepare corpus --corpus {here}/pipe --to {here}/to", ("neither a file nor", lambda here, _: os.mkfifo(
         here / "pipe"))),
-    *rows(CORPUS + "--vocab_size 300", ("UTF-16", put("a.txt", UTF16)), ("no text", put("a.txt", ""))),
     *rows(CORPUS + "--vocab_size -5", ("--vocab_size", LONG_TEXT)),
     *rows(CORPUS + "--workers 0", ("--workers", LONG_TEXT)),
     *rows(CORPUS + "--to {here}/a.txt --vocab_size 40", ("a.txt", LONG_TEXT)),
@@ -481,8 +456,7 @@ PREPARE = [
           ("other files", LONG_TEXT, copy("corpus"))),
     *rows("data/prepare passages --squad {here}/a.txt --to {here}/a.txt", ("already", copy("squad"), lambda here, _: (
         here / "dev-v1.1.json").rename(here / "a.txt"))),
-    *rows("autobert_zero --export {here}/net.py --init {autobert_zero}", ("already", put("net.pt", "theirs"))),
-    *rows("data/prepare nothing", ("invalid choice",))]
+    *rows("autobert_zero --export {here}/net.py --init {autobert_zero}", ("already", put("net.pt", "theirs")))]
 
 TABLE = [*GLUE, *SQUAD, *RACE, *PICTURES, *PAIRS, *TEXT, *PREPARED, *INIT, *HUGGING_FACE, *FOLDERS, *KNOBS, *BEST,
          *PREPARE]
@@ -534,7 +508,7 @@ KEPT = [  # each would have to delete or overwrite what it reads, or what others
     (TRAINED["albert"] + " --restart", "a link", [copy("albert", to="out"), link("out/jobs", "jobs/a.json")]),
     (TRAINED["albert"] + " --restart", "a link",
      [copy("albert", drop("run.lock"), to="out"), link("out/run.lock", "x")]),
-    (TRAINED["albert"] + " --steps 2", "other settings", [copy("albert", to="out")])]
+    (TRAINED["albert"] + " --steps 3", "other settings", [copy("albert", to="out")])]
 
 
 @pytest.mark.parametrize("command, words, changes", KEPT, ids=map(str, range(len(KEPT))))
@@ -578,6 +552,34 @@ def test_a_vocabulary_is_known_again(ready, tmp_path, monkeypatch, capfd):
     shutil.copy("other/spiece.model", "kept/spiece.model")
     assert call("albert --export model --init kept", monkeypatch) == 2
     assert "damaged or changed" in the_line(capfd.readouterr().err)
+
+
+def broken(*_):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("command, words, patches", [
+    (TRAINED["albert"], "can't start new thread", {"threading.Thread.start": broken}),
+    ("autotinybert --describe", "clock stands still", {"time.process_time": lambda: 7.0}),
+    ("mformer --search --cifar10 {cifar10} --cost cpu --batch 8 --held_out 8", "clock stands still",
+     {"time.process_time": lambda: 7.0})])
+def test_a_machine_without_threads_or_a_clock_is_named(command, words, patches, ready, tmp_path, monkeypatch, capfd):
+    for name, instead in patches.items():
+        monkeypatch.setattr(name, instead)
+    assert call(command.format(**ready) + f" --out {tmp_path}/out", monkeypatch) == 2
+    assert words in the_line(capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("name, content, read", [
+    ("predictor.pt", b"PK", autotinybert.learn_latency),
+    ("finalists.json", b"{}", lambda cfg, run: autotinybert.confirm([], cfg, run)),
+    ("0.scores", b'{"CoLA": 7}', lambda cfg, run: autobert_zero.score_tasks(*[None] * 5, run.folder / "0.scores"))])
+def test_what_a_search_keeps_between_its_phases_is_looked_at(name, content, read, tmp_path):
+    """Of a candidate: tests of share_out() in test_distributed.py."""
+    run = types.SimpleNamespace(folder=tmp_path, ranks=ALONE)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(cli.UserError, match=f"{name}: damaged.*; delete it"):
+        read(autotinybert.Config(), run)
 
 
 def test_the_command_of_a_finished_run_ends_well(ready, tmp_path, monkeypatch, capfd):
