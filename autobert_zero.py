@@ -16,13 +16,14 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fi
          Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
          D5 padding hidden · D6 V alone in layers 10, 12 · D7 one edit a mutation · D8 untried operations ·
-         D9 Eq. 3 in percent, 10% uniform · D10 the best candidate writes · D11 initial rounds ·
+         D9 Eq. 3 in deviations, 10% uniform · D10 the best candidate writes · D11 initial rounds ·
          D12 diverged: score 0, no parent · D13 SentencePiece · D14 other depths, conv-only · D15 MLM as proxy task ·
          D16 half change a kind · D17 masks by batch · D18 kernels begin random · D19 mean of tasks, none twice ·
          D20 best on dev · D21 N by position · D22 tokens mix · D23 kinds 50:50 · D24 copied attentions ·
          D25 dropout on n x n softmax · D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere ·
          D29 paths up to 12 · D30 one FFN · D31 diverged: the worst in Eq. 3 · D32 negative metrics: 0 ·
-         D33 N_i by occurrence · D34 fixed rounds · D35 delete, rewire by chance · D36 best look by 2,000 rows
+         D33 N_i by occurrence · D34 fixed rounds · D35 delete, rewire by chance · D36 best look by 2,000 rows ·
+         D37 finalists
 """
 import ast
 import dataclasses
@@ -33,6 +34,7 @@ import math
 import random
 import re
 import shutil
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -102,33 +104,37 @@ class Config:
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
     rounds: int = 27  # after the population; D34: fixed, Alg. 1 goes to convergence; 100 + 27 x 25 = 775 candidates
-    parents: int = 5  # K of Alg. 1, and the children of each, Sec. 4.1 [>= 1]
+    parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
+    children: int = 5  # of each parent, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
-    ucb_unit: float = 100.0  # Eq. 3 enters the softmax multiplied by this (D9) (0, 1000000]
     no_weight_sharing: bool = False  # candidates start from random weights
+    finalists: int = 0  # of the best candidates, trained alone and scored again (D37); 0: none, as in the paper [>= 0]
+    finalist_steps: int = 0  # updates of a finalist; 0: as many as of a candidate [>= 0]
     given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
     models = "init", "tokenizer"  # flags that name what is read beside the data
-    writes = "round-*", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?"
+    writes = "round-*", "by-hand", "finalists", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?"
 
 
 PRESETS = {
     "demo": dict(
         vocab_size=1000, tasks="MLM,CoLA", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07, length=32,
         batch=64, lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
-        search=dict(steps=140, train_rows=800, population=12, rounds=3, parents=2),
+        search=dict(steps=140, train_rows=800, population=12, rounds=3, parents=2, children=2, finalists=3,
+                    finalist_steps=300),
         pretrain=dict(length=64, batch=32, steps=3000, save_every=500), finetune=dict(length=64, runs=3, eval_every=0)),
     "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
                   finetune=dict(runs=3)),
     "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096, pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
     "dry_run": dict(steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
-                    population=2, rounds=1, parents=1),
+                    population=2, rounds=1, parents=1, children=1, finalists=2, finalist_steps=0),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
 MASK_RATE = 0.15  # of the tokens, as in BERT
 MAX_PATH = 12  # operations of a searched attention; D29: the paper sets no limit, Figure 7's longest has 11
+SHARPNESS = 4  # of the priorities (D9); more than 2, less than 8 by the simulation in tests/claims
 LOG_EVERY = 50  # steps between lines of the log
 
 # --- search space ---------
@@ -235,14 +241,14 @@ def why_illegal(graph, max_path=None):
     return None
 
 
-def grow(rng, length):
+def grow(rng, length, draw=None):
     """A random graph of `length` operations, or None. Loose ends, what none reads yet, never outnumber what those
-    to come can tie."""
+    to come can tie. draw(position) gives an operation; uniform ones if it is left out."""
     shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
     loose, graph = set(shapes), []
     for left in reversed(range(length)):
         for _ in range(30):
-            op = rng.choice(OPS)
+            op = draw(len(graph)) if draw else rng.choice(OPS)
             pool = [sorted(loose) if rng.random() < 0.5 else list(shapes) for _ in range(1 if op in UNARY else 2)]
             operands = [rng.choice(each) for each in pool]
             shape, others = infer(op, *map(shapes.get, operands)), loose.difference(operands)
@@ -256,10 +262,10 @@ def grow(rng, length):
     return tuple(graph)
 
 
-def sample_graph(rng, max_path=MAX_PATH):
+def sample_graph(rng, max_path=MAX_PATH, draw=None):
     """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early)."""
     while True:
-        graph = canonical(grow(rng, rng.randint(1, max_path)) or ())
+        graph = canonical(grow(rng, rng.randint(1, max_path), draw) or ())
         if not why_illegal(graph, max_path):
             return graph
 
@@ -347,6 +353,7 @@ def arch_text(arch):
     return " | ".join(f"conv{layer}" if isinstance(layer, int) else formula(layer) for layer in arch)
 
 
+@functools.cache
 def parse_arch(text):
     """The architecture of a text form; ValueError names the wrong layer."""
     layers = []
@@ -781,15 +788,22 @@ def ucb(totals, counts, alpha):
             for total, count in zip(totals, counts)]
 
 
+def ranked(history):
+    """The candidates that did not diverge, the best first."""
+    return sorted((line for line in history if not line["diverged"]), key=lambda line: -line["score"])
+
+
 class OperationPriority:
     """What the history says (Sec. 3.2): a distribution over OPS at each position, shared by all attention layers, and
     one over KERNELS in each layer."""
 
     def __init__(self, history, cfg):
         self.cfg, self.cells = cfg, {}  # {(options, position): (summed scores, numbers of samples)}
-        worst = min((line["score"] for line in history if not line["diverged"]), default=0.0)
+        scores = [line["score"] for line in ranked(history)] or [0.0]
+        mean, deviation = statistics.fmean(scores), statistics.pstdev(scores) or 1.0
         for line in history:
-            score = worst if line["diverged"] else line["score"]  # D31: 0 would banish all that it is made of
+            score = scores[-1] if line["diverged"] else line["score"]  # D31: 0 would banish all that it is made of
+            score = (score - mean) / deviation
             for number, layer in enumerate(parse_arch(line["arch"])):
                 if isinstance(layer, int):
                     self.add(KERNELS, number, layer, score)
@@ -805,14 +819,15 @@ class OperationPriority:
         counts[options.index(option)] += 1
 
     def probabilities(self, options, position, legal=None):
-        """Of OPS at a position of a path, or of KERNELS in the layer `position`; 0 for what is not `legal`. D9: softmax
-        (Sec. 3.2) of Eq. 3 in percent; in 0..1 alpha 0.01 leaves it uniform. A tenth is uniform, or what failed once
-        would never be tried again."""
+        """Of OPS at a position of a path, or of KERNELS in the layer `position`; 0 for what is not `legal`: the softmax
+        (Sec. 3.2) of Eq. 3. D9: in units of a SHARPNESS-th of the standard deviation of all candidates' scores, so that
+        neither the unit of a metric nor their spread decides how strongly they are followed; a tenth is uniform, or
+        what failed once would never be tried again."""
         allowed = [option in (legal or options) for option in options]
         cell = self.cells.get((options, position)) if self.cfg.strategy == "op-nas" else None
-        scores = [self.cfg.ucb_unit * u for u in ucb(*cell, self.cfg.alpha)] if cell else [0.0] * len(options)
+        scores = ucb(*cell, self.cfg.alpha) if cell else [0.0] * len(options)
         top = max(itertools.compress(scores, allowed))
-        weights = [math.exp(score - top) if may else 0.0 for score, may in zip(scores, allowed)]
+        weights = [math.exp(SHARPNESS * (score - top)) if may else 0.0 for score, may in zip(scores, allowed)]
         return [0.9 * weight / sum(weights) + 0.1 * may / sum(allowed) for weight, may in zip(weights, allowed)]
 
 
@@ -905,36 +920,35 @@ def edit_graph(graph, rng, priority, max_path=MAX_PATH):
 
 def mutate(parent, rng, priority):
     """A child (Alg. 1, lines 6, 7): half the time (D16: so that it can differ in one attention alone) a random layer
-    changes its kind; then a random layer changes inside, by the priorities."""
+    changes its kind; then a random layer changes inside. All operations and kernels are drawn by the priorities."""
     child = list(parent)
+
+    def draw(options, position):
+        return rng.choices(options, priority.probabilities(options, position))[0]
+
     if rng.random() < 0.5:  # inter-layer
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
-            child[layer] = rng.choice(KERNELS)
+            child[layer] = draw(KERNELS, layer)
         elif attentions and rng.random() < 0.5:  # D24: half of the new ones are another layer's
             child[layer] = rng.choice(attentions)
         else:
-            child[layer] = sample_graph(rng)
+            child[layer] = sample_graph(rng, draw=functools.partial(draw, OPS))
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
-        child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
+        child[layer] = draw(KERNELS, layer)
     else:
-        child[layer] = edit_graph(child[layer], rng, priority) or sample_graph(rng)
+        child[layer] = edit_graph(child[layer], rng, priority) or child[layer]
     return tuple(child)
 
 
 def round_sizes(cfg):
     """Candidates in each round: the initial population, then children. D11: the population comes in rounds of the
     same size, so that the super-net learns from its start."""
-    later = cfg.parents ** 2
+    later = cfg.parents * cfg.children
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
-
-
-def ranked(history):
-    """The candidates that did not diverge, the best first."""
-    return sorted((line for line in history if not line["diverged"]), key=lambda line: -line["score"])
 
 
 def propose(history, number, cfg):
@@ -945,7 +959,7 @@ def propose(history, number, cfg):
     parents = [] if number < initial or cfg.strategy == "random" else ranked(history)[:cfg.parents]  # Alg. 1, line 4
     priority = OperationPriority(history, cfg)  # Alg. 1, line 12
     while len(proposals) < size:
-        parent = parents[len(proposals) // cfg.parents % len(parents)] if parents else None
+        parent = parents[len(proposals) // cfg.children % len(parents)] if parents else None
         arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
         if arch_text(arch) not in seen:
             seen.add(arch_text(arch))
@@ -994,12 +1008,42 @@ def record_round(run, number, history):
     shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
 
+def by_hand(layers):
+    """{name: architecture} of what a person types in ten seconds, and a search has to beat."""
+    both = ("conv3", BERT_ATTENTION) * layers
+    return {"BERT": parse_arch(" | ".join([BERT_ATTENTION] * layers)), "convolutions": (3,) * layers,
+            "conv3 | BERT's attention, in turn": parse_arch(" | ".join(both[:layers]))}
+
+
+def score_alone(archs, ranks, folder, tasks, data, cfg):
+    """[evaluate_candidate's result for each architecture], each trained from its first weights for
+    --finalist_steps updates. D37: a candidate's score depends on the age of the super-net that it started from, and
+    the best of many noisy scores is in part luck; the paper returns that."""
+    own = dataclasses.replace(cfg, steps=cfg.finalist_steps or cfg.steps)
+
+    def evaluate(name):
+        found = evaluate_candidate(archs[int(name)], 0, SuperNet(own), tasks, data, own, folder / name)
+        (folder / f"{name}.pt").unlink()
+        return found
+
+    return share_out(ranks, [*map(str, range(len(archs)))], folder, f"{folder.name}, trained alone", evaluate)
+
+
+def choose(history, finalists, alone):
+    """The line of history that a search returns: of the finalists the one that scores best alone, with the scores that
+    it has there; without them, or where all of them diverge, the best candidate's (Alg. 1, line 13)."""
+    return (ranked([{**line, **result} for line, result in zip(finalists, alone)]) or ranked(history))[0]
+
+
 def show_best(best, ranks, first=""):
-    """Print what a finished search found, one layer a line."""
+    """Print what a finished search found, one layer a line, and its score beside that of networks typed by hand."""
     scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
     found = f"{best['id']}, with {100 * best['score']:.2f} ({scores})"
     layers = [f"\n  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
+    beside = [f"\n{100 * score:6.2f}  {name}" for name, score in best["by_hand"].items()]
     say(ranks, f"{first}best of {best['candidates']} candidates: {found}{''.join(layers)}")
+    if beside:
+        say(ranks, f"trained as long, by hand:{''.join(beside)}")
 
 
 def search(cfg):
@@ -1015,8 +1059,14 @@ def search(cfg):
             begun = LanguageModel(source[1], cfg) if source[1] else supernet
             say(ranks, start_from(begun, source))
             supernet.write_back([(source[1], begun.state_dict())] if source[1] else [])
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
+        checkpoint, typed = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet), {}
         history = checkpoint.restore().get("history", [])
+        if cfg.finalists:
+            known = by_hand(cfg.layers)
+            results = score_alone([*known.values()], ranks, run.folder / "by-hand", tasks, data, cfg)
+            typed = {name: result["score"] for name, result in zip(known, results)}
+            scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in typed.items())
+            say(ranks, f"typed by hand and trained alone: {scores}")
         begin = history[-1]["round"] + 1 if history else 0
         on_main(ranks, record_round, run, begin - 1, history)
         for number in range(begin, len(sizes)):
@@ -1044,8 +1094,13 @@ def search(cfg):
                     mean=sum(line["score"] for line in lines) / len(lines))
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        best = ranked(history)[0]
-        result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {"candidates": len(history)}
+        finalists = ranked(history)[:cfg.finalists]
+        alone = score_alone([parse_arch(line["arch"]) for line in finalists], ranks, run.folder / "finalists", tasks,
+                            data, cfg) if finalists else []
+        best = choose(history, finalists, alone)
+        result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {
+            "candidates": len(history), "by_hand": typed,
+            "finalists": [{"id": line["id"], "score": result["score"]} for line, result in zip(finalists, alone)]}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg)
         run.finish(result)

@@ -23,7 +23,7 @@ from tests.claims import study
 
 SIZES = ["--layers", "2", "--hidden", "16", "--heads", "2", "--ffn", "32", "--vocab_size", "36", "--length", "16",
          "--batch", "8", "--steps", "6", "--finetune_batch", "8", "--finetune_epochs", "1", "--save_every", "2"]
-BUDGET = ["--population", "3", "--rounds", "1", "--parents", "2"]
+BUDGET = ["--population", "3", "--rounds", "1", "--parents", "2", "--children", "2", "--finalists", "1"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -85,7 +85,9 @@ def test_search_leaves_what_the_design_says(searched, files, capsys):
     lines = history(out)
     assert [line["id"] for line in lines] == list(range(7)) and [line["round"] for line in lines] == [0] * 3 + [1] * 4
     best = json.loads((out / "best.json").read_text())
-    assert best["score"] == max(line["score"] for line in lines) and best["arch"] == lines[best["id"]]["arch"]
+    first = max(lines, key=lambda line: line["score"])  # --finalists 1: it is trained alone, and scored again
+    assert best["arch"] == first["arch"] and best["finalists"] == [{"id": first["id"], "score": best["score"]}]
+    assert len(best["by_hand"]) == 3 and len([*(out / "by-hand").glob("*.json")]) == 3
     assert not [*out.glob("round-*")]  # history.jsonl holds what they held
     written = {}
     exec((out / "best.py").read_text(), written)
@@ -178,11 +180,19 @@ def test_two_processes_stopped_and_one_that_goes_on_write_the_same_history(searc
     assert history(out) == history(searched[0])
 
 
+def test_the_best_finalist_is_returned():
+    """The scores that count are those of training alone (D37); one that diverges there does not win."""
+    history = [{"id": number, "arch": "", "score": score, "diverged": False} for number, score in enumerate((3, 2, 1))]
+    alone = [{"score": score, "diverged": score == 9} for score in (0.1, 0.3, 9)]
+    assert abz.choose(history, history, alone) == {**history[1], **alone[1]}
+    assert abz.choose(history, history[2:], alone[2:]) == abz.choose(history, [], []) == history[0]
+
+
 @pytest.mark.slow
 def test_strategies_run_and_are_told_apart(files, tmp_path):
     for strategy in ("evolution", "random"):
         assert run(command(files, ["--search"], tmp_path / strategy, "--population", "2", "--rounds", "1", "--parents",
-                           "1", "--strategy", strategy, "--no_weight_sharing")).returncode == 0
+                           "1", "--children", "1", "--strategy", strategy, "--no_weight_sharing")).returncode == 0
     assert all(line["parent"] is None for line in history(tmp_path / "random"))
     assert history(tmp_path / "evolution")[-1]["parent"] is not None
 

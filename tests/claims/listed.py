@@ -385,7 +385,6 @@ ASKED = {
     "autobert_zero": (
         Question("OP-NAS against plain evolution, equal budgets, winners trained alone", f"{OP_NAS}evolution", 1.5),
         Question("Against itself without shared weights, equal updates a candidate", f"{OP_NAS}no-sharing", 1.5),
-        Question("Against itself with Eq. 3 of scores in 0..1 (D9)", f"{OP_NAS}eq-3", 1.5),
         Question("BERT with four times the updates on real text (claim 1's second table leaves it out)",
                  "python autobert_zero.py --pretrain --arch bert --steps 8000 --init_std 0.1 --lr 4e-3 "
                  "--vocab_size 4000 --length 128 --batch 16 --corpus path/to/corpus", 0.6),
