@@ -41,6 +41,7 @@ from common import describe, glue
 from common.distributed import Ranks, prepare_model
 from common.tasks import FROM_MNLI, LONGEST
 from data.prepare import make_demo
+from tests.claims import rehearsal
 from tests.claims.study import draw_figure
 
 CLAIMS = ROOT / "tests" / "claims"
@@ -414,7 +415,7 @@ def schedule(own=None):
 # --- gpu -----------------------------------------------------------------------------------------
 
 SOURCES = """Sources of a row, gpu 'PHASE'. Peak: tests/claims/results/rehearsal.json, made by `python
-tests/test_rehearsal.py 'PHASE'`, the step on tensors without content. A step: the FLOPs of that row at 35% (a usual
+-m tests.claims.rehearsal 'PHASE'`, the step on tensors without content. A step: the FLOPs of that row at 35% (a usual
 run's share) of {card}'s {peak:.0f} TFLOP/s in bfloat16 (its data sheet: CARDS in common/describe.py). Waits: 0, as
 `python -m pytest tests/test_flow.py` counts them on a CPU in the files' own loops."""
 
@@ -460,14 +461,13 @@ def on_gpu(phase, cfg, build, size):
 
 
 def gpu(own):
-    import test_rehearsal
     phases, there = json.loads((CLAIMS / "results" / "rehearsal.json").read_text()), torch.cuda.is_available()
     name = torch.cuda.get_device_name() if there else "no GPU here: the list of what one must confirm"
     card = next((known for known in describe.CARDS if known in name), own.card)
     peak, found = describe.CARDS[card][1], []
     print(name, SOURCES.format(card=card, peak=peak / 1e12), markdown(
         "command | peak GB, expected | measured | ms a step, expected | measured | waits in a step"), sep="\n")
-    for key, run in test_rehearsal.phases().items():
+    for key, run in rehearsal.phases().items():
         if own.words not in ", ".join(key):
             continue
         with mock.patch.object(describe, "rehearse", lambda cfg, build, size: [(cfg, build, size)]):

@@ -15,10 +15,10 @@ import albert
 import autobert_zero
 import autotinybert
 import bench
-import test_rehearsal
 from common.tasks import LONGEST
 from test_flow import mformer_of
-from test_rehearsal import ALBERT, TINY, albert_at
+from test_rehearsal import ALBERT, TINY
+from tests.claims.rehearsal import albert_at, beams
 
 
 @pytest.mark.peers
@@ -58,7 +58,7 @@ def test_gpu_times_a_phase():
     seconds, waits = bench.timed(cpu, cfg, ALBERT, (2, 2), steps=1)
     assert seconds > 0 and waits == 0
     cfg, arch, _ = mformer_of("wmt14")
-    cfg.length, build = 6, functools.partial(test_rehearsal.beams, arch=arch)
+    cfg.length, build = 6, functools.partial(beams, arch=arch)
     assert bench.timed(cpu, cfg, build, (64, 1), updates=False)[0] > 0
 
 

@@ -1,0 +1,202 @@
+"""What each phase of the four papers takes at its full size: the memory and the FLOPs of an update and of an evaluation,
+rehearsed on tensors without content (common/describe.py), where no command of a file prints them.
+
+    python -m tests.claims.rehearsal ['PHASE' ...]      writes results/rehearsal.json; all phases: some minutes
+
+`python tests/bench.py page` makes rehearsal.md of it.
+"""
+import dataclasses
+import functools
+import json
+import math
+import random
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+
+import albert
+import autobert_zero
+import autotinybert
+import mformer
+from common import describe
+from common.describe import ids
+from common.tasks import EVALUATED
+from tests.claims.study import RESULTS
+
+
+def albert_at(preset="base", **settings):
+    return albert.Config(**{**albert.PRESETS[preset], "preset": preset, "accumulate": 1, **settings})
+
+
+def fine_tuning(cfg, task, arch=None):
+    """As describe.rehearse takes it: an update of fine-tuning on a task in rows of the recipe's length, and a batch of
+    its prediction, of as many rows as common.tasks.Task.collect takes. arch: the architecture, but of ALBERT."""
+    file, device = sys.modules[cfg.program], torch.get_default_device()
+    recipe = file.recipes()[task] if cfg.program == "autotinybert" else file.recipes(cfg)[task]
+    kind = "span" if task.startswith("SQuAD") else "choice" if task == "RACE" else "class"
+    outputs, shape = 1 if kind == "choice" else 2, (4, recipe.length) if kind == "choice" else (recipe.length,)
+    if cfg.program == "albert":
+        own = dataclasses.replace(cfg, dropout=recipe.dropout)
+        model = (file.MultipleChoice(own, 1) if kind == "choice" else file.Classifier(own, outputs) if kind == "class"
+                 else file.SpanModel(own) if task == "SQuAD1.1" else file.AnswerModel(own))
+        optimizer = file.Lamb(model.parameters(), recipe.lr, adapt=False)
+    else:
+        model = (file.TaskModel(arch, cfg, outputs, kind == "span") if cfg.program == "autobert_zero" else
+                 file.TaskModel(file.Encoder(arch, cfg.vocab_size, cfg.dropout), outputs, kind == "span"))
+        optimizer = file.make_optimizer(model, cfg.weight_decay)
+
+    def forward(batch):
+        return model(batch) if cfg.program == "albert" else model(batch["ids"], batch["segments"], batch["lengths"])
+
+    def loss_of(batch):
+        with file.autocast(cfg.dtype, device):
+            found = model.loss(batch) if cfg.program == "albert" else forward(batch).float()
+        return found if cfg.program == "albert" else file.task_loss(SimpleNamespace(kind=kind), found, batch)
+
+    def batch(rows):
+        zeros = ids(rows)
+        return {"ids": ids(rows, *shape), "segments": ids(rows, *shape), "lengths": ids(rows, *shape[:-1]),
+                "labels": zeros, "start": zeros, "end": zeros, "impossible": torch.zeros(rows),
+                "p_mask": torch.zeros(rows, recipe.length, dtype=torch.bool)}
+
+    def step(rows, shards):
+        model.train()
+        if cfg.program == "autobert_zero":  # its fine-tuning knows no shards
+            for _ in range(shards):
+                file.update_task(model, optimizer, SimpleNamespace(kind=kind), batch(rows), cfg, device)
+            return
+        for _ in range(shards):
+            loss_of(batch(rows)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), file.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def look():
+        model.eval()
+        with file.autocast(cfg.dtype, device):
+            return forward(batch(min(4 * recipe.batch, EVALUATED // math.prod(shape))))
+
+    return optimizer, step, look
+
+
+def fine_tuned(cfg, task, rows, arch=None):
+    """Memory of an update on a task, its longest rows, in two shards where the file has them, and of its prediction."""
+    return describe.rehearse(cfg, functools.partial(fine_tuning, task=task, arch=arch), (rows, 2))[0]
+
+
+def network(name, **settings):
+    """An mFormer as the paper trains it: (cfg, arch)."""
+    task = settings.pop("task", "cifar10")
+    base = {key: value for key, value in mformer.PRESETS[task]["base"].items() if key != "search"}
+    cfg = mformer.Config(preset="base", task=task, dtype="bfloat16", **{**base, **settings})
+    return cfg, mformer.widest(mformer.space_of(cfg)) if name == "widest" else mformer.parse_arch(name, cfg)
+
+
+def albert_phases():
+    found = {}
+    for preset, rows, recompute in (("base", 64, False), ("large", 64, False), ("xlarge", 32, False),
+                                    ("xxlarge", 32, False), ("xxlarge", 8, False), ("xxlarge", 8, True),
+                                    ("bert-base", 64, False), ("bert-large", 32, False)):
+        cfg = albert_at(preset, dtype="bfloat16", recompute=recompute)
+        phase = f"pre-training, {rows} rows of 512" + " --recompute" * recompute
+        found["albert", preset, phase] = lambda cfg=cfg, rows=rows: describe.rehearse(cfg, albert.rehearsal, (rows, 2))[0]
+    for preset, task, rows in (("base", "MNLI", 128), ("base", "SQuAD1.1", 48), ("xlarge", "RACE", 32),
+                               ("xlarge", "RACE", 4), ("xxlarge", "RACE", 4), ("xxlarge", "SQuAD1.1", 12),
+                               ("xxlarge", "SQuAD2.0", 48), ("xxlarge", "SQuAD2.0", 12), ("xxlarge", "MNLI", 16),
+                               ("xxlarge", "CoLA", 16)):
+        cfg = albert_at(preset, dtype="bfloat16")
+        found["albert", preset, f"{task}, {rows} rows of the {albert.TABLE14[task][1]}"] = functools.partial(
+            fine_tuned, cfg, task, rows)
+    return found
+
+
+def autobert_zero_phases():
+    """A candidate here is the one of the initial population that keeps most matrices of tokens x tokens."""
+    found, rng = {}, random.Random("0 round 0")
+    drawn = [autobert_zero.sample_arch(rng, 12) for _ in range(100)]
+    heaviest = max(drawn, key=lambda arch: sum(autobert_zero.infer_graph(layer).count("nn") for layer in arch
+                                               if not isinstance(layer, int)))
+    for preset, rows, arch in (("small", 320, "autobert-zero"), ("small", 320, "bert"), ("base", 160, "autobert-zero"),
+                               ("base", 160, "bert"), ("base", 160, "a candidate"), ("large", 80, "autobert-zero")):
+        cfg = autobert_zero.Config(**{name: value for name, value in autobert_zero.PRESETS[preset].items()
+                                      if not isinstance(value, dict)}, preset=preset, batch=rows, dtype="bfloat16")
+        shared, network = arch == "a candidate", heaviest
+        if not shared:
+            network = autobert_zero.read_arch(arch, cfg.layers)
+        build = functools.partial(autobert_zero.rehearsal, arch=network, shared=shared)
+        found["autobert_zero", preset, f"pre-training of {arch}, {rows} rows of 128"] = (
+            lambda cfg=cfg, build=build, rows=rows: describe.rehearse(cfg, build, (rows, 1))[0])
+        tasks = {"autobert-zero": ("MNLI", "SQuAD1.1"), "a candidate": ("MNLI",)}.get(arch, ())
+        for task in tasks if preset == "base" else ():
+            found["autobert_zero", preset, f"{task} with {arch}, 32 rows of the 32"] = functools.partial(
+                fine_tuned, cfg, task, 32, network)
+    return found
+
+
+def autotinybert_phases():
+    found, whole = {}, autotinybert.parse_arch(autotinybert.Config.largest)
+    for phase, samples, teacher in (("SuperPLM", 3, None), ("SuperPLM, distilled", 3, "12-768-3072-12-768"),
+                                    ("further training", 0, None)):
+        cfg = autotinybert.Config(preset="base", dtype="bfloat16", setting="distill" if teacher else "mlm")
+        build = functools.partial(autotinybert.rehearsal, arch=whole, samples=samples,
+                                  teacher=teacher and autotinybert.parse_arch(teacher))
+        found["autotinybert", "base", f"{phase}, sub-batches of 16 rows of 128"] = (
+            lambda cfg=cfg, build=build: describe.rehearse(cfg, build, (16, 2))[0])
+    for task in ("SQuAD1.1", "MNLI"):  # the proxy tasks, for which the whole is the largest candidate
+        rows = autotinybert.TABLE_D1[task][0]
+        found["autotinybert", "base", f"{task}, {rows} rows of the {rows}"] = functools.partial(
+            fine_tuned, autotinybert.Config(preset="base", dtype="bfloat16"), task, rows, whole)
+    return found
+
+
+def beams(cfg, arch):
+    """No update; the beam search of 64 sentences of --length pieces, in which none ends early: what its loop reads back
+    from the device has no content here."""
+    model, longest = mformer.make_model(arch, cfg).eval(), cfg.length - 1
+
+    def look():
+        source = describe.ids(64, cfg.length)
+        known = dict(__bool__=lambda tensor: True, __int__=lambda tensor: longest, tolist=lambda tensor: [])
+        with mformer.autocast(cfg.dtype, torch.device("cpu")), mock.patch.multiple(type(source), **known):
+            mformer.beam_search(model, source, describe.ids(64), longest, 1, 2, (0, 1), cfg.beam)
+    return torch.optim.SGD(model.parameters(), 0.0), lambda rows, shards: None, look
+
+
+def phases():
+    """{(file, preset, phase): its Memory at the paper's full size}, as functions."""
+    found = {}
+    found.update(albert_phases())
+    found.update(autobert_zero_phases())
+    found.update(autotinybert_phases())
+    for task, rows, what in (("cifar10", 64, "64 pictures"), ("wmt14", 4400, "shards of 4,400 tokens")):
+        for arch, phase in (("widest", "super-net"), ("mformer", "training")):
+            cfg, chosen = network(arch, task=task)
+            build = functools.partial(mformer.rehearsal, arch=chosen,
+                                      space=mformer.space_of(cfg) if arch == "widest" else None)
+            found["mformer", f"base {task}", f"{phase}, {what}"] = (
+                lambda cfg=cfg, build=build, rows=rows: describe.rehearse(cfg, build, (rows, 2))[0])
+    cfg, chosen = network("mformer", task="wmt14")
+    found["mformer", "base wmt14", f"beam search, {cfg.beam} beams, 64 sentences of {cfg.length} pieces"] = (
+        lambda cfg=cfg, build=functools.partial(beams, arch=chosen):
+        describe.rehearse(cfg, build, (64, 1))[0])
+    return found
+
+
+def rehearse_all(path, *wanted):
+    """Rehearse the phases whose names hold a word of `wanted`, or all, and write them to PATH; returns
+    all that stand there."""
+    for key, run in phases().items():
+        if any(word in name for word in wanted or [""] for name in (" | ".join(key), ", ".join(key))):
+            memory, name = run(), " | ".join(key)
+            rows = json.loads(path.read_text()) if path.exists() else {}
+            peak = max(memory["update"], memory["evaluation"])
+            card = min((size for size, *_ in describe.CARDS.values() if peak <= size * 1e9), default=None)
+            rows[name] = {**memory, "peak": peak, "card_gb": card}
+            path.write_text(json.dumps(rows, indent=1))
+    return json.loads(path.read_text())
+
+
+if __name__ == "__main__":
+    rehearse_all(RESULTS / "rehearsal.json", *sys.argv[1:])
