@@ -8,20 +8,16 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from common.cli import Stop, UserError
-from common.distributed import (Pace, Ranks, ShardSum, launch, prefetch, prepare_model, seed_everything,
-                                seed_of, share_out, shard_range)
-from common.files import (fingerprints, load_file, load_newest, lock, read_json, read_jsonl, release_locks, save_file,
-                          write_atomic)
+from common.distributed import (Pace, Ranks, ShardSum, launch, prefetch, prepare_model, seed_everything, seed_of,
+                                share_out, shard_range)
+from common.files import fingerprints, lock, read_json, read_jsonl, release_locks, write_atomic
 from common.runs import Checkpoint, RunFolder
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -61,27 +57,6 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
         open_run(tmp_path / "run", "train", lr=1.0)
     open_run(tmp_path / "run", restart=True, lr=2.0)
     assert not (run.folder / "checkpoint.pt").exists()
-
-
-def test_a_folder_of_an_older_version_is_refused_in_words(tmp_path):
-    (tmp_path / "config.json").write_text('{"action": "search", "settings": {}}')
-    with pytest.raises(UserError, match="older version"):
-        open_run(tmp_path)
-
-
-def test_a_run_that_ended_before_it_began_does_not_bar_the_mended_command(tmp_path):
-    open_run(tmp_path / "run", corpus="typo.txt").log(phase="none")
-    open_run(tmp_path / "run", corpus="texts")
-    assert json.loads((tmp_path / "run/config.json").read_text())["settings"]["corpus"] == "texts"
-
-
-@pytest.mark.parametrize("name, content", [("notes.txt", "mine"), ("config.json", '{"model_type": "bert"}')])
-def test_foreign_folders_are_left_alone(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    for restart in (False, True):
-        with pytest.raises(UserError, match="choose another --out"):
-            open_run(tmp_path, restart=restart)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_damaged_files_are_named(tmp_path):
@@ -129,16 +104,6 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
     (tmp_path / "checkpoint.pt.previous").write_bytes(b"")
     with pytest.raises(UserError, match="neither"):
         checkpoint.restore()
-
-
-def test_a_checkpoint_cannot_run_code(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return print, ("run",)
-
-    save_file(tmp_path / "trap.pt", {"weights": Trap()})
-    with pytest.raises(UserError, match="no readable checkpoint"):
-        load_newest(tmp_path / "trap.pt")
 
 
 def test_seeds_depend_on_their_key_alone():
@@ -249,19 +214,6 @@ def test_a_dead_process_leaves_no_claim(tmp_path):
     assert (tmp_path / "found-0.json").read_text() == (tmp_path / "found-1.json").read_text()
 
 
-def test_a_second_process_on_a_run_folder_is_refused(tmp_path):
-    run = open_run(tmp_path / "run")
-    (run.folder / "checkpoint.pt").touch()
-    program = ("import sys; sys.path.insert(0, sys.argv[1]); from common.files import lock; from common import cli\n"
-               "cli.run(lambda: lock(sys.argv[2]))")
-    second = [sys.executable, "-c", program, str(Path(__file__).parent.parent), str(run.folder / "run.lock")]
-    refused = subprocess.run(second, capture_output=True, text=True)
-    assert refused.returncode == 2 and f"in the hands of process {os.getpid()} on " in refused.stderr
-    assert refused.stderr.count("\n") == 1
-    release_locks()
-    assert subprocess.run(second, capture_output=True).returncode == 0
-
-
 def test_data_that_changed_since_bars_the_run_and_a_copy_does_not(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / "texts").mkdir(exist_ok=True)
@@ -276,45 +228,6 @@ def test_data_that_changed_since_bars_the_run_and_a_copy_does_not(tmp_path):
         file.write("X")
     with pytest.raises(UserError, match="other data: .*b.txt has changed since; choose"):
         open_run(tmp_path / "run", reads=[tmp_path / "texts"])
-
-
-def test_every_flipped_bit_of_a_tensor_is_found(tmp_path):
-    save_file(tmp_path / "a.pt", {"weights": torch.zeros(1000)})
-    whole = (tmp_path / "a.pt").read_bytes()
-    start = whole.index(bytes(1000))
-    for place in range(start, start + 1000, 97):
-        flipped = bytearray(whole)
-        flipped[place] ^= 4
-        (tmp_path / "b.pt").write_bytes(flipped)
-        with pytest.raises(UserError, match="no readable checkpoint"):
-            load_file(tmp_path / "b.pt")
-    assert torch.equal(load_file(tmp_path / "a.pt")["weights"], torch.zeros(1000))
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    for name, lr in (("one", 1.0), ("two", 2.0)):
-        Checkpoint(open_run(tmp_path / name, lr=lr).folder / "checkpoint.pt", ALONE).save(step=3)
-    shutil.copy(tmp_path / "one/checkpoint.pt", tmp_path / "two/checkpoint.pt")
-    with pytest.raises(UserError, match="neither"):
-        Checkpoint(tmp_path / "two/checkpoint.pt", ALONE).restore()
-    open_run(tmp_path / "one", lr=1.0)
-    assert Checkpoint(tmp_path / "one/checkpoint.pt", ALONE).restore() == {"step": 3}
-
-
-def test_restart_leaves_what_no_run_writes(tmp_path, capsys):
-    run = open_run(tmp_path / "run")
-    run.log(phase="any")
-    for name in ("checkpoint.pt", "checkpoint.pt.previous", "notes.txt"):
-        (run.folder / name).touch()
-    open_run(tmp_path / "run", restart=True, lr=3.0)
-    assert {path.name for path in run.folder.iterdir()} == {"config.json", "run.lock", "notes.txt"}
-    assert "left as it is, since no run writes it: notes.txt" in capsys.readouterr().err
-
-
-def test_a_dry_run_does_not_delete_a_real_one(tmp_path):
-    open_run(tmp_path / "exp-dry").finish({})
-    with pytest.raises(UserError, match="holds a real run"):
-        open_run(tmp_path / "exp-dry", dry_run=True, restart=True)
 
 
 def test_a_run_that_a_mistake_ended_before_it_began_leaves_nothing(tmp_path):
@@ -383,28 +296,6 @@ def test_what_goes_wrong_ahead_is_raised_in_its_place_and_no_thread_is_left():
         if item == 3:
             break
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
-
-
-AGAIN = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from common.distributed import gather, launch
-first, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", os.environ["RANK"]
-time.sleep(3 * (not first and rank == "0"))  # the other looks for it meanwhile
-with launch("cpu") as ranks:
-    gather(ranks, rank)
-    if first and rank == "1":
-        os._exit(1)
-    gather(ranks, rank)
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_torchrun_starts_again_do_not_wait_for_dead_ones(tmp_path):
-    (tmp_path / "again.py").write_text(AGAIN)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
-    subprocess.run([*launcher, tmp_path / "again.py", Path(__file__).parent.parent], check=True, timeout=120,
-                   env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

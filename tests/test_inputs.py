@@ -75,26 +75,6 @@ def test_a_mistyped_path_does_not_cost_the_run_that_restart_would_replace(comman
     assert not (folder / "checkpoint.pt").exists()
 
 
-def test_a_corpus_is_looked_at_and_fingerprinted(command, tmp_path):
-    (tmp_path / "a.txt").write_text("A sentence.\n\nAnother one.\n" * 200)
-    run = command("search", "corpus", "glue", corpus=(str(tmp_path / "a.txt"),), glue=str(tmp_path), tasks="MLM",
-                  tokenizer="", vocab_size=25, held_out=0.05)
-    assert list(json.loads((run.folder / "config.json").read_text())["read"]) == [str(tmp_path / "a.txt")]
-    (tmp_path / "a.txt").write_bytes(b"A\0")
-    with pytest.raises(UserError, match="UTF-16 or binary"):
-        command("search", "corpus", corpus=(str(tmp_path / "a.txt"),), restart=True)
-
-
-def test_a_missing_file_of_the_last_task_is_named_before_the_first_is_trained(command, glue, tmp_path):
-    (glue / "MRPC" / "dev.tsv").unlink()
-    with pytest.raises(UserError, match="MRPC/dev.tsv: no such file; point --glue"):
-        command("finetune", "glue", glue=str(glue), tasks="RTE,MRPC")
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="the preset's --tasks names MRPC"):
-        command("search", "glue", glue=str(glue), tasks="RTE,MRPC")
-    command("finetune", "glue", glue=str(glue), tasks="RTE,CoLA")
-
-
 def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(command, glue):
     folder = command("finetune", "glue", glue=str(glue), tasks="RTE").folder
     (folder / "checkpoint.pt").touch()

@@ -8,12 +8,15 @@ from pathlib import Path
 import kills
 import pytest
 
+from data.text import make_corpus
+
 
 def test_a_killed_training_leaves_what_an_undisturbed_one_leaves(demo, tmp_path, monkeypatch):
     """Killed between two checkpoints."""
     commands, out = kills.COMMANDS["albert"], tmp_path / "killed"
     (tmp_path / "text.txt").write_text(Path(demo["corpus"], "language.txt").read_text()[:40_000])
-    monkeypatch.setitem(commands, "pretrain", commands["pretrain"] + f"--steps 45 --corpus {tmp_path}/text.txt")
+    make_corpus([tmp_path / "text.txt"], tmp_path / "made", 300, workers=1)  # once, not in each of three runs
+    monkeypatch.setitem(commands, "pretrain", commands["pretrain"] + f"--steps 45 --corpus {tmp_path}/made")
     whole, _ = kills.undisturbed("albert", "pretrain", tmp_path, 1)
     process = kills.start("albert", "pretrain", out, 1)
     while process.is_alive() and not (out / "checkpoint.pt").exists():
