@@ -248,19 +248,17 @@ def tune(task, *causes, program="albert"):
 
 # What a row or an entry may hold is tested beside its reader: test_glue.py, test_squad.py, test_tokenization.py.
 GLUE = [
-    *(row for program in ("albert", "autobert_zero", "autotinybert") for row in tune("CoLA", (
-        "CoLA/train.tsv: no such file & --glue",), program=program)),
-    *tune("CoLA", ("CoLA/dev.tsv: no such file", copy("glue", drop("CoLA/dev.tsv"))),
+    *tune("CoLA", ("CoLA/train.tsv: no such file & --glue",),
+          ("CoLA/dev.tsv: no such file", copy("glue", drop("CoLA/dev.tsv"))),
           ("no such file", copy("glue", drop("CoLA/train.tsv"), put("CoLA/train.tsv/x", ""))),
           *((f"train.tsv & {words}", copy("glue", put("CoLA/train.tsv", content))) for content, words in (
               (b"", "4 columns"), (UTF16, "UTF-16"), (BINARY, "binary"), (b"x\t1\t\tcaf\xe9\n", ":1: not UTF-8"),
               ("x\t1\t\tA man sat.\nx\tyes\t\tA man.\n", ":2: & 'yes'")))),
     *tune("MNLI", ("dev_mismatched.tsv: no such file", copy("glue", drop("MNLI/dev_mismatched.tsv"))))]
 
-SQUAD = [
-    *tune("SQuAD2.0", ("train-v2.0.json: no such file & --squad",), program="autobert_zero"),
-    *tune("SQuAD1.1", ("dev-v1.1.json: no such file", copy("squad", drop("dev-v1.1.json"))),
-          ("train-v1.1.json & no questions", copy("squad", put("train-v1.1.json", {"data": []}))))]
+SQUAD = tune("SQuAD2.0", ("train-v2.0.json: no such file & --squad",),
+             ("dev-v2.0.json: no such file", copy("squad", drop("dev-v2.0.json"))),
+             ("train-v2.0.json & no questions", copy("squad", put("train-v2.0.json", {"data": []}))))
 RACE = tune("RACE", ("train/middle: no passages",), ("train/high: no passages", copy("race", drop("train/high/0.txt"))),
             ("0.txt: & passage", copy("race", put("train/high/0.txt", "{}\n"))))
 
@@ -281,16 +279,15 @@ PAIRS = [
 LONG_TEXT = put("a.txt", "A man sat on a mat. He saw a cat.\n\n" * 40)
 PIECES = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nman\nsat\n"
 PRETRAIN = "albert --pretrain --corpus {here}/a.txt "
-WORDS = PRETRAIN + "--tokenizer {here}/vocab.txt"
+WORDS = PRETRAIN + "--tokenizer {here}/vocab.txt"  # the same in the three files that read text
 TEXT = [
-    *each("{program} {begin} --corpus {here}/x", ("there is no such file or folder",), programs=[*TRAINED][:3]),
-    *each("{program} {begin} --corpus {here}/a.txt --tokenizer {here}/vocab.txt",
-          ("[MASK]", LONG_TEXT, put("vocab.txt", PIECES.replace("[MASK]\n", ""))), programs=[*TRAINED][:3]),
-    *rows(PRETRAIN, ("no text", put("a.txt", " \n\t\n\r\n")), ("UTF-16", put("a.txt", UTF16)), ("pieces", LONG_TEXT)),
+    *rows(PRETRAIN, ("there is no such file or folder",), ("no text", put("a.txt", " \n\t\n\r\n")),
+          ("UTF-16", put("a.txt", UTF16)), ("pieces", LONG_TEXT)),
     *rows(PRETRAIN + "--vocab_size 9", ("characters alone", LONG_TEXT)),
     *rows(PRETRAIN + "--tokenizer {here}/x.model", ("x.model", LONG_TEXT),
           ("not a SentencePiece model", LONG_TEXT, put("x.model", BINARY))),
-    *rows(WORDS, ("one document", put("a.txt", "A man sat on a mat. "), put("vocab.txt", PIECES)),
+    *rows(WORDS, ("[MASK]", LONG_TEXT, put("vocab.txt", PIECES.replace("[MASK]\n", ""))),
+          ("one document", put("a.txt", "A man sat on a mat. "), put("vocab.txt", PIECES)),
           ("do_lower_case", LONG_TEXT, put("vocab.txt", PIECES),
            put("tokenizer_config.json", {"do_lower_case": "no"}))),
     *rows("albert --pretrain --corpus {corpus} --vocab_size 77", ("77",))]
@@ -298,8 +295,7 @@ TEXT = [
 PREPARED = rows("albert --pretrain --corpus {here}", *((words, copy("corpus", change)) for words, change in (
     ("spiece.model", drop("spiece.model")), ("tokens.bin", drop("tokens.bin")),
     ("tokens.bin & cut short", edit("tokens.bin", half)), ("documents.bin & cut short", put("documents.bin", b"")),
-    ("meta.json", edit("meta.json", half)), ("meta.json", entries("meta.json", format=2)),
-    ("meta.json", entries("meta.json", dtype="object")), ("another tokenizer", entries("meta.json", tokenizer="00")),
+    ("meta.json", entries("meta.json", format=2)), ("another tokenizer", entries("meta.json", tokenizer="00")),
     ("tokens.bin", edit("tokens.bin", lambda content: b"\xff" * len(content))),
     ("sentences.bin", edit("sentences.bin", lambda content: b"\x7f" * len(content))),
     ("documents.bin", edit("documents.bin", lambda content: content[::-1])))))
@@ -364,9 +360,8 @@ HUGGING_FACE = [
         folder("unexpected weights: a", tensor()), ("index.json", index({"a": 7})),
         ("x.safetensors: no such file", index({"a": "x.safetensors"})),
         folder("pytorch_model.bin", drop("model.safetensors"), put("pytorch_model.bin", BOMB)),
-        folder("model_type", put("config.json", "{}")), folder("model_type", put("config.json", "[]")),
-        folder("config.json", edit("config.json", half)), folder("hidden", entries("config.json", hidden_size="16")),
-        folder("config.json", entries("config.json", num_attention_heads=0)),
+        folder("model_type", put("config.json", "[]")),
+        folder("hidden", entries("config.json", hidden_size="16")),
         folder("memory", entries("config.json", hidden_size=16 * 10 ** 9)),
         folder("there and", entries("config.json", hidden_size=32)),
         folder("lacks vocab_size", put("config.json", {"model_type": "albert"})),
@@ -385,8 +380,8 @@ def again(program, *causes):
 
 FOLDERS = [
     *rows("albert --finetune SQuAD1.1 --init {albert} --squad {squad} --finetune_length 8", ("do not fit",)),
-    *each("{program} {begin}", ("no run folder", put("out/mine.txt", "")), ("process 7 on elsewhere", held)),
-    *each("{program} {begin}", ("albert.py --export", put("out/config.json", {**RECORD, "action": "export"})),
+    *each("{program} {begin}", ("no run folder", put("out/mine.txt", "")), ("process 7 on elsewhere", held),
+          ("albert.py --export", put("out/config.json", {**RECORD, "action": "export"})),
           ("no JSON object", put("out/config.json", "[]")), ("none of a run", put("out/config.json", {"a": 1})),
           ("none of a run", put("out/config.json", {**RECORD, "settings": 7})), ("out", put("out", "a file")),
           programs=["albert"]),
@@ -402,11 +397,10 @@ FOLDERS = [
     *rows("autotinybert --export {autotinybert} --init {autotinybert}", ("not empty",))]
 
 FLAGS = {  # of an action that would begin at once: what names the mistake
-    "all": {"--device nonsense": "device", "--batch 0": "--batch 0", "--lr nan": "--lr nan", "--bat 3": "unrecognized"},
+    "all": {"--batch 0": "--batch 0", "--bat 3": "unrecognized"},  # more of them in test_cli.py
     "albert": {
-        "--device meta": "meta", "--device cpu:7": "cpu:7", "--device cuda:99": "--device cuda:99",
-        "--dtype float16": "--dtype", "--seed -1": "--seed", "--dropout 1": "--dropout", "--preset huge": "preset",
-        "--steps 1e3": "--steps", f"--steps {DIGITS}": "--steps", "--vocab_size 99999999999": "vocab_size",
+        "--device nonsense": "device", "--device meta": "meta", "--device cuda:99": "--device cuda:99",
+        f"--steps {DIGITS}": "--steps", "--vocab_size 99999999999": "vocab_size",
         "--describe": "not allowed", "--hidden 30 --heads 4": "hidden 30", "--groups 3": "groups 3",
         "--length 300 --positions 200": "--length", "--layers 100000000": HUGE, "--positions 900000000": HUGE,
         "--share none --hidden 64 --layers 10001 --heads 1": HUGE},
@@ -494,14 +488,9 @@ MODEL = "--layers 1 --steps 1 --batch 2 --length 60 --dev_rows 4"
 KEPT = [  # each would have to delete or overwrite what it reads, or what others wrote
     (f"albert --pretrain --corpus {{corpus}} --init {{here}}/out {MODEL} --restart", "lies in",
      [copy("albert", to="out")]),
-    (f"albert --pretrain --corpus {{corpus}} --init {{here}}/out {MODEL}", "lies in", [copy("albert", to="out")]),
     (f"albert --finetune CoLA --glue {{glue}} --init {{here}}/out/CoLA {FEW} --restart", "lies in",
      [copy("tuned", to="out")]),
     (TRAINED["albert"] + " --tokenizer {here}/out/spiece.model --restart", "lies in", [copy("albert", to="out")]),
-    (TRAINED["albert"].replace("{corpus}", "{here}/out/text") + " --restart", "lies in",
-     [copy("albert", to="out"), put("out/text/own.txt", "A line. " * 99)]),
-    ("autotinybert --further_train --corpus {corpus} --init {here}/out --further_steps 1 --restart", "lies in",
-     [copy("autotinybert", to="out")]),
     (TRAINED["mformer"].replace("--vocab_size 120", "--init {here}/out --restart"), "lies in",
      [copy("mformer", to="out")]),
     (TRAINED["albert"], "no run folder", [put("out/log.jsonl", "theirs")]),
