@@ -21,13 +21,14 @@ Differs: D1 linear attention without padding · D2 relative positions in self-at
          weights · D13 "all linear" · D14 cosFormer*'s decoder · D15 a latency limit · D16 RankNAS's settings in part
          · D17 ends of learning rates · D18 unigrams · D19 long pairs left out · D20 augmentation · D21 loss and latency
          of the same sub-nets · D22 positions along the rows of patches · D23 norms in front, mean pooling
-         · D24 averages for images too · D25 beams end at once · D26 longest translation · D27 sinusoids of the sampled width · D28 one
-         LayerNorm for connected layers · D29 BLEU of plain text
+         · D24 averages for images too · D25 beams end at once · D26 longest translation · D27 sinusoids of the sampled
+         width · D28 one LayerNorm for connected layers · D29 BLEU of plain text
 """
 import argparse
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import random
@@ -210,7 +211,7 @@ def space_of(cfg):
                       connect=cfg.connect, cross_types=decoder_types)
     for feature, choices in space.items():
         for one in choices:
-            arch = build_arch(space, lambda name, others, layer=0: one if name == feature else min(others))
+            arch = build_arch(space, lambda name, others, layer: one if name == feature else min(others))
             if reason := why_illegal(arch, cfg):
                 raise UserError(f"the search space holds what cannot be built: {reason}")
     return space
@@ -226,39 +227,41 @@ def space_size(space):
 
 
 def build_arch(space, choose):
-    """An Arch of the values that choose(name, choices) gives, or for each layer choose(name, choices, layer)."""
+    """An Arch of the values that choose(name, choices, layer) gives; of a single value the layer is 0."""
     values = {}
     for name, choices in space.items():
         layers = values.get(FEATURES[name].depth)
-        values[name] = (choose(name, choices) if layers is None else
+        values[name] = (choose(name, choices, 0) if layers is None else
                         tuple(choose(name, choices, layer) for layer in range(layers)))
     return Arch(**values)
 
 
+def values_of(arch, name):
+    """The values of a feature by layer; of a single value a tuple of one."""
+    return getattr(arch, name) if FEATURES[name].depth else (getattr(arch, name),)
+
+
 def widest(space):
     """The architecture that holds all others. Softmax attention is the wider type, and the last one by name."""
-    return build_arch(space, lambda name, choices, layer=0: max(choices))
+    return build_arch(space, lambda name, choices, layer: max(choices))
 
 
 def sample_arch(space, rng):
-    return build_arch(space, lambda name, choices, layer=0: rng.choice(choices))
+    return build_arch(space, lambda name, choices, layer: rng.choice(choices))
 
 
 def mutate(parent, space, chance, rng):
     """Each value is drawn anew with this chance. Layers that the parent does not have are always drawn."""
-    def redraw(name, choices, layer=None):
-        old = (getattr(parent, name),) if layer is None else getattr(parent, name)[layer:layer + 1]
+    def redraw(name, choices, layer):
+        old = values_of(parent, name)[layer:layer + 1]
         return rng.choice(choices) if not old or rng.random() < chance else old[0]
     return build_arch(space, redraw)
 
 
 def crossover(one, two, space, rng):
     """Each value comes from one of two parents. A layer that only one of them has comes from that one."""
-    def inherit(name, choices, layer=None):
-        values = [getattr(parent, name) for parent in (one, two)]
-        if layer is not None:
-            values = [of_layers[layer] for of_layers in values if layer < len(of_layers)]
-        return rng.choice(values)
+    def inherit(name, choices, layer):
+        return rng.choice([*values_of(one, name)[layer:layer + 1], *values_of(two, name)[layer:layer + 1]])
     return build_arch(space, inherit)
 
 
@@ -270,7 +273,7 @@ def retype(arch, attn_type, parts=PARTS[:1]):
 def why_illegal(arch, cfg):
     """The reason why an architecture cannot be built, or None."""
     for name, (_, depth) in FEATURES.items():
-        values = getattr(arch, name) if depth else (getattr(arch, name),)
+        values = values_of(arch, name)
         if depth and len(values) != getattr(arch, depth):
             return f"{name} has {len(values)} values for {getattr(arch, depth)} {depth}"
         if name.endswith("types"):
@@ -293,7 +296,7 @@ def why_illegal(arch, cfg):
 
 def arch_text(arch):
     """The text form, which --arch takes: layers=2 hidden=64 ffn=96,128 heads=2,4 types=softmax,linear"""
-    return " ".join(f"{name}={','.join(map(str, value)) if FEATURES[name].depth else value}"
+    return " ".join(f"{name}={','.join(map(str, values_of(arch, name)))}"
                     for name, value in arch._asdict().items() if value)
 
 
@@ -715,10 +718,7 @@ class Translator(nn.Module):
         cosines = cosines_at(torch.arange(first, end, device=x.device), longest)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches or [None] * len(memories)):
             x = layer(x, arch, cosines, memory, cache, first)
-        return self.logits(self.decoder_norm(x))
-
-    def logits(self, x):
-        return F.linear(x, self.words[:, :x.shape[-1]])
+        return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
 
     def forward(self, source, lengths, target, arch=None):
         return self.decode(target, self.encode(source, lengths, arch), arch)
@@ -821,10 +821,9 @@ def features_of(arch, space):
     for name, choices in space.items():
         if len(choices) == 1:
             continue
-        depth, values = FEATURES[name].depth, getattr(arch, name)
         numbers = [float(value == "linear") if name.endswith("types") else value / max(choices)
-                   for value in (values if depth else (values,))]
-        if depth:
+                   for value in values_of(arch, name)]
+        if depth := FEATURES[name].depth:
             mean = sum(numbers) / len(numbers)
             numbers = [mean, *numbers, *[mean] * (max(space[depth]) - len(numbers))]
         found[name] = numbers
@@ -925,8 +924,7 @@ def prune(space, importances, archs, losses, keep):
     better = [archs[index] for index in by_loss[:max(5, len(archs) // 10)]]
     pruned = {}
     for name, choices in space.items():
-        values = [getattr(arch, name) for arch in better]
-        values = sum(values, ()) if FEATURES[name].depth else values
+        values = [value for arch in better for value in values_of(arch, name)]
         pruned[name] = choices if name in free else (max(choices, key=values.count),)
     return pruned
 
@@ -944,22 +942,19 @@ def latency_window(rank_scores, latencies, limit):
 def evolve(space, fitness, allowed, cfg):
     """{architecture: fitness, lower is better} of all that the evolution looked at. It ends early where a generation
     brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
-    rng, seen, refused = random.Random(f"{cfg.seed} evolution"), {}, set()
+    rng, seen, drawn = random.Random(f"{cfg.seed} evolution"), {}, set()
 
     def collect(make, count):
         """Look at up to `count` new architectures; True where there was one."""
-        found = {}
+        found = []
         for _ in range(50 * count):
             arch = make()
-            if arch in seen or arch in found or arch in refused:
-                continue
-            if allowed(arch):
-                found[arch] = None
-            else:
-                refused.add(arch)
+            if arch not in drawn and allowed(arch):
+                found.append(arch)
+            drawn.add(arch)
             if len(found) == count:
                 break
-        seen.update(zip(found, fitness([*found]) if found else ()))
+        seen.update(zip(found, fitness(found) if found else ()))
         return bool(found)
 
     fifth = max(1, cfg.population // 5)
@@ -1032,15 +1027,11 @@ def measure_latency(arch, cfg, device):
 
 def smallest_latency(space, cfg, device):
     """The least latency of the narrowest and shallowest architectures of the space, of one type of attention each. Many
-    heads that share --qkv can be cheaper than few, so both ends are tried."""
-    def smallest(attn_type, end_of_heads):
-        def choose(name, choices, layer=0):
-            if name.endswith("types"):
-                return attn_type if attn_type in choices else min(choices)
-            return end_of_heads(choices) if name.endswith("heads") else min(choices)
-        return build_arch(space, choose)
-    return min(measure_latency(smallest(attn_type, end), cfg, device)
-               for attn_type in space["types"] for end in (min, max))
+    heads that share --qkv can be cheaper than few, so both ends are tried, as of the types."""
+    def smallest(heads, types):
+        ends = {"heads": heads, "types": types}
+        return build_arch(space, lambda name, choices, layer: ends.get(name.split("_")[-1], min)(choices))
+    return min(measure_latency(smallest(*ends), cfg, device) for ends in itertools.product((min, max), repeat=2))
 
 
 def set_limit(space, cfg, ranks, run):
@@ -1368,7 +1359,7 @@ def read_run(cfg):
     take_settings(own, record["settings"], Path(cfg.init), known)
     if record["action"] == "search":
         return weights, None, space_of(own)
-    return weights, parse_arch(str(own.arch), own), None
+    return weights, parse_arch(own.arch, own), None
 
 
 def chosen_arch(cfg, ranks, own=None):
@@ -1385,10 +1376,13 @@ def chosen_arch(cfg, ranks, own=None):
     return arch
 
 
-def validation_losses(run):
-    """[(validation loss, update)] of a training so far."""
-    return [(line["loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl")
-            if line.get("phase") == "train validation"]
+def warn_where_loss_rose(run, ranks):
+    """Say where the validation loss of a training has risen since its best."""
+    looks = [(line["loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl")
+             if line.get("phase") == "train validation"]
+    if looks and looks[-1][0] > 1.02 * min(looks)[0]:
+        say(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
+                   f"{looks[-1][0]:.4f}; the last saves are what is kept: fewer --steps may score better")
 
 
 def train(cfg):
@@ -1403,10 +1397,7 @@ def train(cfg):
             say(ranks, f"{cfg.arch}\n{size:,} parameters, {model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
-            looks = on_main(ranks, validation_losses, run)
-            if looks and looks[-1][0] > 1.02 * min(looks)[0]:
-                say(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
-                           f"{looks[-1][0]:.4f}; the last saves are what is kept: fewer --steps may score better")
+            on_main(ranks, warn_where_loss_rose, run, ranks)
             run.finish({"arch": cfg.arch, "parameters": size})
         say(ranks, f"{run.folder}: finished (--restart begins anew); score it: --evaluate --init {run.folder}")
 

@@ -53,7 +53,7 @@ def read_records(path):
 class Pictures:
     """What a training reads of CIFAR-10: its images on the device as bytes, --held_out of them set aside for validation
     losses, and an endless stream of batches, each a function of its number and the seed."""
-    score_name, unit = "accuracy", "images"
+    unit = "images"
 
     def __init__(self, cfg, ranks, folder, training=True):
         self.cfg, self.device = cfg, ranks.device

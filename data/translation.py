@@ -157,7 +157,7 @@ class Translations:
 
     The pairs set aside are those of --valid_text, or --held_out of the training text.
     """
-    score_name, unit = "bleu", "tokens"
+    unit = "tokens"
 
     def __init__(self, cfg, ranks, folder, training=True):
         self.cfg, self.ranks, self.device, self.folder, self.made = cfg, ranks, ranks.device, folder, []

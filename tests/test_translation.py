@@ -133,11 +133,6 @@ def test_bleu_agrees_with_sacrebleu(hypotheses, references, bleu):
     assert corpus_bleu(hypotheses, references) == pytest.approx(bleu, abs=1e-9)
 
 
-def test_bleu_needs_as_many_references():
-    with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
-        corpus_bleu(["a"], ["a", "b"])
-
-
 def test_repeated_words_are_counted():
     assert repeated_words(["the the the cat", "a b a", "", "word"]) == 2 / 5 and repeated_words(["", "word"]) == 0
 
