@@ -1,13 +1,7 @@
 """Corpora: how text is read, whole or no token files, and the segments cut from them."""
-import errno
 import json
-import os
 import pickle
-import resource
-import signal
-import subprocess
-import sys
-import time
+import textwrap
 from itertools import chain
 from types import SimpleNamespace
 
@@ -19,32 +13,21 @@ from albert import sentence_runs
 from common.cli import UserError
 from common.distributed import Ranks
 from common.tokenization import load_tokenizer
-from conftest import ROOT
 from data import inputs
 from data import text as module
-from data.corpus import Corpus, join, permute
+from data.corpus import Corpus, Segments, join, permute
 from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences
+from tests.claims.albert import fit_head
 
 WORDS = [f"w{i}" for i in range(3000)]
 SENTENCES = ["Mr. Hale came home at noon.", "He was tired of the road, and of the rain that had followed him home.",
              '"Is there any tea?" he asked.', "Nobody answered him."]
-PROSE = " ".join(SENTENCES).split()
+PROSE = " ".join(SENTENCES) + " "
 
 
 def write(path, text):
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
-
-
-def wrap(words, width):
-    """Greedy line filling."""
-    lines = [""]
-    for word in words:
-        if len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
 
 
 def sentence_text(documents, seed=0):
@@ -91,7 +74,7 @@ def test_split_sentences(text, sentences):
 @pytest.mark.parametrize("width", [40, 72, 100])
 def test_wrapped_prose_is_joined_then_split(tmp_path, width):
     paragraphs = [SENTENCES[k % 4:] + SENTENCES * (k % 3 + 1) for k in range(12)]
-    text = "\n\n".join(wrap(" ".join(paragraph).split(), width) for paragraph in paragraphs).replace("\n", "\r\n")
+    text = "\n\n".join(textwrap.fill(" ".join(paragraph), width) for paragraph in paragraphs).replace("\n", "\r\n")
     layout = layout_of(write(tmp_path / "a.txt", text))
     assert layout == Layout(wrapped=True, split=True, blank_ends=False)
     assert read_documents(text, layout) == [list(chain.from_iterable(paragraphs))]  # one document, not one a paragraph
@@ -119,28 +102,16 @@ def test_wikitext(tmp_path):
 
 def test_headings_and_size_end_documents_in_prose():
     layout = Layout(wrapped=True, split=True, blank_ends=False)
-    paragraph = wrap(PROSE * 4, 70)
+    paragraph = textwrap.fill(PROSE * 4, 70)
     text = "\n\n".join(["CONTENTS", "CHAPTER I", "CHAPTER II", *[paragraph] * 4, "CHAPTER II", *[paragraph] * 3])
     assert [document[0] for document in read_documents(text, layout)] == ["CONTENTS", "CHAPTER II"]
-    endless = wrap(PROSE * 2000, 70)
+    endless = textwrap.fill(PROSE * 2000, 70)
     sizes = [sum(map(len, document)) for document in read_documents(endless, layout)]
     assert len(sizes) > 2 and max(sizes) < module.LONGEST_DOCUMENT + 200
 
 
-def test_real_layouts(real_data):
-    books, wiki = (sorted((real_data / "corpus" / name).glob("*.txt")) for name in ("books", "wiki"))
-    assert books and all(layout_of(path) == Layout(True, True, False) for path in books)
-    assert wiki and all(layout_of(path) == Layout(False, True, False) for path in wiki)
-    assert layout_of(real_data / "multi30k" / "train.en") == Layout(False, False, True)
-
-
-def test_binary_text_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"a\.txt: UTF-16 or binary"):
-        layout_of(write(tmp_path / "a.txt", "hello".encode("utf-16")))
-
-
 @pytest.mark.parametrize("text", [sentence_text([30] * 20), "中文" * 3000, "word " * 3000, "line\n" * 3000,
-                                  wrap(PROSE * 100, 70)])
+                                  textwrap.fill(PROSE * 100, 70)])
 def test_chunks_cover_a_file_and_cut_no_word(tmp_path, monkeypatch, text):
     monkeypatch.setattr(module, "CHUNK", 700)
     monkeypatch.setattr(module, "WINDOW", 100)
@@ -180,38 +151,12 @@ def test_workers_do_not_change_the_files(tmp_path, tokenizer, monkeypatch):
     assert len(list(chunks(text))) == 1 and contents(one.folder) == contents(whole.folder) and len(whole.tokens) > 10000
 
 
-def test_token_width(tmp_path, tokenizer):
-    vocab = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"x{i}" for i in range(65536))]) + "\n"
-    large = load_tokenizer(write(tmp_path / "vocab.txt", vocab))
-    corpus = prepare_corpus([write(tmp_path / "t.txt", "x1 x65535\n")], large, tmp_path / "out")
-    assert corpus.tokens.dtype == np.uint32 and corpus.tokens.tolist() == [6, 65540]
-    assert [module.token_dtype(SimpleNamespace(vocab_size=n)).name for n in (65536, 65537)] == ["uint16", "uint32"]
-
-
 def test_bad_bytes_are_replaced_counted_and_told_once(tmp_path, tokenizer, capsys):
     files = [write(tmp_path / f"{n}.txt", b"w1 \x93w2\x94 w3\n\xef\xbf\xbd w4\n") for n in "ab"]
     corpus = prepare_corpus(files, tokenizer, tmp_path / "out")
     assert corpus.meta["replaced"] == 4 and [WORDS[i - 5] for i in corpus.tokens] == ["w1", "w2", "w3", "w4"] * 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 and "a.txt: not all is UTF-8" in told[0]
-
-
-@pytest.mark.parametrize("text", ["", "\n \n\n", "\u0301\n"])
-def test_a_corpus_without_sentences_is_refused(tmp_path, tokenizer, text):
-    with pytest.raises(UserError, match=r"t\.txt: there is no sentence"):
-        prepare_corpus([write(tmp_path / "t.txt", text)], tokenizer, tmp_path / "out")
-    assert not list((tmp_path / "out").iterdir())
-
-
-def test_an_empty_file_among_others_is_fine(tmp_path, tokenizer):
-    files = [write(tmp_path / "a.txt", ""), write(tmp_path / "b.txt", "w1\n")]
-    assert len(prepare_corpus(files, tokenizer, tmp_path / "out").tokens) == 1
-
-
-@pytest.mark.parametrize("paths, message", [(["absent"], "absent: there is no such"), ([], "no text file was given")])
-def test_missing_paths(tmp_path, tokenizer, paths, message):
-    with pytest.raises(UserError, match=message):
-        prepare_corpus([tmp_path / path for path in paths], tokenizer, tmp_path / "out")
 
 
 def test_a_prepared_folder_is_reused_until_the_text_changes(tmp_path, tokenizer, monkeypatch):
@@ -224,82 +169,6 @@ def test_a_prepared_folder_is_reused_until_the_text_changes(tmp_path, tokenizer,
     assert len(prepare_corpus([text], tokenizer, out).tokens) == 3
 
 
-def test_a_full_disk_passes_up_and_leaves_the_old_corpus(tmp_path, tokenizer):
-    old, large = write(tmp_path / "old.txt", "w1\n"), write(tmp_path / "large.txt", sentence_text([50] * 60))
-    out = prepare_corpus([old], tokenizer, tmp_path / "out").folder
-    before, limits = contents(out), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # a write beyond it fails as on a full disk
-    try:
-        with pytest.raises(OSError) as caught:
-            prepare_corpus([large], tokenizer, out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.errno == errno.EFBIG
-    assert contents(out) == before and Corpus(out).meta["tokens"] == 1 and not list(out.glob("*.part"))
-
-
-KILLED = """
-import sys, time
-from common.tokenization import load_tokenizer
-from data import text
-text.CHUNK, text.WINDOW, encode = 2000, 200, text.encode_chunk
-def slow(*job):
-    time.sleep(0.05)
-    return encode(*job)
-text.encode_chunk = slow
-text.prepare_corpus([sys.argv[1]], load_tokenizer(sys.argv[2]), sys.argv[3], workers=int(sys.argv[4]))
-"""
-
-
-def alive(pid):
-    """Whether a process runs (a zombie does not)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_killed_preparation_does_not_look_whole(tmp_path, tokenizer):
-    """SIGKILL half-way: Corpus refuses the folder, the workers end too, and the next run makes it whole."""
-    text, out = write(tmp_path / "t.txt", sentence_text([30] * 200)), tmp_path / "out"
-    command = [sys.executable, "-c", KILLED, str(text), str(tokenizer.path), str(out), "2"]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    part, deadline = out / "tokens.bin.part", time.time() + 180
-    while not (part.exists() and part.stat().st_size) and time.time() < deadline:
-        time.sleep(0.02)
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-        workers = [int(pid) for pid in file.read().split()]
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert part.stat().st_size and len(workers) == 2
-    with pytest.raises(UserError, match="no finished corpus"):
-        Corpus(out)
-    while any(map(alive, workers)) and time.time() < deadline:
-        time.sleep(0.02)
-    assert not any(map(alive, workers))
-    prepare_corpus([text], tokenizer, out)
-    fresh = prepare_corpus([text], tokenizer, tmp_path / "fresh")
-    assert contents(out) == contents(fresh.folder) and not list(out.glob("*.part"))
-
-
-def test_opening_errors(tmp_path, tokenizer, small):
-    with pytest.raises(UserError, match="no finished corpus"):
-        Corpus(tmp_path)
-    write(tmp_path / "meta.json", "[1]")
-    with pytest.raises(UserError, match="no finished corpus"):
-        Corpus(tmp_path)
-    for path in small.folder.iterdir():
-        write(tmp_path / path.name, path.read_bytes())
-    other = load_tokenizer(tokenizer.path, lower=False)
-    with pytest.raises(UserError, match="another tokenizer"):
-        Corpus(tmp_path, other)
-    os.truncate(tmp_path / "sentences.bin", 16)
-    with pytest.raises(UserError, match=r"sentences\.bin: the file is missing or cut short"):
-        Corpus(tmp_path, tokenizer)
-
-
 # --- segments ---------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("total", [1, 2, 3, 5, 64, 65, 1000, 4097])
@@ -308,14 +177,10 @@ def test_permute_is_a_bijection(total):
     for order in orders:
         assert sorted(order) == list(range(total))
     assert total < 64 or not np.array_equal(*orders)
-
-
-def test_permute_is_far_from_the_identity_and_has_no_size_limit():
-    total = 3 * 2**40 + 1
-    index = np.concatenate([np.arange(5000), np.arange(total - 5000, total)])
-    order = permute(index, total, np.full(10000, 9, np.uint64))
-    assert len(set(order)) == 10000 and order.min() >= 0 and order.max() < total
-    assert abs(order.mean() / total - 0.5) < 0.02 and abs(np.corrcoef(index, order)[0, 1]) < 0.05
+    large = 3 * 2**40 + total  # no limit, and far from the identity
+    order = permute(np.arange(5000), large, np.full(5000, 9, np.uint64))
+    assert len(set(order)) == 5000 and 0 <= order.min() and order.max() < large
+    assert abs(order.mean() / large - 0.5) < 0.02
 
 
 def runs(corpus, segments):
@@ -372,13 +237,6 @@ def test_segments_are_runs_of_one_document_cut_at_sentences(counted):
     assert (segments.second_length > 0).float().mean() > 0.8 and (segments.other_length > 0).float().mean() > 0.7
 
 
-def test_the_cut_is_uniform_over_the_boundaries(tmp_path):
-    corpus = made_by_hand(tmp_path, [10] * 6, [6])  # one document of six sentences, one slot: boundaries 10, 20, .., 50
-    cut = corpus.segments(0, 5000, 60, seed=0, short_prob=0.0).first_length
-    assert sorted(set(cut.tolist())) == [10, 20, 30, 40, 50]
-    assert all(abs((cut == place).float().mean() - 0.2) < 0.03 for place in (10, 20, 30, 40, 50))
-
-
 @pytest.mark.parametrize("length", [128, 512])
 @pytest.mark.parametrize("least, most", [(510, 1018), (1019, 2000)])
 def test_every_place_of_a_document_is_shown_about_as_often(least, most, length, tmp_path):
@@ -392,22 +250,18 @@ def test_every_place_of_a_document_is_shown_about_as_often(least, most, length, 
     corpus = made_by_hand(tmp_path, lengths, per_document)
     slots, (starts, ends) = corpus.slots(length - 3), corpus.bounds
     for make, short in ((Corpus.segments, 0.0), (Corpus.segments, 0.1), (sentence_runs, 0.1)):
-        orders, seen = [], np.zeros(len(corpus.tokens) + 1)
-        for epoch in range(4):
-            found = make(corpus, epoch * slots, slots, length - 3, 0, short)
-            begin, size = found.first[:, 0].numpy(), (found.first_length + found.second_length).numpy()
-            np.add.at(seen, begin, 1)
-            np.add.at(seen, begin + size, -1)
-            orders.append(begin)
-        seen = seen.cumsum()[:-1]
-        assert all((one != other).mean() > 0.9 for one, other in zip(orders, orders[1:]))  # epochs differ
-        if not short:
-            assert (seen == 4).all() and not set(orders[0]) >= set(orders[1])  # once an epoch, cut elsewhere
-        tenths = [np.concatenate([seen[a + (b - a) * k // 10:a + (b - a) * (k + 1) // 10] for a, b in zip(starts, ends)])
-                  for k in range(10)] + [np.stack([seen[a:a + 50] for a in starts])] + [
-                      np.stack([seen[b - 50:b] for b in ends])]
-        shares = [part.mean() / seen.mean() for part in tenths]
-        assert 0.75 < min(shares) and max(shares) < 1.25, (make, short, shares)
+        found = make(corpus, 0, 4 * slots, length - 3, 0, short)
+        begin, size = found.first[:, 0].numpy(), (found.first_length + found.second_length).numpy()
+        seen = np.zeros(len(corpus.tokens) + 1)
+        np.add.at(seen, begin, 1)
+        np.add.at(seen, begin + size, -1)
+        seen, epochs = seen.cumsum()[:-1], np.split(begin, 4)
+        assert all((one != other).mean() > 0.9 for one, other in zip(epochs, epochs[1:]))  # epochs differ
+        assert short or (seen == 4).all() and not set(epochs[0]) >= set(epochs[1])  # once an epoch, cut elsewhere
+        parts = [(a + (b - a) * np.arange(11) // 10).tolist() for a, b in zip(starts, ends)]
+        shares = [np.mean([seen[cuts[k]:cuts[k + 1]].mean() for cuts in parts]) for k in range(10)] + [
+            np.mean([seen[a:a + 50].mean() for a in starts]), np.mean([seen[b - 50:b].mean() for b in ends])]
+        assert 0.75 < min(shares) / seen.mean() and max(shares) / seen.mean() < 1.25, (make, short, shares)
 
 
 def test_short_targets(tmp_path):
@@ -425,16 +279,12 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values()))
 
 
-def joined(parts):
-    return SimpleNamespace(**{name: torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])})
-
-
 def test_resume_and_ranks(small):
     """Any way to part the range of positions gives the same examples, across the end of an epoch and after pickling."""
     position = small.slots(30) - 20
     whole = small.segments(position, 64, 30, seed=5)
-    parts = [small.segments(position + a, b - a, 30, seed=5) for a, b in ((0, 7), (7, 40), (40, 64))]
-    assert same(whole, joined(parts))
+    parts = [vars(small.segments(position + a, b - a, 30, seed=5)).values() for a, b in ((0, 7), (7, 40), (40, 64))]
+    assert same(whole, Segments(*map(torch.cat, zip(*parts))))
     assert same(whole, pickle.loads(pickle.dumps(small)).segments(position, 64, 30, seed=5))
     assert not same(whole, small.segments(position, 64, 30, seed=6))
     assert not same(whole, small.segments(position + small.slots(30), 64, 30, seed=5))
@@ -451,47 +301,45 @@ def test_one_document_draws_other_from_the_rest_of_it(tmp_path):
     assert not alone.segments(0, 10, 40, seed=0, short_prob=0.0).other_length.any()
 
 
-def same_tokens(corpus, begin, size):
-    """Whether runs that begin at tokens `begin` are whole sentences of one document; corpus: of token i being i."""
-    starts, ends = begin.numpy(), (begin + size).numpy()
-    inside = np.searchsorted(corpus.bounds[1], starts, side="right") == np.searchsorted(corpus.bounds[1], ends - 1, side="right")
-    return np.isin(starts, corpus.sentences[:-1]) & np.isin(ends, corpus.sentences[1:]) & inside
-
-
 @pytest.mark.parametrize("documents", [[60] * 50, [2, 3, 5, 1, 8] * 160, [3000]])
 def test_sentence_runs_are_whole_consecutive_and_of_one_document(documents, tmp_path):
     rng = np.random.default_rng(0)
     corpus = made_by_hand(tmp_path, rng.choice([3, 5, 8, 13, 40], sum(documents)).tolist(), documents)  # token i is i
+
+    def documents_of(part, size, rows):
+        """Those of the runs in these rows, which are whole sentences of one."""
+        starts = part[rows, 0].numpy()
+        ends = starts + size[rows].numpy()
+        found, last = (np.searchsorted(corpus.bounds[1], place, side="right") for place in (starts, ends - 1))
+        assert (np.isin(starts, corpus.sentences[:-1]) & np.isin(ends, corpus.sentences[1:]) & (found == last)).all()
+        return found
+
     for length in (32, 100):
         found = sentence_runs(corpus, 0, 2000, length, seed=1)
         (a, b, c), pairs = (found.first_length, found.second_length, found.other_length), found.second_length > 0
         assert (a > 0).all() and (a + b <= length).all() and (a + c <= length).all() and not c[~pairs].any()
         assert (found.second[pairs, 0] == found.first[pairs, 0] + a[pairs]).all()  # no gap
+        assert (documents_of(found.first, a, pairs) == documents_of(found.second, b, pairs)).all()
         one = pairs & (c > 0)
-        assert same_tokens(corpus, found.first[pairs, 0], a[pairs]).all() and same_tokens(corpus, found.second[pairs, 0], b[pairs]).all()
-        assert same_tokens(corpus, found.other[one, 0], c[one]).all()
-        place = np.searchsorted(corpus.bounds[0], np.stack([found.first[one, 0], found.other[one, 0]]), side="right")
-        assert (place[0] != place[1]).all() and (one.sum() > 0.9 * pairs.sum() if len(documents) > 1 else not one.any())
-        assert (found.sentences[pairs] >= 2).all() and (found.sentences[~pairs] == 1).all()
-    # what has no label lies within two sentences that do not fit, and is as long as its drawn size
-    lone = found.first[~pairs, 0].numpy()
-    number = np.searchsorted(corpus.sentences, lone, side="right") - 1
-    assert ((a == length) | (a >= 2) & (b == 0))[~pairs].all() and (lone + a[~pairs].numpy() <= corpus.sentences[np.minimum(number + 2, sum(documents))]).all()
+        assert (documents_of(found.first, a, one) != documents_of(found.other, c, one)).all()
+        assert one.sum() > 0.9 * pairs.sum() if len(documents) > 1 else not one.any()
+        assert ((found.sentences >= 2) == pairs).all()
+        lone = found.first[~pairs, 0].numpy(), (found.first[~pairs, 0] + a[~pairs] - 1).numpy()  # stays in a document
+        assert np.equal(*(np.searchsorted(corpus.bounds[1], place, side="right") for place in lone)).all()
 
 
 def test_sentence_runs_go_over_all_sentences_in_every_epoch_in_another_order(tmp_path):
     rng = np.random.default_rng(0)
     corpus = made_by_hand(tmp_path, rng.integers(3, 20, 600).tolist(), [30] * 20)
     total, starts = corpus.slots(60), []
-    for epoch in range(3):
+    for epoch in range(2):
         found = sentence_runs(corpus, epoch * total, total, 60, seed=0, short_prob=0.0)
         starts.append(found.first[:, 0].tolist())
         ends = (found.first_length + found.second_length + found.first[:, 0]).numpy()
         seen = np.concatenate([np.arange(begin, end) for begin, end in zip(starts[-1], ends)])
         assert len(np.unique(seen)) > 0.6 * corpus.sentences[-1]
-    assert starts[0] != starts[1] != starts[2]
-    whole = sentence_runs(corpus, 7, 20, 60, seed=3)  # any part of the stream can be asked for
-    part = sentence_runs(corpus, 15, 12, 60, seed=3)
+    assert starts[0] != starts[1]
+    whole, part = (sentence_runs(corpus, at, rows, 60, seed=3) for at, rows in ((7, 20), (15, 12)))  # any part of it
     assert all(torch.equal(value, vars(whole)[name][8:]) for name, value in vars(part).items())
     documents = made_by_hand(tmp_path / "short", [9] * 40, [4] * 10)  # documents that fit come whole
     found = sentence_runs(documents, 0, 60, 60, seed=0, short_prob=0.0)
@@ -501,60 +349,46 @@ def test_sentence_runs_go_over_all_sentences_in_every_epoch_in_another_order(tmp
     assert not found.second_length.any() and set(found.first.flatten().tolist()) == set(range(50))
 
 
-def linear_probe(segments, wrong):
-    """(accuracy on the second half of a linear classifier, its standard error at chance) that looks at the sizes and at
-    the pieces at the ends of two parts and says whether they are in order ("second" swapped), or belong together
-    ("other" in second's place)."""
-    parts = {name: (vars(segments)[name], vars(segments)[f"{name}_length"]) for name in ("first", "second", "other")}
-    used = (parts["second"][1] > 0) & (parts[wrong][1] > 0)
-    label = torch.rand(len(used), generator=torch.Generator().manual_seed(0)) < 0.5
-    pair = [[torch.where(label[:, None] if one.dim() > 1 else label, one, two) for one, two in zip(*both)] for both in (
-        (parts["second"], parts["first"]) if wrong == "second" else (parts["first"], parts["first"]),
-        (parts["first"], parts["second"]) if wrong == "second" else (parts["other"], parts["second"]))]
-    columns = []
-    for tokens, size in pair:
+def told(segments, wrong):
+    """(share of the second half of the rows that logistic regression on the first half gets right, its error at chance)
+    from the sizes and the pieces at the ends of two parts: are they in order ("second": or swapped), or do they belong
+    together ("other": or is that in second's place)?"""
+    parts = [(vars(segments)[name], vars(segments)[f"{name}_length"]) for name in ("first", "second", wrong)]
+    used = (parts[1][1] > 0) & (parts[2][1] > 0)
+
+    def features(tokens, size):
         last = tokens.gather(1, (size - 1).clamp(min=0)[:, None])[:, 0]
-        columns += [torch.nn.functional.one_hot(piece, 60) for piece in (tokens[:, 0], last)]
-        columns += [size[:, None] / 32, (size[:, None] / 32) ** 2]
-    x, y = torch.cat([column.float() for column in columns], 1)[used], label[used].float()
-    weights, half = torch.zeros(x.shape[1] + 1, requires_grad=True), len(y) // 2
-    optimizer = torch.optim.LBFGS([weights], max_iter=30)
+        pieces = [torch.nn.functional.one_hot(piece, 60) for piece in (tokens[:, 0], last)]
+        return torch.cat([*pieces, size[:, None] / 32, (size[:, None] / 32) ** 2], 1)[used].double()
 
-    def closure():
-        optimizer.zero_grad()
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(x[:half] @ weights[1:] + weights[0], y[:half])
-        (loss + 1e-3 * weights.square().sum()).backward()
-        return loss
-
-    optimizer.step(closure)
-    right = ((x[half:] @ weights[1:] + weights[0] > 0) == y[half:].bool()).float().mean().item()
-    return right, 0.5 / (len(y) - half) ** 0.5
+    first, second, third = (features(*part) for part in parts)
+    labels, half = torch.arange(len(first)) % 2, len(first) // 2
+    not_so = [second, first] if wrong == "second" else [first, third]
+    x = torch.where(labels[:, None] == 1, torch.cat([first, second], 1), torch.cat(not_so, 1))
+    weight, bias = fit_head(x[:half], labels[:half])
+    return ((x[half:] @ weight + bias > 0) == labels[half:].bool()).double().mean(), 0.5 / (len(x) - half) ** 0.5
 
 
 @pytest.mark.parametrize("sizes", [(2, 7), (1, 60)])
 def test_whole_sentences_do_not_tell_their_order(sizes, tmp_path):
-    """Text whose order says nothing, but whose sentences begin and end with pieces of their own; the probe learns on
-    some documents and is asked about others. Parts cut anywhere are told at once."""
-    rng, halves, cut = np.random.default_rng(0), [], []
+    """Text whose order says nothing, but whose sentences begin and end with pieces of their own; what is fitted on some
+    documents is asked about others. Parts cut anywhere are told at once."""
+    rng, made = np.random.default_rng(0), {sentence_runs: [], Corpus.segments: []}
     for half in range(2):
         documents = rng.integers(*sizes, 60000 // sum(sizes)).tolist()  # no example twice
         lengths = np.clip(rng.lognormal(2.3, 0.6, sum(documents)), 3, 60).astype(int)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         tokens = rng.integers(10, 50, starts[-1])
-        tokens[starts[:-1]], tokens[starts[1:] - 1] = rng.integers(50, 55, len(lengths)), rng.integers(55, 60, len(lengths))
+        tokens[starts[:-1]] = rng.integers(50, 55, len(lengths))
+        tokens[starts[1:] - 1] = rng.integers(55, 60, len(lengths))
         corpus = made_by_hand(tmp_path / str(half), lengths.tolist(), documents, tokens)
-        halves.append(sentence_runs(corpus, 0, 5000, 60, seed=1))
-        cut.append(corpus.segments(0, 5000, 60, seed=1))
-    halves, cut = (type(each[0])(*(torch.cat(parts) for parts in zip(*(vars(one).values() for one in each)))) for each in (halves, cut))
+        for make, found in made.items():
+            found.append(vars(make(corpus, 0, 5000, 60, seed=1)).values())
+    whole, cut = (Segments(*map(torch.cat, zip(*found))) for found in made.values())
     for wrong in ("second", "other"):
-        right, error = linear_probe(halves, wrong)
+        right, error = told(whole, wrong)
         assert abs(right - 0.5) < 2 * error + 0.005 * (wrong == "other"), (wrong, right, error)
-    assert linear_probe(cut, "second")[0] > 0.65
-
-
-def test_length_too_small(small):
-    with pytest.raises(UserError, match="length 1 leaves no room"):
-        small.segments(0, 4, 1, seed=0)
+    assert told(cut, "second")[0] > 0.65
 
 
 def test_split_by_documents(small):
@@ -566,6 +400,8 @@ def test_split_by_documents(small):
     assert [len(part.ids) for part in small.split(0.5, cap=3)] == [37, 3]
     assert np.array_equal(small.split(0.1, cap=40)[1].ids, dev.ids)
     assert train.slots(30) + dev.slots(30) == small.slots(30)
+    with pytest.raises(UserError, match="one document cannot be split"):
+        train.split(1.0)[0].split()
     copy = pickle.loads(pickle.dumps(dev))
     assert same(copy.segments(0, 16, 30, 0), dev.segments(0, 16, 30, 0))
 
@@ -581,20 +417,6 @@ def test_what_is_held_out_is_a_share_with_a_cap_or_a_number(small, tokenizer, mo
     assert len(parts(0.5)[1].ids) == 3 and len(parts(7.0)[1].ids) == 7
     with pytest.raises(UserError, match="--held_out 40: .* has 40 documents"):
         parts(40.0)
-
-
-def test_a_view_stays_in_its_documents(counted):
-    train, dev = counted.split(0.2)
-    starts, ends = counted.bounds
-    for part in (train, dev):
-        segments = part.segments(0, 300, 40, seed=0)
-        tokens = torch.cat([segments.first[segments.first_length > 0, 0], segments.other[segments.other_length > 0, 0]])
-        assert set(np.searchsorted(ends, tokens.numpy(), side="right")) <= set(part.ids)
-
-
-def test_one_document_cannot_be_split(tmp_path):
-    with pytest.raises(UserError, match="one document cannot be split"):
-        made_by_hand(tmp_path, [5], [1]).split()
 
 
 def test_positions_beyond_32_bits(tmp_path):
