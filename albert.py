@@ -543,7 +543,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.describe import forecast, ids
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
-    from common.tasks import Recipe, open_task, parse_tasks, run_jobs, show, summarise
+    from common.tasks import Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show, summarise
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
@@ -1005,15 +1005,19 @@ def train_task(model, task, seed, cfg, folder, device):
     return state
 
 
+def task_model(task, cfg):
+    """The model that a task is fine-tuned with."""
+    shape = dataclasses.replace(cfg, dropout=task.recipe.dropout)
+    if task.kind == "span":
+        return SpanModel(shape) if task.name == "SQuAD1.1" else AnswerModel(shape)
+    return (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
+
+
 def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
     """One run of a task: training, the best model's predictions."""
     seed, device = seed_of(cfg.seed, "fine-tuning", task.name, number), ranks.device
     seed_everything(seed, "weights")
-    shape = dataclasses.replace(cfg, dropout=task.recipe.dropout)
-    if task.kind == "span":
-        model = SpanModel(shape) if task.name == "SQuAD1.1" else AnswerModel(shape)
-    else:
-        model = (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
+    model = task_model(task, cfg)
     note = start_from(model, source, task.name)
     say(ranks, f"{folder.name}: {note}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -1046,6 +1050,19 @@ def write_predictions(task, found, folder):
     plain = {split: outputs._asdict() if task.kind == "span" else outputs for split, outputs in found.items()}
     save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": plain})
     return metrics
+
+
+def answer(cfg, path):
+    """Answer a file of the user's own with RUN/TASK of --init."""
+    with launch(cfg.device) as ranks:
+        source = read_source(cfg)
+        if not source:
+            raise UserError("--predict needs --init RUN/TASK, which answers")
+        task = open_file(path, cfg, load_tokenizer(cfg.tokenizer), recipes(cfg), {"RACE": RaceTask}, source.task)
+        model = task_model(task, cfg).to(ranks.device)
+        start_from(model, source, task.name)
+        outputs = predict(model, task, *task.splits, cfg, ranks.device)
+        say(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
 def fingerprint(task):
@@ -1197,6 +1214,7 @@ def describe(cfg):
 ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
     "finetune": (finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)", "TASKS"),
+    "predict": (answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init", "FILE"),
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }

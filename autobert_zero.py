@@ -1145,7 +1145,9 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
                                     seed_of, set_shards, shard_range, share_out)
     from common.files import load_file, load_newest, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
-    from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise
+    from common.tasks import (GlueTask, Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show,
+                              summarise)
+    from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over
     from data.corpus import join
     from data.inputs import open_run
@@ -1474,10 +1476,23 @@ def finetune_job(task, cfg, arch, source, folder, data):
                 metrics["mismatched"] = task.score(split, logits)["main"]
     except Diverged as error:
         metrics, diverged = dict.fromkeys(task.metrics, 0.0), str(error)
-    keep_model(folder, "finetune", cfg, data.tokenizer, model=model)
+    keep_model(folder, "finetune", dataclasses.replace(cfg, tasks=task.name), data.tokenizer, model=model)
     checkpoint.remove()
     return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every],
             "metrics": metrics, "start": note, "diverged": diverged, **beside}
+
+
+def answer(cfg, path):
+    """Answer a file of the user's own with RUN/TASK of --init."""
+    with launch(cfg.device) as ranks:
+        weights, arch, _ = read_run(cfg, "finetune")
+        tokenizer = load_tokenizer(cfg.tokenizer)
+        cfg.vocab_size = tokenizer.vocab_size
+        task = open_file(path, cfg, tokenizer, recipes(cfg))
+        model = TaskModel(arch, cfg, task.outputs, task.kind == "span").to(ranks.device)
+        model.load_state_dict(weights)
+        outputs = predict(model, task, *task.splits, cfg, ranks.device)
+        say(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
 def keep_chosen(folder, result):
@@ -1577,6 +1592,7 @@ ACTIONS = {
     "search": (search, "search for an architecture (Alg. 1)"),
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
     "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
+    "predict": (answer, "answer a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init", "FILE"),
     "export": (export, "write the network of --init as a module of plain torch, and its weights", "FILE.py"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days of --arch as JSON")}
 

@@ -674,7 +674,8 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
                                     set_shards, shard_range, share_out, stop_requested)
     from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint, environment
-    from common.tasks import GlueTask, Recipe, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
+    from common.tasks import (GlueTask, Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show,
+                              summarise, tells_nothing)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
@@ -949,6 +950,17 @@ def fine_tune(encoder, task, cfg, device, seed):
     return model.eval()
 
 
+@torch.no_grad()
+def predict(model, task, split, cfg, device):
+    """Logits of a split's rows, on the CPU. Raises Diverged."""
+    with autocast(cfg.dtype, device):
+        logits = task.collect(split, lambda batch: model(*(
+            batch[key].to(device) for key in ("ids", "segments", "lengths"))))
+    if not logits.isfinite().all():
+        raise Diverged(f"{task.name}: what it predicts of {split} is no number")
+    return logits
+
+
 def score_task(model, name, data, cfg, number=0, folder=None):
     """{"metrics": a task's on dev after fine-tuning `number`, added to the seed, and what stands beside them}; `folder`
     keeps model and predictions."""
@@ -958,11 +970,7 @@ def score_task(model, name, data, cfg, number=0, folder=None):
     tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number)
     for split in task.splits if folder else ["dev"]:
         if split != "train":
-            with torch.no_grad(), autocast(cfg.dtype, data.device):
-                logits[split] = task.collect(split, lambda batch: tuned(*(
-                    batch[key].to(data.device) for key in ("ids", "segments", "lengths"))))
-            if not logits[split].isfinite().all():
-                raise Diverged(f"{name}: what it predicts of {split} is no number")
+            logits[split] = predict(tuned, task, split, cfg, data.device)
     metrics = task.score("dev", logits["dev"])
     if "dev_mismatched" in logits:
         metrics["mismatched"] = task.score("dev_mismatched", logits["dev_mismatched"])["main"]
@@ -1039,6 +1047,18 @@ def finetune(cfg, text):
         show(result, ranks)
         for column in averages:
             say(ranks, f"{column} of Table 1: {100 * averages[column]:.2f}")
+
+
+def answer(cfg, path):
+    """Answer a file of the user's own with RUN/TASK of --init."""
+    with launch(cfg.device) as ranks:
+        task = open_file(path, cfg, load_tokenizer(cfg.tokenizer or cfg.init), recipes())
+        _, arch, weights = read_model(cfg.init, cfg)
+        words, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
+        model = TaskModel(Encoder(arch, words, 0.0, positions), task.outputs, task.kind == "span")
+        model.load_state_dict(weights)
+        outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
+        say(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
 # The phases of --search.
@@ -1349,6 +1369,7 @@ ACTIONS = {
     "evolve": (functools.partial(search, phase="evolve"), "phase 3: the search (Alg. 2)"),
     "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
     "finetune": (finetune, "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)", "TASKS"),
+    "predict": (answer, "answer a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init", "FILE"),
     "export": (export, "write --init's model, or its part --arch, as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, latency, memory, days of --arch, and the search space, as JSON"),
 }
@@ -1407,7 +1428,7 @@ def check(cfg, action):
             (cfg.arch and action in PHASES, f"--arch {cfg.arch}: --{action} takes none"),
             (action == "further_train" and not (cfg.arch or cfg.init),
              "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
-            (action in ("finetune", "export") and not cfg.init, f"--{action} needs weights: give a folder with --init"),
+            (action in ("finetune", "predict", "export") and not cfg.init, f"--{action} needs weights: give a folder with --init"),
             (cfg.teacher and not distills, f"--teacher {cfg.teacher}: use it with --setting distill"),
             (distills and not cfg.teacher and trains, "--setting distill needs --teacher DIR")):
         if mistake:

@@ -32,7 +32,7 @@ class Task:
     labels: tuple  # names in the order of the class numbers; () = a score from 0 to 5
     text: tuple  # columns of the sentences in train and dev, one or two
     label: int  # column of the label in train and dev
-    test_text: tuple  # columns of the sentences in test
+    test_text: tuple  # names of the sentences' columns in test, and in a file of the user's own
     metrics: tuple
     columns: int = 0  # train and dev have no header and this many columns; 0 = a header tells
 
@@ -46,19 +46,19 @@ class Task:
         return not self.labels
 
 
+PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
 TASKS = {task.name: task for task in (
-    Task("CoLA", ("0", "1"), (3,), 1, (1,), ("matthews",), columns=4),
-    Task("SST-2", ("0", "1"), (0,), 1, (1,), ("accuracy",)),
-    Task("MRPC", ("0", "1"), (3, 4), 0, (3, 4), ("f1", "accuracy")),
-    Task("STS-B", (), (7, 8), -1, (7, 8), ("spearman", "pearson")),
-    Task("QQP", ("0", "1"), (3, 4), 5, (1, 2), ("f1", "accuracy")),
-    Task("MNLI", ("contradiction", "entailment", "neutral"), (8, 9), -1, (8, 9), ("accuracy",)),
-    Task("QNLI", ENTAILMENT, (1, 2), -1, (1, 2), ("accuracy",)),
-    Task("RTE", ENTAILMENT, (1, 2), -1, (1, 2), ("accuracy",)),
-    Task("WNLI", ("0", "1"), (1, 2), -1, (1, 2), ("accuracy",)),
+    Task("CoLA", ("0", "1"), (3,), 1, ("sentence",), ("matthews",), columns=4),
+    Task("SST-2", ("0", "1"), (0,), 1, ("sentence",), ("accuracy",)),
+    Task("MRPC", ("0", "1"), (3, 4), 0, ("#1 String", "#2 String"), ("f1", "accuracy")),
+    Task("STS-B", (), (7, 8), -1, PAIR, ("spearman", "pearson")),
+    Task("QQP", ("0", "1"), (3, 4), 5, ("question1", "question2"), ("f1", "accuracy")),
+    Task("MNLI", ("contradiction", "entailment", "neutral"), (8, 9), -1, PAIR, ("accuracy",)),
+    Task("QNLI", ENTAILMENT, (1, 2), -1, ("question", "sentence"), ("accuracy",)),
+    Task("RTE", ENTAILMENT, (1, 2), -1, PAIR, ("accuracy",)),
+    Task("WNLI", ("0", "1"), (1, 2), -1, PAIR, ("accuracy",)),
 )}
-SPLITS = ("train", "dev", "test")
 MEND = "point --glue at the folder that holds the tasks' folders"
 MNLI_FILES = {"dev": "dev_matched", "test": "test_matched",
               "dev_mismatched": "dev_mismatched", "test_mismatched": "test_mismatched",
@@ -111,52 +111,65 @@ def read_label(task, cell, place):
     raise UserError(f"{place}: {task.name} has no {kind} {cell!r}; it must be {choices}")
 
 
+def read_rows(path):
+    """(number of the line, cells) of each line of a TSV file that is not empty."""
+    lines = enumerate(read_text(path, MEND, newline="").split("\n"), 1)
+    return ((number, line.rstrip("\r").split("\t")) for number, line in lines if line.strip())
+
+
 def load(folder, task, split):
     """Read one split of a task.
 
     folder: holds one folder a task; task: a Task or its name; split: train, dev, test, and for MNLI (whose dev and test
-    are the matched ones) dev_mismatched, test_mismatched and test_diagnostic. Rows whose number of columns is not the
-    header's are skipped in train and dev; in test, where every row needs a prediction, their missing text is empty. One
-    warning counts them. UserError on a label that the task does not know.
+    are the matched ones) dev_mismatched, test_mismatched and test_diagnostic. Rows of train and dev whose number of
+    columns is not the header's are skipped; one warning counts them. UserError on a label that the task does not know.
     """
     task = TASKS.get(task, task)
-    if split not in (*SPLITS, *(MNLI_FILES if task.name == "MNLI" else ())):
-        raise UserError(f"{task.name} has no split {split!r}; choose from {', '.join(SPLITS)}")
-    path, labelled = path_of(folder, task.name, split), not split.startswith("test")
-    text, width = (task.text, task.columns) if labelled else (task.test_text, 0)
-    text = (1, 2) if split == "test_diagnostic" else text
-    lines = read_text(path, MEND, newline="").split("\n")
-    rows = ((number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip())
+    path = path_of(folder, task.name, split)
+    if split.startswith("test"):
+        return load_unlabelled(path, task)
+    rows, width, text = read_rows(path), task.columns, task.text
     if not width:
         _, header = next(rows, (1, []))
-        width, needed = len(header), max(*text, task.label if labelled else 0, 0) + 1
+        width, needed = len(header), max(*text, task.label, 0) + 1
         if width < needed:
             raise UserError(f"{path}:1: {width} columns, {task.name} has {needed} or more; take the official file")
-        if split == "test_diagnostic" and header[1:3] != ["sentence1", "sentence2"]:
-            raise UserError(f"{path}:1: columns 2 and 3 must be sentence1 and sentence2; take GLUE's AX.tsv, not the "
-                            "diagnostic set with labels")
-        cell = header[task.label] if labelled else header[0]
-        if cell in task.labels or cell.replace(".", "", 1).isdecimal():
+        if header[task.label] in task.labels or header[task.label].replace(".", "", 1).isdecimal():
             raise UserError(f"{path}:1: this row is data, the header is missing; put the official header line first")
     first, second, labels, bad = [], [], [], []
     for number, cells in rows:
         if len(cells) < width or any(cells[width:]):
             bad.append(number)
-            if labelled:
-                continue
-            cells = cells + [""] * width
+            continue
         first.append(cells[text[0]])
         second.append(cells[text[-1]])
-        if labelled:
-            labels.append(read_label(task, cells[:width][task.label], f"{path}:{number}"))
+        labels.append(read_label(task, cells[:width][task.label], f"{path}:{number}"))
     if not first:
         raise UserError(f"{path}:1: no row has the {width} columns of {task.name}; take the official GLUE file")
     if bad:
-        done = "were skipped" if labelled else "keep their place, what is missing is empty"
-        warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {width} columns and {done} (this is the first)",
-                      stacklevel=2)
+        warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {width} columns and were skipped (this is the "
+                      "first)", stacklevel=2)
     kind = np.float32 if task.regression else np.int64
-    return Examples(first, second if len(text) == 2 else None, np.array(labels, kind) if labelled else None, path)
+    return Examples(first, second if len(text) == 2 else None, np.array(labels, kind), path)
+
+
+def load_unlabelled(path, task):
+    """Read a test file, or one of the user's own, in whose first line the task's text columns are named. Every row
+    needs a prediction: of those of another length, which one warning counts, the text that is missing is empty."""
+    rows = read_rows(path)
+    _, header = next(rows, (1, []))
+    if missing := [name for name in task.test_text if name not in header]:
+        raise UserError(f"{path}:1: no column is named {' or '.join(missing)}; the first line of a file without labels "
+                        f"names {task.name}'s columns, {' and '.join(task.test_text)}, between tabs")
+    rows = list(rows)
+    bad = [number for number, cells in rows if len(cells) < len(header) or any(cells[len(header):])]
+    if bad:
+        warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {len(header)} columns and keep their place, what "
+                      "is missing is empty (this is the first)", stacklevel=2)
+    if not rows:
+        raise UserError(f"{path}: no row follows the first line, so nothing is asked")
+    sides = [[(cells + [""] * len(header))[header.index(name)] for _, cells in rows] for name in task.test_text]
+    return Examples(sides[0], sides[1] if len(sides) == 2 else None, None, path)
 
 
 class Rows:

@@ -37,10 +37,12 @@ def field(mapping, key, kind, place):
     return mapping[key]
 
 
-def read_question(entry, context, place):
-    """One entry of "qas" as a Question, each answer checked against the paragraph."""
+def read_question(entry, context, place, asked=False):
+    """One entry of "qas" as a Question, each answer checked against the paragraph, or asked without any."""
     name = field(entry, "id", str, place)
     place = f"{place}, question {name}"
+    if asked:
+        return Question(name, field(entry, "question", str, place), context, (), False)
     impossible = entry.get("is_impossible", False)
     answers = []
     for answer in field(entry, "answers", list, place):
@@ -58,8 +60,9 @@ def files(folder, name):
     return {split: existing(Path(folder) / f"{split}-v{name[5:]}.json", MEND) for split in ("train", "dev")}
 
 
-def load(path):
-    """The questions of a SQuAD JSON file (1.1 or 2.0): a list of Question. UserError where anything is amiss."""
+def load(path, asked=False):
+    """The questions of a SQuAD JSON file (1.1 or 2.0): a list of Question, asked: without answers. UserError where
+    anything is amiss."""
     questions = {}
     content = read_json(path, mend=MEND)
     for number, article in enumerate(field(content, "data", list, str(path)), 1):
@@ -67,7 +70,7 @@ def load(path):
             place = f"{path}: article {number}, paragraph {position}"
             context = field(paragraph, "context", str, place)
             for entry in field(paragraph, "qas", list, place):
-                question = read_question(entry, context, place)
+                question = read_question(entry, context, place, asked)
                 if question.id in questions:
                     raise UserError(f"{place}: a second question {question.id}; ids must be unique")
                 questions[question.id] = question

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from common import glue, squad
 from common.cli import MissingFile, UserError
 from common.distributed import say, share_out
-from common.files import write_atomic
+from common.files import read_json, write_atomic
 
 LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()  # in the order of their time
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, where MNLI is among the tasks
@@ -148,15 +148,16 @@ class Task:
 
 class GlueTask(Task):
     """One of GLUE; splits with "test" where the file is there, MNLI's mismatched ones and AX too. search: train and dev
-    alone, all that a search may look at."""
+    alone, all that a search may look at. file: one of the user's own, which is all there is, as "test"."""
 
-    def __init__(self, name, cfg, tokenizer, recipe, search=False):
+    def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
         self.task = glue.TASKS[name]
         ends = ("", "_mismatched") if name == "MNLI" and not search else ("",)
         splits = ["train", *(part + end for part in (("dev",) if search else ("dev", "test")) for end in ends)]
         splits += ["test_diagnostic"] if "test_mismatched" in splits else []
         self.rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
-                     if not split.startswith("test") or glue.path_of(cfg.glue, name, split).exists()}
+                     if not split.startswith("test") or glue.path_of(cfg.glue, name, split).exists()} if not file else {
+                         "test": glue.load_unlabelled(file, self.task)}
         super().__init__(name, "value" if self.task.regression else "class", self.task.classes,
                          (*self.task.metrics, "main"), recipe, glue,
                          {split: glue.encode(part, tokenizer, recipe.length) for split, part in self.rows.items()})
@@ -173,13 +174,16 @@ class GlueTask(Task):
 
 
 class SquadTask(Task):
-    """A span of the paragraph; in 2.0 [CLS] stands for "no answer"."""
+    """A span of the paragraph; in 2.0 [CLS] stands for "no answer". file: one of the user's own, which is all there is,
+    as "dev", and with which goes the threshold of the questions that the model was tuned on."""
 
-    def __init__(self, name, cfg, tokenizer, recipe):
+    def __init__(self, name, cfg, tokenizer, recipe, file=None):
         if recipe.length < 16:
             raise UserError(f"--finetune_length {recipe.length}: a question and an answer do not fit; use 16 or more")
-        self.rows = {split: squad.load(path)[:limit(split, cfg) or None]
-                     for split, path in squad.files(cfg.squad, name).items()}
+        self.threshold = read_threshold(cfg.init, name) if file else None
+        self.rows = {"dev": squad.load(file, asked=True)} if file else {
+            split: squad.load(path)[:limit(split, cfg) or None]
+            for split, path in squad.files(cfg.squad, name).items()}
         windows = {split: squad.features(rows, tokenizer, recipe.length, min(128, recipe.length // 3),
                                          training=split == "train") for split, rows in self.rows.items()}
         super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, squad, windows)
@@ -207,8 +211,11 @@ class SquadTask(Task):
 
     def final(self, outputs):
         """(predictions, {id: its answer}), where those above the threshold that suits dev best are withdrawn."""
-        found, scores = self.evaluated(outputs)
-        highest = scores.get("best_f1_thresh", math.inf)
+        if self.threshold is None:
+            found, scores = self.evaluated(outputs)
+            highest = scores.get("best_f1_thresh", math.inf)
+        else:
+            found, highest = self.answers(outputs), self.threshold
         return found, {name: "" if found.null_odds.get(name, 0) > highest else text
                        for name, text in found.texts.items()}
 
@@ -221,6 +228,45 @@ class SquadTask(Task):
         for name, content in (("predictions", texts), ("nbest_predictions", found.nbest),
                               ("null_odds", found.null_odds)):
             write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
+
+
+def read_threshold(init, name):
+    """The odds of "no answer" above which the job that made RUN/TASK or RUN/jobs/JOB withdraws an answer; of a folder
+    without its run 0, the official script's."""
+    folder, found = Path(init).resolve(), {}
+    if (path := folder.with_name(f"{folder.name}.json")).exists():
+        found = read_json(path, dict)
+    elif (path := folder.parent / "done.json").exists():
+        found = read_json(path, dict)["tasks"][name]
+    return found["metrics"].get("best_f1_thresh", math.inf) if found else 0.0
+
+
+def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
+    """The Task, with a single split, that has the rows of a file of the user's own, for the model RUN/TASK of --init.
+    name: of its task, which else config.json tells."""
+    record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
+    settings = record.get("settings", {})
+    name = name or settings.get("tasks")
+    if record.get("action") != "finetune" or name not in recipes:
+        raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task; name RUN/TASK of a --finetune")
+    own = cfg.finetune_length if "finetune_length" in cfg.given else settings.get("finetune_length")
+    recipe = dataclasses.replace(recipes[name], length=own or recipes[name].length)
+    return task_class(name, kinds)(name, cfg, tokenizer, recipe, file=Path(path))
+
+
+def answer_file(path, cfg, task, outputs):
+    """Write what a model gives for open_file's task, as fine-tuning writes it, to --out or to a folder beside the file;
+    returns a line on it."""
+    path, (split, rows) = Path(path), *task.rows.items()
+    folder = Path(cfg.out) if "out" in cfg.given else path.with_name(f"{path.stem}-predictions")
+    folder.mkdir(parents=True, exist_ok=True)
+    task.write(split, outputs, folder)
+    return f"{folder}: answers to the {len(rows)} rows of {path}, as {cfg.init} gives them"
+
+
+def task_class(name, kinds=None):
+    """The class of a task. kinds: {name: class} in place of GlueTask and SquadTask."""
+    return (kinds or {}).get(name, SquadTask if name.startswith("SQuAD") else GlueTask)
 
 
 def limit(split, cfg):
@@ -246,13 +292,12 @@ def task_files(names, cfg, flag, search):
 
 def open_task(name, cfg, tokenizer, recipes, kinds=None):
     """The Task of a name. The flags finetune_lr, _batch, ... that are not None take the place of the recipe's numbers.
-    kinds: {name: class} in place of GlueTask and SquadTask."""
+    kinds: as in task_class."""
     fields = [field.name for field in dataclasses.fields(Recipe)]
     own = {key: getattr(cfg, f"finetune_{key}", None) for key in fields}
     own = {key: value for key, value in own.items() if value is not None}
     recipe = dataclasses.replace(recipes[name], **({"steps": 0} if "epochs" in own else {}), **own)
-    kind = (kinds or {}).get(name, SquadTask if name.startswith("SQuAD") else GlueTask)
-    return kind(name, cfg, tokenizer, recipe)
+    return task_class(name, kinds)(name, cfg, tokenizer, recipe)
 
 
 def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
