@@ -12,7 +12,7 @@ import shutil
 import pytest
 from test_bad_input import ARCH, FEW, PIECES, TRAINED, TUNED, call, limited, put, ready, the_line, tuning  # noqa: F401
 
-CASES = 500
+CASES = 450
 NASTY = (None, True, -1, 0, 10 ** 12, 10 ** 400, 1.5, float("nan"), "", "x", "\ud800", [], {}, [[]], ["x"], [-1])
 
 
@@ -34,10 +34,8 @@ MODELS = ("albert", "autobert_zero", "autotinybert")
 
 # (command, the undamaged input, files that are damaged, whether what comes out must not change)
 KINDS = [
-    *((tuning(task, program), ground("glue"), (f"{task}/train.tsv", f"{task}/dev.tsv"), False)
-      for program, task in zip(MODELS, ("CoLA", "STS-B", "SST-2"))),
-    *((tuning(name), ground("squad"), (f"train-v{name[5:]}.json", f"dev-v{name[5:]}.json"), False)
-      for name in ("SQuAD1.1", "SQuAD2.0")),
+    (tuning("STS-B"), ground("glue"), ("STS-B/train.tsv", "STS-B/dev.tsv"), False),
+    (tuning("SQuAD2.0"), ground("squad"), ("train-v2.0.json", "dev-v2.0.json"), False),
     (tuning("RACE"), ground("race"), ("train/high/0.txt", "dev/middle/0.txt"), False),
     ("mformer --train --task wmt14 --train_text {here}/train --vocab_size 120 --steps 1 --batch 64 --held_out 4 "
      "--length 40 --arch " + ARCH, ground("pairs"), ("train.en", "train.de"), False),
@@ -58,20 +56,18 @@ KINDS = [
     (TUNED, lambda here, ready: (ground("tuned as out")(here, ready), (here / "out/done.json").unlink()),
      ("out/jobs/CoLA-0.json", "out/config.json"), False),
     ("autobert_zero --describe --arch {here}/best.json", ground(best_json={"arch": "bert"}), ("best.json",), False),
-    ("mformer --describe --arch {here}/best.json",
-     ground(best_json={"arch": "layers=1 hidden=16 ffn=16 heads=1 types=linear"}), ("best.json",), False),
     ("data/prepare corpus --corpus {here}/a.text --vocab_size 19 --to {here}/out",
      ground(a_text="A man sat on a mat. He saw a cat.\n\n" * 40), ("a.text",), False),
 ]
 
 
 def damage_bytes(content, rng):
-    """One to three flipped bits, or a part that is cut off, lost, doubled, swapped with another or overwritten."""
+    """One to three flipped bits, or a part that is cut off, lost, swapped with another or overwritten."""
     size = len(content)
     a, b, c = sorted(rng.randrange(size + 1) for _ in range(3))
     return rng.choice((
-        lambda: content[:a], lambda: content[:a] + content[b:], lambda: content[:b] + content[a:],
-        lambda: content[:a] + content[b:c] + content[a:b] + content[c:], lambda: b"",
+        lambda: content[:a], lambda: content[:a] + content[b:], lambda: b"",
+        lambda: content[:a] + content[b:c] + content[a:b] + content[c:],
         lambda: content[:a] + rng.randbytes(min(64, b - a)) + content[a + min(64, b - a):],
         lambda: flip(content, rng), lambda: flip(content, rng), lambda: flip(content, rng)))()
 
@@ -101,23 +97,13 @@ def damage_value(value, rng):
     return json.dumps(value).encode()
 
 
-def damage(path, rng):
-    content = path.read_bytes()
-    if path.suffix == ".json" and rng.random() < 0.6 and isinstance(json.loads(content), (dict, list)):
-        return damage_value(json.loads(content), rng)
-    return damage_bytes(content or b"\0", rng)
-
-
 def outcome(here):
     """What a run left behind that says what came out; times aside."""
     texts = [path.read_text() for path in sorted((here / "out").rglob("done.json"))]
     return [re.sub(r'"(seconds|tokens_s|tok_s|elapsed)": [^,}]*', "", text) for text in texts]
 
 
-@pytest.fixture(scope="module")
-def undamaged():
-    """{kind: what comes out of the undamaged input}."""
-    return {}
+UNDAMAGED = {}  # {kind: what comes out of the undamaged input}
 
 
 def run_once(kind, here, ready, monkeypatch):
@@ -129,26 +115,27 @@ def run_once(kind, here, ready, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(CASES))
 def test_a_damaged_file_gives_the_right_result_or_one_line(  # noqa: F811
-        seed, ready, limited, undamaged, tmp_path, monkeypatch, capfd):
+        seed, ready, limited, tmp_path, monkeypatch, capfd):
     rng = random.Random(seed)
     kind = seed % len(KINDS)
     _, make, names, same = KINDS[kind]
     monkeypatch.chdir(tmp_path)
-    if same and kind not in undamaged:
+    if same and kind not in UNDAMAGED:
         make(tmp_path / "whole", ready)
         assert run_once(kind, tmp_path / "whole", ready, monkeypatch) == 0
-        undamaged[kind] = outcome(tmp_path / "whole")
+        UNDAMAGED[kind] = outcome(tmp_path / "whole")
         capfd.readouterr()
     here = tmp_path / "here"
     here.mkdir()
     make(here, ready)
     path = here / rng.choice(names)
     before = path.read_bytes()
-    path.write_bytes(damage(path, rng))
+    as_json = path.suffix == ".json" and rng.random() < 0.6
+    path.write_bytes(damage_value(json.loads(before), rng) if as_json else damage_bytes(before or b"\0", rng))
     status = run_once(kind, here, ready, monkeypatch)
     printed = capfd.readouterr().err
     if status == 2:
         assert len(the_line(printed)) < 1000
     else:
         assert status == 0 and "Traceback" not in printed
-        assert not same or outcome(here) == undamaged[kind] or path.read_bytes() == before
+        assert not same or outcome(here) == UNDAMAGED[kind] or path.read_bytes() == before

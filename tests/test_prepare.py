@@ -235,7 +235,8 @@ def tar(names):
 
 
 def test_broken_transfers_are_continued_and_a_set_is_made_once(server, tmp_path):
-    file = row(server, "cifar10", "binary.tar.gz", tar({"top/test_batch.bin": os.urandom(50_000)}))
+    file = row(server, "cifar10", "binary.tar.gz", tar({
+        "top/test_batch.bin": os.urandom(50_000), "__MACOSX/top/b": b"b", "stray": b"c"}))
     server.breaks, size = 2, len(server.contents["/binary.tar.gz"])
     folder = download.download("cifar10", tmp_path, [file])
     assert server.starts == [0, size // 2, (size // 2 + size) // 2]
@@ -269,13 +270,8 @@ def test_what_cannot_be_fetched_ends_in_one_line(server, tmp_path):
     assert tmp_path.joinpath("dev.json.part").stat().st_size > 45_000
 
 
-def test_the_top_folder_is_left_out_and_a_truncated_archive_named(tmp_path):
-    content = tar({"RACE/dev/1.txt": b"1", "RACE/a": os.urandom(9000), "__MACOSX/RACE/b": b"b", "stray": b"c"})
-    tmp_path.joinpath("a.tgz").write_bytes(content)
-    download.unpack_inside(tmp_path / "a.tgz", tmp_path / "target")
-    found = {str(path.relative_to(tmp_path / "target")) for path in (tmp_path / "target").rglob("*")}
-    assert found == {"dev", "dev/1.txt", "a"} and sorted(p.name for p in tmp_path.iterdir()) == ["a.tgz", "target"]
-    tmp_path.joinpath("a.tgz").write_bytes(content[:5000])
+def test_a_truncated_archive_is_named(tmp_path):
+    tmp_path.joinpath("a.tgz").write_bytes(tar({"RACE/a": os.urandom(9000)})[:5000])
     with pytest.raises(UserError, match="a.tgz: broken archive"):
         download.unpack(tmp_path / "a.tgz", tmp_path / "other")
 
