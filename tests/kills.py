@@ -53,10 +53,10 @@ COMMANDS = {  # {program: {name: arguments}}; {name} there is the undisturbed ru
 }
 OWN = {"seconds", "search_seconds", "milliseconds", "speedup", "speedup_range", "argv", "environment", "digest",
        "out"}  # what may differ: times, and what says where a run was
-# A fork of a server that has torch already, whose import takes longer than these runs; a fork of a process that has
-# computed with it may wait for ever for a thread that it lacks.
+# Forks of a server that has imported what a run imports, its first step too: that takes longer than these runs. A fork
+# of a process that has computed with torch may wait for ever for a thread that it lacks.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch"])
+SERVER.set_forkserver_preload(["albert", "torch._dynamo"])
 NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.jsonl$|\.previous$")
 
 

@@ -117,33 +117,6 @@ def test_the_best_so_far_is_drawn_in_steps():
     assert lines == [([1, 2, 3], [0.2, 0.2, 0.5], "post", "OP-NAS"), ([1, 2, 3], [0.3, 0.4, 0.4], "post", None)]
 
 
-def test_columns_are_drawn_by_group():
-    axes, rows = mock.MagicMock(), [["a", 1, 5, "x"], ["b", 2, 6, "y"], ["a", 3, 7, "z"]]
-    record = {"columns": ["kind", "n", "value", "name"], "rows": rows}
-    pictures.of_columns("n", "value", "kind", named="name")(axes, record)
-    assert [(call.args, call.kwargs["label"]) for call in axes.plot.call_args_list] == [
-        (([1, 3], [5, 7]), "a"), (([2], [6]), "b")]
-    assert [call.args[0] for call in axes.annotate.call_args_list] == ["x", "z", "y"]
-
-
-def contrast(one, other):
-    """Of two colours as #rrggbb, after WCAG 2: 1 to 21; 3 is asked of lines, 4.5 of text."""
-    def light(colour):
-        parts = [int(colour[place:place + 2], 16) / 255 for place in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    dark, bright = sorted((light(one), light(other)))
-    return (bright + 0.05) / (dark + 0.05)
-
-
-def test_colours_can_be_read_and_a_model_has_one():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast(pictures.INK, pictures.CARD) > 12
-    assert min(contrast(each, pictures.CARD) for each in pictures.COLOURS) > 3
-    assert pictures.colour("BERT, 4 times the updates", 3) == pictures.colour("bert") != pictures.colour("hybrid")
-    assert pictures.colour("causal linear") != pictures.colour("linear") == pictures.colour("Linear")
-    assert pictures.colour("something", 9) == pictures.COLOURS[1] != pictures.colour("something", 2)
-
-
 def test_pictures_are_small_belong_to_results_and_are_shown():
     for path in DRAWN:
         content = path.read_bytes()
