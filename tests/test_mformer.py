@@ -748,7 +748,7 @@ def quick_search(monkeypatch):
     """Rankers that need not be good, and made-up latencies."""
     monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))
     monkeypatch.setattr(mf.Ranker.importance, "__defaults__", (2,))
-    monkeypatch.setattr(mf, "measure_latency", lambda arch, cfg, device: arch.layers + sum(arch.ffn) / 1000)
+    monkeypatch.setattr(mf, "measure_latency", lambda arch, *others: arch.decoder_layers + sum(arch.ffn) / 20)
 
 
 @pytest.mark.parametrize("kind", ["images", "text"])
@@ -953,6 +953,31 @@ def test_one_and_two_processes_give_the_same_search(kind, tmp_path, pictures, se
     assert [line["score"] for line in one] == pytest.approx([line["score"] for line in two], abs=1e-4)
 
 
+def test_a_vocabulary_of_other_pieces_beside_the_weights_is_refused(tmp_path, sentences):
+    cfg = dataclasses.replace(RUN_TEXT, steps=1, warmup=0.0, vocab_size=36)
+    arch = mf.arch_text(mf.sample_arch(mf.space_of(TEXT), random.Random(3)))
+    mf.main(["--train", "--arch", arch, *flags(cfg, sentences), "--out", str(tmp_path / "run")])
+    own = load_tokenizer(tmp_path / "run")
+    train_sentencepiece([sentences / "train.de"], tmp_path / "other.model", own.vocab_size, lower=False)
+    assert load_tokenizer(tmp_path / "other.model").vocab_size == own.vocab_size
+    (tmp_path / "other.model").replace(tmp_path / "run" / "spiece.model")
+    with pytest.raises(UserError, match="spiece.model: damaged or changed since the run"):
+        mf.main(["--evaluate", "--task", "wmt14", "--init", str(tmp_path / "run"), "--test_text",
+                 str(sentences / "test"), "--out", str(tmp_path / "scored")])
+
+
+def test_a_training_whose_validation_loss_has_risen_warns(tmp_path, pictures, monkeypatch, capsys):
+    command = ["--train", "--arch", mf.arch_text(ARCH), *flags(dataclasses.replace(RUN_IMAGES, steps=3), pictures)]
+    for losses, warns in (((1.0, 0.5, 0.52), True), ((1.0, 0.5, 0.505), False)):
+        def train_network(model, data, cfg, ranks, run, losses=losses):
+            for step, loss in enumerate(losses, 1):
+                run.log(phase="train validation", step=step, loss=loss)
+        monkeypatch.setattr(mf, "train_network", train_network)
+        mf.main([*command, "--out", str(tmp_path / str(warns))])
+        found = "warning: the validation loss rose from 0.5000 at update 2 to 0.5200" in capsys.readouterr().out
+        assert found == warns
+
+
 # --- command line --------------------------------------------------------------------------------
 
 def test_describe_is_one_json_object(capsys, monkeypatch):
@@ -1067,28 +1092,3 @@ def test_what_one_attention_costs():
     costs = claims.attention_costs(kinds, 64, CPU.device, itertools.count().__next__)
     assert [cost[:4] for cost in costs] == [[kind, 64, 1000, 1000] for kind in kinds]
     assert all(cost[4] > 0 for cost in costs)
-
-
-def test_a_vocabulary_of_other_pieces_beside_the_weights_is_refused(tmp_path, sentences):
-    cfg = dataclasses.replace(RUN_TEXT, steps=1, warmup=0.0, vocab_size=36)
-    arch = mf.arch_text(mf.sample_arch(mf.space_of(TEXT), random.Random(3)))
-    mf.main(["--train", "--arch", arch, *flags(cfg, sentences), "--out", str(tmp_path / "run")])
-    own = load_tokenizer(tmp_path / "run")
-    train_sentencepiece([sentences / "train.de"], tmp_path / "other.model", own.vocab_size, lower=False)
-    assert load_tokenizer(tmp_path / "other.model").vocab_size == own.vocab_size
-    (tmp_path / "other.model").replace(tmp_path / "run" / "spiece.model")
-    with pytest.raises(UserError, match="spiece.model: damaged or changed since the run"):
-        mf.main(["--evaluate", "--task", "wmt14", "--init", str(tmp_path / "run"), "--test_text",
-                 str(sentences / "test"), "--out", str(tmp_path / "scored")])
-
-
-def test_a_training_whose_validation_loss_has_risen_warns(tmp_path, pictures, monkeypatch, capsys):
-    command = ["--train", "--arch", mf.arch_text(ARCH), *flags(dataclasses.replace(RUN_IMAGES, steps=3), pictures)]
-    for losses, warns in (((1.0, 0.5, 0.52), True), ((1.0, 0.5, 0.505), False)):
-        def train_network(model, data, cfg, ranks, run, losses=losses):
-            for step, loss in enumerate(losses, 1):
-                run.log(phase="train validation", step=step, loss=loss)
-        monkeypatch.setattr(mf, "train_network", train_network)
-        mf.main([*command, "--out", str(tmp_path / str(warns))])
-        found = "warning: the validation loss rose from 0.5000 at update 2 to 0.5200" in capsys.readouterr().out
-        assert found == warns
