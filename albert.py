@@ -7,7 +7,7 @@ weights. Next-sentence prediction gives way to sentence-order prediction: are tw
 Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 --out runs/16
            a good minute of a core: masked words 29% (commonest: 14%)
          python albert.py --pretrain --init runs/16 --out runs/64  four more: masked words 30%, order 52% (chance)
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  54, 83, 77% (guessing: 33, 50, 50%)
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  53, 83, 77% (guessing: 33, 50, 50%)
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 5 -> evaluate_language_model     Sec. 4.9 -> finetune (MNLI first), ensemble_job

@@ -378,7 +378,7 @@ def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
 
 
 def test_weight_files(tmp_path):
-    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(3), "c": torch.randn(5).bfloat16(),
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([3]), "c": torch.randn(5).bfloat16(),
                "d": torch.zeros(0, 4)}
     hf_folder.write_weights(tmp_path / "x.safetensors", tensors)
     back = hf_folder.read_weights(tmp_path / "x.safetensors")
