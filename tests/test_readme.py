@@ -30,7 +30,7 @@ def commands_of(path):
 
 COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands_of(page)))
 OF_FILES = [line for line in COMMANDS if re.search(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py", line)]
-OF_CLAIMS = [line for line in COMMANDS if "-m tests.claims." in line and "PAPER" not in line]
+OF_CLAIMS = [line for line in COMMANDS if re.search(rf"-m tests\.claims\.({'|'.join(PAPERS)})\b", line)]
 OTHERS = [line for line in COMMANDS if line not in (*OF_FILES, *OF_CLAIMS)]
 
 
