@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import re
 import shutil
 import socket
 import subprocess
@@ -1064,11 +1063,3 @@ def test_layers_of_their_own_are_as_many_as_those_of_init(corpus, tmp_path):
     pretrain(corpus, tmp_path, "--share", "none", "--steps", "1")
     with pytest.raises(UserError, match="--layers 8: .* has 2"):
         run_main("--describe", "--init", tmp_path, "--layers", "8")
-
-
-def test_departures_are_numbered_in_both_places():
-    """Every D-number of the docstring stands where it happens, and the other way round."""
-    source = (ROOT / "albert.py").read_text()
-    listed = re.findall(r"\bD(\d+)\*?\s", albert.__doc__.split("Differs:")[1])
-    assert listed == [str(number) for number in range(1, len(listed) + 1)]
-    assert set(re.findall(r"\bD(\d+)\b", source.split('"""', 2)[2])) == set(listed)

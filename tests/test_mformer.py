@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -1026,14 +1025,6 @@ def test_mistakes_end_in_one_line(arguments, message, tmp_path, pictures, senten
     with pytest.raises(UserError, match=message) as error:
         mf.main([*arguments, *rest, "--out", str(tmp_path / "run")])
     assert "\n" not in str(error.value)
-
-
-def test_every_departure_stands_in_the_docstring_and_where_it_happens():
-    code = (ROOT / "mformer.py").read_text().replace(mf.__doc__, "")
-    listed = [int(number) for number in re.findall(r"\bD(\d+) ", mf.__doc__)]
-    assert listed == [*range(1, len(listed) + 1)]
-    comments = " ".join(re.findall("# .*", code))
-    assert {int(number) for number in re.findall(r"\bD(\d+)\b", comments)} == set(listed)
 
 
 # --- claims --------------------------------------------------------------------------------------

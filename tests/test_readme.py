@@ -149,3 +149,14 @@ def test_the_glossary_has_the_letters_of_each_file():
         legend = re.search(r"^# B.*?(?=\n\n)", source, re.MULTILINE | re.DOTALL).group().replace("\n#", "")
         letters = set(re.findall(r"(?:^# |, )([A-Z])\b", legend))
         assert {row[0] for row in rows if row[column]} == letters, paper
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_departures_are_numbered_in_the_docstring_and_where_they_happen(paper):
+    """One behind the other there; here in the code of the paper file or of its claims."""
+    folders = ROOT, ROOT / "tests" / "claims"
+    source, claims = ((folder / f"{paper}.py").read_text(encoding="utf-8") for folder in folders)
+    docstring = importlib.import_module(paper).__doc__
+    listed = re.findall(r"\bD(\d+)\b", docstring.split("Differs:")[1])
+    assert listed == [str(number) for number in range(1, len(listed) + 1)]
+    assert set(re.findall(r"\bD(\d+)\b", source.replace(docstring, "") + claims)) == set(listed)
