@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError
-from common.files import atomic, load_file, parse_json, read_json, write_atomic
+from common.files import atomic, load_file, parse_json, write_atomic
 from common.weights import finite
 from data.text import NORMAL, SYMBOL, fields
 
@@ -39,31 +39,14 @@ ROLES = ("pad", "unk", "cls", "sep", "mask")
 
 # --- weights ---------------------------------------------------------------------------------------------------------
 def read_weights(path):
-    """{name: tensor} of a .safetensors or .bin file, or of a folder that holds one, whole or in parts with an index."""
-    path = Path(path)
-    if path.is_dir():
-        return read_folder(path)
+    """{name: tensor} of a .safetensors or .bin file, or of the folder that holds one."""
+    path = next((file for name in NAMES if (file := Path(path) / name).is_file()), Path(path))
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give a folder with {' or '.join(NAMES)}")
+        raise UserError(f"{path}: no {' and no '.join(NAMES)} is here; give the folder of a PyTorch model")
     weights = read_safetensors(path) if path.suffix == ".safetensors" else load_file(path)
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise UserError(f"{path}: this holds something else than tensors by name; give the file of a model's weights")
     return finite(weights, path)
-
-
-def read_folder(folder):
-    """The weights of a Hugging Face folder."""
-    for name in NAMES:
-        if (folder / name).is_file():
-            return read_weights(folder / name)
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            parts = read_json(index, dict, "fetch it again").get("weight_map")
-            if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
-                raise UserError(f"{index}: no weight_map of names to files is in it; fetch it again")
-            return {key: value for part in sorted({*parts.values()})
-                    for key, value in read_weights(folder / Path(part).name).items()}
-    raise UserError(f"{folder}: no {' and no '.join(NAMES)} is here; give the folder of a PyTorch model")
 
 
 def read_safetensors(path):

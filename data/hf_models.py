@@ -57,18 +57,12 @@ def albert_settings(config):
     missing = [theirs for _, theirs, default in ALBERT_SETTINGS if default is None and theirs not in config]
     if missing:
         raise ValueError(f"lacks {', '.join(missing)}")
-    if config.get("inner_group_num", 1) != 1 or config.get("type_vocab_size", 2) != 2:
-        raise ValueError("inner_group_num and type_vocab_size: only 1 and 2 are built")
-    if config.get("layer_norm_eps", EPSILON) != EPSILON:
-        raise ValueError(f"layer_norm_eps {config['layer_norm_eps']}: only {EPSILON} is built")
-    found = {"share": "all", "mapped": config["embedding_size"] == config["hidden_size"],
-             **{ours: config.get(theirs, default) for ours, theirs, default in ALBERT_SETTINGS}}
-    if config.get("attention_probs_dropout_prob", found["dropout"]) != found["dropout"]:
-        raise ValueError(f"attention_probs_dropout_prob {config['attention_probs_dropout_prob']}: hidden_dropout_prob "
-                         f"is {found['dropout']}, and only one for both is built; make them equal in config.json")
-    if found["activation"] in ("gelu_pytorch_tanh", "gelu_fast"):
-        found["activation"] = "gelu_new"
-    return found
+    for key, only in (("inner_group_num", 1), ("type_vocab_size", 2), ("layer_norm_eps", EPSILON),
+                      ("attention_probs_dropout_prob", config.get("hidden_dropout_prob", 0.0))):
+        if config.get(key, only) != only:
+            raise ValueError(f"{key} {config[key]}: only {only} is built")
+    return {"share": "all", "mapped": config["embedding_size"] == config["hidden_size"],
+            **{ours: config.get(theirs, default) for ours, theirs, default in ALBERT_SETTINGS}}
 
 
 def read_albert(folder, config, groups):
@@ -77,9 +71,6 @@ def read_albert(folder, config, groups):
     weights = read_weights(folder)
     if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
         weights = {f"albert.{name}": value for name, value in weights.items()}
-    tied, words = (weights.get(f"{name}.weight") for name in ("predictions.decoder", ALBERT_NAMES[0][1]))
-    if tied is not None and words is not None and not torch.equal(tied, words):
-        raise ValueError("predictions.decoder.weight differs from the word embeddings; ALBERT's are tied")
     modules = {theirs.format(group): ours.format(group) for ours, theirs in ALBERT_NAMES for group in range(groups)}
     split = {name: name.rsplit(".", 1) for name in weights if not IGNORED.fullmatch(name)}
     strange = [name for name, (module, *_) in split.items() if module not in modules]
@@ -212,8 +203,6 @@ def read_model(path, cfg, arch="", first="model"):
     config = read_json(folder / "config.json", dict)
     if "model_type" in config:
         shape = bert_sizes(folder, config)
-        if shape[3] < 1 or shape[4] % shape[3]:
-            raise UserError(f"{folder / 'config.json'}: {shape[3]} heads do not divide {shape[4]}")
         return folder, "-".join(map(str, shape)), read_bert(folder, shape[3])
     own = dataclasses.replace(cfg, init=str(folder))  # read_init fills in the model's arch
     weights = read_init(own, dict.fromkeys(("search", "superplm", "further_train", "finetune"), ("arch",)))["model"]
@@ -243,7 +232,8 @@ def fill(model, weights, folder):
 def bert_sizes(folder, config):
     """(layers, hidden, ffn, heads, qkv) that a config.json describes; UserError where it needs what does not run here.
     """
-    for key, values in (("model_type", ("bert", "electra", "autotinybert")), *((key, (value,)) for key, value in FIXED.items())):
+    readable = {"model_type": ("bert", "electra", "autotinybert"), **{key: (value,) for key, value in FIXED.items()}}
+    for key, values in readable.items():
         if config.get(key, values[0]) not in values:
             raise UserError(f"{folder}: {key} is {config[key]!r}; only {' and '.join(map(str, values))} can be read")
     config = {"qkv_size": config.get("hidden_size"), **config}
@@ -269,8 +259,8 @@ def read_bert(folder, heads):
     for number, parts in layers.items():
         try:
             layer = read_bert_layer(parts, heads)
-        except (RuntimeError, ValueError) as error:  # the words of torch: sizes that do not go together
-            raise UserError(f"{folder}: attention of layer {number} does not fit {heads} heads ({error})") from None
+        except (RuntimeError, ValueError):
+            raise UserError(f"{folder}: attention of layer {number} does not fit {heads} heads") from None
         weights |= {f"encoder.layers.{number}.{name}": value for name, value in layer.items()}
     return weights
 
@@ -332,8 +322,8 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
     positions, name = len(weights["encoder.positions.weight"]), "Bert" if shape[4] == shape[1] else "AutoTinyBert"
     if name != "Bert":
         more["auto_map"] = {auto: f"modeling_autotinybert.{name}{ours}" for auto, ours in AUTO.items()}
-    config = {"model_type": name.lower(), "architectures": [f"{name}{kind}"], **more, **FIXED, "initializer_range": 0.02,
-              **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
+    config = {"model_type": name.lower(), "architectures": [f"{name}{kind}"], **more, **FIXED,
+              "initializer_range": 0.02, **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
               "max_position_embeddings": positions, "type_vocab_size": 2,
               "vocab_size": len(weights["encoder.words.weight"]), "pad_token_id": tokenizer.pad_id}
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
@@ -341,5 +331,6 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
     if name != "Bert":
         write_atomic(folder / "modeling_autotinybert.py", MODELING)
     auto = f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR{', trust_remote_code=True' * (name != 'Bert')})"
-    write_atomic(folder / "README.md", f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n\n`transformers`: `{auto}`\n")
+    write_atomic(folder / "README.md",
+                 f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n\n`transformers`: `{auto}`\n")
     return f"{folder}: {name}{kind} {words}; {auto}"

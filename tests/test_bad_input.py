@@ -302,8 +302,6 @@ HUGGING_FACE = [
     *rows(TUNED.replace("{albert}", "{here}"), *(folder("safetensors", change) for change in (
         drop("model.safetensors"), edit("model.safetensors", half), tensor(shape=[-1, -2]), tensor(dtype="F99"))),
         folder("unexpected weights: a", tensor()),
-        folder("x.safetensors: no such file", drop("model.safetensors"),
-               put("model.safetensors.index.json", {"weight_map": {"a": "x.safetensors"}})),
         folder("pytorch_model.bin", drop("model.safetensors"), put("pytorch_model.bin", BOMB)),
         folder("hidden", entries("config.json", hidden_size="16")), folder("spiece.model", drop("spiece.model"))),
     *rows("autotinybert --finetune CoLA --glue {glue} --init {here}", folder("only bert and electra"),
