@@ -12,10 +12,8 @@ import pytest
 import torch
 
 import autobert_zero as abz
-from common.distributed import Ranks
 from conftest import ROOT
 from data.corpus import join
-from data.inputs import open_text
 from data.network_code import rename
 from tests.claims import study
 
@@ -38,7 +36,7 @@ def test_infer_shapes():
 
 
 def test_sampled_graphs_are_legal_and_varied():
-    graphs = random_graphs(1000)
+    graphs = random_graphs(300)
     for graph in graphs:
         assert abz.why_illegal(graph, 12) is None and abz.canonical(graph) == graph
     assert {len(graph) for graph in graphs} == set(range(2, 13))  # a single operation mixes no tokens
@@ -74,11 +72,16 @@ def test_an_operation_stands_where_the_graph_says_not_the_names_of_its_inputs():
         assert len({tuple(op for op, *_ in abz.parse_formula(text)) for text in pair}) == 1
 
 
-def neighbours(graph, edits=abz.EDITS):
-    """Every legal graph one edit away."""
+def names(graph):
+    return sorted(op for op, *_ in graph)
+
+
+def neighbours(graph, edits=abz.EDITS, like=None):
+    """Every legal graph one edit away; `like`: of those alone that have its operations."""
     found = {abz.in_order(*child, range(4)) for edit in edits for index in range(len(graph))
              for _, *child in edit(graph, index)}
-    return {abz.canonical(child) for child in found if not abz.why_illegal(child, 12)} - {graph}
+    return {abz.canonical(child) for child in found if not abz.why_illegal(child, 12)
+            and (not like or names(child) == names(like))} - {graph}
 
 
 def test_neighbours_of_berts_attention():
@@ -92,47 +95,22 @@ def test_neighbours_of_berts_attention():
     assert {abz.parse_formula(text) for text in turned} <= neighbours(start, [abz.replace])
 
 
-def edits_to(graph, goal):
-    """Edits of a walk from graph to goal that each time takes the neighbour with the most expressions in common."""
-    wanted, seen = {abz.in_order(goal, 4 + index, range(4)) for index in range(len(goal))}, {graph}
-    for number in range(30):
-        if graph == goal:
-            return number
-        near = neighbours(graph) - seen
-        graph = min(sorted(near), key=lambda each: len(wanted ^ {abz.in_order(each, 4 + index, range(4))
-                                                                 for index in range(len(each))}))
-        seen.add(graph)
-    raise AssertionError(f"no way to {abz.formula(goal)}")
-
-
-@pytest.mark.parametrize("count", [4, pytest.param(100, marks=pytest.mark.slow)])
-def test_every_layer_of_figure_7_is_within_30_edits_of_a_random_attention(count):
-    """A walk to cos(Q, K) @ V, three edits to BERT's attention, and those of the next test."""
-    texts = ["cos(Q, K) @ V", "Q @ K.T @ V", "scale(Q @ K.T) @ V", abz.BERT_ATTENTION]
-    steps = [abz.parse_formula(text) for text in texts]
-    assert all(after in neighbours(before) for before, after in itertools.pairwise(steps))
-    assert max(edits_to(graph, steps[0]) for graph in random_graphs(count, seed=count)) + 3 + 6 <= 30
-
-
-def has_product_of_tokens(graph):
-    """Whether it has a product n x d @ d x n, which BERT's scores are."""
-    shapes = abz.infer_graph(graph)
-    return any(op == "matmul" and shapes[operands[0]] == "nd" and shapes[operands[1]] == "dn" for op, *operands in graph)
-
-
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_edits_reach_every_way_to_compare_tokens(count):
-    """From random attentions without it 40% or more of the lineages of 30 uniform edits reach each; before replace
-    turned operands, 3% reached a product of tokens."""
+    """A product of tokens, as in BERT's scores, a cosine, a distance: from random attentions without it 40% or more of
+    the lineages of 30 uniform edits reach it; before replace turned operands, 3% reached the product."""
     uniform = abz.OperationPriority([], abz.Config())
-    for wanted in (has_product_of_tokens, lambda graph: "cosine" in {op for op, *_ in graph},
-                   lambda graph: "euclidean" in {op for op, *_ in graph}):
+
+    def has(graph, *kind):
+        shapes = abz.infer_graph(graph)
+        return kind in {(op, *(shapes[each] for each in operands if op == "matmul")) for op, *operands in graph}
+
+    for kind in (("matmul", "nd", "dn"), ("cosine",), ("euclidean",)):
         rng, reached = random.Random(count), 0
-        drawn = iter(lambda: abz.sample_graph(rng), None)
-        for graph in itertools.islice((graph for graph in drawn if not wanted(graph)), count):
-            lineage = itertools.accumulate(range(30), lambda graph, _: abz.edit_graph(graph, rng, uniform) or graph,
-                                           initial=graph)
-            reached += any(map(wanted, lineage))
+        drawn = (abz.sample_graph(rng) for _ in itertools.count())
+        for graph in itertools.islice((graph for graph in drawn if not has(graph, *kind)), count):
+            lineage = [graph := abz.edit_graph(graph, rng, uniform) or graph for _ in range(30)]
+            reached += any(has(graph, *kind) for graph in lineage)
         assert reached >= 0.4 * count
 
 
@@ -152,7 +130,7 @@ def test_figure_7_is_a_few_edits_from_bert(layer, edits, path):
         steps.append(abz.parse_formula(f"softmax(scale({scores})) @ {values}"))
     steps.append(abz.read_arch("autobert-zero", 12)[layer - 1])
     assert len(steps) - 1 == edits
-    assert all(after in neighbours(before) for before, after in itertools.pairwise(steps))
+    assert all(after in neighbours(before, like=after) for before, after in itertools.pairwise(steps))
 
 
 def test_an_edit_is_legal_and_its_new_operation_drawn_by_the_first_k_priorities():
@@ -172,14 +150,11 @@ def test_an_edit_is_legal_and_its_new_operation_drawn_by_the_first_k_priorities(
     assert len(drawn) > 75 and lengths >= {-1, 0, 1}
 
 
-def test_text_form_round_trip():
+def test_the_text_form_is_read_back_and_shares_sub_expressions():
     rng = random.Random(3)
-    for _ in range(100):
+    for _ in range(30):
         arch = abz.sample_arch(rng, 6)
         assert abz.parse_arch(abz.arch_text(arch)) == arch
-
-
-def test_text_form_shares_sub_expressions():
     graph = abz.parse_formula("a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a")
     assert sum(op == "logsigmoid" for op, *_ in graph) == 1
     assert graph == abz.parse_formula("softmax(scale(logsigmoid(Q) @ K.T)) @ logsigmoid(Q)")
@@ -241,11 +216,11 @@ def padded_inputs(graph, batch=2, heads=2, tokens=7, dim=4, seed=0):
     return {index: torch.randn(batch, heads, tokens, dim, generator=generator) for index in abz.used_inputs(graph)}
 
 
-def test_padding_changes_nothing_in_300_random_graphs():
+def test_padding_changes_nothing_in_random_graphs():
     """Outputs at real tokens are those of the unpadded input, for any filling and any amount of padding; padded inputs
     get no gradient. In float64: in float32 rounding at distance 0 is 0.002 and would hide what this test is after."""
     real = 5
-    for number, graph in enumerate(random_graphs(300, seed=5)):
+    for number, graph in enumerate(random_graphs(100, seed=5)):
         plain = {key: value.double() for key, value in padded_inputs(graph, tokens=real, seed=number).items()}
         expected = abz.run_graph(graph, plain)
         for extra, filling in ((2, 0.0), (2, 30.0), (9, -3.0)):
@@ -264,7 +239,7 @@ def test_padding_changes_nothing_in_300_random_graphs():
 def test_padding_changes_nothing_in_whole_models():
     rng = random.Random(11)
     cfg = dataclasses.replace(TINY, layers=4)
-    architectures = [abz.sample_arch(rng, 4) for _ in range(20)]
+    architectures = [abz.sample_arch(rng, 4) for _ in range(6)]
     architectures += [(3, 65, 9, 31), abz.read_arch("autobert-zero", 4), abz.read_arch("bert", 4)]
     for number, arch in enumerate(architectures):
         torch.manual_seed(number)
@@ -281,25 +256,19 @@ def test_padding_changes_nothing_in_whole_models():
 
 # --- fused attention and convolution --------------------------------------------------------------
 
-def test_published_graphs_run_fused_and_equal_node_by_node():
-    graphs = {*abz.read_arch("autobert-zero", 12)[1::2], *abz.read_arch("bert", 1)}
+def test_softmax_attention_runs_fused_as_node_by_node_and_not_where_its_parts_are_read_again():
+    fused = {*abz.read_arch("autobert-zero", 12)[1::2], *abz.read_arch("bert", 1),
+             abz.parse_formula("softmax(scale(V @ V.T)) @ K")}
+    others = map(abz.parse_formula, (
+        "a = softmax(scale(Q @ K.T)); a @ (a @ V)", "a = softmax(scale(Q @ K.T)) @ V; a + a",
+        "softmax(Q @ K.T) @ V", "softmax(scale(Q @ K.T)) @ V + Q"))
     mask = torch.arange(7)[None] < torch.tensor([7, 4])[:, None]
-    for graph in graphs:
-        assert abz.find_softmax_attention(graph)
-        inputs = padded_inputs(graph)
-        for visible in (None, mask):
-            plain = abz.run_graph(graph, inputs, visible, plan=(abz.infer_graph(graph), None))
-            torch.testing.assert_close(abz.run_graph(graph, inputs, visible), plain, rtol=1e-5, atol=1e-5)
-
-
-def test_softmax_attention_is_not_seen_where_its_parts_are_read_again():
-    for text in ("a = softmax(scale(Q @ K.T)); a @ (a @ V)", "a = softmax(scale(Q @ K.T)) @ V; a + a",
-                 "softmax(Q @ K.T) @ V", "softmax(scale(Q @ K.T)) @ V + Q",
-                 "softmax(scale(V @ V.T)) @ K"):
-        graph = abz.parse_formula(text)
-        assert bool(abz.find_softmax_attention(graph)) == (text == "softmax(scale(V @ V.T)) @ K")
+    for graph in (*fused, *others):
+        assert bool(abz.find_softmax_attention(graph)) == (graph in fused)
         inputs, by_node = padded_inputs(graph), (abz.infer_graph(graph), None)
-        torch.testing.assert_close(abz.run_graph(graph, inputs), abz.run_graph(graph, inputs, plan=by_node))
+        for visible in (None, mask):
+            plain = abz.run_graph(graph, inputs, visible, plan=by_node)
+            torch.testing.assert_close(abz.run_graph(graph, inputs, visible), plain, rtol=1e-5, atol=1e-5)
 
 
 def test_euclidean_is_cdist_and_has_finite_gradients_where_rows_coincide():
@@ -437,14 +406,6 @@ def test_priorities_do_not_depend_on_the_unit_of_the_scores():
     assert ties.probabilities(abz.OPS, 0) == pytest.approx([0.1] * 10)
 
 
-def test_a_diverged_candidate_counts_as_the_worst():
-    """One that diverged does not banish what it was made of: Eq. 3 sees the worst finite score in place of 0."""
-    good, bad = abz.parse_arch("softmax(Q) @ K.T @ V | conv3"), abz.parse_arch("softsign(Q) @ K.T @ V | conv3")
-    history = [line(0, good, 0.5), line(1, good, 0.47), line(2, bad, 0.0, diverged=True)]
-    found = dict(zip(abz.OPS, abz.OperationPriority(history, abz.Config()).probabilities(abz.OPS, 0)))
-    assert found["softsign"] > 0.02 and abz.OperationPriority(history, abz.Config()).cells[abz.OPS, 0][0][5] == -1
-
-
 def line(number, arch, score, diverged=False):
     return {"id": number, "round": 0, "parent": None, "arch": abz.arch_text(arch), "score": score, "scores": {},
             "diverged": diverged, "seconds": 0}
@@ -461,6 +422,10 @@ def test_priorities_follow_scores_by_position():
     assert priority.probabilities(abz.OPS, 2) == pytest.approx([0.1] * 10)  # longer than any path seen
     uniform = abz.OperationPriority(history, abz.Config(strategy="evolution"))
     assert uniform.probabilities(abz.OPS, 0) == pytest.approx([0.1] * 10)
+    # D31: one that diverged does not banish what it was made of; it counts as the worst finite score, not as 0
+    diverged = line(2, abz.parse_arch("softsign(Q) + K | conv3"), 0.0, diverged=True)
+    first = dict(zip(abz.OPS, abz.OperationPriority([*history, diverged], abz.Config()).probabilities(abz.OPS, 0)))
+    assert first["softsign"] == pytest.approx(first["neg"])
 
 
 def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
@@ -485,7 +450,7 @@ class FakeTokenizer:
 def test_masking_is_80_10_10_and_never_touches_special_pieces():
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 1000, (2000, 64), generator=generator)
-    ids[:, 0], ids[:, 30], ids[::2, 40:] = 2, 3, 0
+    ids[:, 0], ids[:, 30], ids[::2, 40:] = 2, 3, 0  # [CLS], [SEP], padding
     changed, positions, labels = abz.mask_tokens(ids, FakeTokenizer, 0.15, generator)
     chosen = labels != -100
     assert positions.shape == labels.shape == (round(0.15 * 2000 * 64),)  # constant for the shape of the batch
@@ -520,19 +485,6 @@ def test_next_sentence_pairs():
     assert kinds[follows].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
     assert ids[elsewhere].tolist() == [2, 10, 11, 12, 3, 30, 3, 0] and lengths[elsewhere] == 7
     assert kinds[elsewhere].tolist() == [0, 0, 0, 0, 0, 1, 1, 0]
-
-
-@pytest.mark.slow
-def test_shares_of_next_sentence_labels(demo, tmp_path):
-    """On the demo text half of the labels are 1 at any length."""
-    cfg = abz.Config(vocab_size=400, corpus=(str(demo["corpus"]),), out=str(tmp_path))
-    train = open_text(cfg, Ranks(0, 1, torch.device("cpu")), tmp_path)[1]
-    for length, low, high in ((32, 0.2, 0.6), (64, 0.04, 0.3), (128, 0.0, 0.1)):
-        text = train.segments(0, 4000, length - 3, 0)
-        _, second_length, labels = abz.draw_next_sentence(text, torch.Generator().manual_seed(0))
-        none = labels == -100
-        assert low < none.float().mean() < high and not second_length[none].any()
-        assert labels[~none].float().mean().item() == pytest.approx(0.5, abs=0.03)
 
 
 def test_a_batch_without_labels_has_a_loss():
@@ -571,7 +523,5 @@ def test_the_written_module_gives_our_outputs(tmp_path):
 
 def test_the_module_level_imports_torch_and_the_standard_library_alone():
     tree = ast.parse((ROOT / "autobert_zero.py").read_text())
-    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {name.split(".")[0] for node in imports for name in (
-        [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module])}
-    assert names - set(sys.stdlib_module_names) == {"torch"}
+    imports = [ast.unparse(node) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert {line.split()[1].split(".")[0] for line in imports} - set(sys.stdlib_module_names) == {"torch"}
