@@ -537,9 +537,9 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
 
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
-    from common.distributed import (Pace, Ranks, autocast, gather, launch, no_sync_until, on_main, peak_memory,
-                                    per_second, prefetch, prepare_model, progress, say, seed_everything, seed_of,
-                                    set_shards, shard_range)
+    from common.distributed import (Pace, Ranks, autocast, gather, launch, no_sync_until, on_main, per_second,
+                                    prefetch, prepare_model, progress, say, seed_everything, seed_of, set_shards,
+                                    shard_range)
     from common.describe import forecast, ids
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
@@ -733,11 +733,11 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             if not math.isfinite(mlm + order_loss + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
             rate = per_second((done - logged) * cfg.batch * cfg.length, began)
-            run.log(phase="pretrain", step=done, mlm_loss=mlm, order_loss=order_loss, norm=norm, lr=group["lr"],
-                    tokens_per_second=rate, memory_mb=round(peak_memory(ranks.device)))
-            bar.set_postfix(mlm=f"{mlm:.3f}", order=f"{order_loss:.3f}", tokens_s=rate or "-")
-            if done % cfg.save_every == 0 and done < cfg.steps:  # before it is saved: a resumed run repeats it
-                run.log(phase="dev", step=done, **evaluate_language_model(model, text, cfg, ranks))
+            look = done % cfg.save_every == 0 and done < cfg.steps  # before it is saved: a resumed run repeats it
+            run.log("pretrain", done, loss=mlm + order_loss, mlm_loss=mlm, order_loss=order_loss, norm=norm,
+                    lr=group["lr"], tokens_per_second=rate,
+                    dev=accuracies(evaluate_language_model(model, text, cfg, ranks)) if look else None)
+            bar.set_postfix(mlm_loss=f"{mlm:.3f}", order_loss=f"{order_loss:.3f}", tokens_s=rate or "-")
             sums.zero_()
             logged, began = done, time.perf_counter()
         if saved:
@@ -789,6 +789,11 @@ def evaluate_language_model(model, text, cfg, ranks):
     return {**shares, "by_first_piece": by_first_piece(text, cfg), "scored": scored}
 
 
+def accuracies(found):
+    """What evaluate_language_model found, as log.jsonl names it."""
+    return {f"{name}_accuracy": found[name] for name in found["scored"]}
+
+
 def pretrain(cfg):
     """Pre-train (Sec. 4.1)."""
     with launch(cfg.device) as ranks:
@@ -815,7 +820,7 @@ def pretrain(cfg):
             checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
             found = {"parameters": count(model), **evaluate_language_model(model, text, cfg, ranks)}
-            run.log(phase="dev", step=cfg.steps, **found)
+            run.log("pretrain", cfg.steps, dev=accuracies(found))
             run.finish({"steps": cfg.steps, **found})
         alone = {name: f", {100 * share:.1f} by the first piece alone"
                  for name, share in run.finished["by_first_piece"].items()}
@@ -958,7 +963,7 @@ def predict(model, task, split, cfg, device):
     return found if task.kind == "value" else found.softmax(-1)
 
 
-def train_task(model, task, seed, cfg, folder, device):
+def train_task(model, task, seed, cfg, folder, device, run):
     """Train on a task: {"best": weights of the best look at dev (Sec. 4.2.2) or None, "curve": [[update, score], ...],
     "diverged": None or the reason}. Raises Stop after SIGTERM, its state saved.
 
@@ -975,11 +980,13 @@ def train_task(model, task, seed, cfg, folder, device):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, steps, warmup)
         seed_everything(seed, step)
+        total = 0.0
         for rows in torch.arange(len(batch["ids"])).chunk(cfg.accumulate):
             part = to_device({key: value[rows] for key, value in batch.items()}, device)
             with autocast(cfg.dtype, device):
                 loss = model.loss(part) * len(rows) / len(batch["ids"])
             loss.backward()
+            total += loss.detach()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
@@ -991,6 +998,8 @@ def train_task(model, task, seed, cfg, folder, device):
                 state["diverged"] = f"{error} at update {done}"
                 break
             state["curve"].append([done, main])
+            run.log("finetune", done, every_rank=True, job=folder.name, loss=total.item(), lr=group["lr"],
+                    dev={"score": main})
             if main > state["main"]:
                 best = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
                 state |= {"main": main, "best": best}
@@ -1013,15 +1022,16 @@ def task_model(task, cfg):
     return (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
 
 
-def finetune_job(task, number, source, cfg, tokenizer, folder, ranks):
+def finetune_job(task, number, source, cfg, tokenizer, folder, run):
     """One run of a task: training, the best model's predictions."""
-    seed, device = seed_of(cfg.seed, "fine-tuning", task.name, number), ranks.device
+    ranks, device = run.ranks, run.ranks.device
+    seed = seed_of(cfg.seed, "fine-tuning", task.name, number)
     seed_everything(seed, "weights")
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
     say(ranks, f"{folder.name}: {note}")
     folder.mkdir(parents=True, exist_ok=True)
-    state = train_task(model.to(device), task, seed, cfg, folder, device)
+    state = train_task(model.to(device), task, seed, cfg, folder, device, run)
     metrics, found = {"main": -1.0}, {}  # below all scores
     if state["diverged"]:
         say(ranks, f"{folder.name}: {state['diverged']}")
@@ -1169,7 +1179,7 @@ def finetune(cfg, words):
             if cfg.ensemble:
                 return ensemble_job(name, cfg, folder)
             begin = Source(mnli, load_newest(mnli / "checkpoint.pt")["owned"]["MNLI"], "MNLI") if mnli else source
-            return finetune_job(task(name), number, begin, cfg, data.tokenizer, folder, ranks)
+            return finetune_job(task(name), number, begin, cfg, data.tokenizer, folder, run)
 
         if not run.finished:
             results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)

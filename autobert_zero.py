@@ -1080,7 +1080,7 @@ def search(cfg):
 
             def label():
                 scores = [read_result(path)["score"] for path in folder.glob("*.json")]
-                return f"round {number + 1}/{len(sizes)}, best {max([best, *scores]):.4f}"
+                return f"round {number + 1}/{len(sizes)}, best {100 * max([best, *scores]):.2f}"
 
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 2, 8, 9
             history += lines  # Alg. 1, line 11
@@ -1090,8 +1090,7 @@ def search(cfg):
             checkpoint.save(history=history)
             barrier(ranks)
             on_main(ranks, record_round, run, number, history)
-            run.log(phase="search", round=number, candidates=len(history), best=max(line["score"] for line in history),
-                    mean=sum(line["score"] for line in lines) / len(lines))
+            run.log("search", number, candidates=len(history), best=max(line["score"] for line in history))
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
         finalists = ranked(history)[:cfg.finalists]
@@ -1140,13 +1139,13 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
     from common.describe import forecast, ids
-    from common.distributed import (Pace, Ranks, autocast, barrier, launch, no_sync_until, on_main, peak_memory,
-                                    per_second, prefetch, prepare_model, progress, reduce_mean, say, seed_everything,
-                                    seed_of, set_shards, shard_range, share_out)
+    from common.distributed import (Pace, Ranks, autocast, barrier, launch, no_sync_until, on_main, per_second,
+                                    prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
+                                    set_shards, shard_range, share_out)
     from common.files import load_file, load_newest, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
     from common.tasks import (GlueTask, Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show,
-                              summarise)
+                              shown, summarise)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over
     from data.corpus import join
@@ -1264,7 +1263,7 @@ def pretrain(cfg):
         set_shards(cfg, ranks)
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
-            return say(ranks, f"{run.folder}: finished with {run.finished} (--restart begins anew)")
+            return say(ranks, f"{run.folder}: finished (--restart begins anew); held-out text: {shown(run.finished)}")
         cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
         run.settle(cfg)
         seed_everything(cfg.seed, "model")
@@ -1278,10 +1277,10 @@ def pretrain(cfg):
             mlm, nsp = (loss.item() for loss in losses)
             speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1]) if clock else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
-            bar.set_postfix(mlm=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=speed or "?")
+            bar.set_postfix(mlm_loss=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=speed or "?")
             bar.update(step - bar.n)
-            run.log(phase="pretrain", step=step, mlm=mlm, nsp=nsp, lr=rate, tokens_per_second=speed,
-                    memory_mb=peak_memory(ranks.device), held_out=held_out)
+            run.log("pretrain", step, loss=mlm + nsp, mlm_loss=mlm, order_loss=nsp, lr=rate, tokens_per_second=speed,
+                    dev=held_out)
             clock[:] = step, time.perf_counter()
 
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
@@ -1289,7 +1288,7 @@ def pretrain(cfg):
         result = evaluate_language_model(model, data, cfg, ranks, batches=64)
         bar.close()
         run.finish(result)
-        say(ranks, "held-out text:", ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
+        say(ranks, f"held-out text: {shown(result)}")
 
 
 # --arch and --init: what an action starts from.
@@ -1416,20 +1415,21 @@ def predict(model, task, split, cfg, device):
 
 
 def update_task(model, optimizer, task, batch, cfg, device):
-    """One update of fine-tuning; returns the norm of the gradient."""
+    """One update of fine-tuning; returns the loss and the norm of the gradient."""
     batch = {key: value.to(device) for key, value in batch.items()}
     with autocast(cfg.dtype, device):
         logits = model(batch["ids"], batch["segments"], batch["lengths"])
-    task_loss(task, logits.float(), batch).backward()
+    loss = task_loss(task, logits.float(), batch)
+    loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
-    return norm
+    return loss.detach(), norm
 
 
-def train_task(model, task, cfg, device, checkpoint=None):
+def train_task(model, task, cfg, device, checkpoint=None, run=None):
     """Fine-tune on one task; its metrics on dev: in a search of the last weights; with a checkpoint, from which it goes
-    on, of the best at --eval_every (D20: the paper does not say what it reports)."""
+    on, of the best at --eval_every (D20: the paper does not say what it reports), each a line in the run's log."""
     optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
@@ -1439,14 +1439,16 @@ def train_task(model, task, cfg, device, checkpoint=None):
     looks = task.looks(cfg.eval_every, rows) if checkpoint else ()
     for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
         for group in optimizer.param_groups:
-            group["lr"] = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
+            group["lr"] = rate = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
         seed_everything(cfg.seed, "fine-tuning", task.name, step)
-        norm = update_task(model.train(), optimizer, task, batch, cfg, device)
+        loss, norm = update_task(model.train(), optimizer, task, batch, cfg, device)
         done, last, (stop, save, _) = step + 1, step + 1 == steps, pace()
         if (last or done % CHECK_EVERY == 0) and not math.isfinite(norm):
             raise Diverged(f"gradient norm {norm} at or before step {done} of {task.name}")
         if done in looks:
             main = task.score(rows, predict(model, task, rows, cfg, device))["main"]
+            run.log("finetune", done, every_rank=True, job=checkpoint.path.parent.name, loss=loss.item(), lr=rate,
+                    dev={"score": main})
             if not best or main > best[0]:
                 best = main, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
         if checkpoint and (stop or save or done % cfg.save_every == 0):
@@ -1458,7 +1460,7 @@ def train_task(model, task, cfg, device, checkpoint=None):
     return task.score("dev", predict(model, task, "dev", cfg, device))
 
 
-def finetune_job(task, cfg, arch, source, folder, data):
+def finetune_job(task, cfg, arch, source, folder, data, run):
     """Train one job; its folder gets every split's predictions and the model."""
     seed_everything(cfg.seed, "head", task.name)
     model, diverged = TaskModel(arch, cfg, task.outputs, task.kind == "span"), None
@@ -1466,7 +1468,7 @@ def finetune_job(task, cfg, arch, source, folder, data):
     folder.mkdir(exist_ok=True)
     checkpoint, beside = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device)), task.yardstick()
     try:
-        metrics = train_task(model, task, cfg, data.device, checkpoint)
+        metrics = train_task(model, task, cfg, data.device, checkpoint, run)
         for split in [split for split in task.splits if split not in ("train", "look")]:
             logits = predict(model, task, split, cfg, data.device)
             task.write(split, logits, folder)
@@ -1534,7 +1536,7 @@ def finetune(cfg, text):
         def work(job, mnli):
             name, own = jobs[job]
             start_at = (load_newest(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name) if mnli else source
-            return finetune_job(opened(name), own, arch, start_at, run.folder / "jobs" / job, data)
+            return finetune_job(opened(name), own, arch, start_at, run.folder / "jobs" / job, data, run)
 
         results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
         result = on_main(ranks, summarise, run.folder, results)

@@ -669,9 +669,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.describe import forecast
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, peak_memory, per_second,
-                                    pick_device, prefetch, progress, reduce_mean, say, seed_everything, seed_of,
-                                    set_shards, shard_range, share_out, stop_requested)
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, per_second, pick_device, prefetch,
+                                    progress, reduce_mean, say, seed_everything, seed_of, set_shards, shard_range,
+                                    share_out, stop_requested)
     from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint, environment
     from common.tasks import (GlueTask, Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show,
@@ -824,8 +824,8 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
             curve += [[done, *found]] if look else []
             if not math.isfinite(norm.item() + sum(found)):
                 raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
-            run.log(phase=folder.name, step=done, loss=loss, **({"held_out": found} if look else {}), lr=lr,
-                    tokens_per_second=speed, memory=peak_memory(data.device))
+            run.log(folder.name, done, loss=loss, **({} if data.teacher else {"mlm_loss": loss}), lr=lr,
+                    tokens_per_second=speed, dev=dict(zip(("loss", "smallest_loss"), found)))
             bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=speed or "?")
         if save and done < steps:
             checkpoint.save(step=done, curve=curve, shards=N)
@@ -923,11 +923,13 @@ def task_loss(task, logits, batch):
             else F.cross_entropy(logits, batch["labels"]))
 
 
-def fine_tune(encoder, task, cfg, device, seed):
-    """The TaskModel: a fine-tuned copy of the encoder. Raises Diverged, and Stop after SIGTERM."""
+def fine_tune(encoder, task, cfg, device, seed, job):
+    """The TaskModel: a fine-tuned copy of the encoder. Raises Diverged, and Stop after SIGTERM. job: its name in the
+    log."""
     seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
     optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))
+    every = max(1, task.steps // 20)
     for step, batch in zip(range(task.steps), prefetch(task.batches(seed))):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
@@ -941,10 +943,11 @@ def fine_tune(encoder, task, cfg, device, seed):
         optimizer.step()
         optimizer.zero_grad()
         stop, _, log = pace()
-        if (step % 50 == 0 or step + 1 == task.steps) and not math.isfinite(norm + loss.detach()):
+        last = step + 1 == task.steps
+        if (step % 50 == 0 or last) and not math.isfinite(norm + loss.detach()):
             raise Diverged(f"{task.name}: loss {loss:.4g} at step {step}")
-        if log:
-            cfg.run.log(phase=f"fine-tuning {task.name}", step=step + 1, steps=task.steps, loss=loss.item())
+        if log or last or (step + 1) % every == 0:
+            cfg.run.log("finetune", step + 1, every_rank=True, job=job, loss=loss.item(), lr=group["lr"])
         if stop:
             raise Stop
     return model.eval()
@@ -967,7 +970,8 @@ def score_task(model, name, data, cfg, number=0, folder=None):
     if name == "MLM":
         return {"metrics": score_mlm(model, data, cfg)}
     task, logits = data.tasks[name], {}
-    tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number)
+    job = folder.name if folder else f"{model.encoder.arch} {name}"
+    tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number, job)
     for split in task.splits if folder else ["dev"]:
         if split != "train":
             logits[split] = predict(tuned, task, split, cfg, data.device)
@@ -1192,8 +1196,8 @@ def evolve(superplm, predict, limit, data, cfg, run):
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl",
                 "".join(json.dumps(line) + "\n" for line in history))
         best = max(history, key=lambda line: line["score"])
-        run.log(phase="evolve", generation=number, candidates=len(history), best=best["score"], arch=best["arch"])
-        say(run.ranks, f"{len(history)} architectures, best {best['arch']} with {best['score']:.4f}")
+        run.log("evolve", number, candidates=len(history), best=best["score"])
+        say(run.ranks, f"{len(history)} architectures, best {best['arch']} with {100 * best['score']:.2f}")
         if words := tells_nothing([line["scores"] for line in history if not line["diverged"]]):
             say(run.ranks, words)
     return history

@@ -1201,8 +1201,8 @@ def learning_rate(step, cfg):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has the paper, but trains nothing
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.describe import forecast, ids
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, on_main, peak_memory, per_second,
-                                    prefetch, progress, say, seed_everything, set_shards, shard_range, stopping)
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, on_main, per_second, prefetch,
+                                    progress, say, seed_everything, set_shards, shard_range, stopping)
     from common.files import read_json, read_jsonl, read_result, write_atomic, write_result
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init, take_settings
@@ -1326,15 +1326,13 @@ def train_network(model, data, cfg, ranks, run, space=None):
             value = loss.item()
             if not math.isfinite(value):
                 raise Diverged(f"the loss became {value} before update {step + 1}")
-            speed = per_second(float(seen), began)
+            speed, dev = per_second(float(seen), began), {}
+            if saves and not space and ranks.main:
+                dev = {"loss": held_out_loss(model.eval(), data, cfg)} if data.set_aside else {}
+                last.save(step + 1, model)
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
-            run.log(phase=name, step=step + 1, loss=value, lr=rate, memory_mb=round(peak_memory(ranks.device)),
-                    norm=float(norm), **{f"{data.unit}_per_second": speed})
+            run.log(name, step + 1, loss=value, norm=float(norm), lr=rate, **{f"{data.unit}_per_second": speed}, dev=dev)
             seen, began = 0, time.perf_counter()
-        if saves and not space and ranks.main:
-            if data.set_aside:
-                run.log(phase=f"{name} validation", step=step + 1, loss=held_out_loss(model.eval(), data, cfg))
-            last.save(step + 1, model)
         if saves or stop or due:
             checkpoint.save(step=step + 1)
         if stop:
@@ -1378,8 +1376,7 @@ def chosen_arch(cfg, ranks, own=None):
 
 def warn_where_loss_rose(run, ranks):
     """Say where the validation loss of a training has risen since its best."""
-    looks = [(line["loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl")
-             if line.get("phase") == "train validation"]
+    looks = [(line["dev_loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl") if "dev_loss" in line]
     if looks and looks[-1][0] > 1.02 * min(looks)[0]:
         say(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
                    f"{looks[-1][0]:.4f}; the last saves are what is kept: fewer --steps may score better")
@@ -1424,7 +1421,8 @@ def evaluate(cfg):
         run.finish(result)  # never taken from a folder: the model may have changed
         if cfg.translate:
             return say(ranks, text[:-1])
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if name != "examples")
+        percent = {name: value if name == "bleu" else 100 * value for name, value in scores.items() if name != "examples"}
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in percent.items())
         say(ranks, f"{shown.replace('_', ' ')} on {result['examples']} test examples "
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
                    f"latency {latency_text(result['latency'], cfg)} ({timed_text(cfg, ranks.device)})")

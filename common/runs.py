@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, freeze
-from common.distributed import on_main
+from common.distributed import on_main, peak_memory
 from common.files import (digest, fingerprints, load_file, lock, open_own, partials, previous, read_json, read_result,
                           save_file, write_atomic, write_result)
 
@@ -22,6 +22,8 @@ NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute"}  
 WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py", "best.pt",
           "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs", "spiece.model", "vocab.txt",
           "tokenizer_config.json")  # names in a run folder; also Config.writes
+LOGGED = {"phase", "step", "job", "loss", "mlm_loss", "order_loss", "norm", "lr", "tokens_per_second",
+          "images_per_second", "candidates", "best", "memory_mb", "seconds"}  # data/README.md says what each key is
 
 
 def processor():
@@ -64,7 +66,7 @@ class RunFolder:
         cfg.run, self.new, self.facts = self, False, {}
         ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
         ranks.run = digest(ruling)
-        on_main(ranks, self._open, record, cfg, reads)
+        self.began -= on_main(ranks, self._open, record, cfg, reads)
 
     def content(self):
         """Names in the folder that say that a run has begun; not what a killed write left."""
@@ -72,6 +74,7 @@ class RunFolder:
         return names - {"config.json", "log.jsonl", LOCK}
 
     def _open(self, record, cfg, reads):
+        """Make or find the folder; the seconds that the run has had in it before."""
         config, own = self.folder / "config.json", self.folder.resolve()
         for path in map(Path, reads):  # a run that reads what it writes would delete its own beginning
             if own in (path.resolve(), *path.resolve().parents):
@@ -90,10 +93,12 @@ class RunFolder:
         for left in partials(self.folder):
             left.unlink()
         here, self.new = environment(self.ranks.device), not begun or cfg.restart
-        if not self.new:
-            self._write("log.jsonl", {"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
-        else:
+        if self.new:
             write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
+            return 0
+        self._write("log.jsonl", {"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
+        log = (self.folder / "log.jsonl").read_text(encoding="utf-8", errors="replace")  # a crash may have torn a line
+        return float(["0", *re.findall(r'"seconds": ([\d.]+)}$', log, re.MULTILINE)][-1])
 
     def _compare(self, old, record, whole):
         """UserError where config.json is of another program or action or, if whole, of other settings or data."""
@@ -143,11 +148,17 @@ class RunFolder:
         with open_own(self.folder / name) as file:
             file.write(json.dumps(record) + "\n")
 
-    def log(self, **record):
-        """One line of log.jsonl (rank 0)."""
+    def log(self, phase, step, every_rank=False, dev=None, **values):
+        """One line of log.jsonl, of rank 0 alone but for jobs that ranks do on their own (every_rank). values: of the
+        training, named as in LOGGED; dev: {name: number} that held-out rows give, which become dev_NAME."""
+        if unknown := values.keys() - LOGGED:
+            raise KeyError(f"log.jsonl has no {', '.join(unknown)}: common.runs.LOGGED and data/README.md list its keys")
         self.new = False
-        if self.ranks.main:
-            self._write("log.jsonl", {**record, "elapsed": round(time.time() - self.began, 3)})
+        if self.ranks.main or every_rank:
+            found = {f"dev_{name}": value for name, value in (dev or {}).items()}
+            self._write("log.jsonl", {"phase": phase, "step": step, **values, **found,
+                                      "memory_mb": round(peak_memory(self.ranks.device)),
+                                      "seconds": round(time.time() - self.began, 3)})
 
     def settle(self, cfg):
         """Freeze cfg: now that the data are open, its knobs hold the paths and numbers that they stand for. config.json

@@ -349,17 +349,22 @@ def tells_nothing(scores):
                          "nothing of them; take another task, or train longer")
 
 
+def shown(scores):
+    """Scores as they are shown: shares in percent, losses as they are."""
+    return ", ".join(f"{name} {value:.4f}" if "loss" in name else f"{name} {100 * value:.2f}"
+                     for name, value in scores.items())
+
+
 def show(result, ranks, nine=""):
     """Print what summarise returned, in percent, with the names of the metrics; averages where they are complete.
     nine: what to call AutoBERT-Zero's mean of nine numbers, which other papers have not."""
     for name, entry in result["tasks"].items():
         several = (f" (median of {entry['n']}, mean {100 * entry['mean']:.2f}, sd {100 * entry['sd']:.2f})"
                    if entry["n"] > 1 else "")
-        shown = {key: value for key, value in entry["metrics"].items()
+        found = {key: value for key, value in entry["metrics"].items()
                  if key != "main" and "total" not in key and "thresh" not in key}
-        main = next((key for key, value in shown.items() if value == entry["metrics"]["main"]), "mean of its metrics")
-        others = "".join(f", {key} {value if key == 'loss' else 100 * value:.2f}" for key, value in shown.items()
-                         if key != main)
+        main = next((key for key, value in found.items() if value == entry["metrics"]["main"]), "mean of its metrics")
+        others = "".join(f", {shown({key: found[key]})}" for key in found if key != main)
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
         beside = f"; one answer to every row has {100 * entry['constant']:.2f}" if "constant" in entry else ""
         alone = ", and that is all it gives" if entry.get("one_answer") else ""

@@ -49,8 +49,15 @@ def locks():
 def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
     run = open_run(tmp_path / "run", lr=1.0, widths=(1, 2))
     (run.folder / "checkpoint.pt").touch()
-    open_run(tmp_path / "run", lr=1.0, widths=(1, 2))  # the same settings: taken up
-    assert read_jsonl(run.folder / "log.jsonl")[-1]["event"] == "resumed"
+    run.began -= 100
+    run.log("train", 1, loss=2.0)
+    (run.folder / "log.jsonl").open("a").write('{"phase": "train", "st\n')  # torn by a crash
+    open_run(tmp_path / "run", lr=1.0, widths=(1, 2)).log("train", 2, loss=1.0)  # the same settings: taken up
+    first, _, resumed, last = (run.folder / "log.jsonl").read_text().splitlines()
+    assert json.loads(resumed)["event"] == "resumed"
+    assert 100 <= json.loads(first)["seconds"] <= json.loads(last)["seconds"] < 160  # in all
+    with pytest.raises(KeyError, match="mlm"):  # no key has a second name
+        run.log("train", 3, mlm=1.0)
     with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here\)"):
         open_run(tmp_path / "run", lr=2.0, widths=(1, 2))
     with pytest.raises(UserError, match="holds a run of albert.py --search"):
@@ -236,7 +243,7 @@ def test_a_run_that_a_mistake_ended_before_it_began_leaves_nothing(tmp_path):
     run.discard()
     assert not run.folder.exists()
     run = open_run(tmp_path / "run")
-    run.log(phase="train")
+    run.log("train", 1)
     run.discard()
     assert run.folder.exists()
 

@@ -125,7 +125,7 @@ class Kept(SimpleNamespace):
         pass
 
 
-RUN = SimpleNamespace(ranks=RANKS, log=lambda **record: None, folder=Path("none"))
+RUN = SimpleNamespace(ranks=RANKS, log=lambda *place, **values: None, folder=Path("none"))
 SMALL = dict(layers=2, hidden=16, heads=2, ffn=32, vocab_size=50, length=16, dropout=0.1, dtype="float32")
 
 

@@ -64,7 +64,7 @@ def glue(tmp_path):
     ("glue", "typo"), ("squad", "typo"), ("cifar10", "typo"), ("race", "typo"), ("train_text", "typo"),
     ("corpus", ("typo.txt",)), ("tokenizer", "typo.model")])
 def test_a_mistyped_path_does_not_cost_the_run_that_restart_would_replace(command, glue, flag, value):
-    command("finetune", "glue", glue=str(glue), tasks="RTE").log(step=1)
+    command("finetune", "glue", glue=str(glue), tasks="RTE").log("finetune", 1)
     folder = command("finetune", "glue", glue=str(glue), tasks="RTE").folder
     (folder / "checkpoint.pt").write_text("weeks of work")
     wrong = {"glue": str(glue), flag: value}

@@ -883,7 +883,7 @@ def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monk
     capsys.readouterr()
     mf.main(["--evaluate", "--init", str(run), "--preset", "base", "--cifar10", str(pictures), "--device", "cpu",
              "--cost", "flops", "--out", str(tmp_path / "scored")])
-    assert "accuracy 0." in capsys.readouterr().out
+    assert "accuracy " in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -893,8 +893,8 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, monke
     cfg = dataclasses.replace(RUN_TEXT, steps=60, lr=1e-2, warmup=1 / 6, save_every=10, batch=1200)
     mf.main(["--train", "--arch", mf.arch_text(arch), *flags(cfg, sentences), "--out", str(tmp_path / "run")])
     lines = jsonl(tmp_path / "run" / "log.jsonl")
-    for phase in ("train", "train validation"):
-        losses = [line["loss"] for line in lines if line["phase"] == phase]
+    for name in ("loss", "dev_loss"):
+        losses = [line[name] for line in lines if name in line]
         assert len(losses) >= 4 and losses[-1] < 0.8 * losses[0]
     (tmp_path / "in.txt").write_text("a small dog\n\nthe cat sees the house\n")
     command = ["--evaluate", "--task", "wmt14", "--preset", "base", "--device", "cpu", "--cost", "flops", "--init",
@@ -970,7 +970,7 @@ def test_a_training_whose_validation_loss_has_risen_warns(tmp_path, pictures, mo
     for losses, warns in (((1.0, 0.5, 0.52), True), ((1.0, 0.5, 0.505), False)):
         def train_network(model, data, cfg, ranks, run, losses=losses):
             for step, loss in enumerate(losses, 1):
-                run.log(phase="train validation", step=step, loss=loss)
+                run.log("train", step, dev={"loss": loss})
         monkeypatch.setattr(mf, "train_network", train_network)
         mf.main([*command, "--out", str(tmp_path / str(warns))])
         found = "warning: the validation loss rose from 0.5000 at update 2 to 0.5200" in capsys.readouterr().out

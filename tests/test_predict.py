@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from test_bad_input import call, ready, the_line, tuning  # noqa: F401  (ready is a fixture)
+from test_log import lines_of
 
 from common.tasks import read_threshold
 
@@ -24,6 +25,8 @@ def test_a_tuned_model_answers_a_file_as_it_answered_its_rows(program, task, sou
         given.write_text(content.replace('"is_impossible": true', '"is_impossible": false').replace('"answers"', '"x"'))
     tune = tuning(task, program).replace("{here}", str(ready[kind])).format(**ready)
     assert not call(f"{tune} --out {tmp_path}/run", monkeypatch)
+    assert {(line["phase"], line["job"]) for line in lines_of(tmp_path / "run")} == {("finetune", job.stem) for job in (
+        tmp_path / "run" / "jobs").glob("*.json")}
     for more, out in (("", tmp_path / "mine-predictions"), (f"--out {tmp_path}/out", tmp_path / "out")):
         assert not call(f"{program} --predict {given} --init {tmp_path}/run/{task} {more}", monkeypatch)
         expected = (tmp_path / "run" / task / found).read_text()

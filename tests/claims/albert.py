@@ -224,7 +224,7 @@ def score_order(folder, text, held, fitting):
     albert.start_from(model, source)
     train, dev = Corpus(text, tokenizer).split(1.0, held)
     found = {"mlm": done["mlm"], "own nsp": done["nsp"], "own sop": done["sop"], "asked": done["scored"],
-             "seconds": read_jsonl(folder / "log.jsonl")[-1]["elapsed"]}
+             "seconds": read_jsonl(folder / "log.jsonl")[-1]["seconds"]}
     for task in ("nsp", "sop"):
         weight, bias = fit_head(*cls_states(model, train, tokenizer, cfg, task, fitting, device))
         states, labels = cls_states(model, dev, tokenizer, cfg, task, cfg.dev_rows, device)

@@ -171,7 +171,7 @@ AUTOTINYBERT = (
                 "4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --steps 1500 --corpus path/to/corpus`, then "
                 "`python autotinybert.py --further_train` of `--arch 3-48-192-6-48` with these flags and "
                 "`--further_steps 700`, once with `--init` of that run and once without, three seeds of each; "
-                "`held_out` in their log.jsonl says when the first reaches the last loss of the second: 0.5 "
+                "`dev_loss` in their log.jsonl says when the first reaches the last loss of the second: 0.5 "
                 "core-hours, estimated"),
     Claim("fast", "A rule read off the winners replaces the search", "Table 5, Sec. 4.4",
           "average {Table 5: AutoTinyBERT-Fast-S5, average} (Fast), {Table 5: AutoTinyBERT-S5, average} (search), "
