@@ -1055,8 +1055,8 @@ def write_predictions(task, found, folder):
         task.write(split, outputs, folder)
         if split != "dev" and getattr(task.splits[split], "labels", ()) is not None:
             scores = task.score(split, outputs)
-            metrics |= {f"{split} {key}": value for key, value in scores.items() if key != "main"}
-            metrics |= {"mismatched": scores["main"]} if split == "dev_mismatched" else {}
+            metrics |= {"mismatched": scores["main"]} if split == "dev_mismatched" else {
+                f"{split} {key}": value for key, value in scores.items() if key != "main"}
     plain = {split: outputs._asdict() if task.kind == "span" else outputs for split, outputs in found.items()}
     save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": plain})
     return metrics
