@@ -229,7 +229,7 @@ def test_the_grid_has_a_job_for_every_setting_of_the_appendix(files, tmp_path, m
     """And the models of the jobs that were not chosen go."""
     seen, paper = [], functools.partial(study.published, "autobert_zero", "App. D.2")
 
-    def job(task, cfg, arch, source, folder, data):
+    def job(task, cfg, arch, source, folder, data, run):
         seen.append((cfg.finetune_lr, cfg.weight_decay, cfg.eval_every))
         folder.mkdir()
         (folder / "checkpoint.pt").touch()
