@@ -340,13 +340,19 @@ def summarise(folder, results):
     return {"tasks": tasks, "averages": glue.averages(scores) if scores else {}}
 
 
-def tells_nothing(scores):
-    """What a search says at the end of a round, from its candidates' [{task: score}]: a line on the tasks at which all
-    have the same score; "" where there is none."""
-    names = scores[0] if len(scores) > 1 else ()
+def tells_nothing(scores, constants=None):
+    """What a search says at the end of a round, from its candidates' [{task: score}] and constants, {task: what one
+    answer to every row scores}: a line on the tasks at which all have the same score, or none more than that; or "".
+    """
+    names, parts = scores[0] if len(scores) > 1 else (), []
     tied = [name for name in names if len({found[name] for found in scores}) == 1]
-    return bool(tied) * (f"warning: all {len(scores)} candidates have the same score on {', '.join(tied)}, which tells "
-                         "nothing of them; take another task, or train longer")
+    below = [name for name in names if max(found[name] for found in scores) <= (constants or {}).get(name, -math.inf)]
+    if tied:
+        parts.append(f"all {len(scores)} candidates have the same score on {', '.join(tied)}")
+    if below:
+        parts.append(f"none of {len(scores)} candidates is above one answer to every row on {', '.join(below)}")
+    tail = "which tells nothing of them; take another task, or train longer"
+    return f"warning: {', and '.join(parts)}, {tail}" if parts else ""
 
 
 def shown(scores):

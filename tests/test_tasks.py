@@ -150,6 +150,7 @@ def test_beside_a_score_stands_that_of_one_answer_to_every_row(tasks, capsys):
     assert "50.00; one answer to every row has 52.70, and that is all it gives" in capsys.readouterr().out
     found = [{"RTE": 0.527, "CoLA": 0.1}, {"RTE": 0.527, "CoLA": 0.2}]
     assert "all 2 candidates have the same score on RTE, which tells nothing" in tells_nothing(found)
+    assert "none of 2 candidates is above one answer to every row on CoLA" in tells_nothing(found, {"CoLA": 0.2})
     assert tells_nothing(found[:1]) == tells_nothing([]) == tells_nothing([{"a": 1}, {"a": 2}]) == ""
 
 
