@@ -1037,7 +1037,8 @@ def choose(history, finalists, alone):
 
 def show_best(best, ranks, first=""):
     """Print what a finished search found, one layer a line, and its score beside that of networks typed by hand."""
-    scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in best["scores"].items())
+    constants = {name: f", one answer {100 * score:.2f}" for name, score in best.get("constants", {}).items()}
+    scores = "; ".join(f"{name} {100 * score:.2f}{constants.get(name, '')}" for name, score in best["scores"].items())
     found = f"{best['id']}, with {100 * best['score']:.2f} ({scores})"
     layers = [f"\n  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
     beside = [f"\n{100 * score:6.2f}  {name}" for name, score in best["by_hand"].items()]
@@ -1055,6 +1056,7 @@ def search(cfg):
             return show_best(run.finished, ranks, f"{run.folder}: finished (--restart begins anew)\n")
         run.settle(cfg)
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
+        constants = {name: task.constant for name, task in tasks.items() if task}
         if source:
             begun = LanguageModel(source[1], cfg) if source[1] else supernet
             say(ranks, start_from(begun, source))
@@ -1090,6 +1092,8 @@ def search(cfg):
             checkpoint.save(history=history)
             barrier(ranks)
             on_main(ranks, record_round, run, number, history)
+            if words := tells_nothing([line["scores"] for line in ranked(lines)], constants):
+                say(ranks, words)
             run.log("search", number, candidates=len(history), best=max(line["score"] for line in history))
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
@@ -1098,10 +1102,11 @@ def search(cfg):
                             data, cfg) if finalists else []
         best = choose(history, finalists, alone)
         result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {
-            "candidates": len(history), "by_hand": typed,
+            "candidates": len(history), "by_hand": typed, "constants": constants,
             "finalists": [{"id": line["id"], "score": result["score"]} for line, result in zip(finalists, alone)]}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-        on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg)
+        on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg,
+                data.tokenizer)
         run.finish(result)
         show_best(result, ranks)
 
@@ -1142,15 +1147,15 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.distributed import (Pace, Ranks, autocast, barrier, launch, no_sync_until, on_main, per_second,
                                     prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
                                     set_shards, shard_range, share_out)
-    from common.files import load_file, load_newest, read_result, save_file, write_atomic, write_result
+    from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
     from common.tasks import (GlueTask, Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show,
-                              shown, summarise)
+                              shown, summarise, tells_nothing)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over
     from data.corpus import join
     from data.inputs import open_run
-    from data.network_code import Attention, write_network
+    from data.network_code import SPAN, Attention, write_network
 
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
@@ -1346,22 +1351,30 @@ def with_shapes(arch):
             Attention(layer, tuple(infer_graph(layer)), tuple(used_inputs(layer)), formula(layer)) for layer in arch]
 
 
-def write_best(path, arch, source, cfg):
-    """Write a network as FILE.py, .mmd (a drawing) and .pt, from start_from's source; returns its line."""
-    model = LanguageModel(arch, cfg)
+def write_best(path, arch, source, cfg, tokenizer, labels=None):
+    """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's source; returns its line.
+    labels: of the outputs of a task's head."""
+    model = TaskModel(arch, cfg, len(labels), labels == SPAN) if labels else LanguageModel(arch, cfg)
     note = start_from(model, source)
-    write_network(path, with_shapes(arch), model.state_dict(), cfg)
+    write_network(path, with_shapes(arch), model.state_dict(), cfg, tokenizer, labels)
     return note
 
 
 def export(cfg, name):
-    """write_best of --init, a search or pre-training."""
-    path, source = Path(name), read_run(cfg) if cfg.init else None
+    """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
+    path, source, labels = Path(name), read_run(cfg) if cfg.init else None, None
     if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
         raise UserError(f"--export {name}: it, or its .mmd or .pt, is there already; choose another name")
-    if path.suffix != ".py" or not path.parent.is_dir() or not source or "head.weight" in source[0]:
-        raise UserError(f"--export {name}: name a new .py in a folder that is there, --init a search or pre-training")
-    print(write_best(path, settle_arch(cfg), source, cfg))
+    if path.suffix != ".py" or not path.parent.is_dir() or not source:
+        raise UserError(f"--export {name}: name a new .py in a folder that is there, and --init")
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    beside = path.with_name(tokenizer.file_name)
+    if beside.exists() and beside.read_bytes() != tokenizer.path.read_bytes():
+        raise UserError(f"--export {name}: {beside} is the vocabulary of another network; choose another folder")
+    if "head.weight" in source[0]:
+        task = read_json(Path(cfg.init) / "config.json")["settings"]["tasks"]
+        labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
+    print(write_best(path, settle_arch(cfg), source, cfg, tokenizer, labels))
 
 
 # Fine-tuning. A job is one run of one task at one setting.
@@ -1595,7 +1608,7 @@ ACTIONS = {
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
     "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
     "predict": (answer, "answer a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init", "FILE"),
-    "export": (export, "write the network of --init as a module of plain torch, and its weights", "FILE.py"),
+    "export": (export, "write the network of --init as a module of plain torch, its weights and vocabulary", "FILE.py"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days of --arch as JSON")}
 
 

@@ -9,6 +9,7 @@ from common.files import save_file, write_atomic
 
 INPUTS = ("Q", "K", "V", "P")
 SHORT = ("neg", "transpose", "scale", "logsigmoid", "softsign")
+SPAN = ("start", "end")  # labels of a head for answers to questions
 AXES = {"nd": "(B, N, T, D)", "dn": "(B, N, D, T)", "nn": "(B, N, T, T)", "dd": "(B, N, D, D)"}
 
 
@@ -22,19 +23,21 @@ class Attention(NamedTuple):
 HEAD = '''"""A language model's backbone that was found by a search (AutoBERT-Zero, arXiv:2107.07445), in plain PyTorch.
 
     network = load("{weights}").eval()                  # the weights that stand beside this file
-    words, pairs = network(ids, segments, lengths)     # logits (B, T, V) of the words, (B, 2) of the next sentence
+    {call}
     states = network.encoder(ids, segments, lengths)   # (B, T, H), to fine-tune on
 
 ids, segments (0 or 1): (B, T) int64, rows filled up with anything; lengths: (B,) real tokens of each row.
+The vocabulary is {vocabulary} beside this file, {case}; a row is CLS, text, SEP or CLS, first, SEP, second, SEP.
 B batch, T tokens, H hidden, N heads, D head dim, V vocabulary, E embedding.
 
 {layers}
 """
-import torch
+{imports}import torch
 import torch.nn.functional as F
 from torch import nn
 
 VOCABULARY, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING, DROPOUT = {sizes}
+PAD, UNK, CLS, SEP, MASK = {specials}  # ids
 
 
 def split(x, parts):
@@ -46,6 +49,22 @@ def split(x, parts):
 def join(x):
     """(B, N, T, D) -> (B, T, H)."""
     return x.transpose(1, 2).flatten(2)
+'''
+
+CLEAN = '''
+def clean(text):
+    """A text as the vocabulary was trained on it."""
+    text = " ".join(text.split()).replace("``", '"').replace("\'\'", '"')
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)).lower()
+'''
+
+ENCODE = '''
+def encode(pieces, first, second=""):
+    """ids, segments (1, T) and lengths (1,) of a text or two; pieces: a sentencepiece.SentencePieceProcessor."""
+    first, second = (pieces.encode({text}) for text in (first, second))
+    ids = [CLS, *first, SEP, *second, *[SEP] * bool(second)]
+    segments = [0] * (len(first) + 2) + [1] * (len(ids) - len(first) - 2)
+    return torch.tensor([ids]), torch.tensor([segments]), torch.tensor([len(ids)])
 '''
 
 HELPERS = {
@@ -136,7 +155,10 @@ class Encoder(nn.Module):
         for layer in self.layers:
             x = layer(x, mask)
         return x
+'''
 
+NETWORKS = {  # by what it was trained for: (how it is called, its class)
+    "words": ("words, pairs = network(ids, segments, lengths)     # logits (B, T, V), (B, 2) of the next sentence", '''
 
 class Network(nn.Module):
     """Encoder with the heads for masked words and next sentences."""
@@ -155,7 +177,38 @@ class Network(nn.Module):
         words = self.norm(F.gelu(self.transform(x)))  # (B, T, E)
         words = F.linear(words, self.encoder.words.weight, self.bias)  # (B, T, V)
         return words, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
+'''),
+    "classes": ("logits = network(ids, segments, lengths)           # (B, labels), in the order of LABELS", '''
 
+class Network(nn.Module):
+    """Encoder with the head that was tuned on a task."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = Encoder()
+        self.pooler = nn.Linear(HIDDEN, HIDDEN)
+        self.dropout = nn.Dropout(DROPOUT)
+        self.head = nn.Linear(HIDDEN, len(LABELS))
+
+    def forward(self, ids, segments, lengths):
+        x = self.encoder(ids, segments, lengths)  # (B, T, H)
+        return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
+'''),
+    "spans": ("logits = network(ids, segments, lengths)           # (B, T, 2), of where an answer starts and ends", '''
+
+class Network(nn.Module):
+    """Encoder with the head that was tuned on questions: where an answer starts and ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = Encoder()
+        self.head = nn.Linear(HIDDEN, len(LABELS))
+
+    def forward(self, ids, segments, lengths):
+        return self.head(self.encoder(ids, segments, lengths))  # (B, T, 2)
+''')}
+
+LOAD = '''
 
 def load(path):
     """The network with the weights of a file."""
@@ -226,9 +279,10 @@ class {name}(nn.Module):
 '''
 
 
-def write_code(layers, weights, cfg):
+def write_code(layers, weights, cfg, tokenizer, labels):
     """The source of a network. layers: kernel sizes and Attentions; weights: the name of its file of weights; cfg:
-    vocab_size, hidden, heads, ffn, embedding (0: hidden) and dropout."""
+    vocab_size, hidden, heads, ffn, embedding (0: hidden) and dropout; labels: what the outputs of a task's head are
+    called, None of a model of words."""
     used, classes, mixers, table = set(), {}, [], []
     for number, layer in enumerate(layers, 1):
         if isinstance(layer, int):
@@ -243,9 +297,17 @@ def write_code(layers, weights, cfg):
         bodies.insert(0, CONVOLUTION)
     helpers = [text for name, text in HELPERS.items() if name in used]
     sizes = cfg.vocab_size, cfg.hidden, cfg.heads, cfg.ffn, cfg.embedding or cfg.hidden, cfg.dropout
-    head = HEAD.format(weights=weights, layers="\n".join(table), sizes=", ".join(map(str, sizes)))
+    call, network = NETWORKS["words" if labels is None else "spans" if labels == SPAN else "classes"]
+    specials = ", ".join(str(getattr(tokenizer, f"{role}_id")) for role in ("pad", "unk", "cls", "sep", "mask"))
+    ours, lower = tokenizer.file_name == "spiece.model", tokenizer.lower
+    head = HEAD.format(weights=weights, layers="\n".join(table), sizes=", ".join(map(str, sizes)), specials=specials,
+                       call=call, vocabulary=tokenizer.file_name, case="of lower case" if lower else "which keeps case",
+                       imports="import unicodedata\n\n" if ours and lower else "")
+    head += f"LABELS = {labels}\n" if labels else ""
+    if ours:
+        helpers[:0] = [CLEAN, ENCODE.format(text="clean(text)")] if lower else [ENCODE.format(text="text")]
     tail = TAIL.format(mixers="\n".join(f"            {mixer}," for mixer in mixers))
-    return "\n".join([head, *helpers, *bodies]) + tail
+    return "\n".join([head, *helpers, *bodies]) + tail + network + LOAD
 
 
 def rename(weights):
@@ -254,9 +316,11 @@ def rename(weights):
             for name, value in weights.items()}
 
 
-def write_network(path, layers, weights, cfg):
-    """Write the module, the drawing and the weights of a LanguageModel: path, and .mmd, .pt beside it."""
-    write_atomic(path, write_code(layers, path.with_suffix(".pt").name, cfg))
+def write_network(path, layers, weights, cfg, tokenizer, labels=None):
+    """Write the module, the drawing and the weights of a LanguageModel (with labels: a TaskModel): path, and .mmd, .pt
+    and the vocabulary beside it."""
+    write_atomic(path, write_code(layers, path.with_suffix(".pt").name, cfg, tokenizer, labels))
+    tokenizer.save(path.parent)
     write_atomic(path.with_suffix(".mmd"), mermaid(layers))
     save_file(path.with_suffix(".pt"), rename(weights))
 

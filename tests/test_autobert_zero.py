@@ -444,7 +444,8 @@ def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
 # --- objective -----------------------------------------------------------------------------------
 
 class FakeTokenizer:
-    vocab_size, pad_id, cls_id, sep_id, mask_id = 1000, 0, 2, 3, 4
+    vocab_size, pad_id, unk_id, cls_id, sep_id, mask_id = 1000, 0, 1, 2, 3, 4
+    file_name, lower, save = "spiece.model", True, staticmethod(print)
 
 
 def test_masking_is_80_10_10_and_never_touches_special_pieces():
@@ -503,11 +504,11 @@ def test_the_written_module_gives_our_outputs(tmp_path):
         cfg = dataclasses.replace(TINY, layers=len(arch), embedding=8 if number % 2 else 0, init_std=0.2)
         torch.manual_seed(number)
         model, path = abz.LanguageModel(arch, cfg).double().eval(), tmp_path / f"net{number}.py"
-        abz.write_best(path, arch, (model.state_dict(), arch, "test"), cfg)
+        abz.write_best(path, arch, (model.state_dict(), arch, "test"), cfg, FakeTokenizer)
         source, written = path.read_text(), {}
         imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
         assert {ast.unparse(node) for node in imports} == {
-            "import torch", "import torch.nn.functional as F", "from torch import nn"}
+            "import unicodedata", "import torch", "import torch.nn.functional as F", "from torch import nn"}
         exec(compile(source, path, "exec"), written)
         network = written["load"](path.with_suffix(".pt")).double().eval()
         network.load_state_dict({**network.state_dict(), **rename(model.state_dict())})  # the file has float32
