@@ -106,7 +106,7 @@ class Config:
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D20)
     # search
-    samples: int = 2000  # sub-nets whose loss and latency teach the rankers, as released
+    samples: int = 2000  # sub-nets whose loss and latency teach the rankers, as released [>= 20]
     cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
     latency_batch: int = 1  # images or sentences of a timed run [>= 1]
@@ -128,7 +128,7 @@ MUTATION = 0.3  # the chance that a value of an architecture is drawn anew, as i
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of architectures, and, as in the
 # released code, of the timings of each. Both are done here.
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
-PRUNES_FROM = 160  # samples (D7)
+PRUNES_FROM = 160  # samples: D7, importance is told by the fifth of them that a ranker is not fitted to, 32 at least
 FRESH, WEAK = 8, 0.4  # a ranker is judged by so many sub-nets at least; Kendall's tau of seven pairs in ten
 
 TINY = dict(latency_runs=5, generations=10, finalists=5)
@@ -161,7 +161,8 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
                      search=dict(warmup=4 / 25, steps=50000, held_out=3000))},
 }
 PRESETS["cifar10"]["long"] = dict(PRESETS["cifar10"]["small"], patch=2, cost="flops")  # 257 tokens, linear can win
-DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2)
+DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2,
+               search=dict(held_out=50))
 
 # --- search space ---------
 
@@ -776,6 +777,14 @@ def make_model(arch, cfg, space=None):
     return (ImageModel if cfg.task == "cifar10" else Translator)(arch, cfg, space)
 
 
+def blank_inputs(cfg, count, tokens=30):
+    """What a model is called with, without content: so many images, or sentences of so many tokens on both sides."""
+    if cfg.task == "cifar10":
+        return [torch.zeros(count, 3, cfg.image, cfg.image)]
+    ids = torch.zeros(count, min(tokens, cfg.length), dtype=torch.long)
+    return [ids, torch.full((count,), ids.shape[1]), ids.clone()]
+
+
 def count_parameters(arch, cfg):
     """{part: parameters} of the network alone."""
     with torch.device("meta"):
@@ -788,9 +797,7 @@ def count_parameters(arch, cfg):
 def model_flops(arch, cfg):
     """2 x multiply-adds of all matrix products of the model for one image, or for 30 source and 30 target tokens."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        ids = torch.zeros(1, min(30, cfg.length), dtype=torch.long)
-        inputs = ids, torch.full((1,), ids.shape[1]), ids
-        make_model(arch, cfg)(*(inputs if arch.decoder_layers else [torch.empty(1, 3, cfg.image, cfg.image)]))
+        make_model(arch, cfg)(*blank_inputs(cfg, 1))
     return counter.get_total_flops()
 
 # --- supernet -------------
@@ -904,12 +911,6 @@ def noise_level(space, archs, values, seed):
     return max(Ranker(space, archs, dealt, seed).importance().values())
 
 
-def free_features(cfg, samples):
-    """How many features pruning leaves free; 0: it prunes nothing."""
-    # D7: importance is told by the 20% of the samples that a ranker is not fitted to, which must be 32 at least.
-    return cfg.keep if samples >= PRUNES_FROM else 0
-
-
 def prune(space, importances, archs, losses, keep):
     """Sec. 3.1.2, pruning: the space in which only `keep` features are free (0: all). archs, losses: the samples within
     the latency limit."""
@@ -994,21 +995,20 @@ def measure_latency(arch, cfg, device):
         return model_flops(arch, cfg) / 1e9
     with torch.device("meta"):
         model = make_model(arch, cfg)
-    model, count = model.to_empty(device=device), cfg.latency_batch
+    model = model.to_empty(device=device)
     for value in model.parameters():
         value.fill_(0.01)
     model = cast(model, cfg, device)
-    image = torch.zeros(count, 3, cfg.image, cfg.image, device=device)
-    source = torch.zeros(count, min(30, cfg.length), dtype=torch.long, device=device)
-    lengths = torch.full((count,), source.shape[1], device=device)
-    tokens = torch.zeros(count * cfg.beam, 1, dtype=torch.long, device=device)
+    with torch.device(device):
+        first, *lengths = blank_inputs(cfg, cfg.latency_batch)
+        tokens = torch.zeros(cfg.latency_batch * cfg.beam, 1, dtype=torch.long)
 
     def once():
         if cfg.task == "cifar10":
-            return model(image)
-        kept = model.encode(source, lengths)
+            return model(first)
+        kept = model.encode(first, lengths[0])
         caches = [[] for _ in kept]
-        for step in range(source.shape[1]):
+        for step in range(first.shape[1]):
             model.decode(tokens, kept, None, caches, step)
 
     clock = time.process_time if cfg.cost == "cpu" and device.type == "cpu" else time.perf_counter
@@ -1080,13 +1080,23 @@ def measure_archs(archs, history, round_name, supernet, data, cfg, ranks, run):
     on_main(ranks, write_atomic, run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
 
 
+def read_history(path):
+    """The lines of a search's history.jsonl, [] where there is none."""
+    lines, number = read_jsonl(path), 0
+    try:
+        for number, line in enumerate(lines, 1):
+            read_arch(line["arch"]), line["id"], line["round"]
+            line["score"] + line["scores"]["loss"] + line["scores"]["latency"]
+    except (KeyError, TypeError, ValueError, AttributeError, UserError):
+        raise UserError(f"{path}: damaged in line {number}; delete it, its search measures the sub-nets again") from None
+    return lines
+
+
 def collect_samples(supernet, data, space, cfg, ranks, run):
     """History lines of --samples random sub-nets. It goes on behind the lines of history.jsonl."""
     archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
                                for number in range(2 * cfg.samples)))[:cfg.samples]
-    if len(archs) < 20:
-        raise UserError(f"--samples {cfg.samples}: a ranker takes 20 different sub-nets, not {len(archs)}")
-    history = on_main(ranks, read_jsonl, run.folder / "history.jsonl")[:len(archs)]
+    history = on_main(ranks, read_history, run.folder / "history.jsonl")[:len(archs)]
     bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
     while len(history) < len(archs):
         chosen = archs[len(history):len(history) + block]
@@ -1102,7 +1112,7 @@ def rank_and_evolve(space, history, cfg):
     """Measured sub-nets -> (the best-ranked architectures that are not among them, what was learned)."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
-        raise UserError(f"{len(lines)} sub-nets have a loss, it takes 20: lower --lr")
+        raise UserError(f"{len(lines)} different sub-nets have a loss, it takes 20: lower --lr, or widen the space")
     limit, archs = cfg.latency_limit or math.inf, [parse_arch(line["arch"], cfg) for line in lines]
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
     allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
@@ -1112,7 +1122,7 @@ def rank_and_evolve(space, history, cfg):
     rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
     importance = {name: ranker.importance() for name, ranker in rankers.items()}
     pruned = prune(space, importance.values(), [archs[index] for index in allowed],
-                   [values["loss"][index] for index in allowed], free_features(cfg, len(history)))
+                   [values["loss"][index] for index in allowed], cfg.keep if len(history) >= PRUNES_FROM else 0)
     by_latency = rankers["latency"].rank_scores
     low, high = latency_window(by_latency(archs), values["latency"], limit)
     seen = evolve(pruned, rankers["loss"].rank_scores, lambda arch: low <= by_latency([arch])[0] <= high, cfg)
@@ -1142,8 +1152,6 @@ def search(cfg):
         seed_everything(cfg.seed, "weights")
         whole = widest(space), cfg, space
         supernet = extract(weights, *whole) if weights else make_model(*whole)
-        keep = free_features(cfg, cfg.samples)
-        say(ranks, f"{cfg.samples} sub-nets are measured; pruning keeps {keep or 'all'} features free")
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
         finalists, about = rank_and_evolve(space, history, cfg)
@@ -1437,10 +1445,8 @@ def rehearsal(cfg, arch, space=None, device=torch.device("cpu")):
     optimizer = make_optimizer(model, cfg)
 
     def batch(rows, length):
-        if cfg.task == "cifar10":
-            return torch.zeros(rows, 3, cfg.image, cfg.image), ids(rows)
-        source = ids(max(1, rows // length), length)
-        return source, ids(len(source)), source.clone(), source.clone()
+        inputs = blank_inputs(cfg, rows if cfg.task == "cifar10" else max(1, rows // length), length)
+        return *inputs, ids(rows) if cfg.task == "cifar10" else inputs[-1].clone()
 
     def step(rows, shards):
         batches = (batch(rows, min(64, cfg.length)) for _ in range(shards))
@@ -1458,14 +1464,9 @@ def describe(cfg):
     """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has Table 5's networks as
     the paper counts them, without the products of linear attention.)"""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
-    paper = Config(**{key: value for key, value in PRESETS[cfg.task]["base"].items() if key != "search"}, task=cfg.task)
     space, mformer = space_of(cfg), PUBLISHED[cfg.task]["mformer"]
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
             mformer if cfg.preset == "base" else widest(space))
-    if not cfg.init and arch in [parse_arch(name, paper) for name in TABLE_5]:
-        # A network of the paper lives in its geometry, but for what is given.
-        given = {*GEOMETRY, "vocab_size"} & cfg.given
-        cfg = dataclasses.replace(paper, **{name: getattr(cfg, name) for name in given})
     parts = count_parameters(arch, cfg)
     needs = forecast(cfg, functools.partial(rehearsal, arch=arch), cfg.steps, cfg.length if arch.decoder_layers else 1)
     print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
@@ -1506,10 +1507,8 @@ def check(cfg, action):
         cfg.out = f"runs/mformer-{name}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
     if mistakes:
         raise UserError(mistakes[0])
-    if cfg.dry_run:
-        cfg.held_out = min(cfg.held_out, 50)
-        if not cfg.train_text:  # the demo text gives no more pieces
-            cfg.vocab_size = min(cfg.vocab_size, 2000)
+    if cfg.dry_run and not cfg.train_text:  # the demo text gives no more pieces
+        cfg.vocab_size = min(cfg.vocab_size, 2000)
 
 
 def presets_of(argv):

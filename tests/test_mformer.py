@@ -8,8 +8,9 @@ import random
 import statistics
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,10 +19,8 @@ from common.cli import UserError, parse
 from common.distributed import Ranks, shard_range
 from common.files import load_file
 from common.runs import LastWeights
-from common.tokenization import load_tokenizer
 from conftest import ROOT
 from data import cifar10
-from data.text import train_sentencepiece
 from data.translation import Translations
 from tests.claims import mformer as claims
 from tests.claims import study
@@ -118,9 +117,6 @@ def test_causal_linear_attention_is_the_masked_quadratic_form(tokens, chunk):
     expected = quadratic(q, k, v, 200, torch.ones(tokens, tokens).tril())
     found = mf.causal_linear_attention(q, k, v, cosines(tokens, 200), chunk)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    ours, theirs = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected))
-    for one, two in zip(ours, theirs):
-        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("attend", [mf.linear_attention, mf.causal_linear_attention])
@@ -157,24 +153,13 @@ def test_relative_softmax_is_the_sum_it_stands_for():
         torch.testing.assert_close(found[row, :, i], expected, rtol=1e-5, atol=1e-5)
 
 
-def kept_bytes(function, tokens):
-    """Bytes that autograd keeps for the backward pass."""
-    sizes = []
-
-    def count(tensor):
-        sizes.append(tensor.numel() * tensor.element_size())
-        return tensor
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        function(*heads(1, 1, tokens, 8))
-    return sum(sizes)
-
-
-def test_memory_of_linear_attention_is_linear():
-    table = torch.randn(9, 8, requires_grad=True)
-    for function, growth in ((lambda q, k, v: mf.linear_attention(q, k, v, cosines(q.shape[2])), 2),
-                             (lambda q, k, v: mf.causal_linear_attention(q, k, v, cosines(q.shape[2])), 2),
-                             (lambda q, k, v: mf.softmax_attention(q, k, v, table=table), 4)):
-        assert kept_bytes(function, 2048) / kept_bytes(function, 1024) == pytest.approx(growth, rel=0.1)
+@pytest.mark.parametrize("kind, least, most", [
+    ("linear", 1.9, 2.1), ("causal linear", 1.9, 2.1), ("relative softmax", 3.2, 4)])
+def test_memory_of_linear_attention_is_linear(kind, least, most):
+    """By what autograd keeps for the backward pass, of twice the tokens. Softmax keeps queries, keys and values too."""
+    short, long = (claims.attention_memory(claims.attention_call(kind, tokens, CPU.device), CPU.device)[0]
+                   for tokens in (512, 1024))
+    assert least < long / short < most
 
 
 # --- published numbers ----------------------------------------------------------------------------
@@ -426,13 +411,10 @@ def test_operators_stay_inside_the_space(cfg):
     archs += [mf.crossover(*rng.sample(archs, 2), space, rng) for _ in range(30)]
     for arch in archs:
         assert mf.why_illegal(arch, cfg) is None and mf.parse_arch(mf.arch_text(arch), cfg) == arch
-        for name, choices in space.items():
-            value = getattr(arch, name)
-            assert set(value if isinstance(value, tuple) else (value,)) <= set(choices)
+        assert all({*mf.values_of(arch, name)} <= {*choices} for name, choices in space.items())
     assert [mf.mutate(arch, space, 0.0, rng) for arch in archs] == archs and len(set(archs)) > 60
-    widths = [(one, two) for arch in archs for one, two in zip(mf.mutate(arch, space, 0.3, rng).ffn, arch.ffn)]
-    same, choices = statistics.fmean(one == two for one, two in widths), len(space["ffn"])
-    assert same == pytest.approx(0.7 + 0.3 / choices, abs=0.1)  # three values in ten are drawn anew
+    same = [one == two for arch in archs for one, two in zip(mf.mutate(arch, space, 0.3, rng).ffn, arch.ffn)]
+    assert statistics.fmean(same) == pytest.approx(0.7 + 0.3 / len(space["ffn"]), abs=0.1)  # three in ten are drawn anew
     one, two = archs[:2]
     child = mf.crossover(one, two, space, rng)
     assert all(ffn in (first, second) for ffn, first, second in zip(child.ffn, one.ffn, two.ffn))
@@ -449,27 +431,13 @@ def test_ranker_orders_unseen_architectures_and_knows_what_matters():
     archs = list(dict.fromkeys(mf.sample_arch(space, rng) for _ in range(300)))
     ranker, again = (mf.Ranker(space, archs, toy_losses(archs)) for _ in range(2))
     assert ranker.tau > 0.85 and ranker.pairs > 0.92 and len(ranker.fresh) == len(archs) // 10
-    assert list(ranker.importance())[:2] == ["layers", "types"]
+    importance = ranker.importance()
+    assert [*importance][:2] == ["layers", "types"]
+    assert 0 < mf.noise_level(space, archs, toy_losses(archs), 0) < 0.3 < importance["layers"]
     shallow, deep = (min(archs, key=lambda arch: abs(arch.layers - layers)) for layers in (2, 3))
     worse, better = ranker.rank_scores([shallow, deep])
     assert worse > better  # low is good
     assert again.rank_scores(archs) == ranker.rank_scores(archs)
-
-
-def test_importance_stands_beside_that_of_noise_and_a_weak_ranker_warns(capsys):
-    space = mf.space_of(IMAGES)
-    archs = list(dict.fromkeys(mf.sample_arch(space, random.Random(seed)) for seed in range(300)))[:160]
-    noise = mf.noise_level(space, archs, toy_losses(archs), 0)
-    assert 0.01 < noise < 0.3 < max(mf.Ranker(space, archs, toy_losses(archs)).importance().values())
-    ranker = dict(held_out=16, tau=0.2, pair_accuracy=0.6, noise=noise)
-    rankers = {"loss": ranker, "latency": {**ranker, "tau": 0.9}, "dry": {**ranker, "held_out": 2, "tau": 1.0}}
-    mf.show_search({"rankers": rankers, "importance": dict.fromkeys(rankers, {"layers": 0.3}), "architectures": 9.0,
-                    "architectures_pruned": 3.0, "round": "sample", "arch": mf.arch_text(ARCH),
-                    "scores": {"loss": 1.0, "latency": 2.0}}, CPU, IMAGES)
-    loss, warning, latency, dry, *_ = capsys.readouterr().out.splitlines()
-    assert loss.endswith(f"importance: Enc Layer Num 0.300; of noise up to {noise:.3f}") and "tau 0.900" in latency
-    assert warning.startswith("warning: the loss ranker hardly orders")
-    assert dry == "dry ranker: 2 fresh sub-nets are too few to judge it by"
 
 
 def test_agreement_is_kendalls_tau_and_pair_accuracy():
@@ -498,8 +466,6 @@ def test_pruning_shrinks_what_the_evolution_may_change():
     pruned = mf.prune(translation, [dict.fromkeys(translation, 0.0)], archs, list(range(6)), keep=1)
     free = {name for name, choices in pruned.items() if len(choices) > 1}
     assert free == {*mf.PARTS}  # all types; "layers" has one choice
-    cfg = dataclasses.replace(IMAGES, keep=3)
-    assert [mf.free_features(cfg, samples) for samples in (159, 160)] == [0, 3]
 
 
 def test_evolution_finds_the_best_under_the_constraint_repeats_and_ends():
@@ -641,21 +607,14 @@ def test_every_preset_can_be_shared_by_eight_and_samples_enough_to_prune(task, n
     for action in ("search", "train"):
         cfg = preset(task, name, action)
         mf.check(cfg, action)
-        eight, one = dataclasses.replace(cfg), dataclasses.replace(cfg)
-        mf.set_shards(eight, Ranks(0, 8, CPU.device))
-        mf.set_shards(one, CPU)
-        assert one.accumulate == cfg.accumulate
-        assert len(shard_range(Ranks(7, 8, CPU.device), eight.accumulate)) == max(1, cfg.accumulate // 8)
+        shards = cfg.accumulate
+        mf.set_shards(cfg, CPU)
+        assert cfg.accumulate == shards
+        mf.set_shards(cfg, Ranks(0, 8, CPU.device))
+        assert len(shard_range(Ranks(7, 8, CPU.device), cfg.accumulate)) == max(1, shards // 8)
     cfg = preset(task, name)
     space = mf.space_of(cfg)
-    assert 0 < mf.free_features(cfg, cfg.samples) < len(space) and mf.space_size(space) > 20 * cfg.samples
-
-
-def test_preset_long_is_where_linear_attention_costs_less():
-    cfg = preset("cifar10", "long")
-    arch = mf.widest(mf.space_of(cfg))
-    assert cfg.cost == "flops" and mf.ImageModel(arch, cfg).tokens == 257
-    assert mf.model_flops(mf.retype(arch, "linear"), cfg) < 0.8 * mf.model_flops(mf.retype(arch, "plain"), cfg)
+    assert cfg.samples >= mf.PRUNES_FROM and 0 < cfg.keep < len(space) and mf.space_size(space) > 20 * cfg.samples
 
 
 def test_all_parameters_decay_as_in_fairseq():
@@ -693,15 +652,8 @@ def test_augmentation():
 # --- whole runs ----------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """A folder of CIFAR-10's layout with 400 + 60 pictures whose class is their colour."""
-    folder, rng = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
-    for name, count in (("data_batch_1.bin", 400), ("test_batch.bin", 60)):
-        labels = np.arange(count, dtype=np.uint8) % 10
-        colours = (labels[:, None, None] * np.array([20, 7, 13])[:, None]) % 190
-        pixels = (rng.integers(0, 60, (count, 3, 1024)) + colours).reshape(count, -1)
-        (folder / name).write_bytes(np.concatenate([labels[:, None], pixels], 1).astype(np.uint8).tobytes())
-    return folder
+def pictures(demo):
+    return Path(demo["cifar10"])
 
 
 @pytest.fixture(scope="module")
@@ -753,18 +705,14 @@ def quick_search(monkeypatch):
 @pytest.mark.parametrize("kind", ["images", "text"])
 def test_a_batch_is_a_function_of_its_number(kind, tmp_path, pictures, sentences):
     """Whatever was drawn before, and in which order: a thread makes it while the network draws its dropout."""
-    if kind == "images":
-        data = cifar10.Pictures(dataclasses.replace(RUN_IMAGES, cifar10=str(pictures)), CPU, tmp_path)
-    else:
-        data = Translations(dataclasses.replace(RUN_TEXT, train_text=str(sentences / "train")), CPU, tmp_path)
-    numbers = [0, 1, 70, 3]  # of several epochs
-    found = {number: data.batch(number) for number in numbers}
-    torch.manual_seed(99)
+    cfg = dataclasses.replace(RUN_IMAGES if kind == "images" else RUN_TEXT, cifar10=str(pictures),
+                              train_text=str(sentences / "train"))
+    data = (cifar10.Pictures if kind == "images" else Translations)(cfg, CPU, tmp_path)
+    found = {number: data.batch(number) for number in (0, 1, 1500, 3)}  # of several epochs
     before = torch.get_rng_state()
-    for number in reversed(numbers):
+    for number in reversed(found):
         assert all(torch.equal(one, two) for one, two in zip(data.batch(number), found[number]))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(found[0][0], found[1][0])
+    assert torch.equal(torch.get_rng_state(), before) and not torch.equal(found[0][0], found[1][0])
 
 
 def make_run(folder, action="train", **settings):
@@ -777,16 +725,6 @@ def make_run(folder, action="train", **settings):
     torch.save({"values": {"trained": True}, "owned": {"model": model.state_dict()}}, folder / "checkpoint.pt")
     (folder / "done.json").write_text("{}")
     return model
-
-
-@pytest.mark.parametrize("settings, message", [
-    ({"arch": "x"}, "'x' is no architecture"), ({"arch": mf.arch_text(ARCH).replace("48", "64")}, "does not hold"),
-    ({"task": "wmt14"}, "--task cifar10"), ({"layers": [2, None]}, "config.json: layers .*must be of type int"),
-    ({"qkv": "x"}, "config.json: qkv 'x'"), ({"steps": {}}, "config.json: steps {}")])
-def test_a_run_that_does_not_fit_is_named(settings, message, tmp_path):
-    make_run(tmp_path / "init", **settings)
-    with pytest.raises(UserError, match=message):
-        mf.main(["--evaluate", "--task", "cifar10", "--init", str(tmp_path / "init"), "--out", str(tmp_path / "run")])
 
 
 def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pictures, capsys, monkeypatch):
@@ -804,8 +742,8 @@ def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pict
     mf.main(["--evaluate", "--init", str(network), *rest, str(tmp_path / "scored")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     classes = map(int, (tmp_path / "scored" / "classes.txt").read_text().split())
-    right = [found == number % 10 for number, found in enumerate(classes)]
-    assert done["examples"] == len(right) == 60 and statistics.fmean(right) == pytest.approx(done["accuracy"])
+    right = [found == label for found, label in zip(classes, cifar10.load_cifar10(pictures, "test")[1], strict=True)]
+    assert done["examples"] == len(right) and statistics.fmean(right) == pytest.approx(done["accuracy"])
     capsys.readouterr()
     monkeypatch.setattr(mf, "forecast", lambda *others: {})  # test_rehearsal.py has it
     mf.main(["--describe", "--init", str(network)])
@@ -854,7 +792,7 @@ def test_a_search_killed_in_every_phase_ends_as_an_uninterrupted_one(kind, tmp_p
     assert best["latency_limit"] == 0.9 * statistics.median(costs) >= best["scores"]["latency"]
 
 
-def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monkeypatch, pictures, capsys):
+def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monkeypatch, pictures):
     monkeypatch.setattr(mf, "AVERAGED", 2)
     command = ["--train", *flags(dataclasses.replace(RUN_IMAGES, steps=8, warmup=0.25), pictures), "--arch"]
     kept, mean, run = {}, LastWeights.mean, tmp_path / "run"
@@ -873,17 +811,8 @@ def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monk
     mf.main([*command, mf.arch_text(ARCH), "--out", str(run)])
     mf.main([*command, mf.arch_text(ARCH), "--out", str(tmp_path / "whole")])
     assert same_weights(run, tmp_path / "whole")
-    lines = [line for line in jsonl(tmp_path / "whole" / "log.jsonl") if line.get("phase") == "train"]
-    assert all(line["norm"] > 0 for line in lines)
-    assert lines[0]["images_per_second"] is None and all(line["images_per_second"] > 0 for line in lines[1:])
     assert kept["files"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list(run.glob("weights-*"))
     torch.testing.assert_close(dict(load_file(run / "checkpoint.pt")["owned"]["model"]), kept["mean"])
-    with pytest.raises(UserError, match="other settings: arch"):  # what was trained there is another network
-        mf.main([*command, mf.arch_text(ARCH).replace("48", "32"), "--out", str(run)])
-    capsys.readouterr()
-    mf.main(["--evaluate", "--init", str(run), "--preset", "base", "--cifar10", str(pictures), "--device", "cpu",
-             "--cost", "flops", "--out", str(tmp_path / "scored")])
-    assert "accuracy " in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -898,29 +827,25 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, monke
         assert len(losses) >= 4 and losses[-1] < 0.8 * losses[0]
     (tmp_path / "in.txt").write_text("a small dog\n\nthe cat sees the house\n")
     command = ["--evaluate", "--task", "wmt14", "--preset", "base", "--device", "cpu", "--cost", "flops", "--init",
-               str(tmp_path / "run")]
-    mf.main([*command, "--translate", str(tmp_path / "in.txt"), "--out", str(tmp_path / "translated")])  # needs no text
+               str(tmp_path / "run"), "--out"]
+    mf.main([*command, str(tmp_path / "translated"), "--translate", str(tmp_path / "in.txt")])  # needs no text
     first, empty, last = (tmp_path / "translated" / "translations.de").read_text().splitlines()
     assert first and last and not empty
-    mf.main([*command, "--test_text", str(sentences / "test"), "--out", str(tmp_path / "scored")])
+    mf.main([*command, str(tmp_path / "scored"), "--test_text", str(sentences / "test")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
-    cfg.vocab_size = len(load_file(tmp_path / "run" / "checkpoint.pt")["owned"]["model"]["words"])
     assert len((tmp_path / "scored" / "translations.de").read_text().splitlines()) == done["examples"] == 20
-    assert done["bleu"] >= 0 and 0 <= done["repeated_words"] <= 1 and done["latency"] == mf.model_flops(arch, cfg) / 1e9
+    assert done["bleu"] >= 0 and 0 <= done["repeated_words"] <= 1 and done["latency"] == done["flops"] / 1e9
     with pytest.raises(UserError, match="leave these flags out"):
-        mf.main([*command, "--vocab_size", "7", "--out", str(tmp_path / "other")])
+        mf.main([*command, str(tmp_path / "other"), "--vocab_size", "7"])
 
 
 def test_gradients_are_clipped_only_where_it_is_asked_for():
     batch, norms, models = (torch.randn(8, 3, 32, 32), torch.arange(8)), [], []
     for clip in (0.0, 1e9, 1e-3):
         torch.manual_seed(0)
-        model = mf.make_model(ARCH, IMAGES)
-        optimizer, cfg = torch.optim.SGD(model.parameters(), 1.0), dataclasses.replace(IMAGES, clip=clip)
-        _, count, norm = mf.update(model, model, optimizer, iter([batch]), dataclasses.replace(cfg, dtype="float32"),
-                                   CPU)
-        assert count == 8
-        norms.append(norm.item())  # of the gradients as they came
+        model, cfg = mf.make_model(ARCH, IMAGES), dataclasses.replace(IMAGES, clip=clip, dtype="float32")
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        norms.append(mf.update(model, model, optimizer, iter([batch]), cfg, CPU)[2].item())  # as the gradients came
         models.append(torch.cat([value.detach().flatten() for value in model.parameters()]))
     assert norms[0] == norms[1] == norms[2] > 1e-3
     assert torch.equal(models[0], models[1]) and not torch.equal(models[0], models[2])
@@ -952,29 +877,13 @@ def test_one_and_two_processes_give_the_same_search(kind, tmp_path, pictures, se
     assert [line["score"] for line in one] == pytest.approx([line["score"] for line in two], abs=1e-4)
 
 
-def test_a_vocabulary_of_other_pieces_beside_the_weights_is_refused(tmp_path, sentences):
-    cfg = dataclasses.replace(RUN_TEXT, steps=1, warmup=0.0, vocab_size=36)
-    arch = mf.arch_text(mf.sample_arch(mf.space_of(TEXT), random.Random(3)))
-    mf.main(["--train", "--arch", arch, *flags(cfg, sentences), "--out", str(tmp_path / "run")])
-    own = load_tokenizer(tmp_path / "run")
-    train_sentencepiece([sentences / "train.de"], tmp_path / "other.model", own.vocab_size, lower=False)
-    assert load_tokenizer(tmp_path / "other.model").vocab_size == own.vocab_size
-    (tmp_path / "other.model").replace(tmp_path / "run" / "spiece.model")
-    with pytest.raises(UserError, match="spiece.model: damaged or changed since the run"):
-        mf.main(["--evaluate", "--task", "wmt14", "--init", str(tmp_path / "run"), "--test_text",
-                 str(sentences / "test"), "--out", str(tmp_path / "scored")])
-
-
-def test_a_training_whose_validation_loss_has_risen_warns(tmp_path, pictures, monkeypatch, capsys):
-    command = ["--train", "--arch", mf.arch_text(ARCH), *flags(dataclasses.replace(RUN_IMAGES, steps=3), pictures)]
-    for losses, warns in (((1.0, 0.5, 0.52), True), ((1.0, 0.5, 0.505), False)):
-        def train_network(model, data, cfg, ranks, run, losses=losses):
-            for step, loss in enumerate(losses, 1):
-                run.log("train", step, dev={"loss": loss})
-        monkeypatch.setattr(mf, "train_network", train_network)
-        mf.main([*command, "--out", str(tmp_path / str(warns))])
-        found = "warning: the validation loss rose from 0.5000 at update 2 to 0.5200" in capsys.readouterr().out
-        assert found == warns
+def test_a_training_whose_validation_loss_has_risen_warns(tmp_path, capsys):
+    for last, warns in ((0.52, True), (0.505, False)):
+        (tmp_path / "log.jsonl").write_text("".join(
+            json.dumps({"step": step, "dev_loss": loss}) + "\n"
+            for step, loss in enumerate((1.0, 0.5, last), 1)))
+        mf.warn_where_loss_rose(SimpleNamespace(folder=tmp_path), CPU)
+        assert ("from 0.5000 at update 2 to 0.5200" in capsys.readouterr().out) == warns
 
 
 # --- command line --------------------------------------------------------------------------------
@@ -990,41 +899,29 @@ def test_describe_is_one_json_object(capsys, monkeypatch):
     assert shown["parameters"] == sum(shown["parts"].values()) > 19e6 and shown["flops"] > 8e9
     assert shown["arch"] == mf.arch_text(mf.PUBLISHED["cifar10"]["mformer"])
     assert "hidden=64 " in described()["arch"]  # the demo's widest network, not the paper's
-    small = described("--arch", "mformer", "--image", "112")  # in the paper's geometry, but for what is given
-    assert shown["flops"] / 5 < small["flops"] < shown["flops"] / 3
 
 
-def network(text):
-    return ["--train", "--arch", text]
+@pytest.mark.parametrize("text, message", [
+    ("nothing", "'nothing' is no architecture; give one of mformer, cosformer"),
+    ("layers=1 layers=2 hidden=32", "layers stands there twice"),
+    ("layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear", "ffn has 1 values for 2 layers"),
+    ("layers=1 hidden=32 ffn=32 heads=2 types=quadratic", "there are the types softmax"),
+    ("layers=x hidden=32 ffn=32 heads=2 types=linear", "must be whole numbers from 1"),
+    (dict(qkv=8, heads=(16,)), "do not all divide --qkv 8"), (dict(hidden=(15,)), "must be even"),
+    (dict(connect=(4,)), "4 of 3 encoder layers")])
+def test_what_cannot_be_built_is_named(text, message):
+    with pytest.raises(UserError, match=message):
+        mf.parse_arch(text, IMAGES) if isinstance(text, str) else mf.space_of(dataclasses.replace(TEXT, **text))
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (network("nothing"), "'nothing' is no architecture; give one of mformer, cosformer"),
-    (network("layers=1 layers=2 hidden=32"), "layers stands there twice"),
-    (network("layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear"), "ffn has 1 values for 2 layers"),
-    (network("layers=1 hidden=32 ffn=32 heads=2 types=quadratic"), "there are the types softmax"),
-    (network("layers=x hidden=32 ffn=32 heads=2 types=linear"), "must be whole numbers from 1"),
-    ([*network("mformer"), "--task", "wmt14", "--qkv", "8"], "do not all divide --qkv 8"),
-    (["--describe", "--image", "30"], "it is no multiple of --patch 8"),
-    (["--search", "--arch", "mformer"], "--search with --task cifar10 has no use for it"),
-    (["--search", "--augment", "0.5"], "four numbers"),
-    (["--search", "--augment", "0", "9", "0", "0"], "area is above 0"),
-    (["--train", "--task", "wmt14", "--languages", "en"], "two endings"),
-    (["--search", "--task", "wmt14", "--hidden", "15"], "must be even"),
-    (["--train", "--qkv", "32"], "--head_dim: --qkv"),
-    (["--search", "--task", "wmt14", "--connect", "4"], "4 of 3 encoder layers"),
-    (["--search", "--held_out", "0"], "a search needs examples"), (["--evaluate"], "--init is missing"),
-    (["--search", "--latency_limit", "0.0001"], "the smallest architecture takes .*; raise it")])  # before it trains
-def test_mistakes_end_in_one_line(arguments, message, tmp_path, pictures, sentences):
-    cfg = RUN_TEXT if "wmt14" in arguments else dataclasses.replace(RUN_IMAGES, steps=1)
-    given = {argument for argument in arguments if argument.startswith("--")}
-    rest, skip = [], False
-    for argument in flags(cfg, sentences if "wmt14" in arguments else pictures):
-        skip = argument in given if argument.startswith("--") else skip
-        rest += [] if skip else [argument]
-    with pytest.raises(UserError, match=message) as error:
-        mf.main([*arguments, *rest, "--out", str(tmp_path / "run")])
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("arguments, message", [  # test_bad_input.py has more
+    ("--search --arch mformer", "--search with --task cifar10 has no use for it"),
+    ("--search --augment 0 9 0 0", "area is above 0"), ("--train --qkv 32 --head_dim 8", "--head_dim: --qkv"),
+    ("--search --held_out 0", "a search needs examples"),
+    ("--search --cost flops --latency_limit 0.0001", "the smallest architecture takes .*; raise it")])
+def test_mistakes_are_named_before_it_trains(arguments, message, tmp_path, demo):
+    with pytest.raises(UserError, match=message):
+        mf.main([*arguments.split(), "--device", "cpu", "--cifar10", demo["cifar10"], "--out", str(tmp_path / "run")])
 
 
 # --- claims --------------------------------------------------------------------------------------
@@ -1036,14 +933,16 @@ def claim(name, folder, *words):
 
 
 def test_claims_about_a_finished_search(tmp_path, pictures, quick_search):
-    mf.main(["--search", *flags(dataclasses.replace(RUN_IMAGES, steps=2), pictures), "--out", str(tmp_path / "search")])
+    command = ["--search", *flags(dataclasses.replace(RUN_IMAGES, steps=2), pictures), "--out", str(tmp_path / "search")]
+    mf.main(command)
     rows = claim("importance", tmp_path, "--folders", tmp_path / "search")["rows"]
     assert {row[2] for row in rows} == {mf.FEATURES[name].title for name in mf.space_of(IMAGES)} and len(rows) == 10
     found = claim("ranker", tmp_path, "--folders", tmp_path / "search", "--seeds", 1)
     assert [row[0] for row in found["rows"]] == ["loss ranker", "latency ranker", "keep 3", "whole space"]
-    (tmp_path / "search" / "history.jsonl").write_text("3\n")
-    with pytest.raises(UserError, match="line 1: no JSON"):
-        claim("importance", tmp_path, "--folders", tmp_path / "search")
+    (tmp_path / "search" / "done.json").unlink()
+    (tmp_path / "search" / "history.jsonl").write_text('{"round": "sample"}\n')
+    with pytest.raises(UserError, match="history.jsonl: damaged in line 1; delete it"):
+        mf.main(command)
 
 
 def test_verdicts_of_the_primary_question():
@@ -1078,8 +977,3 @@ def test_times_of_whole_networks_and_of_attentions(tmp_path, monkeypatch):
     assert found["verdict"].startswith("holds: time grows with the power plain softmax 2.00, linear 1.00")
 
 
-def test_what_one_attention_costs():
-    kinds = ["causal linear", "linear", "plain softmax", "relative softmax"]
-    costs = claims.attention_costs(kinds, 64, CPU.device, itertools.count().__next__)
-    assert [cost[:4] for cost in costs] == [[kind, 64, 1000, 1000] for kind in kinds]
-    assert all(cost[4] > 0 for cost in costs)

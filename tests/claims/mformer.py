@@ -17,7 +17,7 @@ import torch
 import mformer as mf
 from common.cli import UserError, parse
 from common.distributed import Ranks, pick_device
-from common.files import read_json, read_jsonl
+from common.files import read_json
 from data.cifar10 import Pictures, load_cifar10
 from data.inputs import fill_in
 from data.translation import Translations
@@ -40,19 +40,16 @@ def searched(options):
         raise UserError("--folders: missing; name the run folder of a finished --search")
     folder = options.folders[0]
     weights, _, space = mf.read_run(mf.Config(init=str(folder)))
-    lines = read_samples(folder / "history.jsonl")
+    lines = samples_of(folder)
     if not space or not lines:
         raise UserError(f"{folder}: no history.jsonl with samples; name the folder of a finished --search")
     limit = read_json(folder / "best.json", dict).get("latency_limit", 0.0)
     return run_settings(folder, mf.Config, init=str(folder), latency_limit=limit), space, lines, weights
 
 
-def read_samples(path):
+def samples_of(folder):
     """The history lines of the sub-nets that a search has sampled; [] where there is no history.jsonl."""
-    try:
-        return [line for line in read_jsonl(path) if line["round"] == "sample" and line["arch"] and {*line["scores"]}]
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: not written by --search; name another folder") from None
+    return [line for line in mf.read_history(folder / "history.jsonl") if line["round"] == "sample"]
 
 
 def measured_archs(lines, cfg):
@@ -187,8 +184,7 @@ def networks_of(options):
     cfg, _ = config_of(options)
     found = {f"{space} search": mf.parse_arch(read_json(folders[f"search-{space}"] / "best.json")["arch"], cfg)
              for space in ("mixed", "softmax", "linear")}
-    samples = [line for line in read_samples(folders["search-mixed"] / "history.jsonl")
-               if line["scores"]["latency"] <= options.limit]
+    samples = [line for line in samples_of(folders["search-mixed"]) if line["scores"]["latency"] <= options.limit]
     twins = {f"mixed, all {kind}": mf.retype(found["mixed search"], kind)
              for kind in ("softmax", "linear", "plain")}
     return {**found, **twins, "best random sample": mf.parse_arch(max(samples, key=lambda line: line["score"])["arch"],
