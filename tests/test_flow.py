@@ -1,5 +1,6 @@
 """How a training step flows. Nothing in it waits for the device but where it is logged: counted in the files' own
 training loops, on the CPU. Slow: torch.compile with the inductor breaks no graph and gives eager's losses."""
+import contextlib
 import itertools
 import shutil
 import sys
@@ -33,10 +34,6 @@ def place():
 
 
 class Operations(TorchDispatchMode):
-    def __init__(self, note):
-        super().__init__()
-        self.note = note
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._overloadpacket.__name__
         masks = name.startswith("index") and any(
@@ -50,10 +47,6 @@ class Operations(TorchDispatchMode):
 class Calls(TorchFunctionMode):
     """What no operation shows on a CPU: there tolist() reads memory, and a copy to the device is none."""
 
-    def __init__(self, note):
-        super().__init__()
-        self.note = note
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         moved = [value for value in (*args[1:2], kwargs.get("device")) if isinstance(value, (str, torch.device))]
@@ -65,12 +58,13 @@ class Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Waits:
+class Waits(contextlib.ExitStack):
     """waits.seen: [(updates done, "read" or "copy", place)] of a block of code. Where a loop asks Pace, after the
     optimizer's step, an update ends."""
 
     def __init__(self, monkeypatch, *modules):
-        self.updates, self.seen, self.parts = 0, [], (Operations(self.note), Calls(self.note))
+        super().__init__()
+        self.updates, self.seen = 0, []
         for module in modules:
             monkeypatch.setattr(module, "Pace", lambda *args: self.beat)
 
@@ -82,13 +76,10 @@ class Waits:
         return False, False, False
 
     def __enter__(self):
-        for part in self.parts:
-            part.__enter__()
+        for part in (Operations(), Calls()):
+            part.note = self.note
+            self.enter_context(part)
         return self
-
-    def __exit__(self, *error):
-        for part in reversed(self.parts):
-            part.__exit__(*error)
 
     def between(self, every):
         """{(kind, place)} in updates with no line of the log before them; every: updates between lines."""
@@ -109,20 +100,9 @@ def full(rows, tokens):
     return torch.full((rows,), tokens)
 
 
-class Kept(SimpleNamespace):
+def kept(*args, **owned):
     """A checkpoint that keeps nothing."""
-
-    def __init__(self, *args, **owned):
-        super().__init__(owned=owned, ranks=RANKS)
-
-    def restore(self):
-        return {}
-
-    def save(self, **values):
-        pass
-
-    def remove(self):
-        pass
+    return SimpleNamespace(owned=owned, ranks=RANKS, restore=dict, save=lambda **values: None, remove=lambda: None)
 
 
 RUN = SimpleNamespace(ranks=RANKS, log=lambda *place, **values: None, folder=Path("none"))
@@ -154,7 +134,7 @@ def test_albert_waits_where_it_logs(monkeypatch):
     monkeypatch.setattr(albert, "language_batch", made)
     optimizer, text = albert.Lamb(model.parameters(), 1e-3), SimpleNamespace(train=None, tokenizer=None)
     with Waits(monkeypatch, albert) as waits:
-        albert.train_language_model(model, text, cfg, RANKS, RUN, Kept(), optimizer)
+        albert.train_language_model(model, text, cfg, RANKS, RUN, kept(), optimizer)
     assert waits.between(every=2) == set()
 
 
@@ -172,7 +152,7 @@ def test_autobert_zero_waits_where_it_logs(name, monkeypatch):
 
     monkeypatch.setattr(autobert_zero, "language_batch", made)
     with Waits(monkeypatch, autobert_zero) as waits:
-        autobert_zero.train_language_model(model, SimpleNamespace(train=None), cfg, RANKS, Kept(),
+        autobert_zero.train_language_model(model, SimpleNamespace(train=None), cfg, RANKS, kept(),
                                            report=lambda step, losses, rate: [loss.item() for loss in losses])
     # the norm is looked at every CHECK_EVERY updates, so that a run that has diverged ends before its next log
     looks = {number for number, *_ in waits.seen if number}
@@ -194,7 +174,7 @@ def test_autotinybert_waits_where_it_logs(kind, monkeypatch, tmp_path):
             yield [numbers(rows, 16), numbers(rows, 16, below=2), full(rows, 12), *masked]
 
     monkeypatch.setattr(autotinybert, "text_batches", made)
-    monkeypatch.setattr(autotinybert, "Checkpoint", Kept)
+    monkeypatch.setattr(autotinybert, "Checkpoint", kept)
     monkeypatch.setattr(autotinybert, "keep_model", lambda *args, **models: None)
     sub = [autotinybert.parse_arch("1-16-32-2-32" if fit else "1-16-32-1-16"), arch]
     one_shot = {} if kind == "further" else {"draw": lambda step, shard: sub, "probes": sub}
@@ -230,7 +210,7 @@ def test_mformer_waits_where_it_logs(task, searching, monkeypatch):
     space = mformer.space_of(cfg) if searching else None
     model = mformer.make_model(mformer.widest(space) if space else arch, cfg, space)
     data = SimpleNamespace(batch=lambda number: batch(), unit="rows", set_aside=0)
-    monkeypatch.setattr(mformer, "Checkpoint", Kept)
+    monkeypatch.setattr(mformer, "Checkpoint", kept)
     monkeypatch.setattr(mformer, "LastWeights", lambda *args: SimpleNamespace(
         save=lambda *args: None, mean=model.state_dict, remove=lambda: None))
     with Waits(monkeypatch, mformer) as waits:
