@@ -6,7 +6,7 @@ many tokens each, and BLEU.
     batches = TokenBatches(text.longest_side(), tokens=4400)
     for index in range(start, stop):              # an endless stream: nothing but the number is needed to go on
         rows = batches.batch(index, seed=0)       # example numbers
-        source, lengths = pad([text.source(row) for row in rows], tokenizer.pad_id)
+        source, lengths = pad(text.ids(0, rows), tokenizer.pad_id)
     corpus_bleu(hypotheses, references)           # percent; what sacrebleu prints of raw text
 """
 import json
@@ -66,16 +66,9 @@ class ParallelText:
     def __len__(self):
         return len(self.starts[0]) - 1
 
-    def row(self, side, number):
-        return self.tokens[side][self.starts[side][number]:self.starts[side][number + 1]]
-
-    def source(self, number):
-        """Token ids of a source sentence, an array."""
-        return self.row(0, number)
-
-    def target(self, number):
-        """Token ids of a target sentence, an array."""
-        return self.row(1, number)
+    def ids(self, side, rows):
+        """The token ids of these source sentences (side 0) or target sentences (side 1), an array each."""
+        return [self.tokens[side][self.starts[side][row]:self.starts[side][row + 1]] for row in rows]
 
     def longest_side(self):
         """(N,) tokens of each pair's longer sentence."""
@@ -217,7 +210,7 @@ class Translations:
         return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
 
     def pairs(self, text, rows):
-        return self.tensors([text.source(row) for row in rows], [text.target(row) for row in rows])
+        return self.tensors(text.ids(0, rows), text.ids(1, rows))
 
     def batch(self, number):
         """The tensors of shard `number` of the stream of shuffled epochs."""
@@ -288,10 +281,8 @@ def corpus_bleu(hypotheses, references):
     hypotheses, references: lists of raw sentences, equally long, else ValueError. 0.0 where the corpus has no 4-gram or
     nothing matches.
     """
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     matched, total, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
-    for pair in zip(hypotheses, references):
+    for pair in zip(hypotheses, references, strict=True):
         ours, theirs = map(tokenize_13a, pair)
         lengths += len(ours), len(theirs)
         for size in range(1, 5):

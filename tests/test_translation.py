@@ -26,11 +26,11 @@ def test_pairs_are_encoded_once_and_filtered(tmp_path):
     prefix = write(tmp_path, "a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
     assert read_pairs(prefix, "en", "de") == [["a bb", "", "ccc dddd e", "last"], ["x", "y", "z z z z", "zz"]]
     text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "all")
-    assert len(text) == 4 and not len(text.source(1))
-    assert text.source(2).tolist() == [3, 4, 1] and text.target(2).tolist() == [1, 1, 1, 1]
+    assert [row.tolist() for row in text.ids(0, (1, 2))] == [[], [3, 4, 1]] and len(text) == 4
+    assert text.ids(1, (2,))[0].tolist() == [1, 1, 1, 1]
     assert text.longest_side().tolist() == [2, 1, 4, 1]
     short = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=3)
-    assert [short.source(row).tolist() for row in range(len(short))] == [[1, 2], [4]]
+    assert [row.tolist() for row in short.ids(0, range(len(short)))] == [[1, 2], [4]]
     written = (tmp_path / "short" / "source.npy").stat().st_mtime_ns
     encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=3)
     assert (tmp_path / "short" / "source.npy").stat().st_mtime_ns == written
@@ -44,13 +44,10 @@ def test_pairs_are_encoded_once_and_filtered(tmp_path):
 @pytest.mark.parametrize("source, target, message", [
     ("a\nb\n", "x\n", r"p\.de:2: the file ends here, but the other one has 2 lines"),
     ("", "", r"p\.en: the file is empty"),
-    (b"a\n\xff\n", "x\ny\n", r"p\.en:2: not UTF-8"), (None, "x\n", r"p\.en: no such file")])
+    ("a\n\udcff\n", "x\ny\n", r"p\.en:2: not UTF-8")])  # test_bad_input.py has the missing file
 def test_mistakes_are_named(tmp_path, source, target, message):
     write(tmp_path, "", target)
-    if source is None:
-        (tmp_path / "p.en").unlink()
-    else:
-        (tmp_path / "p.en").write_bytes(source if isinstance(source, bytes) else source.encode())
+    (tmp_path / "p.en").write_bytes(source.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match=message):
         read_pairs(tmp_path / "p", "en", "de")
 
@@ -148,12 +145,3 @@ def test_cifar10(tmp_path):
     images, labels = load_cifar10(tmp_path, "train")
     assert images.shape == (30, 3, 32, 32) and images.dtype == torch.uint8 and labels.tolist() == records[:, 0].tolist()
     assert images[25, 1, 2, 3] == records[25, 1 + 1024 + 2 * 32 + 3]  # planes: red, green, blue
-    with pytest.raises(UserError, match="there is no test_batch.bin"):
-        load_cifar10(tmp_path, "test")
-    (tmp_path / "test_batch.bin").write_bytes(records[:2].tobytes()[:-1])
-    with pytest.raises(UserError, match="6145 bytes are not a whole number of 3073-byte records"):
-        load_cifar10(tmp_path, "test")
-    records[1, 0] = 77
-    (tmp_path / "test_batch.bin").write_bytes(records[:2].tobytes())
-    with pytest.raises(UserError, match="record 2 has the label 77"):
-        load_cifar10(tmp_path, "test")
