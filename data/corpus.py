@@ -150,7 +150,7 @@ class Corpus:
         inside = self.first_after(start + size - 1, boundary, last) - boundary
         chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[3])]
         middle = np.where(inside > 0, chosen, start + size)
-        other = self.elsewhere(document, start, size, start + size - middle, draws[4:])
+        other = self.elsewhere(document, start, start + size - middle, draws[4:])
         return self.collect(length, (start, middle - start), (middle, start + size - middle), other, inside + 1)
 
     def drawn(self, position, rows, length, seed, short_prob):
@@ -161,8 +161,6 @@ class Corpus:
         once, those at its beginning and its end too. They overhang both ends by what they have to spare, in each epoch
         in other shares, neither under a quarter: the cuts move, and no stretch is a mere rest.
         """
-        if length < 2:
-            raise UserError(f"corpus.segments: length {length} leaves no room for two parts; make sequences longer")
         table = self.slot_table(length)
         number = position + np.arange(rows, dtype=np.int64)
         epoch, index = np.divmod(number, table[-1])
@@ -195,18 +193,12 @@ class Corpus:
             tensors += [torch.from_numpy(block * (column < size[:, None])), torch.from_numpy(size)]
         return Segments(*tensors, torch.from_numpy(sentences))
 
-    def elsewhere(self, document, start, size, want, draws):
+    def elsewhere(self, document, start, want, draws):
         """(start, length) of runs of `want` tokens from a sentence's start in another document, to stand where a text's
         continuation would: as long as it is, and like it never the beginning of a document, or a classifier could tell
-        the two apart. 0 tokens where none of eight documents has such a run. In a corpus of one document it comes from
-        before or after the example, if there is room."""
+        the two apart. 0 tokens where none of eight documents has such a run, or there is no other document."""
         starts, ends = self.bounds
-        if len(starts) == 1:
-            before, after = np.maximum(0, start - starts - want + 1), np.maximum(0, ends - start - size - want + 1)
-            place = below(np.maximum(before + after, 1), draws[0])
-            place += np.where(place < before, starts, start + size - before)
-            return place, np.where(before + after > 0, want, 0)
-        found, length, todo = start.copy(), np.zeros_like(want), np.flatnonzero(want)
+        found, length, todo = start.copy(), np.zeros_like(want), np.flatnonzero(want * (len(starts) > 1))
         for turn in range(8):
             chosen = below(len(starts) - 1, mix(draws[0][todo] + np.uint64(turn)))
             chosen += chosen >= document[todo]

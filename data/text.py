@@ -8,10 +8,10 @@ Everything streams, so memory does not grow with the corpus, and the number of w
 How text is read. A file's first 128 KiB decide its layout:
 - wrapped: most lines are so full that the next line's first word would not have fitted, and most do not end a
   sentence. The lines of a paragraph are joined and split into sentences.
-- split: lines hold several sentences each (WikiText), so each line is split. Otherwise a line is a sentence (BERT).
-- blank_ends: blank lines end documents (BERT). Not so in wrapped text, in files with ` = Title = ` lines and where
-  most paragraphs are single lines (of several sentences here and there): there the file is one document, cut before
-  titles and before headings in capitals that come after 2,000 characters or more.
+- split: lines hold several sentences each, so each line is split. Otherwise a line is a sentence (BERT).
+- blank_ends: blank lines end documents (BERT). Not so in wrapped text and where most paragraphs are single lines (of
+  several sentences here and there): there the file is one document, cut before headings in capitals that come after
+  2,000 characters or more.
 A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
 is near.
 """
@@ -25,7 +25,6 @@ import re
 import struct
 import sys
 import threading
-from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain
@@ -44,9 +43,8 @@ from data.corpus import NAMES, Corpus, read_meta
 # bytes: what decides the layout, a worker's share, where its end is looked for
 SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
 HEADING_AFTER, LONGEST_DOCUMENT = 2_000, 100_000  # characters
-TITLE = re.compile(r"= [^=\s](.*[^=\s])? =")
-CUTS = [re.compile(pattern) for pattern in (  # where a share may end, best first: before a title, after a blank line..
-    rb"\n(?=[ \t]*= [^=\s][^\n=]* =[ \t]*\r?\n)", rb"\n[ \t\r]*\n", rb"\n", rb" ", rb"(?=[\x00-\x7f\xc2-\xf4])")]
+CUTS = [re.compile(pattern) for pattern in (  # where a share may end, best first: after a blank line, a line, a word
+    rb"\n[ \t\r]*\n", rb"\n", rb" ", rb"(?=[\x00-\x7f\xc2-\xf4])")]
 SENTENCE_END = re.compile(  # one set of signs at its beginning: twice as fast as two alternatives
     r"""[.!?…؟।。！？](?:(?<=[.!?…؟।])[.!?…؟।]*["'”’»)\]_*]*\s+|(?<=[。！？])[。！？]*["”’」』）]*\s*)""")
 OPENING = " \"'“‘«([_*¿¡-–—"
@@ -75,8 +73,6 @@ def text_files(paths):
         if not inside:
             raise UserError(f"{path}: the folder holds no *.txt file; name the files, or rename them to end in .txt")
         found += inside
-    if not found:
-        raise UserError("corpus: no text file was given; name at least one file or folder")
     return found
 
 
@@ -152,9 +148,8 @@ def find_layout(text):
     ended = sum(line[-1] in ".!?" for line, _ in inner) > 0.5 * len(inner)
     wrapped = bool(full and not ended and width >= 30)
     sentences = sum(len(split_sentences(line)) for line in lines)
-    titled = any(TITLE.fullmatch(line) for line in lines)
     apart = len(lines) >= 1.5 * len(blocks) or sentences <= 1.05 * len(blocks)  # or each block is a sentence
-    return Layout(wrapped, wrapped or sentences > 1.5 * len(lines), not wrapped and not titled and apart)
+    return Layout(wrapped, wrapped or sentences > 1.5 * len(lines), not wrapped and apart)
 
 
 def read_documents(text, layout):
@@ -162,8 +157,8 @@ def read_documents(text, layout):
     documents, size = [[]], 0
     for block in text_blocks(text):
         for unit in [" ".join(block)] if layout.wrapped else block:
-            heading = TITLE.fullmatch(unit) or len(unit) < 80 and unit.isupper() and size >= HEADING_AFTER
-            size = LONGEST_DOCUMENT if heading and not layout.blank_ends else size
+            if not layout.blank_ends and len(unit) < 80 and unit.isupper() and size >= HEADING_AFTER:
+                size = LONGEST_DOCUMENT  # a heading
             for sentence in split_sentences(unit) if layout.split else [unit]:
                 if size >= LONGEST_DOCUMENT:
                     documents.append([])
@@ -183,7 +178,7 @@ def chunks(path):
             if start + CHUNK + WINDOW < size:
                 file.seek(start + CHUNK)
                 window = file.read(WINDOW)
-                matches = (cut.search(window) for cut in CUTS[layout.blank_ends:])  # BERT's format has no titles
+                matches = (cut.search(window) for cut in CUTS)
                 end = start + CHUNK + next((match.end() for match in matches if match), 0)
             yield str(path), start, end, layout
             start = end
@@ -242,7 +237,7 @@ def steady(model, lower):
       (Hugging Face's tokenizers), and the same of two cuts wins, also of those that score the same ("==" + "=").
     - ALBERT_SYMBOLS, which occur in no other piece, are normal pieces: as user-defined ones their scores would be no
       such multiples, and transformers would take them out of a text before anything else.
-    - With lower, pieces that end in a digit and a comma are not used: ALBERT's tokenizer cuts them again, others do not.
+    - With lower, pieces that end in a digit and a comma are not used: ALBERT's tokenizer alone cuts them again.
     """
     pieces = [{number: value for number, value, _ in fields(value)} for key, value, _ in fields(model) if key == 1]
     scores = [round(struct.unpack("<f", piece[2])[0] / STEP) * STEP for piece in pieces]
@@ -330,20 +325,13 @@ def run_in_worker(job):
 
 
 def in_order(work, shared, jobs, workers):
-    """work(shared, job) of each job, in order; 2 jobs a worker in flight, so that a slow disk does not fill the memory.
-    """
+    """work(shared, job) of each job, in order."""
     if workers <= 1:
         yield from (work(shared, job) for job in jobs)
         return
     with ProcessPoolExecutor(workers, initializer=start_worker, initargs=(work, shared)) as pool:
-        pending = deque()
         try:
-            for job in jobs:
-                pending.append(pool.submit(run_in_worker, job))
-                if len(pending) >= 2 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+            yield from pool.map(run_in_worker, jobs)
         except BrokenProcessPool:
             raise UserError("a worker process was killed, perhaps for want of memory; use fewer --workers") from None
         finally:
