@@ -323,8 +323,8 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
     if name != "Bert":
         more["auto_map"] = {auto: f"modeling_autotinybert.{name}{ours}" for auto, ours in AUTO.items()}
     config = {"model_type": name.lower(), "architectures": [f"{name}{kind}"], **more, **FIXED,
-              "initializer_range": 0.02, **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
-              "max_position_embeddings": positions, "type_vocab_size": 2,
+              "initializer_range": 0.02, **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout,
+              "attention_probs_dropout_prob": dropout, "max_position_embeddings": positions, "type_vocab_size": 2,
               "vocab_size": len(weights["encoder.words.weight"]), "pad_token_id": tokenizer.pad_id}
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
     words = f"{'-'.join(map(str, shape))}, {sum(value.numel() for value in weights.values()):,} numbers"

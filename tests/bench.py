@@ -1,8 +1,7 @@
-"""Speed, measured and simulated.  python tests/bench.py PART [flags], PART --help:
+"""Speed, measured.  python tests/bench.py PART [flags], PART --help:
 
 peers     a training step of each file, fine-tuning and beam search beside Hugging Face's transformers
 curves    cost against length, text, candidates and processes; speed and memory of every demo
-schedule  how busy many processes are with candidates and fine-tuning jobs, simulated
 gpu       every phase at the paper's size on a GPU, beside what is forecast; without a GPU: the list
 page      the tables of tests/claims/rehearsal.md, from what these have written; measures nothing
 
@@ -10,14 +9,10 @@ Compare ratios: what is compared runs in turns, A B A B, after one turn to warm 
 """
 import argparse
 import gc
-import heapq
 import itertools
 import json
 import os
-import platform
-import random
 import re
-import resource
 import shlex
 import statistics
 import subprocess
@@ -39,10 +34,9 @@ import autobert_zero
 import mformer
 from common import describe, glue
 from common.distributed import Ranks, prepare_model
-from common.tasks import FROM_MNLI, LONGEST
+from common.runs import processor
 from data.prepare import make_demo
 from tests.claims import rehearsal
-from tests.claims.study import draw_figure
 
 CLAIMS = ROOT / "tests" / "claims"
 CPU = torch.device("cpu")
@@ -61,10 +55,8 @@ def in_turns(functions, rounds):
 
 
 def this_machine():
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    named = re.search(r"^model name\s*: (.*)", info, re.MULTILINE)
-    return {"processor": named[1] if named else platform.processor() or platform.machine(), "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    return {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
 
 
 def row_of(*cells):
@@ -134,7 +126,7 @@ def bert(shape, rows, tokens, arch="bert"):
 
 def albert_base(shape, rows, tokens):
     from transformers import AlbertConfig, AlbertForPreTraining
-    E = min(128, shape["hidden"])
+    E = min(128, shape["hidden"] // 2)
     cfg, ranks = albert.Config(**shape, embedding=E, dtype="float32", dropout=0.1, length=tokens), Ranks(0, 1, CPU)
     ours, sums = prepare_model(albert.LanguageModel(cfg).train(), ranks), torch.zeros(3)
     optimizer = albert.Lamb(ours.parameters(), 1e-4, weight_decay=cfg.weight_decay)
@@ -264,7 +256,7 @@ def run_command(command, folder, processes=1, threads=None):
     out, log = folder / f"run-{time.time_ns()}", folder / "log.txt"
     argv = [sys.executable, *launch, *shlex.split(command), "--to" if "data/" in command else "--out", str(out)]
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
-    own_peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    began = time.perf_counter()
     with open(log, "w") as file:
         process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=file, stderr=file)
         _, status, used = os.wait4(process.pid, 0)
@@ -275,9 +267,7 @@ def run_command(command, folder, processes=1, threads=None):
     speeds = [(value, key) for line in lines for key, value in json.loads(line).items()
               if key.endswith("_per_second") and value]
     return {"command": command.replace(f"{folder}/", ""), "processes": processes, "seconds": round(seconds, 2),
-            "cpu_seconds": round(used.ru_utime + used.ru_stime, 2),
-            # a child's peak begins at what this process has held
-            "peak_mb": round(used.ru_maxrss / 1e3) if used.ru_maxrss > own_peak else None,
+            "cpu_seconds": round(used.ru_utime + used.ru_stime, 2), "peak_mb": round(used.ru_maxrss / 1e3),
             "a_second": round(statistics.median(value for value, _ in speeds)) if speeds else None,
             "unit": speeds[0][1].removesuffix("_per_second") if speeds else None}
 
@@ -309,15 +299,6 @@ def text_of(megabytes, folder):
     return path
 
 
-def draw(axes, found):
-    for name, values in found["length"]["microseconds a token"].items():
-        axes.plot(found["length"]["tokens"], values, "o-", label=name)
-    axes.set(xscale="log", xlabel="tokens a row", ylabel="µs a token of a training step", ylim=(0, None))
-    axes.set_xticks(found["length"]["tokens"], found["length"]["tokens"])
-    axes.minorticks_off()
-    axes.legend()
-
-
 def curves_table(found):
     networks = found["length"]["microseconds a token"]
     runs = [*found["corpus"], *found["candidates"], *itertools.chain(*found["processes"].values()), *found["demos"]]
@@ -326,7 +307,7 @@ def curves_table(found):
         for place, tokens in enumerate(found["length"]["tokens"])])
         + "\n\n" + markdown("command | processes | s | CPU s | peak MB | a second", [
             (f"`{run['command']}`", run["processes"], f"{run['seconds']:.1f}", f"{run['cpu_seconds']:.1f}",
-             run["peak_mb"] or "?", f"{run['a_second']:,} {run['unit']}" if run["unit"] else "") for run in runs]))
+             run["peak_mb"], f"{run['a_second']:,} {run['unit']}" if run["unit"] else "") for run in runs]))
 
 
 def curves(own):
@@ -353,63 +334,7 @@ def curves(own):
     steps = steps_by_length(lengths, tokens, rounds, **{**shape, "layers": 12})  # as the published network has
     found["length"] = {"tokens": list(lengths), "microseconds a token": steps}
     found["machine"]["seconds"] = round(time.time() - began)
-    if own.out and draw_figure(picture := Path(own.out).with_suffix(".png"), lambda axes: draw(axes, found)):
-        found["picture"] = picture.name
     return found, curves_table(found)
-
-
-# --- schedule ------------------------------------------------------------------------------------
-# Jobs of one round (of one stage, in fine-tuning) wait for those of the round before. Whoever is free takes the next
-# one in their order, as share_out of common/distributed.py does it, or the next that takes longest, as common/tasks.py
-# orders fine-tuning's jobs.
-
-# seconds of the 24 candidates of a demo search, two threads, on an idle machine
-ZERO = (7.31, 7.237, 7.898, 9.706, 9.409, 11.261, 11.347, 12.004, 9.125, 9.649, 9.87, 6.619, 7.404, 7.512, 8.695,
-        11.111, 11.141, 13.701, 9.973, 9.947, 9.202, 8.348, 10.166, 13.754)  # autobert_zero.py at bb4504d
-SHAPES = (0.99, 1.111, 0.994, 1.06, 1.229, 0.815, 0.881, 0.847, 0.825, 0.938, 0.942, 0.984, 0.843, 1.272, 1.038, 0.827,
-          0.614, 0.835, 0.73, 0.785, 0.881, 0.695, 0.905, 1.568)  # autotinybert.py at d13b259
-
-
-def rounds_of(seconds, rounds, size):
-    """Rounds of jobs [(cost, seconds)], drawn from measured ones."""
-    rng = random.Random(0)
-    return [[(second, second) for second in rng.choices(seconds, k=size)] for _ in range(rounds)]
-
-
-def stages(seconds, runs):
-    """Stages of so many runs of each task, {task: seconds}; those that start from MNLI come last."""
-    jobs = {late: [(-LONGEST.index(name), second) for name, second in seconds.items() for _ in range(runs)
-                   if (name in FROM_MNLI) == late] for late in (False, True)}
-    return [stage for stage in jobs.values() if stage]
-
-
-def makespan(jobs, processes, longest=False):
-    """Seconds of a round; each job goes to who is free first."""
-    free = [0.0] * processes
-    for _, second in sorted(jobs, key=lambda job: -job[0] * longest):
-        heapq.heapreplace(free, free[0] + second)
-    return max(free)
-
-
-def busy(rounds, processes):
-    """Shares of the processes' time in which they work: jobs in their order, the longest first."""
-    work = sum(second for jobs in rounds for _, second in jobs) / processes
-    return [work / sum(makespan(jobs, processes, longest) for jobs in rounds) for longest in (False, True)]
-
-
-def cases():
-    """{what: (rounds, numbers of processes)}."""
-    recipes = {name: steps * batch * length * (4 if name == "RACE" else 1)
-               for name, (_, batch, _, steps, _, length, _) in albert.TABLE14.items()}
-    return {"AutoBERT-Zero's search, 775 candidates in rounds of 25": (rounds_of(ZERO, 31, 25), (1, 8, 64, 256)),
-            "AutoTinyBERT's search, 4 generations of 25": (rounds_of(SHAPES, 4, 25), (1, 8, 16, 64)),
-            "ALBERT's tasks (Table 14), 5 runs each": (stages(recipes, 5), (1, 8, 16, 64))}
-
-
-def schedule(own=None):
-    found = [(what, number, *(f"{100 * share:.0f}%" for share in busy(rounds, number)))
-             for what, (rounds, numbers) in cases().items() for number in numbers]
-    return {"rows": found}, markdown("jobs | processes | in their order | longest first", found)
 
 
 # --- gpu -----------------------------------------------------------------------------------------
@@ -470,10 +395,8 @@ def gpu(own):
     for key, run in rehearsal.phases().items():
         if own.words not in ", ".join(key):
             continue
-        with mock.patch.object(describe, "rehearse", lambda cfg, build, size: [(cfg, build, size)]):
-            cfg, build, size = run()
         phase = phases[" | ".join(key)]
-        measured = on_gpu(phase, cfg, build, size) if there else ("", "", "")
+        measured = on_gpu(phase, *run) if there else ("", "", "")
         expected = 1e3 * (phase["flops"] or phase["evaluation_flops"]) / (0.35 * peak)
         found.append([f"`python tests/bench.py gpu '{', '.join(key)}'`", f"{phase['peak'] / 1e9:.1f}", measured[0],
                       f"{expected:,.0f}", *measured[1:]])
@@ -493,16 +416,15 @@ def fits_table(found):
 def page(own=None, folder=CLAIMS):
     """Each table stands between <!-- NAME --> and <!-- end -->; what stands around them is written by hand."""
     text = (folder / "rehearsal.md").read_text(encoding="utf-8")
-    makers = {"rehearsal": fits_table, "peers": peers_table, "curves": curves_table, "schedule": None}
-    for name, table in makers.items():
+    for name, table in {"rehearsal": fits_table, "peers": peers_table, "curves": curves_table}.items():
         path = folder / "results" / f"{name}.json"
-        if table and not path.exists():
+        if not path.exists():
             continue
-        found = json.loads(path.read_text()) if table else {}
+        found = json.loads(path.read_text())
         about = {**found.get("machine", {}), **found}
         head = ("{processor}, {cores} cores, {threads} threads, torch {torch}, {date}: `{command}`.\n\n".format(**about)
                 if "command" in about else "")
-        made = f"<!-- {name} -->\n{head}{table(found) if table else schedule()[1]}\n<!-- end -->"
+        made = f"<!-- {name} -->\n{head}{table(found)}\n<!-- end -->"
         text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: made, text, flags=re.DOTALL)
     (folder / "rehearsal.md").write_text(text, encoding="utf-8")
     return {}, f"{folder / 'rehearsal.md'}: made anew"
@@ -513,7 +435,7 @@ def main(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     chosen = parser.add_subparsers(required=True, metavar="PART")
     flags = {part: chosen.add_parser(part.__name__, description=part.__doc__) for part in (
-        peers, curves, schedule, gpu, page)}
+        peers, curves, gpu, page)}
     for part, own in flags.items():
         own.set_defaults(part=part)
         own.add_argument("--out", help="write JSON here")

@@ -12,10 +12,7 @@ import pytest
 import torch
 
 import albert
-import autobert_zero
-import autotinybert
 import bench
-from common.tasks import LONGEST
 from test_flow import mformer_of
 from test_rehearsal import ALBERT, TINY
 from tests.claims.rehearsal import albert_at, beams
@@ -60,19 +57,6 @@ def test_gpu_times_a_phase():
     cfg, arch, _ = mformer_of("wmt14")
     cfg.length, build = 6, functools.partial(beams, arch=arch)
     assert bench.timed(cpu, cfg, build, (64, 1), updates=False)[0] > 0
-
-
-def test_schedule_is_bounded():
-    assert {*albert.TABLE14, *autobert_zero.recipes(autobert_zero.Config()), *autotinybert.TABLE_D1} == {*LONGEST}
-    for rounds, numbers in bench.cases().values():
-        for processes in numbers:
-            shares = bench.busy(rounds, processes)
-            assert all(0 < share <= 1.000001 for share in shares) and (processes > 1 or min(shares) > 0.999)
-            bound = sum(max(sum(second for _, second in jobs) / processes, max(second for _, second in jobs))
-                        for jobs in rounds)  # no way is faster
-            assert max(shares) <= sum(second for jobs in rounds for _, second in jobs) / processes / bound + 1e-9
-    assert bench.makespan([(1, 1.0), (1, 1.0), (4, 4.0)], 2) == 5
-    assert bench.makespan([(1, 1.0), (1, 1.0), (4, 4.0)], 2, longest=True) == 4
 
 
 def test_the_tables_of_the_page_are_those_of_the_results(tmp_path):

@@ -1,4 +1,4 @@
-"""What each phase of the four papers takes at its full size: the memory and the FLOPs of an update and of an evaluation,
+"""What each phase of the four papers takes at its full size: memory and FLOPs of an update and of an evaluation,
 rehearsed on tensors without content (common/describe.py), where no command of a file prints them.
 
     python -m tests.claims.rehearsal ['PHASE' ...]      writes results/rehearsal.json; all phases: some minutes
@@ -81,74 +81,66 @@ def fine_tuning(cfg, task, arch=None):
     return optimizer, step, look
 
 
-def fine_tuned(cfg, task, rows, arch=None):
-    """Memory of an update on a task, its longest rows, in two shards where the file has them, and of its prediction."""
-    return describe.rehearse(cfg, functools.partial(fine_tuning, task=task, arch=arch), (rows, 2))[0]
-
-
-def network(name, **settings):
-    """An mFormer as the paper trains it: (cfg, arch)."""
-    task = settings.pop("task", "cifar10")
-    base = {key: value for key, value in mformer.PRESETS[task]["base"].items() if key != "search"}
-    cfg = mformer.Config(preset="base", task=task, dtype="bfloat16", **{**base, **settings})
-    return cfg, mformer.widest(mformer.space_of(cfg)) if name == "widest" else mformer.parse_arch(name, cfg)
-
-
 def albert_phases():
-    found = {}
     for preset, rows, recompute in (("base", 64, False), ("large", 64, False), ("xlarge", 32, False),
                                     ("xxlarge", 32, False), ("xxlarge", 8, False), ("xxlarge", 8, True),
                                     ("bert-base", 64, False), ("bert-large", 32, False)):
-        cfg = albert_at(preset, dtype="bfloat16", recompute=recompute)
         phase = f"pre-training, {rows} rows of 512" + " --recompute" * recompute
-        found["albert", preset, phase] = lambda cfg=cfg, rows=rows: describe.rehearse(cfg, albert.rehearsal, (rows, 2))[0]
+        yield (("albert", preset, phase), albert_at(preset, dtype="bfloat16", recompute=recompute), albert.rehearsal,
+               (rows, 2))
     for preset, task, rows in (("base", "MNLI", 128), ("base", "SQuAD1.1", 48), ("xlarge", "RACE", 32),
                                ("xlarge", "RACE", 4), ("xxlarge", "RACE", 4), ("xxlarge", "SQuAD1.1", 12),
                                ("xxlarge", "SQuAD2.0", 48), ("xxlarge", "SQuAD2.0", 12), ("xxlarge", "MNLI", 16),
                                ("xxlarge", "CoLA", 16)):
-        cfg = albert_at(preset, dtype="bfloat16")
-        found["albert", preset, f"{task}, {rows} rows of the {albert.TABLE14[task][1]}"] = functools.partial(
-            fine_tuned, cfg, task, rows)
-    return found
+        yield (("albert", preset, f"{task}, {rows} rows of the {albert.TABLE14[task][1]}"),
+               albert_at(preset, dtype="bfloat16"), functools.partial(fine_tuning, task=task), (rows, 2))
 
 
 def autobert_zero_phases():
     """A candidate here is the one of the initial population that keeps most matrices of tokens x tokens."""
-    found, rng = {}, random.Random("0 round 0")
+    rng = random.Random("0 round 0")
     drawn = [autobert_zero.sample_arch(rng, 12) for _ in range(100)]
     heaviest = max(drawn, key=lambda arch: sum(autobert_zero.infer_graph(layer).count("nn") for layer in arch
                                                if not isinstance(layer, int)))
-    for preset, rows, arch in (("small", 320, "autobert-zero"), ("small", 320, "bert"), ("base", 160, "autobert-zero"),
+    for preset, rows, name in (("small", 320, "autobert-zero"), ("small", 320, "bert"), ("base", 160, "autobert-zero"),
                                ("base", 160, "bert"), ("base", 160, "a candidate"), ("large", 80, "autobert-zero")):
         cfg = autobert_zero.Config(**{name: value for name, value in autobert_zero.PRESETS[preset].items()
                                       if not isinstance(value, dict)}, preset=preset, batch=rows, dtype="bfloat16")
-        shared, network = arch == "a candidate", heaviest
-        if not shared:
-            network = autobert_zero.read_arch(arch, cfg.layers)
-        build = functools.partial(autobert_zero.rehearsal, arch=network, shared=shared)
-        found["autobert_zero", preset, f"pre-training of {arch}, {rows} rows of 128"] = (
-            lambda cfg=cfg, build=build, rows=rows: describe.rehearse(cfg, build, (rows, 1))[0])
-        tasks = {"autobert-zero": ("MNLI", "SQuAD1.1"), "a candidate": ("MNLI",)}.get(arch, ())
+        shared = name == "a candidate"
+        arch = heaviest if shared else autobert_zero.read_arch(name, cfg.layers)
+        yield (("autobert_zero", preset, f"pre-training of {name}, {rows} rows of 128"), cfg,
+               functools.partial(autobert_zero.rehearsal, arch=arch, shared=shared), (rows, 1))
+        tasks = {"autobert-zero": ("MNLI", "SQuAD1.1"), "a candidate": ("MNLI",)}.get(name, ())
         for task in tasks if preset == "base" else ():
-            found["autobert_zero", preset, f"{task} with {arch}, 32 rows of the 32"] = functools.partial(
-                fine_tuned, cfg, task, 32, network)
-    return found
+            yield (("autobert_zero", preset, f"{task} with {name}, 32 rows of the 32"), cfg,
+                   functools.partial(fine_tuning, task=task, arch=arch), (32, 2))
 
 
 def autotinybert_phases():
-    found, whole = {}, autotinybert.parse_arch(autotinybert.Config.largest)
+    whole = autotinybert.parse_arch(autotinybert.Config.largest)
     for phase, samples, teacher in (("SuperPLM", 3, None), ("SuperPLM, distilled", 3, "12-768-3072-12-768"),
                                     ("further training", 0, None)):
         cfg = autotinybert.Config(preset="base", dtype="bfloat16", setting="distill" if teacher else "mlm")
         build = functools.partial(autotinybert.rehearsal, arch=whole, samples=samples,
                                   teacher=teacher and autotinybert.parse_arch(teacher))
-        found["autotinybert", "base", f"{phase}, sub-batches of 16 rows of 128"] = (
-            lambda cfg=cfg, build=build: describe.rehearse(cfg, build, (16, 2))[0])
+        yield ("autotinybert", "base", f"{phase}, sub-batches of 16 rows of 128"), cfg, build, (16, 2)
     for task in ("SQuAD1.1", "MNLI"):  # the proxy tasks, for which the whole is the largest candidate
-        rows = autotinybert.TABLE_D1[task][0]
-        found["autotinybert", "base", f"{task}, {rows} rows of the {rows}"] = functools.partial(
-            fine_tuned, autotinybert.Config(preset="base", dtype="bfloat16"), task, rows, whole)
-    return found
+        rows, cfg = autotinybert.TABLE_D1[task][0], autotinybert.Config(preset="base", dtype="bfloat16")
+        yield (("autotinybert", "base", f"{task}, {rows} rows of the {rows}"), cfg,
+               functools.partial(fine_tuning, task=task, arch=whole), (rows, 2))
+
+
+def mformer_phases():
+    for task, rows, what in (("cifar10", 64, "64 pictures"), ("wmt14", 4400, "shards of 4,400 tokens")):
+        base = {key: value for key, value in mformer.PRESETS[task]["base"].items() if key != "search"}
+        cfg = mformer.Config(**{"preset": "base", "task": task, "dtype": "bfloat16", **base})
+        space, arch = mformer.space_of(cfg), mformer.parse_arch("mformer", cfg)
+        supernet = functools.partial(mformer.rehearsal, arch=mformer.widest(space), space=space)
+        training = functools.partial(mformer.rehearsal, arch=arch)
+        yield ("mformer", f"base {task}", f"super-net, {what}"), cfg, supernet, (rows, 2)
+        yield ("mformer", f"base {task}", f"training, {what}"), cfg, training, (rows, 2)
+    yield (("mformer", "base wmt14", f"beam search, {cfg.beam} beams, 64 sentences of {cfg.length} pieces"), cfg,
+           functools.partial(beams, arch=arch), (64, 1))
 
 
 def beams(cfg, arch):
@@ -165,31 +157,17 @@ def beams(cfg, arch):
 
 
 def phases():
-    """{(file, preset, phase): its Memory at the paper's full size}, as functions."""
-    found = {}
-    found.update(albert_phases())
-    found.update(autobert_zero_phases())
-    found.update(autotinybert_phases())
-    for task, rows, what in (("cifar10", 64, "64 pictures"), ("wmt14", 4400, "shards of 4,400 tokens")):
-        for arch, phase in (("widest", "super-net"), ("mformer", "training")):
-            cfg, chosen = network(arch, task=task)
-            build = functools.partial(mformer.rehearsal, arch=chosen,
-                                      space=mformer.space_of(cfg) if arch == "widest" else None)
-            found["mformer", f"base {task}", f"{phase}, {what}"] = (
-                lambda cfg=cfg, build=build, rows=rows: describe.rehearse(cfg, build, (rows, 2))[0])
-    cfg, chosen = network("mformer", task="wmt14")
-    found["mformer", "base wmt14", f"beam search, {cfg.beam} beams, 64 sentences of {cfg.length} pieces"] = (
-        lambda cfg=cfg, build=functools.partial(beams, arch=chosen):
-        describe.rehearse(cfg, build, (64, 1))[0])
-    return found
+    """{(file, preset, phase): (cfg, build, (rows, shards))}: what describe.rehearse takes, at the paper's full size."""
+    files = albert_phases(), autobert_zero_phases(), autotinybert_phases(), mformer_phases()
+    return {key: phase for each in files for key, *phase in each}
 
 
 def rehearse_all(path, *wanted):
     """Rehearse the phases whose names hold a word of `wanted`, or all, and write them to PATH; returns
     all that stand there."""
-    for key, run in phases().items():
+    for key, phase in phases().items():
         if any(word in name for word in wanted or [""] for name in (" | ".join(key), ", ".join(key))):
-            memory, name = run(), " | ".join(key)
+            (memory,), name = describe.rehearse(*phase), " | ".join(key)
             rows = json.loads(path.read_text()) if path.exists() else {}
             peak = max(memory["update"], memory["evaluation"])
             card = min((size for size, *_ in describe.CARDS.values() if peak <= size * 1e9), default=None)
