@@ -125,7 +125,6 @@ def test_malformed_rows_are_skipped_with_one_warning_and_keep_their_place_in_tes
     ("RTE", table("RTE", [("a", "b", "entailment"), ("a", "b", "maybe")]),
      r"RTE/train.tsv:3: RTE has no label 'maybe'; .*not_entailment"),
     ("STS-B", table("STS-B", [("a", "b", "5.1")]), r"STS-B/train.tsv:2: STS-B has no score '5.1'; .* 0 to 5"),
-    ("QNLI", "index\tquestion\tsentence\tlabel\n", r"QNLI/train.tsv:1: no row has the 4 columns"),
     ("QQP", "a\tb\n1\t2\n", r"QQP/train.tsv:1: 2 columns, QQP has 6 or more"),
     ("SST-2", "fine\t1\nbad\t0\n", r"SST-2/train.tsv:1: this row is data, the header is missing")],
     ids=lambda value: value if value in glue.TASKS else "")
@@ -187,10 +186,7 @@ def test_buckets_save_padding_and_still_shuffle():
     lengths = np.array([random.Random(i).randint(5, 128) for i in range(6400)])
     groups = list(glue.batch_indices(lengths, 32, seed=3))
     assert sum(len(rows) * lengths[rows].max() for rows in groups) < 1.05 * lengths.sum()
-    means = [lengths[rows].mean() for rows in groups]
-    assert 0.35 < np.mean(np.diff(means) > 0) < 0.65  # batches do not come by length
-    again = glue.batch_indices(lengths, 32, seed=3, epoch=1)
-    assert not {frozenset(rows) for rows in groups} & {frozenset(rows) for rows in again}  # others each epoch
+    assert 0.35 < np.mean(np.diff([lengths[rows].mean() for rows in groups]) > 0) < 0.65  # no batches by length
 
 
 # --- scores
@@ -205,14 +201,11 @@ def test_score_has_the_official_metrics():
     assert result["spearman"] == result["main"] == pytest.approx(1.0) and 0.97 < result["pearson"] < 0.99
 
 
-@pytest.mark.parametrize("task", ["MRPC", "STS-B"])
-def test_a_diverged_model_gets_the_worst_score(task):
-    labels = np.array([0, 1, 0, 1])
-    perfect = np.eye(2)[labels] if task == "MRPC" else labels.astype(float)
-    assert glue.score(task, perfect, labels)["main"] == pytest.approx(1.0)
-    for bad in (np.nan, np.inf):
-        perfect[3] = bad
-        assert set(glue.score(task, perfect, labels).values()) == {0.0}
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_diverged_model_gets_the_worst_score(bad):
+    perfect = np.eye(2)[[0, 1, 0, 1]]
+    perfect[3] = bad
+    assert set(glue.score("MRPC", perfect, np.array([0, 1, 0, 1])).values()) == {0.0}
 
 
 def test_averages():

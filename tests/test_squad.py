@@ -68,23 +68,16 @@ def perfect_logits(features):
 
 # --- files
 
-def broken(change):
+@pytest.mark.parametrize("change, message", [
+    (dict(answers=[{"text": "zzz", "answer_start": 0}]), r"q1-0: the answer 'zzz' is not at character 0"),
+    (dict(answers=[{"text": "zzz", "answer_start": "3"}]), r"q1-0: 'answer_start' is missing or not a int"),
+    (dict(is_impossible=True), r"question q1-0: 1 answers and is_impossible True"),
+    (dict(id="q0-0"), r"a second question q0-0")], ids=range(4))
+def test_mistakes_name_the_file_and_the_question(change, message, tmp_path):
     content = article(paragraphs=2, impossible=True)
-    change(content, content["data"][0]["paragraphs"][1], content["data"][0]["paragraphs"][1]["qas"][0])
-    return content
-
-
-@pytest.mark.parametrize("content, message", [
-    (broken(lambda c, p, q: c["data"][0].pop("paragraphs")), r"article 1: 'paragraphs' is missing"),
-    (broken(lambda c, p, q: q["answers"][0].update(answer_start="3")), r"q1-0: 'answer_start' is missing or not a int"),
-    (broken(lambda c, p, q: q["answers"][0].update(text="zzz")), r"q1-0: the answer 'zzz' is not at character \d+"),
-    (broken(lambda c, p, q: q.update(is_impossible=True)), r"question q1-0: 1 answers and is_impossible True"),
-    (broken(lambda c, p, q: q.update(id="q0-0")), r"a second question q0-0")], ids=range(5))
-def test_mistakes_name_the_file_and_the_question(content, message, tmp_path):
-    path = write(tmp_path, "squad.json", content)
-    with pytest.raises(UserError, match=message) as caught:
-        squad.load(path)
-    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value) and ";" in str(caught.value)
+    content["data"][0]["paragraphs"][1]["qas"][0].update(change)
+    with pytest.raises(UserError, match=f"squad.json.*{message}.*;"):
+        squad.load(write(tmp_path, "squad.json", content))
 
 
 # --- windows
@@ -123,14 +116,6 @@ def test_batches_put_the_windows_together(tokenizer, tmp_path):
             assert batch["start"][row] <= batch["end"][row] and not batch["p_mask"][row, batch["end"][row]]
             seen.append(i)
     assert sorted(seen) == list(range(len(features)))
-
-
-def test_empty_paragraphs_have_a_window(tokenizer):
-    questions = [squad.Question("e", "kalos", " ", (), True)]
-    features = squad.features(questions, tokenizer, training=True)
-    assert len(features) == 1 and features.windows[0, 3] == 0
-    found = squad.extract(features, *np.zeros((2, 1, features.lengths.max())))
-    assert found.texts == {"e": ""} and found.null_odds["e"] > 1e20
 
 
 # --- answers
@@ -193,9 +178,7 @@ def test_a_diverged_model_scores_nothing(tokenizer, tmp_path):
     start, end = perfect_logits(features)
     found = squad.extract(features, start * np.nan, end)
     assert found == ({}, {}, {}) and squad.evaluate(questions, *found[::2])["f1"] == 0
-    end[5, features.lengths[5]:] = np.nan
-    assert len(squad.extract(features, start, end).texts) == len(questions)
-    end[5, features.offsets[5]] = np.nan
+    end[5, features.offsets[5]], end[6, features.lengths[6]:] = np.nan, np.nan
     lost = {question.id for question in questions} - {*squad.extract(features, start, end).texts}
     assert lost == {questions[features.windows[5, 0]].id}
 
@@ -303,10 +286,9 @@ def test_race_task(tokenizer, tmp_path):
     assert (tmp_path / "test_predictions.txt").read_text() == "B\nD\n" * 4
 
 
-@pytest.mark.parametrize("entry, message", [
-    (passage(article=None), r"not a RACE passage"), (passage(answers=["A"]), r"not a RACE passage"),
-    (passage(answers=["A", "E"]), r"1.txt: question 2 has the answer 'E'")], ids=range(3))
-def test_race_mistakes(entry, message, tmp_path):
-    write(tmp_path, "dev/middle/1.txt", entry)
-    with pytest.raises(UserError, match=message):
-        race.load(tmp_path, "dev")
+def test_race_mistakes(tmp_path):
+    for entry, message in ((passage(answers=["A"]), "not a RACE passage"),
+                           (passage(answers=["A", "E"]), "1.txt: question 2 has the answer 'E'")):
+        write(tmp_path, "dev/middle/1.txt", entry)
+        with pytest.raises(UserError, match=message):
+            race.load(tmp_path, "dev")

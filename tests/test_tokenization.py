@@ -80,13 +80,6 @@ def test_too_large_vocabulary_names_one_that_works(text, tmp_path):
     assert not (tmp_path / "n").exists()
 
 
-def test_training_errors(tmp_path):
-    (tmp_path / "folder").mkdir()
-    for name, message in (("absent.txt", "no such file or folder"), ("folder", r"holds no \*\.txt file")):
-        with pytest.raises(UserError, match=message):
-            train_sentencepiece([tmp_path / name], tmp_path / "m")
-
-
 @pytest.mark.parametrize("raw, clean", [
     ("  A\t b\n", "a b"), ("``x''", '"x"'), ("Café", "cafe"), ("e\u0301", "e"), ("ﬁ½", "fi1⁄2"),
     ("\u0902", "\u0902"), ("ΣΑΣ", "σας")])
@@ -110,8 +103,6 @@ def test_digit_comma_rule(released):
     assert not any(len(piece) > 1 and piece[-1] == "," for piece in pieces)
     assert "".join(pieces) == "▁in▁2011,▁x5,▁y"
     assert all(tokenizer.pieces(new)[-1] == "," for new in tokenizer.recut.values())
-    assert any(len(p) > 1 and p[-1] == "," for p in load_tokenizer(released, lower=False).pieces(
-        load_tokenizer(released, lower=False).encode("in 2011, x5, y")))
 
 
 def test_a_vocabulary_of_ours_needs_no_digit_comma_rule(spiece, released):
@@ -209,13 +200,6 @@ def test_foreign_model_is_read_by_piece_names(text, tmp_path):
     sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "c"), bos_id=-1, **common)
     with pytest.raises(UserError, match=r"c\.model: the vocabulary lacks <pad>, \[CLS\]"):
         load_tokenizer(tmp_path / "c.model")
-
-
-def test_load_errors(tmp_path):
-    with pytest.raises(UserError, match="no spiece.model and no vocab.txt"):
-        load_tokenizer(tmp_path)
-    with pytest.raises(UserError, match=r"lacks <pad>, <unk>, \[CLS\], \[SEP\]"):
-        load_tokenizer(write(tmp_path / "vocab.txt", ["the", "a"]))
 
 
 def test_save_and_pickle(spiece, wordpiece, tmp_path):
