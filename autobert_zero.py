@@ -9,7 +9,7 @@ Run:     python autobert_zero.py --search --dry_run     two steps of every phase
          torchrun autobert_zero.py --search             a search on demo data, minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
 Tour:    the map row by row: what a layer can be, how it runs and shares weights, the search. Skip at first
-         renumber, the text form, find_softmax_attention, the edits and fine-tuning.
+         in_order, the text form, find_softmax_attention, the edits and fine-tuning.
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
@@ -113,7 +113,8 @@ class Config:
     given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
     models = "init", "tokenizer"  # flags that name what is read beside the data
-    writes = "round-*", "by-hand", "finalists", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?"
+    writes = ("round-*", "by-hand", "finalists", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI",
+              "SQuAD?.?")
 
 
 PRESETS = {
@@ -538,15 +539,13 @@ def band_matrix(weights, T):
     return rows[..., K // 2:K // 2 + T]
 
 
-def light_conv(x, kernel, band=None):
+def light_conv(x, kernel):
     """Lightweight convolution (Wu et al. 2018) of x (B, T, H): softmax of kernel (N, K), one row for a head's channels.
-    As a product with a band matrix its cost does not grow with K; band=None takes the faster way."""
+    As a product with a band matrix its cost does not grow with K."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
-    if band is None:
-        band = K >= BAND_FROM and T <= BAND_TOKENS
-    if not band:
+    if K < BAND_FROM or T > BAND_TOKENS:
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
     heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (B, T, H) -> (N, T, B D)
@@ -683,12 +682,9 @@ def count(arch, cfg):
     mixers' inputs, without W_O; and FLOPs of one forward of 128 tokens."""
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
-    parts = {"embeddings": 0, "layers": 0, "pooler": 0, "heads": 0}
-    for name, value in model.named_parameters():
-        part = name.split(".")[0]
-        if part == "encoder":
-            part = "layers" if ".layers." in name else "embeddings"
-        parts[part if part in parts else "heads"] += value.numel()
+    total, encoder, layers, pooler = (sum(value.numel() for value in module.parameters()) for module in (
+        model, model.encoder, model.encoder.layers, model.pooler))
+    parts = {"embeddings": encoder - layers, "layers": layers, "pooler": pooler, "heads": total - encoder - pooler}
     H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, 128
     projections, products = 0, T * E * H if E != H else 0  # products: multiply-adds
     for layer in arch:
@@ -700,7 +696,7 @@ def count(arch, cfg):
         else:
             products += cfg.heads * count_products(layer, T, H // cfg.heads)
     head = T * (H * E + E * cfg.vocab_size)
-    return {"parameters": sum(parts.values()), "parts": parts, "attention_parameters": projections * (H * H + H),
+    return {"parameters": total, "parts": parts, "attention_parameters": projections * (H * H + H),
             "flops": 2 * products, "flops_with_vocabulary_head": 2 * (products + head),
             "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
                               "embeddings are look-ups"}
@@ -858,8 +854,8 @@ def redirect(graph, old, new):
 
 
 def replace(graph, index):
-    """Another operation on the same operands; a binary one in the place of a binary one also with one of them turned, by
-    a transpose that comes or goes. Without that cos(a, b), a @ b.T and dist(a, b) cannot become each other: the way
+    """Another operation on the same operands; a binary one in the place of a binary one also with one of them turned,
+    by a transpose that comes or goes. Without that cos(a, b), a @ b.T and dist(a, b) cannot become each other: the way
     from one to the next leads through an illegal graph."""
     op, *operands = graph[index]
     added = len(INPUTS) + len(graph)
@@ -1039,12 +1035,11 @@ def show_best(best, ranks, first=""):
     """Print what a finished search found, one layer a line, and its score beside that of networks typed by hand."""
     constants = {name: f", one answer {100 * score:.2f}" for name, score in best.get("constants", {}).items()}
     scores = "; ".join(f"{name} {100 * score:.2f}{constants.get(name, '')}" for name, score in best["scores"].items())
-    found = f"{best['id']}, with {100 * best['score']:.2f} ({scores})"
-    layers = [f"\n  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
-    beside = [f"\n{100 * score:6.2f}  {name}" for name, score in best["by_hand"].items()]
-    say(ranks, f"{first}best of {best['candidates']} candidates: {found}{''.join(layers)}")
-    if beside:
-        say(ranks, f"trained as long, by hand:{''.join(beside)}")
+    lines = [f"{first}best of {best['candidates']} candidates: {best['id']}, with {100 * best['score']:.2f} ({scores})"]
+    lines += [f"  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
+    lines += ["trained as long, by hand:"] * bool(best["by_hand"])
+    lines += [f"{100 * score:6.2f}  {name}" for name, score in best["by_hand"].items()]
+    say(ranks, "\n".join(lines))
 
 
 def search(cfg):
@@ -1067,8 +1062,6 @@ def search(cfg):
             known = by_hand(cfg.layers)
             results = score_alone([*known.values()], ranks, run.folder / "by-hand", tasks, data, cfg)
             typed = {name: result["score"] for name, result in zip(known, results)}
-            scores = ", ".join(f"{name} {100 * score:.2f}" for name, score in typed.items())
-            say(ranks, f"typed by hand and trained alone: {scores}")
         begin = history[-1]["round"] + 1 if history else 0
         on_main(ranks, record_round, run, begin - 1, history)
         for number in range(begin, len(sizes)):
@@ -1080,10 +1073,7 @@ def search(cfg):
                 result = evaluate_candidate(arch, number, supernet, tasks, data, cfg, folder / name)
                 return {"id": int(name), "round": number, "parent": parent, "arch": arch_text(arch), **result}
 
-            def label():
-                scores = [read_result(path)["score"] for path in folder.glob("*.json")]
-                return f"round {number + 1}/{len(sizes)}, best {100 * max([best, *scores]):.2f}"
-
+            label = f"round {number + 1}/{len(sizes)}, best so far {100 * best:.2f}"
             lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 2, 8, 9
             history += lines  # Alg. 1, line 11
             if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
@@ -1154,7 +1144,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over
     from data.corpus import join
-    from data.inputs import open_run
+    from data.inputs import open_run, send
     from data.network_code import SPAN, Attention, write_network
 
 NINE = "mean of App. C's nine numbers"
@@ -1188,8 +1178,7 @@ def language_batch(data, corpus, cfg, first, rows):
     ids, segments, lengths = join(text.first, text.first_length, second, second_length, data.tokenizer,
                                   empty_second=True)  # [CLS] A [SEP] B [SEP], (B, T)
     ids, places, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
-    return [(tensor.pin_memory() if data.device.type == "cuda" else tensor).to(data.device, non_blocking=True)
-            for tensor in (ids, segments, lengths, places, labels, next_labels)]
+    return send((ids, segments, lengths, places, labels, next_labels), data.device)
 
 
 def language_losses(model, batch, cfg, device):
@@ -1345,18 +1334,14 @@ def start_from(model, source):
     return take_over(model, weights, name, heads=("head",))
 
 
-def with_shapes(arch):
-    """An architecture for data/network_code.py."""
-    return [layer if isinstance(layer, int) else
-            Attention(layer, tuple(infer_graph(layer)), tuple(used_inputs(layer)), formula(layer)) for layer in arch]
-
-
 def write_best(path, arch, source, cfg, tokenizer, labels=None):
     """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's source; returns its line.
     labels: of the outputs of a task's head."""
     model = TaskModel(arch, cfg, len(labels), labels == SPAN) if labels else LanguageModel(arch, cfg)
     note = start_from(model, source)
-    write_network(path, with_shapes(arch), model.state_dict(), cfg, tokenizer, labels)
+    layers = [layer if isinstance(layer, int) else
+              Attention(layer, tuple(infer_graph(layer)), tuple(used_inputs(layer)), formula(layer)) for layer in arch]
+    write_network(path, layers, model.state_dict(), cfg, tokenizer, labels)
     return note
 
 
@@ -1419,9 +1404,9 @@ def task_loss(task, logits, batch):
 def predict(model, task, split, cfg, device):
     """Logits of a split's rows, on the CPU; raises Diverged where they are no numbers."""
     model.eval()
-    keys = "ids", "segments", "lengths"
     with autocast(cfg.dtype, device):
-        logits = task.collect(split, lambda batch: model(*(batch[key].to(device) for key in keys)))
+        logits = task.collect(split, lambda batch: model(*(
+            batch[key].to(device) for key in ("ids", "segments", "lengths"))))
     if not logits.isfinite().all():
         raise Diverged(f"{split} of {task.name}: what it predicts is no number")
     return logits

@@ -296,7 +296,7 @@ def test_bert_attention_is_torch_attention():
 
 
 @pytest.mark.parametrize("size", [3, 9, 65])
-def test_light_convolution_is_the_sum_it_stands_for(size):
+def test_light_convolution_is_the_sum_it_stands_for(size, monkeypatch):
     torch.manual_seed(size)
     x, kernel = torch.randn(2, 11, 6), torch.randn(3, size)
     weights = kernel.softmax(1)
@@ -306,8 +306,9 @@ def test_light_convolution_is_the_sum_it_stands_for(size):
             j = i + k - size // 2
             if 0 <= j < 11:
                 expected[:, i] += weights[:, k].repeat_interleave(2) * x[:, j]
-    for band in (True, False):
-        torch.testing.assert_close(abz.light_conv(x, kernel, band), expected, rtol=1e-5, atol=1e-5)
+    for smallest in (1, 99):  # as a product with a band matrix, and as a convolution
+        monkeypatch.setattr(abz, "BAND_FROM", smallest)
+        torch.testing.assert_close(abz.light_conv(x, kernel), expected, rtol=1e-5, atol=1e-5)
 
 
 # --- super-net -----------------------------------------------------------------------------------
