@@ -1,7 +1,6 @@
 """GLUE files of every shape, batches, scores and leaderboard files."""
 import itertools
 import random
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,7 +138,8 @@ def test_mistakes_name_file_line_and_mend(task, content, message, tmp_path):
 def given(first, second, longest):
     """Features of one example whose tokens are given."""
     tokens = {"first": first, "second": second}
-    tokenizer = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0, encode_batch=lambda texts: [tokens[text] for text in texts])
+    tokenizer = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0,
+                                encode_batch=lambda texts: [tokens[text] for text in texts])
     data = glue.Examples(["first"], second and ["second"], None, Path("X/train.tsv"))
     return glue.encode(data, tokenizer, longest)
 

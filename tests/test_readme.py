@@ -137,26 +137,3 @@ def test_days_are_those_of_the_rehearsed_flops():
     days = study.days_of("albert | base | pre-training, 64 rows of 512", 2, 4096 * 125_000)
     assert days == pytest.approx(3 * 91.543e9 * 4096 * 125_000 / (0.35 * 989e12) / 86400, rel=0.03)
     assert study.fill("{days: albert | base | pre-training, 64 rows of 512, 2 shards: 512e6}", "albert") == "4.8 days"
-
-
-def test_the_glossary_has_the_letters_of_each_file():
-    text = (ROOT / "tests" / "claims" / "glossary.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.split("\n")
-            if re.match(r"\| [A-Z] \|", line)]
-    columns = dict(zip(("albert", "autobert_zero", "autotinybert", "mformer"), (2, 3, 4, 5)))
-    for paper, column in columns.items():
-        source = (ROOT / f"{paper}.py").read_text(encoding="utf-8")
-        legend = re.search(r"^# B.*?(?=\n\n)", source, re.MULTILINE | re.DOTALL).group().replace("\n#", "")
-        letters = set(re.findall(r"(?:^# |, )([A-Z])\b", legend))
-        assert {row[0] for row in rows if row[column]} == letters, paper
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_departures_are_numbered_in_the_docstring_and_where_they_happen(paper):
-    """One behind the other there; here in the code of the paper file or of its claims."""
-    folders = ROOT, ROOT / "tests" / "claims"
-    source, claims = ((folder / f"{paper}.py").read_text(encoding="utf-8") for folder in folders)
-    docstring = importlib.import_module(paper).__doc__
-    listed = re.findall(r"\bD(\d+)\b", docstring.split("Differs:")[1])
-    assert listed == [str(number) for number in range(1, len(listed) + 1)]
-    assert set(re.findall(r"\bD(\d+)\b", source.replace(docstring, "") + claims)) == set(listed)

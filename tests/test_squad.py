@@ -215,20 +215,6 @@ def test_evaluate_version_2_and_its_threshold():
     assert squad.evaluate(questions, predictions, odds, threshold=0.5)["f1"] == pytest.approx(result["best_f1"])
 
 
-def test_the_best_threshold_really_is_best():
-    draw = random.Random(3)
-    questions = toy([(draw.choice(["a b", "c", "d e f"]),) if draw.random() < 0.6 else () for _ in range(60)])
-    predictions = {question.id: draw.choice(["a b", "c", "e f", "b"]) for question in questions}
-    odds = {question.id: draw.random() * 4 - 2 for question in questions}
-    result = squad.evaluate(questions, predictions, odds)
-    for name in ("exact", "f1"):
-        every = [squad.evaluate(questions, predictions, odds, threshold)[name] for threshold in [-9.0, *odds.values()]]
-        assert result[f"best_{name}"] == pytest.approx(max(every))
-        best = result[f"best_{name}_thresh"]  # 0.0 too where withdrawing everything is best, as in the official script
-        again = squad.evaluate(questions, predictions, odds, best or -9.0)
-        assert again[name] == pytest.approx(max(every))
-
-
 # --- RACE
 
 def passage(number=1, questions=2, **change):

@@ -163,20 +163,6 @@ def test_offsets_agree_with_encode(kinds, raw):
         assert all(k in covered for k, c in enumerate(raw) if c.isalnum()), (raw, spans)
 
 
-@pytest.mark.parametrize("words", [
-    ["Café", "naïve"], ["cafe\u0301", "x"], ["ﬁnd", "ﬁsh"], ["😀", "❤️", "dog"], ["ΣΑΣ", "İx"], ["2011,", "x5,"],
-    ["각하", "한"], ["中国", "a"]])
-def test_spans_cut_the_raw_words(kinds, words):
-    """The pieces of each word, taken together, span exactly that word: what SQuAD's answers need."""
-    raw = "  " + "  ".join(words)
-    for tokenizer in kinds:
-        _, spans = tokenizer.encode_with_offsets(raw)
-        for word in words:
-            start = raw.index(word)
-            inside = [(a, b) for a, b in spans if b > a and a < start + len(word) and b > start]
-            assert raw[min(a for a, _ in inside):max(b for _, b in inside)] == word
-
-
 def test_uncased_off_keeps_the_text(spiece, wordpiece):
     plain = load_tokenizer(spiece, lower=False)
     sentence = "the dog had 2,011 coins."
@@ -187,16 +173,13 @@ def test_uncased_off_keeps_the_text(spiece, wordpiece):
 
 
 def test_foreign_model_is_read_by_piece_names(text, tmp_path):
-    """Ids come from the names <pad>, [CLS], .. wherever they stand; <s> and </s> serve for [CLS] and [SEP]."""
+    """Ids come from the names <pad>, [CLS], .. wherever they stand."""
     common = {"input": str(text), "vocab_size": 80, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "a"), unk_id=0, bos_id=-1, eos_id=-1, pad_id=1,
                                              control_symbols=["[MASK]", "[SEP]", "[CLS]"], **common)
     tokenizer = load_tokenizer(tmp_path / "a.model")
     ids = tokenizer.unk_id, tokenizer.pad_id, tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id
     assert ids == (0, 1, 2, 3, 4)
-    sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "b"), pad_id=3, **common)
-    tokenizer = load_tokenizer(tmp_path / "b.model")
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id, tokenizer.special_ids) == (1, 2, None, (0, 1, 2, 3))
     sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "c"), bos_id=-1, **common)
     with pytest.raises(UserError, match=r"c\.model: the vocabulary lacks <pad>, \[CLS\]"):
         load_tokenizer(tmp_path / "c.model")
