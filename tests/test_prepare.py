@@ -65,7 +65,7 @@ SMALL_BUILD = """
 import itertools, sys
 sys.path.insert(0, sys.argv[1])
 from data import demo
-whole, demo.LEAST_BYTES = demo.raw_documents, 0
+whole = demo.raw_documents
 demo.raw_documents = lambda: itertools.takewhile(lambda document: document[0] in ("language", "python"), whole())
 print(demo.make_demo(sys.argv[2])["sha256"])
 """
