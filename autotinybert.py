@@ -1198,7 +1198,8 @@ def evolve(superplm, predict, limit, data, cfg, run):
         best = max(history, key=lambda line: line["score"])
         run.log("evolve", number, candidates=len(history), best=best["score"])
         say(run.ranks, f"{len(history)} architectures, best {best['arch']} with {100 * best['score']:.2f}")
-        if words := tells_nothing([line["scores"] for line in history if not line["diverged"]]):
+        scores = [line["scores"] for line in history if not line["diverged"]]
+        if words := tells_nothing(scores, history[-1].get("constants")):
             say(run.ranks, words)
     return history
 
