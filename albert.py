@@ -543,12 +543,13 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.describe import forecast, ids
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
-    from common.tasks import Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show, summarise
+    from common.tasks import (Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs, show,
+                              summarise)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
     from data.corpus import below, mix
-    from data.inputs import open_run, send
+    from data.inputs import data_of, open_run, send, words_after_training
     from data.race import RaceTask
 
 
@@ -824,9 +825,10 @@ def pretrain(cfg):
             run.finish({"steps": cfg.steps, **found})
         alone = {name: f", {100 * share:.1f} by the first piece alone"
                  for name, share in run.finished["by_first_piece"].items()}
-        say(ranks, f"{run.folder}: finished; held-out accuracy in percent: " + ", ".join(
+        say(ranks, "held-out accuracy in percent: " + ", ".join(
             f"{name} {100 * run.finished[name]:.1f} (of {total}{alone.get(name, '')})"
             for name, total in run.finished["scored"].items() if total))
+        run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, f"{run.folder}-exported"))
 
 
 # What a model starts from
@@ -1141,7 +1143,7 @@ def choose_recipe(cfg, flags):
     The demo's settings hold for its weights on its tasks (no data flag of `flags` is given), for others only flags that
     are given."""
     config = read_json(path) if (path := Path(cfg.init) / "config.json").exists() else {}
-    if config.get("settings", {}).get("preset") != "demo" or cfg.given & flags:
+    if config.get("settings", {}).get("preset") != "demo" or cfg.given & flags or data_of(cfg.init):
         for name, value in PRESETS["demo"].items():
             if name.startswith(FINE_TUNING) and getattr(cfg, name) == value and name not in cfg.given:
                 setattr(cfg, name, getattr(Config, name))
@@ -1188,6 +1190,7 @@ def finetune(cfg, words):
         show(run.finished, ranks)
         if run.finished["average"] is not None:
             say(ranks, f"Avg (Table 2) {100 * run.finished['average']:.2f}")
+        end_tuning(run, cfg)
 
 
 def rehearsal(cfg):

@@ -1031,15 +1031,17 @@ def choose(history, finalists, alone):
     return (ranked([{**line, **result} for line, result in zip(finalists, alone)]) or ranked(history))[0]
 
 
-def show_best(best, ranks, first=""):
+def show_best(run, cfg):
     """Print what a finished search found, one layer a line, and its score beside that of networks typed by hand."""
+    best, ranks = run.finished, run.ranks
     constants = {name: f", one answer {100 * score:.2f}" for name, score in best.get("constants", {}).items()}
     scores = "; ".join(f"{name} {100 * score:.2f}{constants.get(name, '')}" for name, score in best["scores"].items())
-    lines = [f"{first}best of {best['candidates']} candidates: {best['id']}, with {100 * best['score']:.2f} ({scores})"]
+    lines = [f"best of {best['candidates']} candidates: {best['id']}, with {100 * best['score']:.2f} ({scores})"]
     lines += [f"  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
     lines += ["trained as long, by hand:"] * bool(best["by_hand"])
     lines += [f"{100 * score:6.2f}  {name}" for name, score in best["by_hand"].items()]
     say(ranks, "\n".join(lines))
+    run.ends(cfg, "best.json", "--pretrain", "--init", run.folder)
 
 
 def search(cfg):
@@ -1048,7 +1050,7 @@ def search(cfg):
         source = read_run(cfg, "search") if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue", tasks=proxy_names(cfg))
         if run.finished:
-            return show_best(run.finished, ranks, f"{run.folder}: finished (--restart begins anew)\n")
+            return show_best(run, cfg)
         run.settle(cfg)
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
         constants = {name: task.constant for name, task in tasks.items() if task}
@@ -1098,7 +1100,7 @@ def search(cfg):
         on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg,
                 data.tokenizer)
         run.finish(result)
-        show_best(result, ranks)
+        show_best(run, cfg)
 
 # --- objective ------------
 
@@ -1139,12 +1141,12 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
                                     set_shards, shard_range, share_out)
     from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
-    from common.tasks import (GlueTask, Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show,
-                              shown, summarise, tells_nothing)
+    from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
+                              show, shown, summarise, tells_nothing)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over
     from data.corpus import join
-    from data.inputs import open_run, send
+    from data.inputs import open_run, send, words_after_training
     from data.network_code import SPAN, Attention, write_network
 
 NINE = "mean of App. C's nine numbers"
@@ -1249,6 +1251,11 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
     return {name: value / (count or 1) for name, value, count in zip(names, found, (words, pairs) * 2)}
 
 
+def show_pretrained(run, cfg):
+    say(run.ranks, f"held-out text: {shown(run.finished)}")
+    run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, f"{run.folder}-network.py"))
+
+
 def pretrain(cfg):
     """Train --arch in full (App. D.2), from scratch or --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device) as ranks:
@@ -1257,7 +1264,7 @@ def pretrain(cfg):
         set_shards(cfg, ranks)
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
-            return say(ranks, f"{run.folder}: finished (--restart begins anew); held-out text: {shown(run.finished)}")
+            return show_pretrained(run, cfg)
         cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
         run.settle(cfg)
         seed_everything(cfg.seed, "model")
@@ -1282,7 +1289,7 @@ def pretrain(cfg):
         result = evaluate_language_model(model, data, cfg, ranks, batches=64)
         bar.close()
         run.finish(result)
-        say(ranks, f"held-out text: {shown(result)}")
+        show_pretrained(run, cfg)
 
 
 # --arch and --init: what an action starts from.
@@ -1503,6 +1510,11 @@ def keep_chosen(folder, result):
             path.unlink()
 
 
+def show_tuned(run, cfg):
+    show(run.finished, run.ranks, NINE)
+    end_tuning(run, cfg)
+
+
 def finetune(cfg, text):
     """--runs seeds a task, with --grid at every setting of App. D.2; RTE, STS-B, MRPC go on from the best MNLI job."""
     with launch(cfg.device) as ranks:
@@ -1513,7 +1525,7 @@ def finetune(cfg, text):
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
         run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs), tasks=names)
         if run.finished:
-            return show(run.finished, ranks, NINE)
+            return show_tuned(run, cfg)
         run.settle(cfg)
         jobs = {}
 
@@ -1540,7 +1552,7 @@ def finetune(cfg, text):
         result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
         on_main(ranks, keep_chosen, run.folder / "jobs", result)
-        show(result, ranks, NINE)
+        show_tuned(run, cfg)
 
 
 def rehearsal(cfg, arch, shared=False):

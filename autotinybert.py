@@ -674,12 +674,12 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
                                     share_out, stop_requested)
     from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint, environment
-    from common.tasks import (GlueTask, Recipe, answer_file, open_file, open_task, parse_tasks, run_jobs, show,
-                              summarise, tells_nothing)
+    from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
+                              show, shown, summarise, tells_nothing)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
-    from data.inputs import open_run, send
+    from data.inputs import open_run, send, words_after_training
 
 
 @dataclasses.dataclass
@@ -1020,6 +1020,13 @@ def table_1(tasks):
             for column, names in (("Score", nine[1:]), ("Avg.", nine)) if {*names} <= tasks.keys()}
 
 
+def show_tuned(run, cfg):
+    show(run.finished, run.ranks)
+    for column, score in run.finished["averages"].items():
+        say(run.ranks, f"{column} of Table 1: {100 * score:.2f}")
+    end_tuning(run, cfg)
+
+
 def finetune(cfg, text):
     """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
     with launch(cfg.device) as ranks:
@@ -1046,11 +1053,9 @@ def finetune(cfg, text):
         names = {job: name for job, (name, *_) in jobs.items()}  # none starts from MNLI's model, as in the paper
         results = run_jobs(ranks, run.folder, names, work, from_mnli=())
         result = on_main(ranks, summarise, run.folder, results)
-        result["averages"] = averages = table_1(result["tasks"])
+        result["averages"] = table_1(result["tasks"])
         run.finish(result)
-        show(result, ranks)
-        for column in averages:
-            say(ranks, f"{column} of Table 1: {100 * averages[column]:.2f}")
+        show_tuned(run, cfg)
 
 
 def answer(cfg, path):
@@ -1066,6 +1071,25 @@ def answer(cfg, path):
 
 
 # The phases of --search.
+
+
+def show_found(run, cfg):
+    """What a whole search found, and how its model is tuned on a task."""
+    found = run.finished
+    say(run.ranks, f"{found['arch']}: {100 * found['score']:.2f} ({shown(found['scores'])}), {found['parameters']:,} "
+                   f"parameters, {found['milliseconds']:.3g} ms, {found['speedup']:.3g} times as fast as "
+                   f"{found['reference']}")
+    task = next((name for name in found["scores"] if name != "MLM"), "")
+    action = ["--finetune", task] if task else ["--export", f"{run.folder}-exported"]
+    run.ends(cfg, "best.json", *action, "--init", run.folder)
+
+
+def show_trained(run, cfg):
+    say(run.ranks, f"{run.finished['arch']}: held-out loss {run.finished['held_out']:.4f}")
+    run.ends(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder, f"{run.folder}-exported"))
+
+
+SHOW = {"search": show_found, "further_train": show_trained, "finetune": show_tuned}
 
 
 def open_data(cfg, action, ranks, text=False, tasks=""):
@@ -1086,7 +1110,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
     run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], tasks=names)
     if run.finished:
-        say(ranks, f"{run.folder}: finished (--restart begins anew)\n{json.dumps(run.finished, indent=2)}")
+        SHOW[action](run, cfg)
         return run, None
     data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
@@ -1271,27 +1295,30 @@ def search(cfg, phase="search"):
         if not data:
             return
         superplm = start_model("", cfg, data, ranks, "superplm").to(data.device) if cfg.init and evolving else None
+        end_phase = functools.partial(run.ends, cfg, same=sorted(cfg.given - {"restart"}))
         trained = superplm or (run.folder / "superplm" / "curve.json").exists()
         if phase == "evolve" and not (trained or cfg.dry_run):
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm, or give one with --init")
         if phase != "superplm":  # first, so that a limit that nothing meets costs no training
             predict, limit = learn_latency(cfg, run)
         if phase == "latency":
-            return say(ranks, f"{run.folder}: measured; --speedup {cfg.speedup} is {limit:.2f} ms")
+            say(ranks, f"--speedup {cfg.speedup} is {limit:.2f} ms")
+            return end_phase("predictor.pt", "--search")
         superplm = superplm or train_superplm(cfg, data, run)
         if phase == "superplm":
-            return say(ranks, f"{run.folder / 'superplm'}: trained")
+            return end_phase("superplm/checkpoint.pt", "--search")
         history = evolve(superplm, predict, limit, data, cfg, run)
         result = confirm(history, cfg, run)
         result = ({**result[0], "ties": ties(history)} if phase == "evolve"
                   else train_winners(superplm, result, data, cfg, run))
         result |= {"evaluated": len(history), "search_seconds": round(sum(line["seconds"] for line in history), 1)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-        say(ranks, f"{run.folder / 'best.json'}: {json.dumps(result, indent=2)}")
         if result["ties"]:
             say(ranks, f"{len(result['ties'])} others are as good, within twice the standard error of the difference")
-        if phase == "search":
-            run.finish(result)
+        if phase == "evolve":
+            return end_phase("best.json", "--search")
+        run.finish(result)
+        show_found(run, cfg)
 
 
 def further_train(cfg):
@@ -1305,7 +1332,7 @@ def further_train(cfg):
         curve = pretrain(model, data, cfg, run, run.folder / "model", cfg.further_steps,
                          warmup=0.0 if cfg.init else cfg.warmup)
         run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
-        say(ranks, f"{model.encoder.arch}: held-out loss {curve[-1][1]:.4f}: {run.folder / 'model'}")
+        show_trained(run, cfg)
 
 
 def export(cfg, folder):

@@ -1147,8 +1147,7 @@ def search(cfg):
         weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
         run, data = open_data(cfg, "search", ranks)
         if run.finished:
-            say(ranks, f"{run.folder}: finished (--restart begins anew)")
-            return show_search(run.finished, ranks, cfg)
+            return show_search(run, ranks, cfg)
         seed_everything(cfg.seed, "weights")
         whole = widest(space), cfg, space
         supernet = extract(weights, *whole) if weights else make_model(*whole)
@@ -1162,10 +1161,11 @@ def search(cfg):
                   "latency_limit": cfg.latency_limit, "timed": timed_text(cfg, ranks.device)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
         run.finish(result)
-        show_search(result, ranks, cfg)
+        show_search(run, ranks, cfg)
 
 
-def show_search(result, ranks, cfg):
+def show_search(run, ranks, cfg):
+    result = run.finished
     for name, ranker in result["rankers"].items():
         if ranker["held_out"] < FRESH:
             say(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
@@ -1180,6 +1180,8 @@ def show_search(result, ranks, cfg):
     say(ranks, f"{result['architectures']:.2e} architectures, {result['architectures_pruned']:.2e} after pruning; "
                f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
                f"{latency_text(result['scores']['latency'], cfg)}\n{result['arch']}")
+    run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json",
+             same=sorted(cfg.given - {"out", "restart", "init"}))
 
 # --- objective ------------
 
@@ -1225,6 +1227,7 @@ def open_data(cfg, action, ranks):
     """(RunFolder, Pictures or Translations)."""
     set_shards(cfg, ranks)
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
+    names = names[-1:] if action == "evaluate" else names
     needs = [name for name in names if getattr(cfg, name)] or ([] if cfg.translate else names)
     run, _ = open_run(cfg, action, ranks, *needs)
     reader = Pictures if cfg.task == "cifar10" else Translations
@@ -1404,7 +1407,9 @@ def train(cfg):
             train_network(model.to(ranks.device), data, cfg, ranks, run)
             on_main(ranks, warn_where_loss_rose, run, ranks)
             run.finish({"arch": cfg.arch, "parameters": size})
-        say(ranks, f"{run.folder}: finished (--restart begins anew); score it: --evaluate --init {run.folder}")
+        read = f"{cfg.valid_text or cfg.train_text}.{cfg.languages[0]}"  # where there is no --test_text
+        run.ends(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder,
+                 *["--translate", read] * (cfg.task == "wmt14" and not cfg.test_text))
 
 
 def evaluate(cfg):
@@ -1427,6 +1432,7 @@ def evaluate(cfg):
         name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"
         on_main(ranks, write_atomic, run.folder / name, text)
         run.finish(result)  # never taken from a folder: the model may have changed
+        run.ends(cfg, name)
         if cfg.translate:
             return say(ranks, text[:-1])
         percent = {name: value if name == "bleu" else 100 * value for name, value in scores.items() if name != "examples"}

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, freeze
-from common.distributed import on_main, peak_memory
+from common.distributed import on_main, peak_memory, say
 from common.files import (digest, fingerprints, load_file, lock, open_own, partials, previous, read_json, read_result,
                           save_file, write_atomic, write_result)
 
@@ -185,6 +186,17 @@ class RunFolder:
         """The result of finish(), or None while the run is not finished. UserError where it was changed since."""
         path = self.folder / "done.json"
         return on_main(self.ranks, lambda: read_result(path) if path.exists() else None)
+
+    def ends(self, cfg, best, *words, same=("preset", "task", "device")):
+        """Say of a finished run its folder, its best file, and where there are words the command that comes next: these
+        words, and of the flags that were given those that are the `same`."""
+        for name in [name for name in same if name in cfg.given] if words else ():
+            value = getattr(cfg, name)
+            several = value if isinstance(value, tuple) else () if value is True else (value,)
+            words = [*words, f"--{name}", *several]
+        say(self.ranks, f"{self.folder}: finished (--restart begins anew); best: {self.folder / best}")
+        if words and not cfg.dry_run:
+            say(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
 
     def finish(self, result):
         """Mark the run as finished with its (JSON) result."""

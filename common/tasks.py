@@ -274,6 +274,16 @@ def limit(split, cfg):
     return cfg.train_rows if split == "train" or cfg.dry_run else 0
 
 
+def file_of(name, cfg):
+    """A file of a task's data that its tuned model can answer; of CoLA the test file alone names its columns."""
+    if name == "RACE":
+        return min(Path(cfg.race, "dev").rglob("*.txt"))
+    if name.startswith("SQuAD"):
+        return squad.files(cfg.squad, name)["dev"]
+    test = glue.path_of(cfg.glue, name, "test")
+    return test if test.exists() or name == "CoLA" else glue.path_of(cfg.glue, name, "dev")
+
+
 def task_files(names, cfg, flag, search):
     """What tasks read of --glue or --squad, as paths; MissingFile where a train or dev file is not there."""
     found = []
@@ -353,6 +363,12 @@ def tells_nothing(scores, constants=None):
         parts.append(f"none of {len(scores)} candidates is above one answer to every row on {', '.join(below)}")
     tail = "which tells nothing of them; take another task, or train longer"
     return f"warning: {', and '.join(parts)}, {tail}" if parts else ""
+
+
+def end_tuning(run, cfg):
+    """Say of a finished fine-tuning where it is, and how a tuned model of it answers a file."""
+    for name in [name for name in run.finished["tasks"] if (run.folder / name / "checkpoint.pt").exists()][:1]:
+        run.ends(cfg, f"{name}/checkpoint.pt", "--predict", file_of(name, cfg), "--init", run.folder / name)
 
 
 def shown(scores):

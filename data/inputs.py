@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from common.cli import UserError
+from common.cli import UserError, written
 from common.distributed import on_main, say
+from common.files import read_json
 from common.runs import RunFolder
 from common.tasks import task_files
 from common.tokenization import describe_file, load_tokenizer
@@ -17,6 +18,7 @@ from data.prepare import make_demo
 from data.text import layout_of, make_corpus, text_files
 
 ROOT = Path(__file__).resolve().parent.parent
+DATA = ("corpus", "glue", "squad", "race", "cifar10", "train_text", "valid_text", "test_text")  # data flags
 MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by, and of Wikipedia 5% are 300,000
 
 
@@ -65,6 +67,7 @@ def find_data(cfg, flags, tasks, action):
     """The files and folders that data flags stand for, found by those who read them: UserError where they are not
     there, or are no text."""
     found = []
+    flags = [flag for flag in flags if getattr(cfg, flag)]  # of --init's data some translations may lack a part
     for flag in [*flags, *["dev_corpus"] * bool(getattr(cfg, "dev_corpus", ()))]:
         value = getattr(cfg, flag)
         if flag in ("glue", "squad"):
@@ -117,10 +120,39 @@ def check_pieces(cfg, tokenizer):
                         "leave --tokenizer out, and give the text itself as --corpus")
 
 
+def is_demo(paths):
+    """Whether the value of a data flag is demo data, of this copy of the repository or of another."""
+    return all("data/demo" in str(path) for path in ([paths] if isinstance(paths, str) else paths))
+
+
+def data_of(init):
+    """{data flag: its value} of the run `init`, by its config.json; {} where it read demo data alone, or is no run."""
+    path = Path(init, "config.json")
+    record = read_json(path) if init and path.exists() else {}
+    settings = record.get("settings") if isinstance(record, dict) else None
+    found = {name: settings[name] for name in DATA if settings.get(name)} if isinstance(settings, dict) else {}
+    return {} if all(map(is_demo, found.values())) else found
+
+
+def words_after_training(cfg, folder, target):
+    """The words of the command that comes after a training on text: on demo data a fine-tuning, else an export."""
+    return (["--finetune", "SST-2"] if is_demo(cfg.corpus) else ["--export", target]) + ["--init", folder]
+
+
 def fill_in(cfg, ranks, *names):
-    """Point the data flags `names` that were left out at the demo data, which is made on first use. Returns what
-    config.json says about it."""
-    missing = [name for name in names if not getattr(cfg, name)]
+    """Point the data flags `names` that were left out at the data of --init's run, or else at the demo data, which is
+    made on first use: a model of the user's own data goes on with no demo data. Returns what config.json says of it."""
+    theirs = data_of(getattr(cfg, "init", ""))
+    taken = {name: theirs[name] for name in names if name in theirs and not getattr(cfg, name)}
+    for name, value in taken.items():
+        setattr(cfg, name, tuple(value) if isinstance(value, list) else value)
+    if taken:
+        words = [f"--{name} {written(getattr(cfg, name))}" for name in taken]
+        say(ranks, f"data of {cfg.init}, by its config.json: {', '.join(words)}")
+    missing = [name for name in names if not getattr(cfg, name) and not (theirs and name.endswith("_text"))]
+    if missing and theirs:
+        raise UserError(f"--{missing[0]}: missing; {cfg.init} was trained on data that is no demo data, so that none "
+                        f"stands in: name it, or --{missing[0]} {ROOT / 'data' / 'demo' / missing[0]}")
     if not missing:
         return {}
     say(ranks, f"no --{', no --'.join(missing)}: using the demo data in {ROOT / 'data' / 'demo'} (made on first use)")

@@ -117,7 +117,8 @@ def test_config_json_says_what_is_computed_and_nothing_is_assigned_behind_it(fil
     monkeypatch.setattr(RunFolder, "settle", lambda run, cfg: (settle(run, cfg), settled.append(cfg)))
     folders = [f"{tmp_path}/{number}-dry" for number in range(len(SETTLED[file]))]
     for number, (command, reads_text) in enumerate(SETTLED[file]):
-        words = f"{command.format(*folders)} {TINY[file]}{text * reads_text} --dry_run --device cpu"
+        data = text if reads_text else f" --glue {demo['glue']}" * ("--finetune" in command)
+        words = f"{command.format(*folders)} {TINY[file]}{data} --dry_run --device cpu"
         importlib.import_module(file).main([*words.split(), "--out", f"{tmp_path}/{number}"])
         cfg, record = settled[number], json.loads((tmp_path / f"{number}-dry" / "config.json").read_text())
         with pytest.raises(AttributeError, match="settled before config.json"):
