@@ -802,7 +802,7 @@ def pretrain(cfg):
         set_shards(cfg, ranks)
         cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
         if cfg.length > cfg.positions:
-            raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions (--positions)")
+            raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions; give --positions {cfg.length}")
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
@@ -1165,11 +1165,14 @@ def finetune(cfg, words):
             raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
         source, pieces = read_source(cfg), cfg.vocab_size
         if (cfg.finetune_length or 0) > cfg.positions:
-            raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions")
+            raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; pre-train "
+                            f"with --positions {cfg.finetune_length}")
         flags = {{"SQuAD1.1": "squad", "SQuAD2.0": "squad", "RACE": "race"}.get(name, "glue") for name in names}
         table, line = choose_recipe(cfg, flags) if source else (TABLE14, f"an ensemble of {len(cfg.ensemble)}")
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
-        say(ranks, line)
+        longest = cfg.finetune_length or max(table[name][5] for name in names)
+        say(ranks, line + f"; inputs are cut to the model's {cfg.positions} positions: pre-train with --positions {longest} "
+            "for whole ones" * (longest > cfg.positions))
         cfg.vocab_size = table_size(data.tokenizer, pieces) if data.tokenizer else pieces
         run.settle(cfg)
         jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}

@@ -866,7 +866,8 @@ def load_teacher(cfg, ranks, vocab, heads):
     teacher = Encoder(arch, vocab, 0.0, len(positions), words.shape[1])
     say(ranks, "teacher", hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
     if len(positions) < cfg.length:
-        raise UserError(f"{folder}: its {len(positions)} positions are too few for --length {cfg.length}")
+        raise UserError(f"{folder}: its {len(positions)} positions are too few for --length {cfg.length}; take a shorter "
+                        "--length, or a teacher with more")
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
@@ -889,7 +890,8 @@ def start_model(arch, cfg, data, ranks, first="model"):
     if data.train and not data.teacher and "fit.weight" in weights:
         reason = "a distilled model has no masked-language-model head; use --setting distill or other tasks"
     if (data.train or data.tasks) and positions < longest:
-        reason = f"its {positions} positions are too few for rows of {longest} tokens"
+        reason = (f"its {positions} positions are too few for rows of {longest} tokens; take a shorter --length or "
+                  "--finetune_length, or a model with more")
     if reason:
         raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
