@@ -1147,7 +1147,7 @@ def search(cfg):
         weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
         run, data = open_data(cfg, "search", ranks)
         if run.finished:
-            return show_search(run, ranks, cfg)
+            return end_search(run, ranks, cfg)
         seed_everything(cfg.seed, "weights")
         whole = widest(space), cfg, space
         supernet = extract(weights, *whole) if weights else make_model(*whole)
@@ -1161,11 +1161,10 @@ def search(cfg):
                   "latency_limit": cfg.latency_limit, "timed": timed_text(cfg, ranks.device)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
         run.finish(result)
-        show_search(run, ranks, cfg)
+        end_search(run, ranks, cfg)
 
 
-def show_search(run, ranks, cfg):
-    result = run.finished
+def show_search(result, ranks, cfg):
     for name, ranker in result["rankers"].items():
         if ranker["held_out"] < FRESH:
             say(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
@@ -1180,6 +1179,10 @@ def show_search(run, ranks, cfg):
     say(ranks, f"{result['architectures']:.2e} architectures, {result['architectures_pruned']:.2e} after pruning; "
                f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
                f"{latency_text(result['scores']['latency'], cfg)}\n{result['arch']}")
+
+
+def end_search(run, ranks, cfg):
+    show_search(run.finished, ranks, cfg)
     run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json",
              same=sorted(cfg.given - {"out", "restart", "init"}))
 

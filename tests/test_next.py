@@ -31,7 +31,7 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypa
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_model_of_text_of_ones_own_goes_on_with_no_demo_task(program, ready, tmp_path, monkeypatch, capsys):  # noqa: F811
     """But with its own text, where a command reads text."""
-    command = f"{program} --finetune RTE --init {ready[program]} --out {tmp_path}/out"
+    command = f"{program} --finetune RTE --init {ready[program]} --finetune_length 16 --out {tmp_path}/out"
     assert call(command, monkeypatch) == 2 and not (tmp_path / "out").exists()
     assert "--glue: missing" in the_line(capsys.readouterr().err)
     train = {"autotinybert": "--further_train --further_steps 2 --accumulate 1 --batch 2"}.get(
