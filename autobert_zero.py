@@ -1253,7 +1253,7 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 
 def show_pretrained(run, cfg):
     say(run.ranks, f"held-out text: {shown(run.finished)}")
-    run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, f"{run.folder}-network.py"))
+    run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, run.folder / "network.py"))
 
 
 def pretrain(cfg):
