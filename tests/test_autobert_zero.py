@@ -95,6 +95,18 @@ def test_neighbours_of_berts_attention():
     assert {abz.parse_formula(text) for text in turned} <= neighbours(start, [abz.replace])
 
 
+def test_random_attentions_are_neither_loud_nor_silent():
+    """D38: what sums over tokens unscaled, or adds nothing, is drawn again; BERT's, Figure 7's and some of all lengths
+    are not."""
+    for text in ("dist(Q, K) @ V", "Q @ K.T @ V", "dist(K, P) @ (V + neg(V))"):
+        assert not 0.001 < abz.gain(abz.parse_formula(text)) < 0.5
+    published = [layer for layer in abz.parse_arch(abz.PUBLISHED) if not isinstance(layer, int)]
+    drawn = random_graphs(400)
+    for graph in (*drawn, *published, abz.parse_formula(abz.BERT_ATTENTION)):
+        assert 0.001 < abz.gain(graph) < 0.5
+    assert {len(graph) for graph in drawn} == {*range(2, 13)}
+
+
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_edits_reach_every_way_to_compare_tokens(count):
     """A product of tokens, as in BERT's scores, a cosine, a distance: from random attentions without it 40% or more of
