@@ -8,6 +8,8 @@ import json
 import math
 import os
 import random
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -664,6 +666,21 @@ def test_parts_of_a_finished_search_come_from_its_superplm(whole, tmp_path):
         exported = hf_models.read_bert(tmp_path / arch, atb.parse_arch(arch).heads)
         for name, value in atb.extract(superplm, atb.parse_arch(arch)).state_dict().items():
             assert torch.equal(exported[name], value)
+
+
+def test_the_command_that_comes_next_goes_on_with_the_data_of_the_search(tiny_data, whole, tmp_path, capsys, clock,
+                                                                         monkeypatch):
+    """After a phase the whole search with the same flags, and after that a tuning on a task of its own."""
+    def words_of(*argv):
+        printed = run_here([*argv, *tiny_data[1]], capsys)
+        return shlex.split(re.search(r"^next: python autotinybert.py (.+)$", printed, re.MULTILINE)[1])
+    phase = words_of("--latency", "--out", tmp_path / "run")
+    assert phase[0] == "--search" and {*phase} == {"--search", "--out", f"{tmp_path}/run", *tiny_data[1]}
+    search = words_of("--search", "--out", whole)
+    assert search == ["--finetune", "SQuAD1.1", "--init", str(whole)]
+    monkeypatch.chdir(tmp_path)
+    run_here(search)
+    assert json_of(tmp_path / "runs/autotinybert-finetune-demo/config.json")["settings"]["squad"] == str(tiny_data[0])
 
 
 def test_scores_within_their_noise_are_called_ties(whole):
