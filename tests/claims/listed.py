@@ -41,20 +41,24 @@ AUTOBERT_ZERO = (
           "against {Table 5: AutoBERT-Zero, average}",
           results=("attention", "attention_demo"),
           size="the network that `torchrun autobert_zero.py --search` found, and itself with the convolution "
-               "before each attention in its place; from scratch, n 3. First table: as in claim 1, where one of three "
-               "winners does not leave the plateau; second: as the demo pre-trains (3,000 updates, a lower rate, "
-               "smaller initial weights), where all do"),
+               "before each attention in its place; from scratch, n 3. First table: as in claim 1; second: as the "
+               "demo pre-trains (3,000 updates, a lower rate, smaller initial weights)",
+          needs="`python -m tests.claims.autobert_zero attention_demo --folders runs/autobert_zero-search-demo`: 0.5 "
+                "core-hours behind the demo's search, estimated"),
     Claim("op-nas", "OP-NAS finds better networks than evolution and random search", "Figure 6",
           "curves, no numbers",
-          results=("op_nas", "op_nas_demo"),
-          size="four layers of width 64, demo data; a search: 24 candidates of 300 updates each (32 rows of 40 "
-               "tokens), scored by CoLA, QNLI and RTE with inherited weights; then each winner from scratch, 1,500 "
-               "updates, tuned on all rows, judged on dev rows that no search saw; n 4 searches a strategy, "
-               "differences in pairs. In two searches what fails is the score: OP-NAS's winners have 0.735 and 0.616 "
-               "there, on weights that 24 candidates have trained, and from scratch they are at chance (0.375). In the "
-               "others it is what is proposed: none of OP-NAS's candidates leaves chance. Second table: the same "
-               "searches, the networks pre-trained as the demo does it; one of the two winners that failed learns then "
-               "(0.651). How well the score orders networks: [fidelity](#fidelity)"),
+          results=("op_nas",),
+          size="four layers of width 64, demo data; the demo's search of 24 candidates and three finalists; then each "
+               "winner from scratch as the demo pre-trains, tuned on all rows, judged on dev rows that no search saw; "
+               "differences in pairs of search seeds",
+          needs="`python -m tests.claims.autobert_zero op_nas --seeds 6 --jobs 2`: 5 core-hours, estimated. What "
+                "evolution and random search find without any training: [simulation](#simulation)"),
+    Claim("simulation", "OP-NAS finds better networks than evolution and random search, on simulated landscapes",
+          "Figure 6", "curves, no numbers",
+          results=("simulation",),
+          size="values of networks made up by a rule, seen with noise of half a deviation; what counts is the true "
+               "value of the network returned, in deviations of random ones",
+          needs="`python -m tests.claims.autobert_zero simulation`: minutes"),
     Claim("glue", "The published network beats BERT of its size", "Table 2",
           "GLUE dev {Table 2: AutoBERT-Zero, GLUE dev} against {Table 2: BERT-base, GLUE dev}. Started from the "
           "super-net {Table 2: AutoBERT-Zero*, GLUE dev}, and on test {Table 2: AutoBERT-Zero*, GLUE test}, more "
@@ -97,10 +101,10 @@ AUTOBERT_ZERO = (
     Claim("fidelity", "Scores with shared weights rank architectures as full training does", "Figure 8, App. B",
           "a picture of Kendall's correlations, no numbers",
           results=("fidelity",),
-          size="16 of the 24 architectures of claim 3's OP-NAS search of seed 0, spread by score, each from "
-               "scratch (1,500 updates of 32 rows of 40 tokens), on dev rows that the search has not seen; 95% "
-               "intervals by the bootstrap over architectures. The score tells networks that never learn from those "
-               "that can; of the nine that can, three are at chance from scratch, the search's best among them"),
+          size="24 architectures of one search, spread by score, each from scratch, on dev rows that the search has "
+               "not seen; 95% intervals by the bootstrap over architectures",
+          needs="`python -m tests.claims.autobert_zero fidelity --folders RUN --samples 24 --steps 3000`: 3 core-hours, "
+                "estimated"),
     Claim("sharing", "Shared weights save most of a candidate's training", "Sec. 3.2, 4.1",
           "{Sec. 3.2: evaluation cost saved by BIWS}% of a candidate's cost, so {Sec. 4.1: cost of the search} "
           "V100 hours in place of {Sec. 4.1: cost of evolution without BIWS}",
