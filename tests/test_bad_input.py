@@ -17,12 +17,16 @@ import shutil
 import signal
 import struct
 import sys
+import types
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from test_distributed import ALONE
 
+import autobert_zero
+import autotinybert
 from common import cli, files
 
 
@@ -434,6 +438,34 @@ def test_a_vocabulary_of_equal_size_and_other_pieces_is_refused_beside_init(read
     command = f"albert --pretrain --init {ready['albert']} {MODEL} --out out"
     assert call(f"{command} --corpus other --tokenizer other/spiece.model", monkeypatch) == 2
     assert "other pieces" in the_line(capfd.readouterr().err)
+
+
+def broken(*_):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("command, words, patches", [
+    (TRAINED["albert"], "can't start new thread", {"threading.Thread.start": broken}),
+    ("autotinybert --describe", "clock stands still", {"time.process_time": lambda: 7.0}),
+    ("mformer --search --cifar10 {cifar10} --cost cpu --batch 8 --held_out 8", "clock stands still",
+     {"time.process_time": lambda: 7.0})])
+def test_a_machine_without_threads_or_a_clock_is_named(command, words, patches, ready, tmp_path, monkeypatch, capfd):
+    for name, instead in patches.items():
+        monkeypatch.setattr(name, instead)
+    assert call(command.format(**ready) + f" --out {tmp_path}/out", monkeypatch) == 2
+    assert words in the_line(capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("name, content, read", [
+    ("predictor.pt", b"PK", autotinybert.learn_latency),
+    ("finalists.json", b"{}", lambda cfg, run: autotinybert.confirm([], cfg, run)),
+    ("0.scores", b'{"CoLA": 7}', lambda cfg, run: autobert_zero.score_tasks(*[None] * 5, run.folder / "0.scores"))])
+def test_what_a_search_keeps_between_its_phases_is_looked_at(name, content, read, tmp_path):
+    """Of a candidate: tests of share_out() in test_distributed.py."""
+    run = types.SimpleNamespace(folder=tmp_path, ranks=ALONE)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(cli.UserError, match=f"{name}: damaged.*; delete it"):
+        read(autotinybert.Config(), run)
 
 
 def test_the_command_of_a_finished_run_ends_well(ready, tmp_path, monkeypatch, capfd):
