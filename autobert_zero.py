@@ -6,7 +6,7 @@ of ten operations on two to four projections of its input. An evolution whose mu
 scored so far (OP-NAS) proposes candidates; a super-net that remembers weights (BIWS) makes each cheap to judge.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
-         torchrun autobert_zero.py --search             a search on demo data, minutes on two CPU cores
+         torchrun --nproc_per_node=2 autobert_zero.py --search    on demo data, five minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
 Tour:    the map row by row: what a layer can be, how it runs and shares weights, the search. Skip at first
          in_order, the text form, find_softmax_attention, the edits and fine-tuning.
@@ -121,8 +121,8 @@ PRESETS = {
     "demo": dict(
         vocab_size=1000, tasks="MLM,CoLA", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07, length=32,
         batch=64, lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
-        search=dict(batch=16, lr=4e-3, steps=350, train_rows=1600, finetune_batch=16, population=12, rounds=3,
-                    parents=2, children=2, finalists=3, finalist_steps=800),
+        search=dict(batch=16, lr=4e-3, steps=600, train_rows=1600, finetune_batch=16, population=12, rounds=3,
+                    parents=2, children=2, finalists=2, no_weight_sharing=True),
         pretrain=dict(length=64, batch=32, steps=3000, save_every=500), finetune=dict(length=64, runs=3, eval_every=0)),
     "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
                   finetune=dict(runs=3)),
@@ -1030,9 +1030,7 @@ def score_alone(archs, ranks, folder, tasks, data, cfg):
     own = dataclasses.replace(cfg, steps=cfg.finalist_steps or cfg.steps)
 
     def evaluate(name):
-        found = evaluate_candidate(archs[int(name)], 0, SuperNet(own), tasks, data, own, folder / name)
-        (folder / f"{name}.pt").unlink()
-        return found
+        return evaluate_candidate(archs[int(name)], 0, SuperNet(own), tasks, data, own, folder / name)
 
     return share_out(ranks, [*map(str, range(len(archs)))], folder, f"{folder.name}, trained alone", evaluate)
 
@@ -1105,6 +1103,11 @@ def search(cfg):
         alone = score_alone([parse_arch(line["arch"]) for line in finalists], ranks, run.folder / "finalists", tasks,
                             data, cfg) if finalists else []
         best = choose(history, finalists, alone)
+        for number, (line, result) in enumerate(zip(finalists, alone)):
+            if line["id"] == best["id"] and not result["diverged"]:  # best.pt and --init have the weights that scored
+                state = load_file(run.folder / "finalists" / f"{number}.pt")
+                supernet.write_back([(parse_arch(line["arch"]), state)])
+                checkpoint.save(history=history)
         result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {
             "candidates": len(history), "by_hand": typed, "constants": constants,
             "finalists": [{"id": line["id"], "score": result["score"]} for line, result in zip(finalists, alone)]}

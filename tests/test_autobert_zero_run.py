@@ -92,6 +92,8 @@ def test_search_leaves_what_the_design_says(searched, files, capsys):
     written = {}
     exec((out / "best.py").read_text(), written)
     assert written["load"](out / "best.pt").encoder.words.weight.shape == (36, 16)
+    scored = torch.load(out / "finalists" / "0.pt")["encoder.words.weight"]
+    assert torch.equal(written["load"](out / "best.pt").encoder.words.weight, scored)
     assert abz.main(arguments(files, ["--search"], out, *BUDGET)) == 0
     again = capsys.readouterr().out
     assert "finished" in again and again.endswith(printed[printed.index("best of"):])

@@ -30,7 +30,7 @@ MADE_BY = {  # what a command starts from: the command that makes it
     "runs/64": "python albert.py --pretrain --init runs/16 --out runs/64",
     "runs/autobert_zero-search-base":
         "python autobert_zero.py --search --preset base --corpus path/to/prepared --glue path/to/glue",
-    "runs/autobert_zero-search-demo": "torchrun autobert_zero.py --search",
+    "runs/autobert_zero-search-demo": "torchrun --nproc_per_node=2 autobert_zero.py --search",
     "runs/autobert_zero-pretrain-demo": "python autobert_zero.py --pretrain --corpus my/texts --arch bert",
     "runs/autotinybert-search-demo": "python autotinybert.py --search --speedup 7.2",
     "runs/mformer-search-cifar10-demo": "python mformer.py --search",

@@ -318,10 +318,9 @@ def hybrid_real(options):
 # SHARPNESS. Stopping rule: six search seeds, whatever comes out. About 25 core-minutes of searches a seed and 25 of
 # networks trained alone.
 PROGRAM = ["autobert_zero.py", "--search"]
-SEARCHES = {  # name of a search, for --against: (in the table, its command); the last is OP-NAS, one part changed
+SEARCHES = {  # name of a search, for --against: (in the table, its command)
     "op-nas": ("OP-NAS", PROGRAM), "random": ("random search", [*PROGRAM, "--strategy", "random"]),
-    "evolution": ("evolution", [*PROGRAM, "--strategy", "evolution"]),
-    "no-sharing": ("OP-NAS, no shared weights", [*PROGRAM, "--no_weight_sharing"])}
+    "evolution": ("evolution", [*PROGRAM, "--strategy", "evolution"])}
 BESIDE = ("hybrid", "convolution only", "BERT")
 DEMO = ["--lr", "2e-3", "--init_std", "0.07"]  # of the demo's pre-training
 HELD_OUT = 600  # rows, as many as dev has

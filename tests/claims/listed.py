@@ -388,7 +388,6 @@ OP_NAS = "python -m tests.claims.autobert_zero op_nas --against "
 ASKED = {
     "autobert_zero": (
         Question("OP-NAS against plain evolution, equal budgets, winners trained alone", f"{OP_NAS}evolution", 1.5),
-        Question("Against itself without shared weights, equal updates a candidate", f"{OP_NAS}no-sharing", 1.5),
         Question("BERT with four times the updates on real text (claim 1's second table leaves it out)",
                  "python autobert_zero.py --pretrain --arch bert --steps 8000 --init_std 0.1 --lr 4e-3 "
                  "--vocab_size 4000 --length 128 --batch 16 --corpus path/to/corpus", 0.6),
