@@ -4,7 +4,9 @@ import importlib
 import json
 import re
 import runpy
+import shutil
 import struct
+import subprocess
 import sys
 from unittest import mock
 
@@ -150,3 +152,14 @@ def test_pictures_are_drawn_again_from_their_results(tmp_path):
         with mock.patch.object(figures, "Figure", lambda **how: made.append(real(**how)) or made[-1]):
             assert study.draw_figure(tmp_path / "x.png", lambda axes: axes.plot([0, 1, 2]) and axes.set(xlabel=label))
         assert all(tick == int(tick) for tick in made[0].axes[0].get_xticks()) == whole
+
+
+def test_commits_of_results_are_in_the_history():
+    """What a result names can be looked up; a checkout without its history says nothing."""
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    if not shutil.which("git") or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("no history: clone the repository whole")
+    named = {json.loads(path.read_text(encoding="utf-8")).get("commit") for path in CLAIMS.rglob("results/*/*.json")}
+    known = [git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0 for commit in sorted(named - {None})]
+    assert len(known) > 3 and all(known), sorted(named - {None})
