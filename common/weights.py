@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, check_setting
-from common.files import load_newest, read_json, save_file, write_atomic, write_result
+from common.files import load_newest, partials, read_json, save_file, write_atomic, write_result
 from common.tokenization import describe_file
 
 
@@ -97,6 +97,8 @@ def keep_model(folder, action, cfg, tokenizer, **owned):
     owned: {name: module, or weights by name}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for left in partials(folder):  # of a process that was killed here
+        left.unlink()
     record = {"program": cfg.program, "action": action, "settings": dataclasses.asdict(cfg), "argv": sys.argv}
     if tokenizer:
         record["vocabulary"] = describe_file(tokenizer, tokenizer.save(folder))

@@ -652,7 +652,7 @@ def test_dropout_is_taken_out_of_a_compiled_model_that_recomputes(corpus, tmp_pa
     assert all(compiled[name].isfinite().all() and compiled[name].shape == plain[name].shape for name in plain)
 
 
-def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpus):
+def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpus, monkeypatch):
     tokenizer, ranks = load_tokenizer(corpus), Ranks(0, 1, CPU)
     text = Data(CPU, tokenizer, *Corpus(corpus, tokenizer).split(0.05))
     cfg = tiny(layers=1, vocab_size=50, positions=64, length=64, dev_rows=16)
@@ -661,6 +661,10 @@ def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpu
                      for seed in (0, 1))
     assert first == second and 16 < first["scored"]["mlm"] <= 160 and 0 < first["scored"]["sop"] <= 16
     assert all(0 <= first[name] <= 1 for name in ("mlm", "nsp", "sop"))  # shares
+    batch, rows = albert.language_batch, []
+    monkeypatch.setattr(albert, "language_batch", lambda *all: rows.append(all[5]) or batch(*all))
+    albert.evaluate_language_model(model, text, dataclasses.replace(cfg, dev_rows=100), ranks)
+    assert rows == [64, 36] * 3  # --dev_rows is what is scored, also where it fills no whole batch
 
 
 @pytest.mark.parametrize("opening, share", [(50, 0.5), (51, 1.0)])
