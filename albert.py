@@ -787,7 +787,7 @@ def evaluate_language_model(model, text, cfg, ranks):
             found += torch.stack([(guesses.argmax(-1) == truths).sum(), (truths != -100).sum()])
         right, asked = torch.tensor(gather(ranks, found.tolist())).sum(0).tolist()
         shares[name], scored[name] = right / asked if asked else None, int(asked)
-    return {**shares, "by_first_piece": by_first_piece(text, cfg), "scored": scored}
+    return {**shares, "scored": scored}
 
 
 def accuracies(found):
@@ -802,7 +802,8 @@ def pretrain(cfg):
         set_shards(cfg, ranks)
         cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
         if cfg.length > cfg.positions:
-            raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions; give --positions {cfg.length}")
+            raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions; "
+                            f"give --positions {cfg.length}")
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
@@ -820,8 +821,10 @@ def pretrain(cfg):
             optimizer = Lamb(model.to(ranks.device).parameters(), cfg.lr, weight_decay=cfg.weight_decay)
             checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
-            found = {"parameters": count(model), **evaluate_language_model(model, text, cfg, ranks)}
-            run.log("pretrain", cfg.steps, dev=accuracies(found))
+            found = {"parameters": count(model), **evaluate_language_model(model, text, cfg, ranks),
+                     "by_first_piece": by_first_piece(text, cfg)}
+            beside = {f"{name}_by_first_piece": share for name, share in found["by_first_piece"].items()}
+            run.log("pretrain", cfg.steps, dev=accuracies(found) | beside)
             run.finish({"steps": cfg.steps, **found})
         alone = {name: f", {100 * share:.1f} by the first piece alone"
                  for name, share in run.finished["by_first_piece"].items()}
@@ -1165,14 +1168,16 @@ def finetune(cfg, words):
             raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
         source, pieces = read_source(cfg), cfg.vocab_size
         if (cfg.finetune_length or 0) > cfg.positions:
-            raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; pre-train "
-                            f"with --positions {cfg.finetune_length}")
+            raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
+                            f"pre-train with --positions {cfg.finetune_length}")
         flags = {{"SQuAD1.1": "squad", "SQuAD2.0": "squad", "RACE": "race"}.get(name, "glue") for name in names}
         table, line = choose_recipe(cfg, flags) if source else (TABLE14, f"an ensemble of {len(cfg.ensemble)}")
         run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
         longest = cfg.finetune_length or max(table[name][5] for name in names)
-        say(ranks, line + f"; inputs are cut to the model's {cfg.positions} positions: pre-train with --positions {longest} "
-            "for whole ones" * (longest > cfg.positions))
+        if longest > cfg.positions:
+            line += (f"; inputs are cut to the model's {cfg.positions} positions: "
+                     f"pre-train with --positions {longest} for whole ones")
+        say(ranks, line)
         cfg.vocab_size = table_size(data.tokenizer, pieces) if data.tokenizer else pieces
         run.settle(cfg)
         jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}

@@ -135,7 +135,7 @@ EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
 MASK_RATE = 0.15  # of the tokens, as in BERT
 MAX_PATH = 12  # operations of a searched attention; D29: the paper sets no limit, Figure 7's longest has 11
-SHARPNESS = 4  # of the priorities (D9); more than 2, less than 8 by the simulation in tests/claims
+SHARPNESS = 4  # of the priorities (D9): a pilot of the simulation in tests/claims gained nothing with 1
 LOG_EVERY = 50  # steps between lines of the log
 
 # --- search space ---------
@@ -240,52 +240,6 @@ def why_illegal(graph, max_path=None):
     if max_path and not any(over_tokens):
         return "no token sees another"
     return None
-
-
-def grow(rng, length, draw=None):
-    """A random graph of `length` operations, or None. Loose ends, what none reads yet, never outnumber what those
-    to come can tie. draw(position) gives an operation; uniform ones if it is left out."""
-    shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
-    loose, graph = set(shapes), []
-    for left in reversed(range(length)):
-        for _ in range(30):
-            op = draw(len(graph)) if draw else rng.choice(OPS)
-            pool = [sorted(loose) if rng.random() < 0.5 else list(shapes) for _ in range(1 if op in UNARY else 2)]
-            operands = [rng.choice(each) for each in pool]
-            shape, others = infer(op, *map(shapes.get, operands)), loose.difference(operands)
-            if shape and len(others) <= left and (left or shape == "nd"):
-                break
-        else:
-            return None
-        newest = len(INPUTS) + len(graph)
-        graph.append((op, *operands))
-        loose, shapes[newest] = others | {newest}, shape
-    return tuple(graph)
-
-
-@torch.no_grad()
-def gain(graph, tokens=32, width=16):
-    """How large what an attention of this graph adds to its input is before any training, the input's size being 1.
-    BERT's initialisation at hidden 768 makes inputs of deviation 0.55 of a token's, and W_O does so once more."""
-    generator = torch.Generator().manual_seed(0)
-    values = 0.55 * torch.randn(len(INPUTS), 1, 1, tokens, width, generator=generator)
-    return 0.55 * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
-
-
-def sample_graph(rng, max_path=MAX_PATH, draw=None):
-    """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early). D38: none that
-    adds next to nothing, as V + neg(V), or more than half of its input's size, as many a product that sums over tokens
-    without a softmax: LayerNorm then leaves little of the input, and the network does not learn. Mutations reach all."""
-    while True:
-        graph = canonical(grow(rng, rng.randint(1, max_path), draw) or ())
-        if not why_illegal(graph, max_path) and 0.001 < gain(graph) < 0.5:
-            return graph
-
-
-def sample_arch(rng, layers):
-    """A random architecture. D23: a layer is an attention with a chance of one third, else a convolution, since three
-    random attentions in four layers hardly ever learn; the paper does not say."""
-    return tuple(sample_graph(rng) if rng.random() < 1 / 3 else rng.choice(KERNELS) for _ in range(layers))
 
 
 # The text form: layers joined by " | ", a convolution conv65, an attention a formula that names what is used twice:
@@ -786,6 +740,53 @@ class SuperNet:
 # --- search ---------------
 
 
+def grow(rng, length, draw=None):
+    """A random graph of `length` operations, or None. Loose ends, what none reads yet, never outnumber what those
+    to come can tie. draw(position) gives an operation; uniform ones if it is left out."""
+    shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
+    loose, graph = set(shapes), []
+    for left in reversed(range(length)):
+        for _ in range(30):
+            op = draw(len(graph)) if draw else rng.choice(OPS)
+            pool = [sorted(loose) if rng.random() < 0.5 else list(shapes) for _ in range(1 if op in UNARY else 2)]
+            operands = [rng.choice(each) for each in pool]
+            shape, others = infer(op, *map(shapes.get, operands)), loose.difference(operands)
+            if shape and len(others) <= left and (left or shape == "nd"):
+                break
+        else:
+            return None
+        newest = len(INPUTS) + len(graph)
+        graph.append((op, *operands))
+        loose, shapes[newest] = others | {newest}, shape
+    return tuple(graph)
+
+
+@torch.no_grad()
+def gain(graph, tokens=32, width=16):
+    """How large what an attention of this graph adds to its input is before any training, the input's size being 1.
+    BERT's initialisation at hidden 768 makes inputs of deviation 0.55 of a token's, and W_O does so once more."""
+    generator = torch.Generator().manual_seed(0)
+    values = 0.55 * torch.randn(len(INPUTS), 1, 1, tokens, width, generator=generator)
+    return 0.55 * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
+
+
+def sample_graph(rng, max_path=MAX_PATH, draw=None):
+    """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early). D38: none that
+    adds next to nothing, as V + neg(V), or more than half of its input's size, as many a product that sums over tokens
+    without a softmax: LayerNorm then leaves little of the input, and the network does not learn. Mutations still reach
+    all legal graphs."""
+    while True:
+        graph = canonical(grow(rng, rng.randint(1, max_path), draw) or ())
+        if not why_illegal(graph, max_path) and 0.001 < gain(graph) < 0.5:
+            return graph
+
+
+def sample_arch(rng, layers):
+    """A random architecture. D23: a layer is an attention with a chance of one third, else a convolution, since three
+    random attentions in four layers hardly ever learn; the paper does not say."""
+    return tuple(sample_graph(rng) if rng.random() < 1 / 3 else rng.choice(KERNELS) for _ in range(layers))
+
+
 def ucb(totals, counts, alpha):
     """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), from each option's summed scores and number of samples. D8: mu_i
     averages one sample more, the mean of all, so that a single one decides nothing; an option never tried has just
@@ -1023,14 +1024,18 @@ def by_hand(layers):
             "conv3 | BERT's attention, in turn": parse_arch(" | ".join(both[:layers]))}
 
 
-def score_alone(archs, ranks, folder, tasks, data, cfg):
-    """[evaluate_candidate's result for each architecture], each trained from its first weights for
-    --finalist_steps updates. D37: a candidate's score depends on the age of the super-net that it started from, and
-    the best of many noisy scores is in part luck; the paper returns that."""
+def score_alone(archs, ranks, folder, tasks, data, cfg, keep=True):
+    """[evaluate_candidate's result for each architecture], each trained from its first weights for --finalist_steps
+    updates. D37: a candidate's score depends on the age of the super-net that it started from, and the best of many
+    noisy scores is in part luck; the paper returns that. keep: what they have learnt, as folder/NUMBER.pt."""
     own = dataclasses.replace(cfg, steps=cfg.finalist_steps or cfg.steps)
+    untrained = SuperNet(own)
 
     def evaluate(name):
-        return evaluate_candidate(archs[int(name)], 0, SuperNet(own), tasks, data, own, folder / name)
+        result = evaluate_candidate(archs[int(name)], 0, untrained, tasks, data, own, folder / name)
+        if not keep:
+            (folder / f"{name}.pt").unlink()
+        return result
 
     return share_out(ranks, [*map(str, range(len(archs)))], folder, f"{folder.name}, trained alone", evaluate)
 
@@ -1039,6 +1044,19 @@ def choose(history, finalists, alone):
     """The line of history that a search returns: of the finalists the one that scores best alone, with the scores that
     it has there; without them, or where all of them diverge, the best candidate's (Alg. 1, line 13)."""
     return (ranked([{**line, **result} for line, result in zip(finalists, alone)]) or ranked(history))[0]
+
+
+def score_finalists(history, supernet, run, tasks, data, cfg):
+    """(choose's line, [{id, score} of each finalist]). The super-net takes over the weights with which the chosen one
+    has scored, so that best.pt and --init have them."""
+    finalists, folder = ranked(history)[:cfg.finalists], run.folder / "finalists"
+    archs = [parse_arch(line["arch"]) for line in finalists]
+    alone = score_alone(archs, run.ranks, folder, tasks, data, cfg) if finalists else []
+    best = choose(history, finalists, alone)
+    for number, (line, result) in enumerate(zip(finalists, alone)):
+        if line["id"] == best["id"] and not result["diverged"]:
+            supernet.write_back([(archs[number], load_file(folder / f"{number}.pt"))])
+    return best, [{"id": line["id"], "score": result["score"]} for line, result in zip(finalists, alone)]
 
 
 def show_best(run, cfg):
@@ -1072,7 +1090,7 @@ def search(cfg):
         history = checkpoint.restore().get("history", [])
         if cfg.finalists:
             known = by_hand(cfg.layers)
-            results = score_alone([*known.values()], ranks, run.folder / "by-hand", tasks, data, cfg)
+            results = score_alone([*known.values()], ranks, run.folder / "by-hand", tasks, data, cfg, keep=False)
             typed = {name: result["score"] for name, result in zip(known, results)}
         begin = history[-1]["round"] + 1 if history else 0
         on_main(ranks, record_round, run, begin - 1, history)
@@ -1099,18 +1117,10 @@ def search(cfg):
             run.log("search", number, candidates=len(history), best=max(line["score"] for line in history))
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        finalists = ranked(history)[:cfg.finalists]
-        alone = score_alone([parse_arch(line["arch"]) for line in finalists], ranks, run.folder / "finalists", tasks,
-                            data, cfg) if finalists else []
-        best = choose(history, finalists, alone)
-        for number, (line, result) in enumerate(zip(finalists, alone)):
-            if line["id"] == best["id"] and not result["diverged"]:  # best.pt and --init have the weights that scored
-                state = load_file(run.folder / "finalists" / f"{number}.pt")
-                supernet.write_back([(parse_arch(line["arch"]), state)])
-                checkpoint.save(history=history)
+        best, finalists = score_finalists(history, supernet, run, tasks, data, cfg)
+        checkpoint.save(history=history)
         result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {
-            "candidates": len(history), "by_hand": typed, "constants": constants,
-            "finalists": [{"id": line["id"], "score": result["score"]} for line, result in zip(finalists, alone)]}
+            "candidates": len(history), "by_hand": typed, "constants": constants, "finalists": finalists}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg,
                 data.tokenizer)
