@@ -52,7 +52,7 @@ def test_entries_are_well_formed():
         assert entry["paper"] in PAPERS and PLACE.fullmatch(entry["table"]) and entry["row"] and entry["used"], entry
         assert all(type(value) in (int, float) or re.fullmatch(r"\d+(-\d+){4}", value) for value in values), entry
         for place in entry["used"]:
-            assert place.startswith(("README.md", "tests/", *(f"{paper}." for paper in PAPERS))), entry
+            assert place.startswith(("tests/", *(f"{paper}." for paper in PAPERS))), entry
             if place.startswith("tests/test_"):
                 assert f'"{entry["table"]}"' in (ROOT / place).read_text(encoding="utf-8"), entry
     assert len(study.published_numbers()) == len(ENTRIES) > 200  # no two for one place
@@ -90,17 +90,6 @@ def test_the_list_of_claims_types_no_number_of_a_paper(paper):
         assert not re.search(r"\d", places.sub("", typed)), (claim.name, typed)
     alone = [entry for entry in ENTRIES if entry["paper"] == paper and entry["used"] == ["tests/claims/listed.py"]]
     assert {names(entry) for entry in alone} <= quoted
-
-
-def test_readme_quotes_what_is_listed_for_it():
-    """Every "paper: X" and "X there" of the front page is an entry's value, of the paper in whose section it stands."""
-    sections = re.split(r"^## ", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    for paper, title in zip(PAPERS, ("AutoBERT-Zero\n", "AutoTinyBERT\n", "ALBERT\n", "mFormer\n")):
-        text = next(section for section in sections if section.startswith(title)).replace("\n", " ")
-        said = re.findall(r"paper(?:'s|:| says| itself says)? (\d[\d., and]*)|(\d[\d.]*)(?: M)? there", text)
-        found = {number for pair in said for part in pair for number in re.findall(r"\d+(?:\.\d+)?", part)}
-        listed = {str(entry["value"]) for entry in ENTRIES if entry["paper"] == paper and "README.md" in entry["used"]}
-        assert found == listed and found, paper
 
 
 def test_where_albert_contradicts_itself():
@@ -154,12 +143,43 @@ def test_pictures_are_drawn_again_from_their_results(tmp_path):
         assert all(tick == int(tick) for tick in made[0].axes[0].get_xticks()) == whole
 
 
-def test_commits_of_results_are_in_the_history():
-    """What a result names can be looked up; a checkout without its history says nothing."""
-    def git(*words):
+# --- old results --------------
+
+OF = {"simulation": "searches"} | dict.fromkeys(("counts", "parameters", "flops", "space"), "counts") | dict.fromkeys(
+    ("latency", "predictor", "length", "networks"), "times")  # study: what it is of; every other one is trained
+
+
+def git(*words):
+    """The finished command; a checkout without its whole history skips the test."""
+    def run(*words):
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-    if not shutil.which("git") or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        pytest.skip("no history: clone the repository whole")
-    named = {json.loads(path.read_text(encoding="utf-8")).get("commit") for path in CLAIMS.rglob("results/*/*.json")}
-    known = [git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0 for commit in sorted(named - {None})]
-    assert len(known) > 3 and all(known), sorted(named - {None})
+    if not shutil.which("git") or run("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("needs the whole history: git fetch --unshallow")
+    return run(*words)
+
+
+def comes_after(commit, earlier):
+    return git("merge-base", "--is-ancestor", earlier, commit).returncode == 0
+
+
+def test_no_result_is_older_than_the_last_commit_that_changed_it():
+    """results/changes.json lists these commits; the figures of a single run name their own where last bits changed."""
+    changes = json.loads((CLAIMS / "results" / "changes.json").read_text(encoding="utf-8"))["changes"]
+    assert all(comes_after("HEAD", change["commit"]) and {*change["files"]} <= {*PAPERS} for change in changes)
+    readme, old = (ROOT / "README.md").read_text(encoding="utf-8"), []
+    for path in CLAIMS.glob("results/*/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for change in changes:
+            if path.parent.name not in change["files"] or OF.get(path.stem, "trained") not in change["of"]:
+                continue
+            single = record.get("n", 0) <= 1 and "seeds" not in record and record["commit"][:7] not in readme
+            if (change["kind"] == "results" or single) and not comes_after(record["commit"], change["commit"]):
+                old.append((path.name, change))
+    assert old == []
+
+
+def test_commits_that_a_page_names_are_in_the_history():
+    """Whoever wants to know what ran can look at it."""
+    named = {commit for page in (ROOT / "README.md", *CLAIMS.glob("*.md")) for commit in re.findall(
+        r"\b(?=[0-9a-f]*\d)(?=[0-9]*[a-f])[0-9a-f]{7}\b", page.read_text(encoding="utf-8"))}
+    assert len(named) > 3 and [commit for commit in sorted(named) if not comes_after("HEAD", commit)] == []

@@ -945,22 +945,6 @@ def test_claims_about_a_finished_search(tmp_path, pictures, quick_search):
         mf.main(command)
 
 
-def test_verdicts_of_the_primary_question():
-    archs = {"mixed search": mf.parse_arch("layers=2 hidden=16 ffn=16,16 heads=1,1 types=linear,softmax", IMAGES)}
-    gaps = {"softmax search": (0.02, 0.01, 0.03), "mixed, all softmax": (0.0, -0.02, 0.02),
-            "mixed, all linear": (0.01, 0.0, 0.019)}
-    found = claims.judge_mixed(gaps, {"mixed, all softmax": (0.6, 0.65, 0.69)}, archs)
-    assert [kind for kind, _ in found.values()] == ["holds", "open", "does not hold"]
-    found = claims.judge_mixed(gaps | {"mixed, all softmax": (0.0, -0.005, 0.005)},
-                               {"mixed, all softmax": (0.71, 0.72, 0.8)}, archs)
-    assert found["H2"][0] == "does not hold"  # as good, but too slow
-    alone = {"mixed search": mf.retype(archs["mixed search"], "linear")}
-    assert "linear in all layers" in claims.judge_mixed(gaps, {"mixed, all softmax": (1, 1, 1)}, alone)["no mix"][1]
-    one_seed = {role: (0.02, None, None) for role in gaps}
-    found = claims.judge_mixed(one_seed, {"mixed, all softmax": (0.5, 0.5, 0.5)}, archs)
-    assert [kind for kind, _ in found.values()] == ["open"] * 3
-
-
 def test_times_of_whole_networks_and_of_attentions(tmp_path, monkeypatch):
     """By made-up times: a mix of four is a quarter softmax; what is judged are the 1,025 tokens, by its own softmax."""
     def time_networks(archs, cfg, device, turns):
@@ -970,10 +954,12 @@ def test_times_of_whole_networks_and_of_attentions(tmp_path, monkeypatch):
     found = claim("networks", tmp_path, "--turns", "3", "--device", "cpu")
     ratios = {row[1]: row[3] for row in found["rows"][-5:]}
     assert ratios["relative, one softmax of four"] == 7 / 16 and ratios["plain, one softmax of four"] == 5 / 8
-    assert found["verdict"].startswith("holds: the mix takes")
+    mixes, lengths = (next(claim for claim in study.CLAIMS["mformer"] if claim.study == name)
+                      for name in ("networks", "length"))
+    assert study.judge(mixes, found)[0] == "holds"
     monkeypatch.setattr(claims, "attention_costs", lambda kinds, tokens, *rest: [
         [kind, tokens, *[tokens ** (1 + ("softmax" in kind))] * 3, None] for kind in kinds])
     found = claim("length", tmp_path, "--longest", 2048, "--device", "cpu")
-    assert found["verdict"].startswith("holds: time grows with the power plain softmax 2.00, linear 1.00")
+    assert study.judge(lengths, found)[0] == "holds" and "2.00 (plain softmax), 1.00 (linear)" in found["says"]
 
 

@@ -15,7 +15,8 @@ from data import prepare
 from tests.claims import study
 
 PAPERS = ("autobert_zero", "autotinybert", "albert", "mformer")
-PAGES = [ROOT / "README.md", ROOT / "data" / "README.md", *sorted((ROOT / "tests" / "claims").glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "data/README.md", "MANUAL.md")),
+         *sorted((ROOT / "tests" / "claims").glob("*.md"))]
 
 
 def commands_of(path):
@@ -102,34 +103,29 @@ def test_the_page_of_claims_is_made_of_the_results(paper):
 
 
 def test_a_result_judges_its_claim_and_without_one_it_is_not_run(tmp_path):
+    """By the interval alone; claims of one study have their verdicts apart, and one table."""
     def section(name):
         page = study.page("albert", tmp_path)
         return re.search(rf'^## [^\n]*<a id="{name}">.*?(?=^## )', page, re.DOTALL | re.MULTILINE).group()
     (tmp_path / "albert").mkdir()
-    assert "**Not run.**" in section("order") and "Ours:" not in section("order") and "It takes:" in section("speed")
-    record = {"claim": "Measured anew", "columns": ["a"], "rows": [[1.0]], "commit": "1234567890", "run_seconds": 120.0}
-    for name, verdict in (("order", "holds: by 3 points [2, 4]"), ("smoothness", "not judged: one seed")):
-        (tmp_path / "albert" / f"{name}.json").write_text(json.dumps({**record, "verdict": verdict}))
-    assert "**Holds.** By 3 points [2, 4].\n" in section("order") and "Ours: " in section("order")
-    assert "(at 1234567, its runs 2 min)" in section("order")
-    assert "**Not judged.** One seed." in section("layers")
-    (tmp_path / "albert" / "order-many.json").write_text(json.dumps({**record, "verdict": "does not hold: by 1 point"}))
-    assert "**Holds in part.** By the first table it holds: by 3 points [2, 4].\n" in section("order")
-    assert "*Measured anew.* Does not hold: by 1 point." in section("order")
-
-
-def test_every_commit_that_a_result_names_is_in_the_history():
-    """Here, not in a commit that was rewritten before it came here: whoever wants to know what ran can look at it."""
-    def git(*words):
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
-    if git("rev-parse", "--is-shallow-repository").strip() != "false":
-        pytest.skip("needs the whole history: git fetch --unshallow")
-    known = git("rev-list", "HEAD").split()
-    for path in study.RESULTS.rglob("*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        said = f"{record.get('commit')} {record.get('verdict')}"
-        for commit in re.findall(r"\b(?=[0-9a-f]*\d)(?=[0-9]*[a-f])[0-9a-f]{7,40}\b", said):
-            assert any(each.startswith(commit) for each in known), (path.name, commit)
+    assert "**Not run.** Older code" in section("sharing") and "To run it:" in section("speed")
+    record = {"claim": "Measured anew", "columns": ["a"], "rows": [[1.0]], "n": 3, "facts": {}, "says": "So it is",
+              "command": "python x", "commit": "1234567890", "run_seconds": 120.0}
+    gaps = {"not-shared - all-shared": [2, 1, 3], "shared-attention - shared-FFN": [0, -1, 1],
+            "E = 32 - E = 64": [-0.4, -0.45, -0.3], "E = 64 - E = 16": [-2, -3, -1]}
+    (tmp_path / "albert" / "sharing.json").write_text(json.dumps({**record, "differences": gaps}))
+    assert "**Holds.** Not-shared - all-shared: +2.0 [+1.0, +3.0] (n 3).\n" in section("sharing")
+    assert "**Open.** " in section("sharing-parts") and "**Opposite.** " in section("embedding-unshared")
+    assert "**Holds.** E = 32 - E = 64: -0.4 [-0.5, -0.3], where more than -0.5 is asked" in section("embedding")
+    assert "So it is" in section("embedding") and "`python x` (at 1234567, 2.0 minutes)" in section("embedding")
+    assert "[claim 6](#embedding)" in section("sharing") and "holds 2, open 1, opposite 1, not run 21" in study.page(
+        "albert", tmp_path)
+    (tmp_path / "albert" / "sharing.json").write_text(json.dumps({**record, "differences": gaps, "n": 2}))
+    assert "**Open.** " in section("sharing")  # two seeds decide nothing
+    facts = {"23 of 24 rows agree": True, "xxlarge agrees": False}
+    (tmp_path / "albert" / "parameters.json").write_text(json.dumps({**record, "differences": {}, "facts": facts}))
+    assert "**Holds.** 23 of 24 rows agree: yes" in section("parameters")
+    assert "**Opposite.** Xxlarge agrees: no" in section("parameters-xxlarge")
 
 
 def test_days_are_those_of_the_rehearsed_flops():

@@ -22,7 +22,7 @@ from data.demo import make_demo
 from data.inputs import ROOT
 from data.text import make_corpus
 from tests.claims import pictures, study
-from tests.claims.study import Found, Study, above, judge_all, show_gaps
+from tests.claims.study import Found, Study
 
 paper = functools.partial(study.published, "albert")
 SHARES = {"all-shared": "all", "shared-attention": "attention", "shared-FFN": "ffn", "not-shared": "none"}
@@ -60,10 +60,12 @@ def parameters(options):
         nearest = min((value / 1e6 - published for value in found.values()), key=abs)
         rows.append([table, name, f"{published}M", *(f"{value:,}" for value in found.values()),
                      agrees or f"none; nearest: {nearest:+.1f}M"])
-    agreeing = sum(not row[-1].startswith("none") for row in rows)
+    others = [row for row in rows if row[1] != "ALBERT xxlarge"]
     return Found(["table", "configuration", "paper", "A no pooler", "B with pooler", "C with heads",
                   "D wide positions", "agrees"], rows,
-                 f"holds in part: {agreeing} of {len(rows)} rows agree with one of four ways to count")
+                 facts={f"{len(others)} of {len(rows)} rows agree with one of four ways to count":
+                        not any(row[-1].startswith("none") for row in others),
+                        "xxlarge agrees with one of them": not rows[5][-1].startswith("none")})
 
 
 @torch.no_grad()
@@ -114,8 +116,11 @@ def flops(options):
     found = {name: albert.flops(albert.Config(**albert.PRESETS[name])) for name in TABLE2}
     rows = [[name, f"{value:,}", found["bert-large"] / value, TABLE2[name], TABLE2[name] * value / found["bert-large"]]
             for name, value in found.items()]
+    ratios = [row[-1] for row in rows if row[0] != "bert-large"]
     return Found(["preset", "FLOPs, 512 tokens", "BERT large / row", "paper", "paper / ours"], rows,
-                 "not explained by FLOPs: the published ratios are 1.4 to 2.3 times what they give")
+                 facts={"the published speed-ups are those of the FLOPs, within a fifth": max(ratios) < 1.2},
+                 says=f"The published speed-ups are {min(ratios):.1f} to {max(ratios):.1f} times what the products of "
+                 "matrices give")
 
 
 def training_seconds(models, cfg, device, turns):
@@ -153,16 +158,13 @@ def training_seconds(models, cfg, device, turns):
 # head fitted anew for each model and task: a logistic regression on the state of [CLS], all that the paper's head
 # reads, with pairs of the training text. The encoder is left as it is: tuned, it would learn the task then.
 #
-# Hypotheses, for each text, over differences paired by seed with 95% intervals:
-# H1 the NSP model is at chance on SOP: its mean is within 3 points of 50 (the paper calls 52.0 chance);
-# H2 the SOP model is above chance on SOP: the interval of its difference to the control lies above 0;
-# H3 so does that of its difference to the NSP model on SOP;
-# H4 NSP is learnt by NSP's model, and by SOP's in part: each one's difference to the control on NSP lies above 0;
-# H5 SOP costs no words: the interval of its difference to "none" lies above -1 point (the paper's is -0.9).
-# The paper's ordering holds on a text if H1, H2, H3 and H5 do; H4 is told beside it, and so is what the NSP model's
-# [CLS] tells of the order beyond that of "none". Stopping rule: three seeds, no more, whatever comes out.
-ORDER = {"H1": "the NSP model is at chance on SOP", "H2": "the SOP model is above it", "H3": "and above the NSP model",
-         "H4": "both learn NSP", "H5": "SOP costs no words"}
+# Hypotheses, for each text, over differences paired by seed with 95% intervals, in points:
+# H1 the NSP model is at chance on SOP: 3 points less what it is above 50 are more than 0 (the paper calls 52.0 chance);
+# H2 the SOP model is above chance on SOP: its difference to the control lies above 0;
+# H3 so does its difference to the NSP model on SOP;
+# H4 NSP is learnt by NSP's model, and H5 by SOP's in part: each one's difference to the control on NSP lies above 0;
+# H6 SOP costs no words: its difference to "none" lies above -1 (the paper's is -0.9).
+# Stopping rule: three seeds, no more, whatever comes out.
 ARMS = ("sop", "nsp", "none", "shuffled")
 # the demo's first run, as it was when the questions below were written
 SIXTEEN = ["albert.py", "--pretrain", "--length", 16, "--batch", 64, "--lr", 0.08, "--save_minutes", 0.5]
@@ -248,25 +250,18 @@ def train_arms(options, name, text, held, rows):
     return [{arm: found[seed, arm] for arm in ARMS} for seed in range(options.seeds)]
 
 
-def judge_order(each):
-    """({hypothesis: whether it holds}, {what: interval}, in points) of one text."""
+def gaps_of_order(each):
+    """{what: interval, in points} of one text."""
     def gap(task, one, other):
         return study.interval([100 * (seed[one][task] - seed[other][task]) for seed in each])
 
-    gaps = {"NSP model - 50 on SOP": study.interval([100 * seed["nsp"]["sop"] - 50 for seed in each]),
+    return {"3 points less the NSP model's gain on SOP": study.interval([53 - 100 * seed["nsp"]["sop"]
+                                                                         for seed in each]),
             "SOP model - control on SOP": gap("sop", "sop", "shuffled"),
             "SOP model - NSP model on SOP": gap("sop", "sop", "nsp"),
             "NSP model - control on NSP": gap("nsp", "nsp", "shuffled"),
             "SOP model - control on NSP": gap("nsp", "sop", "shuffled"),
-            "SOP model - none on words": gap("mlm", "sop", "none"),
-            "NSP model - none on SOP": gap("sop", "nsp", "none")}
-    chance, learnt, better, own, other, words, _ = gaps.values()
-    return {"H1": abs(chance[0]) < 3, "H2": above(learnt), "H3": above(better), "H4": above(own) and above(other),
-            "H5": above(words, -1)}, gaps
-
-
-def show_holds(holds):
-    return ", ".join(f"{words}: {'yes' if value else 'no'}" for words, value in holds.items())
+            "SOP model - none on words": gap("mlm", "sop", "none")}
 
 
 def order(options):
@@ -275,14 +270,10 @@ def order(options):
     options.name += "-many" * bool(options.many)
     text, held, sequences = prepared(options, options.text, paths, options.pieces or pieces, held_out)
     each = train_arms(options, options.text, text, held, min(sequences, 4096))
-    holds, gaps = judge_order(each)
     rows = [[arm, *(study.show_mean([100 * (seed[arm][key] or 0) for seed in each])
                     for key in ("mlm", "nsp", "sop", "own nsp", "own sop"))] for arm in ARMS]
-    judged = judge_all([value for key, value in holds.items() if key != "H4"], options.seeds)
-    said = show_holds({ORDER[key]: value for key, value in holds.items()})
     return Found(["trained on", "masked words", "NSP", "SOP", "NSP, own head", "SOP, own head"], rows,
-                 f"{judged}: {said} ({show_gaps(gaps)})",
-                 {"seeds": each, "differences": gaps, "hypotheses": holds})
+                 gaps_of_order(each), n=options.seeds, numbers={"seeds": each})
 
 
 # Further question: what do E and sharing cost off the plateau of unigrams (Tables 3, 4)? The demo's first run (2
@@ -292,17 +283,9 @@ def order(options):
 # H1 (Table 4) sharing everything costs words: not-shared minus all-shared lies above 0 at every E;
 # H2 most of it comes from the feed-forward part: shared-attention minus shared-FFN lies above 0 at every E;
 # H3 (Table 3) not shared, words gain from E = 16 to 64;
-# H4 all-shared, E = 32 is as good as 64: E = 64 minus 32 lies below 0.5 points.
+# H4 all-shared, E = 32 is as good as 64: E = 32 minus 64 lies above -0.5 points.
 # Stopping rule: three seeds, no more, whatever comes out. A seed takes 20 core-minutes.
 WIDTHS = (16, 32, 64)
-
-
-def judge_sharing(gaps):
-    """{hypothesis: whether it holds}; a single seed decides none."""
-    *costs, helps, enough = gaps.values()
-    return {"sharing all costs words": all(map(above, costs[:3])),
-            "most by the feed-forward part": all(map(above, costs[3:])), "not shared, E helps": above(helps),
-            "all shared, E = 32 is enough": enough[2] is not None and enough[2] < 0.5}
 
 
 # Further questions: what do depth, width, groups and dropout do for a shared stack off the plateau (Tables 11, 12, Sec.
@@ -319,17 +302,11 @@ BASE = ["--embedding", 32, "--share", "all"]
 GENTLE = ["--lr", 0.04, "--warmup", 0.3]
 
 
-def each_above(gaps):
-    """{hypothesis: whether it holds}."""
-    return {what: above(gap) for what, gap in gaps.items()}
-
-
 class Words(NamedTuple):
     """Arms that differ in one thing and are judged by the masked words that they find."""
     claim: str
     arms: dict  # {arm: its flags}
     contrasts: dict  # {what: {arm: weight}}: a weighted sum of the arms' percents
-    judge: Callable = each_above  # {hypothesis: whether it holds} of {what: interval}
     picture: Callable | None = None
 
 
@@ -343,8 +320,8 @@ STUDIES = {
         {f"{name} E={E}": ["--embedding", E % 64, "--share", SHARES[name]] for name in SHARES for E in WIDTHS},
         {f"{one} - {other} at E = {E}": minus(f"{one} E={E}", f"{other} E={E}")
          for one, other in (("not-shared", "all-shared"), ("shared-attention", "shared-FFN")) for E in WIDTHS}
-        | {f"E = 64 - E = {E}, {name}": minus(f"{name} E=64", f"{name} E={E}")
-           for name, E in (("not-shared", 16), ("all-shared", 32))}, judge_sharing, pictures.draw_sharing),
+        | {"E = 64 - E = 16, not-shared": minus("not-shared E=64", "not-shared E=16"),
+           "E = 32 - E = 64, all-shared": minus("all-shared E=32", "all-shared E=64")}, pictures.draw_sharing),
     "depth": Words(
         "Depth helps a shared stack, with less and less to gain (Table 11)",
         {f"{number} layer{'s' * (number > 1)}": [*GENTLE, "--layers", number] for number in (1, 2, 4, 8)},
@@ -377,7 +354,7 @@ def train_arms_on_words(options, arms):
     return {key: folders[run] for key, run in runs.items()}
 
 
-def compare_words(options, arms, contrasts, judge=each_above, updates=None):
+def compare_words(options, arms, contrasts, updates=None):
     """Train the arms with every seed and judge the contrasts by the masked words that they find.
 
     updates: {arm: its updates} where they differ."""
@@ -386,14 +363,10 @@ def compare_words(options, arms, contrasts, judge=each_above, updates=None):
     words = {arm: [done[arm, seed]["mlm"] for seed in seeds] for arm in arms}
     gaps = {what: study.interval([100 * sum(weight * words[arm][seed] for arm, weight in weights.items())
                                   for seed in seeds]) for what, weights in contrasts.items()}
-    holds = judge(gaps)
-    said = "" if holds.keys() == gaps.keys() else f"{show_holds(holds)} "
     rows = [[arm, study.show_mean([100 * share for share in words[arm]]), f"{done[arm, 0]['parameters']:,}",
              *([updates[arm]] if updates else [])] for arm in arms]
-    return Found(["network", "masked words", "parameters", *["updates"] * bool(updates)], rows,
-                 f"{judge_all(holds.values(), options.seeds)}: {said}{show_gaps(gaps)}",
-                 {"seeds": words, "asked": next(iter(done.values()))["scored"]["mlm"], "differences": gaps,
-                  "hypotheses": holds})
+    return Found(["network", "masked words", "parameters", *["updates"] * bool(updates)], rows, gaps, n=options.seeds,
+                 numbers={"seeds": words, "asked": next(iter(done.values()))["scored"]["mlm"]})
 
 
 def equal_time(options):
@@ -461,16 +434,12 @@ def smoothness(options):
                 two - one for one, two in zip(*(rough[arm, "trained"] for arm in SMOOTH))]),
             "the shared network's last angle - half of its mean": study.interval([
                 degrees[-1] - statistics.mean(degrees) / 2 for degrees in turns])}
-    holds = dict(zip(("smoother than without sharing", "the last layer still turns its input"),
-                     map(above, gaps.values())))
-    return Found(["degrees", *(f"layer {number}" for number in range(1, 9)), "roughness"], rows,
-                 f"{judge_all(holds.values(), options.seeds)}: {show_holds(holds)} ({show_gaps(gaps)})",
-                 {"curves": {f"{arm}, seed {seed}": both for (arm, seed), both in found.items()},
-                  "differences": gaps, "hypotheses": holds})
+    return Found(["degrees", *(f"layer {number}" for number in range(1, 9)), "roughness"], rows, gaps, n=options.seeds,
+                 numbers={"curves": {f"{arm}, seed {seed}": both for (arm, seed), both in found.items()}})
 
 
 def ask_of_words(asked):
-    return lambda options: compare_words(options, asked.arms, asked.contrasts, asked.judge)
+    return lambda options: compare_words(options, asked.arms, asked.contrasts)
 
 
 WORDS = {"few": (), "updates": 3000, "rows": 11000, "pieces": 1000}

@@ -106,7 +106,6 @@ def simulation(options):
         for other in STRATEGIES[1:]:
             gaps[f"{kind}, {size}: OP-NAS - {other}"] = study.paired(means, "op-nas", other)
         raw[f"{kind} {size}"] = found
-    judged = study.judge_all(map(study.above, gaps.values()), options.repeats)
     return study.Found(["landscape", "candidates", "strategy", "best score's network", "best finalist",
-                        "best candidate"], rows, f"{judged}: {study.show_gaps(gaps)}",
-                       {"noise": options.noise, "differences": gaps, "values": raw})
+                        "best candidate"], rows, gaps, n=options.repeats,
+                       numbers={"noise": options.noise, "values": raw})

@@ -8,6 +8,8 @@ It runs the paper file's own command lines (run_all: run folders that are finish
 goes on), reads the run folders, and writes results/PAPER/NAME.json with every raw number. pictures.py draws NAME.png
 from that file where matplotlib is installed, and `python -m tests.claims.PAPER redraw` draws all again. PAPER.md is
 made of the JSON files and of listed.py, where every claim of a paper stands, by `python -m tests.claims.PAPER page`.
+There a claim is judged by the intervals in the JSON file: no verdict is typed. results/changes.json lists the commits
+that changed results: what was measured before them is deleted, and its claim is "not run" again.
 
 Every study is declared in one shape (Study), answers with one (Found), and is run by run_study. What it asks stands
 above its function and was written down before its runs: the hypothesis, the settings, the seeds, and when to stop. Arms
@@ -41,16 +43,21 @@ from tests.claims.pictures import draw_figure
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 DAYS = re.compile(r"\{days: ([^{}:]+), (\d) shards?: ([\de.]+)\}")
-VERDICTS = ("holds in part", "holds", "does not hold at this size", "does not hold", "not run", "not judged")
 PLACE = re.compile(r"\{((?:Table|Figure|Sec\.|App\.) [^:{}]+): ([^{}]+)\}")  # {Table 5: SOP, average}
-ABOUT = (  # at the head of each page
-    "A verdict is of the size that stands beside it, which is never the paper's own. ± is the standard deviation "
-    "over n seeds, [low, high] a 95% interval of Student's t. Hardware: one thread of a two-core x86-64 CPU, "
-    "torch 2.13, float32, where nothing else is said. A table was measured at the commit that stands beside it; "
-    "what has changed since may move its numbers, and its command is today's nearest. Days of an H100 are those "
-    "of the rehearsed FLOPs ([what fits](rehearsal.md)) at 35% of its peak, which no card has confirmed. What a "
-    "symbol means is in [glossary.md](glossary.md), ten questions to test a reading of the file in "
-    "[questions/{paper}.md](questions/{paper}.md).")
+VERDICTS = ("holds", "open", "opposite", "not run")
+ABOUT = """\
+Every claim has one verdict, which belongs to the size that stands beside it. That size is never the paper's own.
+
+- **Holds**: the whole 95% interval lies on the paper's side, or what is counted agrees with the paper.
+- **Open**: the interval also holds what would contradict the paper, or the study is too small to tell.
+- **Opposite**: the whole interval lies on the other side, or what is counted differs from the paper.
+- **Not run**: nothing was run on today's code. Where older code had a result, a line says what it was.
+
+A number behind ± is the standard deviation over n seeds; two numbers in brackets are a 95% interval of Student's t.
+Where nothing else is said, one thread of a two-core x86-64 processor did the work, with torch 2.13 in float32. Days of
+an H100 are counted from [rehearsed FLOPs](rehearsal.md) at 35% of the card's peak; no card has confirmed them. Words
+and symbols are explained in the [manual](../../MANUAL.md#words), and [ten questions](questions/{paper}.md) test how
+well you have read the file."""
 
 
 class Study(NamedTuple):
@@ -63,10 +70,13 @@ class Study(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a study has found."""
+    """What a study has found. An interval (mean, low, high) is of a difference that the paper says to be positive."""
     columns: list  # of its table
     rows: list
-    verdict: str = "not judged"  # one of VERDICTS, and a few words
+    gaps: dict = {}  # {what: interval}
+    facts: dict = {}  # {what: whether it agrees with the paper} of what is counted and not drawn
+    n: int = 0  # of what an interval is of: seeds, landscapes, architectures; 1: a single run; 0: nothing is drawn
+    says: str = ""  # a sentence that the table does not show
     numbers: dict = {}  # what else the JSON file keeps, every seed's raw number
 
 
@@ -123,22 +133,22 @@ def paired(values, one, other):
     return interval([mine - theirs for mine, theirs in zip(values[one], values[other])])
 
 
-def above(found, bound=0):
-    """Whether an interval lies above the bound; False where a single seed gives none."""
-    return found[1] is not None and found[1] > bound
+def side(found, least=0.0, n=3):
+    """The verdict of an interval, or of a fact: "holds", "open" or "opposite"; fewer than three seeds decide nothing."""
+    if isinstance(found, bool):
+        return "holds" if found else "opposite"
+    _, low, high = found
+    if low is None or n < 3:
+        return "open"
+    return "holds" if low > least else "opposite" if high < least else "open"
 
 
-def show_gaps(gaps, digits=2):
-    """{what: interval} in words, with signs."""
-    return "; ".join(f"{what} {mean:+.{digits}f}" + ("" if low is None else f" [{low:+.{digits}f}, {high:+.{digits}f}]")
-                     for what, (mean, low, high) in gaps.items())
-
-
-def judge_all(holds, seeds=3):
-    """The verdict on hypotheses of which each holds or not; fewer than three seeds judge nothing."""
-    if seeds < 3:
-        return f"not judged: {seeds} of 3 seeds"
-    return "holds" if all(holds) else "holds in part" if any(holds) else "does not hold at this size"
+def show_gap(what, found, digits):
+    """An interval, or a fact, in words."""
+    if isinstance(found, bool):
+        return f"{what}: {'yes' if found else 'no'}"
+    mean, low, high = found
+    return f"{what}: {mean:+.{digits}f}" + ("" if low is None else f" [{low:+.{digits}f}, {high:+.{digits}f}]")
 
 
 def bootstrap(statistic, *columns, draws=2000):
@@ -226,8 +236,8 @@ def run_study(study, options):
     options.results.mkdir(parents=True, exist_ok=True)
     print(table(found.columns, found.rows))
     here, runs = environment(torch.device("cpu")), [*options.runs.glob("*.seconds")]
-    record = {"claim": study.claim.format(**vars(options)), "verdict": found.verdict,
-              "columns": found.columns, "rows": found.rows, **found.numbers,
+    record = {"claim": study.claim.format(**vars(options)), "columns": found.columns, "rows": found.rows,
+              "differences": found.gaps, "facts": found.facts, "n": found.n, "says": found.says, **found.numbers,
               "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
               "picture": None, "seconds": round(time.time() - options.began, 1),
               **({"run_seconds": sum(float(path.read_text()) for path in runs)} if runs else {}),
@@ -235,7 +245,7 @@ def run_study(study, options):
     path = options.results / f"{options.name}.json"
     write_atomic(path, json.dumps(record, indent=1))
     draw_again(study, path)
-    print(f"verdict: {found.verdict}\nwritten: {path}")
+    print(*(show_gap(what, gap, 3) for what, gap in {**found.gaps, **found.facts}.items()), f"written: {path}", sep="\n")
 
 
 def draw_again(study, path):
@@ -276,73 +286,74 @@ def sentence(text):
     return capital(text) + "." * bool(text and not text.endswith("."))
 
 
-def split_verdict(text):
-    """(one of VERDICTS, or "", and what else a verdict says)."""
-    word = next((word for word in VERDICTS if re.match(rf"{word}\b", text)), "")
-    return word, text.removeprefix(word).lstrip(":;,. ") if word else text
+def count_of(record):
+    """What n is in a record."""
+    return record["n"] if "n" in record else len(record["seeds"])
 
 
-def judge(claim, records):
-    """(verdict, its words, names of the results to show): of the results that judge themselves, in the words of the
-    first, "holds in part" where they differ. A claim without any result is "not run"."""
-    names = [name for name in claim.results if name in records]
-    judged = [found for found in (split_verdict(records[name]["verdict"]) for name in names) if found[0]]
-    if len({word for word, _ in judged}) > 1:
-        word, words = judged[0]
-        return "holds in part", f"by the first table it {word}: {words}", names
-    if judged:
-        return *judged[0], names
-    return ("not judged", records[names[0]]["verdict"], names) if names else ("not run", "", names)
+def judge(claim, record):
+    """(one of VERDICTS, {what: interval or fact} that it follows from) of a claim and the JSON record of its study, or
+    None. A claim of several differences holds, or is opposite, where all of them are."""
+    if not record:
+        return "not run", {}
+    found = {what: gap for what, gap in {**record["differences"], **record.get("facts", {})}.items()
+             if re.search(claim.asks, what)}
+    sides = {side(gap, claim.least, count_of(record)) for gap in found.values()}
+    return sides.pop() if len(sides) == 1 else "open", found
+
+
+def show_claim(paper, number, claim, record, shown):
+    """The lines of a claim on its page. shown: {study: the number of the claim under which its table stands}."""
+    word, found = judge(claim, record)
+    beyond = f", where more than {claim.least:g} is asked" if claim.least else ""
+    said = "; ".join(show_gap(what, gap, claim.digits) for what, gap in found.items()) + beyond
+    count = f" (n {count_of(record)})" if record and count_of(record) else ""
+    lines = ["", f'## {number}. {claim.claim} <a id="{claim.name}"></a>', "",
+             f"**{capital(word)}.** " + (f"{capital(said)}{count}." if found else sentence(claim.older)), "",
+             f"The paper ({claim.where}): {sentence(fill(claim.paper, paper))}"]
+    if found:
+        lines += ["", f"Size: {sentence(claim.size)} {record.get('says', '')}".rstrip()] if claim.size else []
+        if claim.study in shown:
+            lines += ["", f"The table stands under [claim {shown[claim.study][0]}](#{shown[claim.study][1]})."]
+        else:
+            shown[claim.study] = number, claim.name
+            lines += show_result(paper, record)
+    return lines + (["", f"To run it: {sentence(fill(claim.needs, paper))}"] if claim.needs else [])
 
 
 def show_result(paper, record):
-    """The lines of one result on the page: its table, picture, command and where it was measured."""
+    """The lines of one result on the page: its table, its picture, its command and where it was measured."""
     lines = ["", record["text"] if "text" in record else table(record["columns"], record["rows"])]
     if record.get("picture"):
         lines += ["", f"![{record['claim']}](results/{paper}/{record['picture']})"]
-    told = ", ".join(filter(None, [
-        f"at {(record.get('commit') or 'unknown')[:7]}", record.get("hardware"),
-        f"{record['seconds']:.0f} s" if "seconds" in record else "",
-        f"its runs {record['run_seconds'] / 60:.0f} min" if "run_seconds" in record else ""]))
+    took = record.get("run_seconds", record.get("seconds"))
+    told = ", ".join(filter(None, [f"at {record['commit'][:7]}", record.get("hardware"),
+                                   took is not None and f"{took / 60:.1f} minutes"]))
     return lines + ["", f"`{record['command']}` ({told})" if record.get("command") else f"({told})"]
 
 
 def page(paper, results=RESULTS):
-    """The Markdown page of a paper: an overview, then every claim of listed.py with the results that judge it, then the
-    results that belong to none."""
+    """The Markdown page of a paper: how many claims hold, an overview, every claim of listed.py with the result that
+    judges it, then the results that belong to none."""
     records = {path.stem: read_json(path) for path in sorted((results / paper).glob("*.json"))}
-    lines, overview, shown = [], [], {}  # shown: {result: number of the claim it stands under}
+    lines, overview, shown, words = [], [], {}, []
     for number, claim in enumerate(CLAIMS[paper], 1):
-        word, words, names = judge(claim, records)
-        overview.append([number, f"[{claim.claim}](#{claim.name})", claim.where, word])
-        lines += ["", f'## {number}. {claim.claim} <a id="{claim.name}"></a>', "",
-                  f"**{capital(word)}.** {sentence(words)}".rstrip(), "",
-                  f"The paper ({claim.where}): {sentence(fill(claim.paper, paper))}"]
-        lines += ["", f"Ours: {sentence(claim.size)}"] if claim.size and names else []
-        for name in names:
-            if name in shown:
-                lines += ["", f"{records[name]['claim']}: under claim {shown[name]}."]
-            else:
-                own = records[name]["verdict"] if name != names[0] else ""  # a second result's, beside the first's
-                own = capital(sentence(own)) if split_verdict(own)[0] else ""
-                lines += ["", f"*{sentence(records[name]['claim'])}* {own}".rstrip(),
-                          *show_result(paper, records[name])]
-            shown.setdefault(name, number)
-        lines += ["", f"It takes: {sentence(fill(claim.needs, paper))}"] if claim.needs else []
+        words.append(judge(claim, records.get(claim.study))[0])
+        overview.append([number, f"[{claim.claim}](#{claim.name})", claim.where, words[-1]])
+        lines += show_claim(paper, number, claim, records.get(claim.study), shown)
     rest = {name: record for name, record in records.items() if name not in shown}
     lines += ["", "## Beside the claims"] if rest else []
     for name, record in rest.items():
-        lines += ["", f'### {record["claim"]} <a id="{name}"></a>', "",
-                  " ".join([sentence(record["verdict"]), sentence(record.get("paper") or "")]).rstrip(),
-                  *show_result(paper, record)]
+        lines += ["", f'### {record["claim"]} <a id="{name}"></a>', *show_result(paper, record)]
     asked = [[question.text, f"`{question.command}`", question.hours] for question in ASKED[paper]]
     lines += ["", '## Asked, and not run <a id="asked"></a>', "",
               table(["question", "command", "core-hours, estimated"], asked)]
+    hold, wide, other, none = (words.count(word) for word in VERDICTS)
     head = [f"# {paper}.py: what the paper claims, measured", "",
-            ABOUT.format(paper=paper), "",
-            table(["", "claim", "in the paper", "verdict"], overview)]
-    made = (f"Made of listed.py, published.json and results/{paper}/*.json by `python -m tests.claims.{paper} page`; "
-            f"`python -m tests.claims.{paper} --help` lists the studies.")
+            f"**{len(words)} claims: holds {hold}, open {wide}, opposite {other}, not run {none}.**", "",
+            ABOUT.format(paper=paper), "", table(["", "claim", "in the paper", "verdict"], overview)]
+    made = (f"This page is made by `python -m tests.claims.{paper} page` of listed.py, published.json and "
+            f"results/{paper}/*.json. `python -m tests.claims.{paper} --help` lists the studies.")
     return "\n".join([*head, *lines, "", "---", "", made]) + "\n"
 
 
