@@ -960,6 +960,6 @@ def test_times_of_whole_networks_and_of_attentions(tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "attention_costs", lambda kinds, tokens, *rest: [
         [kind, tokens, *[tokens ** (1 + ("softmax" in kind))] * 3, None] for kind in kinds])
     found = claim("length", tmp_path, "--longest", 2048, "--device", "cpu")
-    assert study.judge(lengths, found)[0] == "holds" and "2.00 (plain softmax), 1.00 (linear)" in found["says"]
+    assert study.judge(lengths, found)[0] == "holds" and "linear attention's time grows with the power 1.00 of the length" in found["facts"]
 
 

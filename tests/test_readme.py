@@ -117,15 +117,73 @@ def test_a_result_judges_its_claim_and_without_one_it_is_not_run(tmp_path):
     assert "**Holds.** Not-shared - all-shared: +2.0 [+1.0, +3.0] (n 3).\n" in section("sharing")
     assert "**Open.** " in section("sharing-parts") and "**Opposite.** " in section("embedding-unshared")
     assert "**Holds.** E = 32 - E = 64: -0.4 [-0.5, -0.3], where more than -0.5 is asked" in section("embedding")
-    assert "So it is" in section("embedding") and "`python x` (at 1234567, 2.0 minutes)" in section("embedding")
+    assert "So it is." in section("embedding") and "`python x` (at 1234567, 2.0 minutes)" in section("embedding")
     assert "[claim 6](#embedding)" in section("sharing") and "holds 2, open 1, opposite 1, not run 21" in study.page(
         "albert", tmp_path)
     (tmp_path / "albert" / "sharing.json").write_text(json.dumps({**record, "differences": gaps, "n": 2}))
     assert "**Open.** " in section("sharing")  # two seeds decide nothing
-    facts = {"23 of 24 rows agree": True, "xxlarge agrees": False}
+    facts = {"23 of 24 rows agree": True, "xxlarge: 235M printed": False}
     (tmp_path / "albert" / "parameters.json").write_text(json.dumps({**record, "differences": {}, "facts": facts}))
-    assert "**Holds.** 23 of 24 rows agree: yes" in section("parameters")
-    assert "**Opposite.** Xxlarge agrees: no" in section("parameters-xxlarge")
+    assert "**Holds.** 23 of 24 rows agree (n 3).\n" in section("parameters")
+    assert "**Opposite.** Xxlarge: 235M printed (n 3).\n" in section("parameters-xxlarge")
+
+
+# --- the front page ---------------
+
+FRONT = (ROOT / "README.md").read_text(encoding="utf-8")
+NUMBER = r"(?<![\w.^-])\d[\d,]*(?:\.\d+)?"
+
+
+def test_the_front_page_is_short():
+    """200 lines; no paragraph of more than four, no line of more than 100 characters, no sentence of four numbers."""
+    text = re.sub(r"^```.*?^```", "", FRONT, flags=re.DOTALL | re.MULTILINE)
+    assert len(FRONT.splitlines()) <= 200
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = paragraph.strip().splitlines()
+        rows = [line for line in lines if line.startswith("|")]
+        assert rows or len(lines) <= 4 and all(len(line) <= 100 for line in lines), paragraph
+        said = re.sub(r"\]\([^)]*\)|`[^`]*`", "", paragraph)
+        parts = [cell for row in rows for cell in row.split("|")] or re.split(r"(?<=[.:?])\s", said)
+        assert all(len(re.findall(NUMBER, re.sub(r"\]\([^)]*\)", "", part))) <= 3 for part in parts), paragraph
+
+
+def test_rows_of_the_front_page_say_what_the_claims_say():
+    """What the paper says stands in the claim, what was measured on its page; "not run" where the claim is not run."""
+    rows = re.findall(r"^\| (.*) \| (.*) \| \[.*?\]\(tests/claims/(\w+)\.md#([\w-]+)\) \|$", FRONT, re.MULTILINE)
+    assert {paper for *_, paper, _ in rows} == {*PAPERS}
+    assert all(3 <= [paper for *_, paper, _ in rows].count(each) <= 5 for each in PAPERS)
+    for says, here, paper, name in rows:
+        page = (ROOT / "tests" / "claims" / f"{paper}.md").read_text(encoding="utf-8")
+        section = re.search(rf'^## [^\n]*<a id="{name}">.*?(?=^## )', page, re.DOTALL | re.MULTILINE).group()
+        for number, where in [(each, section) for each in re.findall(NUMBER, says)] + [
+                (each, page) for each in re.findall(NUMBER, here)]:
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?!,?\d|\.\d)", where), (name, number)
+        assert (here == "not run") == ("**Not run.**" in section), name
+
+
+def test_the_front_page_shows_a_real_search():
+    shown = json.loads((study.RESULTS / "autobert_zero" / "demo.json").read_text(encoding="utf-8"))
+    assert f"```\n{shown['printed']}\n```" in FRONT and shown["commit"][:7] in FRONT
+
+
+FORECASTS = {  # file: the phase that takes the time and its shards, its rows, the phase that takes the memory
+    "autobert_zero": ("pre-training of autobert-zero, 160 rows of 128", 1, 775 * 40_000 * 160,
+                      "pre-training of a candidate, 160 rows of 128"),
+    "autotinybert": (*["SuperPLM, sub-batches of 16 rows of 128", 2, 1.5e8], "SuperPLM, sub-batches of 16 rows of 128"),
+    "albert": ("pre-training, 64 rows of 512", 2, 125_000 * 4096, "pre-training, 64 rows of 512"),
+    "mformer": ("training, 64 pictures", 2, 140_000 * 256, "training, 64 pictures")}
+
+
+@pytest.mark.parametrize("file", PAPERS)
+def test_what_a_gpu_takes_is_what_was_rehearsed(file):
+    phase, shards, rows, largest = FORECASTS[file]
+    name = f"{file} | base" + " cifar10" * (file == "mformer")
+    days = study.days_of(f"{name} | {phase}", shards, rows)
+    row = next(line for line in FRONT.splitlines() if line.startswith(f"| `{file}.py`"))
+    number, unit, memory = re.search(r"([\d.]+) (days|hours|minutes), (\d+) GB", row).groups()
+    assert float(number) == pytest.approx(days * {"days": 1, "hours": 24, "minutes": 1440}[unit], rel=0.07)
+    found = json.loads((study.RESULTS / "rehearsal.json").read_text(encoding="utf-8"))[f"{name} | {largest}"]
+    assert int(memory) == round(max(found["update"], found["evaluation"]) / 1e9)
 
 
 def test_days_are_those_of_the_rehearsed_flops():

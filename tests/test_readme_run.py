@@ -1,4 +1,4 @@
-"""The commands of README.md and data/README.md run once (pytest --slow), where their paths are small files in the
+"""The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), where their paths are small files in the
 official layouts; those of paper files with --dry_run, two real steps of every phase. The last of two flags counts:
 SMALL makes networks small. Lines of torchrun run as one process. Downloads and the Hub are test_prepare's and test_hub's.
 """
@@ -130,7 +130,7 @@ RUN = re.compile(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py|data/prepare\.py (?!down
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", dict.fromkeys(
-    line for page in PAGES[:2] for line in commands_of(page) if RUN.search(line)), ids=str)
+    line for page in PAGES[:3] for line in commands_of(page) if RUN.search(line)), ids=str)
 def test_commands_run(line, run, home):
     run(line)
     made = re.search(r"--to (\S+)", line)

@@ -74,7 +74,7 @@ class Found(NamedTuple):
     columns: list  # of its table
     rows: list
     gaps: dict = {}  # {what: interval}
-    facts: dict = {}  # {what: whether it agrees with the paper} of what is counted and not drawn
+    facts: dict = {}  # {"what: the paper's number and ours": whether they agree} of what is counted or timed
     n: int = 0  # of what an interval is of: seeds, landscapes, architectures; 1: a single run; 0: nothing is drawn
     says: str = ""  # a sentence that the table does not show
     numbers: dict = {}  # what else the JSON file keeps, every seed's raw number
@@ -134,7 +134,7 @@ def paired(values, one, other):
 
 
 def side(found, least=0.0, n=3):
-    """The verdict of an interval, or of a fact: "holds", "open" or "opposite"; fewer than three seeds decide nothing."""
+    """The verdict of an interval or a fact: "holds", "open" or "opposite"; fewer than three seeds decide nothing."""
     if isinstance(found, bool):
         return "holds" if found else "opposite"
     _, low, high = found
@@ -146,7 +146,7 @@ def side(found, least=0.0, n=3):
 def show_gap(what, found, digits):
     """An interval, or a fact, in words."""
     if isinstance(found, bool):
-        return f"{what}: {'yes' if found else 'no'}"
+        return what
     mean, low, high = found
     return f"{what}: {mean:+.{digits}f}" + ("" if low is None else f" [{low:+.{digits}f}, {high:+.{digits}f}]")
 
@@ -245,7 +245,8 @@ def run_study(study, options):
     path = options.results / f"{options.name}.json"
     write_atomic(path, json.dumps(record, indent=1))
     draw_again(study, path)
-    print(*(show_gap(what, gap, 3) for what, gap in {**found.gaps, **found.facts}.items()), f"written: {path}", sep="\n")
+    said = [show_gap(what, gap, 3) for what, gap in {**found.gaps, **found.facts}.items()]
+    print(*said, f"written: {path}", sep="\n")
 
 
 def draw_again(study, path):
@@ -260,7 +261,7 @@ def fill(text, paper):
     """A text whose {Table: row} are the values of published.json, and whose {days: phase, shards: rows} are days_of."""
     def value(found):
         number = published(paper, *found.groups())
-        return f"{number:.2g}" if isinstance(number, float) and number >= 1e6 else str(number)
+        return f"{number / 1e9:.3g}G" if isinstance(number, float) and number >= 1e6 else str(number)
 
     def days(found):
         number = days_of(found[1], int(found[2]), float(found[3]))
@@ -309,14 +310,15 @@ def show_claim(paper, number, claim, record, shown):
     said = "; ".join(show_gap(what, gap, claim.digits) for what, gap in found.items()) + beyond
     count = f" (n {count_of(record)})" if record and count_of(record) else ""
     lines = ["", f'## {number}. {claim.claim} <a id="{claim.name}"></a>', "",
-             f"**{capital(word)}.** " + (f"{capital(said)}{count}." if found else sentence(claim.older)), "",
+             f"**{capital(word)}.** {capital(said) + count + '.' if found else sentence(claim.older)}".rstrip(), "",
              f"The paper ({claim.where}): {sentence(fill(claim.paper, paper))}"]
     if found:
-        lines += ["", f"Size: {sentence(claim.size)} {record.get('says', '')}".rstrip()] if claim.size else []
+        lines += ["", f"Size: {sentence(claim.size)}"] if claim.size else []
         if claim.study in shown:
             lines += ["", f"The table stands under [claim {shown[claim.study][0]}](#{shown[claim.study][1]})."]
         else:
             shown[claim.study] = number, claim.name
+            lines += ["", sentence(record["says"])] if record.get("says") else []
             lines += show_result(paper, record)
     return lines + (["", f"To run it: {sentence(fill(claim.needs, paper))}"] if claim.needs else [])
 
