@@ -239,7 +239,8 @@ class Encoder(nn.Module):
 
     def forward(self, ids, segments, lengths=None, places=None):
         positions = torch.arange(ids.shape[1], device=ids.device)  # (T,)
-        mask = None if lengths is None else (positions < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
+        # an empty row sees its first piece: a softmax over nothing would be no number
+        mask = None if lengths is None else (positions < lengths.clamp(min=1)[:, None])[:, None, None]  # (B, 1, 1, T)
         x = self.words(ids) + self.segments(segments) + self.positions(positions)  # (B, T, E)
         x = self.mapping(self.dropout(self.norm(x)))  # (B, T, E) -> (B, T, H)
         layer = self.layer
@@ -537,9 +538,9 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
 
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
-    from common.distributed import (Pace, Ranks, autocast, gather, launch, no_sync_until, on_main, per_second,
-                                    prefetch, prepare_model, progress, say, seed_everything, seed_of, set_shards,
-                                    shard_range)
+    from common.distributed import (Pace, Ranks, autocast, gather, launch, move, no_sync_until, on_main, per_second,
+                                    prefetch, prepare_model, progress, say, seed_everything, seed_of, send, set_shards,
+                                    shard_range, to_host)
     from common.describe import forecast, ids
     from common.files import load_file, load_newest, read_json, save_file
     from common.runs import Checkpoint
@@ -549,7 +550,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
     from data.corpus import below, mix
-    from data.inputs import data_of, open_run, send, words_after_training
+    from data.inputs import data_of, open_run, words_after_training
     from data.race import RaceTask
 
 
@@ -696,7 +697,8 @@ def update(network, model, optimizer, batches, sums, cfg, ranks):
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     """Pre-training on text, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM.
 
-    Each of a batch's --accumulate shards has its own text, masks and dropout: the same for any number of processes.
+    Each of a batch's --accumulate shards has its own text, masks and dropout: the same for any number of processes. The
+    host waits for a GPU where it logs, looks and saves.
     """
     start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)
     rows, network = cfg.batch // cfg.accumulate, prepare_model(model, ranks, cfg.compile)
@@ -945,19 +947,13 @@ def recipes(cfg, table=TABLE14):
             for name, (lr, batch, dropout, steps, warmup, length, main) in table.items()}
 
 
-def to_device(batch, device):
-    """A batch on the device; without lengths, hence without a mask, where every row is full."""
-    full = bool((batch["lengths"] == batch["ids"].shape[-1]).all())
-    return {key: value.to(device) for key, value in batch.items() if key != "lengths" or not full}
-
-
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
     """Predictions on a split: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a "value",
     squad.Predictions of a "span". Raises Diverged where one is no number."""
     def forward(batch):
         with autocast(cfg.dtype, device):
-            return model(to_device(batch, device))
+            return model(send(batch, device))
 
     model.eval()
     found = task.collect(split, forward)
@@ -972,7 +968,8 @@ def train_task(model, task, seed, cfg, folder, device, run):
     """Train on a task: {"best": weights of the best look at dev (Sec. 4.2.2) or None, "curve": [[update, score], ...],
     "diverged": None or the reason}. Raises Stop after SIGTERM, its state saved.
 
-    D8: looks are evenly spaced; the official code looks at every 100th update.
+    D8: looks are evenly spaced; the official code looks at every 100th update. The host waits for a GPU where it looks
+    and where it saves.
     """
     steps, looks, warmup = task.steps, task.looks(cfg.eval_every), round(task.recipe.warmup * task.steps)
     optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
@@ -980,16 +977,16 @@ def train_task(model, task, seed, cfg, folder, device, run):
     state = {"step": 0, "main": -math.inf, "best": None, "curve": [], "diverged": None, **checkpoint.restore()}
     pace = Pace(checkpoint.ranks, cfg.save_minutes)
     # D7: epochs are shuffled whole, rows of like length put together; the official code shuffles a buffer of 100 rows
-    for step, batch in zip(range(state["step"], steps), task.batches(seed, state["step"])):
+    batches = prefetch(send(batch, device) for batch in task.batches(seed, state["step"]))
+    for step, batch in zip(range(state["step"], steps), batches):
         model.train()
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, steps, warmup)
         seed_everything(seed, step)
         total = 0.0
-        for rows in torch.arange(len(batch["ids"])).chunk(cfg.accumulate):
-            part = to_device({key: value[rows] for key, value in batch.items()}, device)
+        for part in zip(*(value.chunk(cfg.accumulate) for value in batch.values())):
             with autocast(cfg.dtype, device):
-                loss = model.loss(part) * len(rows) / len(batch["ids"])
+                loss = model.loss(dict(zip(batch, part))) * len(part[0]) / len(batch["ids"])
             loss.backward()
             total += loss.detach()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -1006,8 +1003,7 @@ def train_task(model, task, seed, cfg, folder, device, run):
             run.log("finetune", done, every_rank=True, job=folder.name, loss=total.item(), lr=group["lr"],
                     dev={"score": main})
             if main > state["main"]:
-                best = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-                state |= {"main": main, "best": best}
+                state |= {"main": main, "best": to_host(model.state_dict())}
         stop, save, log = pace()
         if log:
             say(checkpoint.ranks, f"{folder.name}: update {done} of {steps}")
@@ -1036,12 +1032,12 @@ def finetune_job(task, number, source, cfg, tokenizer, folder, run):
     note = start_from(model, source, task.name)
     say(ranks, f"{folder.name}: {note}")
     folder.mkdir(parents=True, exist_ok=True)
-    state = train_task(model.to(device), task, seed, cfg, folder, device, run)
+    state = train_task(move(model, device), task, seed, cfg, folder, device, run)
     metrics, found = {"main": -1.0}, {}  # below all scores
     if state["diverged"]:
         say(ranks, f"{folder.name}: {state['diverged']}")
     if state["best"]:
-        model.load_state_dict(state["best"])
+        model.load_state_dict(send(state["best"], device))
         found = {split: predict(model, task, split, cfg, device) for split in task.splits if split != "train"}
         metrics = write_predictions(task, found, folder)
         keep_model(folder, "finetune", cfg, tokenizer, **{task.name: model})

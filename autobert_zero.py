@@ -560,7 +560,8 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers: ids, segments (B, T), lengths (B,) real tokens of each row -> (B, T, H)."""
+    """Embeddings and layers: ids, segments (B, T), lengths (B,) real tokens of each row, or None where every row is
+    full -> (B, T, H)."""
 
     def __init__(self, arch, cfg, shared=False):
         super().__init__()
@@ -578,7 +579,8 @@ class Encoder(nn.Module):
     def forward(self, ids, segments, lengths):
         T = ids.shape[1]
         positions = torch.arange(T, device=ids.device)
-        mask = positions[None] < lengths[:, None]  # (B, T)
+        # (B, T); an empty row sees its first piece: a softmax over nothing would be no number
+        mask = None if lengths is None else positions < lengths.clamp(min=1)[:, None]
         x = self.words(ids) + self.positions(positions) + self.segments(segments)  # (B, T, E)
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
         for layer in self.layers:
@@ -982,13 +984,13 @@ def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
     model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
     supernet.fetch(model)  # Alg. 1, line 8
-    checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model.to(data.device))
+    checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=move(model, data.device))
     try:
         train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
         scores = score_tasks(model, arch, tasks, data, cfg, path.with_suffix(".scores"))
     except (Diverged, torch.OutOfMemoryError) as error:
         diverged = type(error).__name__  # D12: it scores 0 and is never a parent
-    save_file(path.with_suffix(".pt"), {name: value.cpu() for name, value in model.state_dict().items()})
+    save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.remove()
     score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks, MNLI by its matched half alone
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
@@ -1004,7 +1006,7 @@ def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
             scores[name] = evaluate_language_model(model, data, cfg, Ranks(0, 1, data.device), 32)["mlm_accuracy"]
         else:
             seed_everything(cfg.seed, "head", name)
-            tuned = TaskModel(arch, cfg, tasks[name].outputs, shared=shared)
+            tuned = move(TaskModel(arch, cfg, tasks[name].outputs, shared=shared), data.device)
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
             scores[name] = max(train_task(tuned, tasks[name], cfg, data.device)["main"], 0.0)
         write_result(path, scores)
@@ -1161,9 +1163,9 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
     from common.describe import forecast, ids
-    from common.distributed import (Pace, Ranks, autocast, barrier, launch, no_sync_until, on_main, per_second,
+    from common.distributed import (Pace, Ranks, autocast, barrier, launch, move, no_sync_until, on_main, per_second,
                                     prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
-                                    set_shards, shard_range, share_out)
+                                    send, set_shards, shard_range, share_out, to_host)
     from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
     from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
@@ -1171,7 +1173,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over
     from data.corpus import join
-    from data.inputs import open_run, send, words_after_training
+    from data.inputs import open_run, words_after_training
     from data.network_code import SPAN, Attention, write_network
 
 NINE = "mean of App. C's nine numbers"
@@ -1235,7 +1237,7 @@ def update(network, optimizer, batches, cfg, ranks, *key):
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
     """Pre-training on the examples from `first` on, from the checkpoint on. Calls report(step, losses, rate); raises
-    Diverged, Stop."""
+    Diverged, Stop. The host waits for a GPU in every 20th update, where it reports and where it saves."""
     checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
     begin, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
     network, rows = prepare_model(model, ranks, cfg.compile), cfg.batch // cfg.accumulate
@@ -1261,15 +1263,16 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text, on the same examples for all seeds."""
+    """Loss and accuracy of both objectives on held-out text, on the same examples for all seeds. The host waits for a
+    GPU once, where it reads the sums."""
     rows, own = min(32, cfg.batch), dataclasses.replace(cfg, seed=0)
-    sums = torch.zeros(6, dtype=torch.float64)  # of both objectives: losses, right answers, labels
+    sums = torch.zeros(6, dtype=torch.float64, device=data.device)  # of both objectives: losses, right answers, labels
     model.eval()
     for first in range(ranks.rank * rows, batches * rows, ranks.size * rows):
         losses, answers = language_losses(model, language_batch(data, data.dev, own, first, rows), cfg, data.device)
         counts = [(labels >= 0).sum() for _, labels in answers]
         right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
-        sums += torch.tensor([*(loss * count for loss, count in zip(losses, counts)), *right, *counts])
+        sums += torch.stack([*(loss * count for loss, count in zip(losses, counts)), *right, *counts])
     model.train()
     *found, words, pairs = reduce_mean(ranks, *sums.tolist())
     names = "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"
@@ -1300,7 +1303,7 @@ def pretrain(cfg):
         bar, clock = progress(ranks, cfg.steps, "pretrain"), []  # clock: [step, seconds] of the last report
 
         def report(step, losses, rate):
-            mlm, nsp = (loss.item() for loss in losses)
+            mlm, nsp = torch.stack(losses).tolist()
             speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1]) if clock else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
             bar.set_postfix(mlm_loss=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=speed or "?")
@@ -1438,17 +1441,16 @@ def predict(model, task, split, cfg, device):
     model.eval()
     with autocast(cfg.dtype, device):
         logits = task.collect(split, lambda batch: model(*(
-            batch[key].to(device) for key in ("ids", "segments", "lengths"))))
+            send([batch["ids"], batch["segments"], batch.get("lengths")], device))))
     if not logits.isfinite().all():
         raise Diverged(f"{split} of {task.name}: what it predicts is no number")
     return logits
 
 
 def update_task(model, optimizer, task, batch, cfg, device):
-    """One update of fine-tuning; returns the loss and the norm of the gradient."""
-    batch = {key: value.to(device) for key, value in batch.items()}
+    """One update of fine-tuning from a batch on the device; returns the loss and the norm of the gradient."""
     with autocast(cfg.dtype, device):
-        logits = model(batch["ids"], batch["segments"], batch["lengths"])
+        logits = model(batch["ids"], batch["segments"], batch.get("lengths"))
     loss = task_loss(task, logits.float(), batch)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -1459,15 +1461,17 @@ def update_task(model, optimizer, task, batch, cfg, device):
 
 def train_task(model, task, cfg, device, checkpoint=None, run=None):
     """Fine-tune on one task; its metrics on dev: in a search of the last weights; with a checkpoint, from which it goes
-    on, of the best at --eval_every (D20: the paper does not say what it reports), each a line in the run's log."""
-    optimizer, kept = make_optimizer(model.to(device), cfg.weight_decay), {}
+    on, of the best at --eval_every (D20: the paper does not say what it reports), each a line in the run's log. The
+    host waits for a GPU in every 20th update, where it looks and where it saves."""
+    optimizer, kept = make_optimizer(move(model, device), cfg.weight_decay), {}
     if checkpoint:
         checkpoint.owned.update(model=model, optimizer=optimizer)
         kept = checkpoint.restore()
     begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
     rows, pace = "look" if "look" in task.splits else "dev", Pace(Ranks(0, 1, device), cfg.save_minutes)
     looks = task.looks(cfg.eval_every, rows) if checkpoint else ()
-    for step, batch in zip(range(begin, steps), task.batches(cfg.seed, begin)):
+    batches = prefetch(send(batch, device) for batch in task.batches(cfg.seed, begin))
+    for step, batch in zip(range(begin, steps), batches):
         for group in optimizer.param_groups:
             group["lr"] = rate = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
         seed_everything(cfg.seed, "fine-tuning", task.name, step)
@@ -1480,13 +1484,13 @@ def train_task(model, task, cfg, device, checkpoint=None, run=None):
             run.log("finetune", done, every_rank=True, job=checkpoint.path.parent.name, loss=loss.item(), lr=rate,
                     dev={"score": main})
             if not best or main > best[0]:
-                best = main, {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+                best = main, to_host(model.state_dict())
         if checkpoint and (stop or save or done % cfg.save_every == 0):
             checkpoint.save(step=done, best=best)
         if stop:
             raise Stop
     if best:
-        model.load_state_dict(best[1])
+        model.load_state_dict(send(best[1], device))
     return task.score("dev", predict(model, task, "dev", cfg, device))
 
 

@@ -290,7 +290,8 @@ class Encoder(nn.Module):
         with_scores: returns the last layer's raw attention scores (B, N, T, T) too."""
         T, mask = ids.shape[1], None
         if lengths is not None:
-            mask = (torch.arange(T, device=ids.device) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
+            # (B, 1, 1, T); an empty row sees its first piece: a softmax over nothing would be no number
+            mask = (torch.arange(T, device=ids.device) < lengths.clamp(min=1)[:, None])[:, None, None]
         x = self.words(ids) + self.positions.weight[:T] + self.segments(segments)  # (B, T, E)
         x = self.dropout(self.norm(x))
         x = x if self.project is None else self.project(x)  # (B, T, H)
@@ -669,9 +670,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
     from common.describe import forecast
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, on_main, per_second, pick_device, prefetch,
-                                    progress, reduce_mean, say, seed_everything, seed_of, set_shards, shard_range,
-                                    share_out, stop_requested)
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, move, on_main, per_second, pick_device,
+                                    prefetch, progress, reduce_mean, say, seed_everything, seed_of, send, set_shards,
+                                    shard_range, share_out, stop_requested)
     from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint, environment
     from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
@@ -679,7 +680,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
-    from data.inputs import open_run, send, words_after_training
+    from data.inputs import open_run, words_after_training
 
 
 @dataclasses.dataclass
@@ -740,9 +741,9 @@ def held_out_losses(model, data, cfg, rows=256, most=256):
     model.eval()
     size = min(most, cfg.batch)
     batches = text_batches(data.dev, data, cfg, "held out", 0, size, math.ceil(rows / size))
-    losses = [make_objective(data, cfg, batch)(model).item() for batch in batches]
+    losses = [make_objective(data, cfg, batch)(model) for batch in batches]
     model.train()
-    return losses
+    return torch.stack(losses).tolist()  # here alone the host waits for a GPU
 
 
 def score_mlm(model, data, cfg):
@@ -786,7 +787,8 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
     """Train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of the
     sub-models `probes`, without any of the model)]. Raises Diverged, and Stop after SIGTERM, with the state saved.
 
-    draw(step, shard): the architectures that a sub-batch trains, Alg. 1; None: an ordinary training.
+    draw(step, shard): the architectures that a sub-batch trains, Alg. 1; None: an ordinary training. The host waits for
+    a GPU where it logs, looks and saves.
     """
     ranks = run.ranks
     if (folder / "curve.json").exists():
@@ -927,18 +929,17 @@ def task_loss(task, logits, batch):
 
 def fine_tune(encoder, task, cfg, device, seed, job):
     """The TaskModel: a fine-tuned copy of the encoder. Raises Diverged, and Stop after SIGTERM. job: its name in the
-    log."""
+    log. The host waits for a GPU where it logs."""
     seed_everything(seed, "head", task.name)
-    model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span").to(device).train()
+    model = move(TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span"), device).train()
     optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))
     every = max(1, task.steps // 20)
-    for step, batch in zip(range(task.steps), prefetch(task.batches(seed))):
+    for step, batch in zip(range(task.steps), prefetch(send(batch, device) for batch in task.batches(seed))):
         for group in optimizer.param_groups:
             group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
         seed_everything(seed, "fine-tuning", task.name, step)
-        batch = dict(zip(batch, send(batch.values(), device)))
         with autocast(cfg.dtype, device):
-            logits = model(batch["ids"], batch["segments"], batch["lengths"])
+            logits = model(batch["ids"], batch["segments"], batch.get("lengths"))
         loss = task_loss(task, logits.float(), batch)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -946,10 +947,11 @@ def fine_tune(encoder, task, cfg, device, seed, job):
         optimizer.zero_grad()
         stop, _, log = pace()
         last = step + 1 == task.steps
-        if (step % 50 == 0 or last) and not math.isfinite(norm + loss.detach()):
-            raise Diverged(f"{task.name}: loss {loss:.4g} at step {step}")
         if log or last or (step + 1) % every == 0:
-            cfg.run.log("finetune", step + 1, every_rank=True, job=job, loss=loss.item(), lr=group["lr"])
+            value, size = torch.stack([loss.detach(), norm]).tolist()
+            if not math.isfinite(value + size):
+                raise Diverged(f"{task.name}: loss {value:.4g} at or before step {step}")
+            cfg.run.log("finetune", step + 1, every_rank=True, job=job, loss=value, lr=group["lr"])
         if stop:
             raise Stop
     return model.eval()
@@ -960,7 +962,7 @@ def predict(model, task, split, cfg, device):
     """Logits of a split's rows, on the CPU. Raises Diverged."""
     with autocast(cfg.dtype, device):
         logits = task.collect(split, lambda batch: model(*(
-            batch[key].to(device) for key in ("ids", "segments", "lengths"))))
+            send([batch["ids"], batch["segments"], batch.get("lengths")], device))))
     if not logits.isfinite().all():
         raise Diverged(f"{task.name}: what it predicts of {split} is no number")
     return logits

@@ -432,7 +432,8 @@ def released_attention(q, k, v, first, count):
 
 def softmax_attention(q, k, v, visible=None, table=None, first=0):
     """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D). visible: bool, broadcasts to (B, N, T, S), or
-    None. table (2R + 1, D): relative positions on the keys, or None; the queries stand at positions from `first` on."""
+    None. table (2R + 1, D): relative positions on the keys, or None; the queries stand at positions from `first` on.
+    They are a bias with a gradient, with which a GPU has no flash kernel."""
     q = q / math.sqrt(q.shape[-1])
     if table is None:
         return F.scaled_dot_product_attention(q, k, v, visible, scale=1.0)
@@ -699,7 +700,9 @@ class Translator(nn.Module):
         """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors with B rows."""
         arch = arch or self.arch
         positions = torch.arange(source.shape[1], device=source.device)
-        mask = positions < lengths[:, None]  # (B, S): where there is no padding
+        # (B, S): where there is no padding; of an empty source its first piece counts, for a softmax over nothing is
+        # no number
+        mask = positions < lengths.clamp(min=1)[:, None]
         cosines = cosines_at(positions, lengths if self.cfg.fixed_lengths else source.shape[1])
         x, states = self.embed(source, arch.hidden), []
         for layer in self.layers[:arch.layers]:
@@ -732,8 +735,8 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
 
     A beam may end at every step without giving up its place, and must end after 1.5 S + 10 tokens or `longest`. A row
     is finished when none of its living beams can still win: log-probabilities, which are kept in float32, only fall, so
-    what a beam scores is never above what it would at the greatest length. Finished rows leave every eighth step: until
-    then nothing is read back from the device. Of B rows, R are left; each has K beams.
+    what a beam scores is never above what it would at the greatest length. Finished rows leave every eighth step: there
+    the host waits for a GPU, and at the beginning for the greatest length. Of B rows, R are left; each has K beams.
     """
     B, device = len(source), source.device
     barred = torch.tensor([eos, *barred], device=device)
@@ -762,11 +765,13 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
         history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
         living = living & (step + 1 < limits[rows]) & (sums[:, 0] / limits[rows] ** penalty > best[rows])
         parents = parents + beam * torch.arange(len(rows), device=device)[:, None]
-        if step % 8 == 7 and not living.all():
-            if not living.any():
-                break
-            rows, sums, history, tokens, parents = (part[living] for part in (rows, sums, history, tokens, parents))
-            memories, living = [tuple(part[living] for part in kept) for kept in memories], living[living]
+        left = living.nonzero()[:, 0] if step % 8 == 7 else rows  # read once: each tensor[living] would read it again
+        if not len(left):
+            break
+        if len(left) < len(rows):
+            rows, sums, history, tokens, parents, living = (
+                part[left] for part in (rows, sums, history, tokens, parents, living))
+            memories = [tuple(part[left] for part in kept) for kept in memories]
         lines, tokens = parents.flatten(), tokens.view(-1, 1)
         caches = [[part.index_select(0, lines) for part in cache] for cache in caches]
     return [(ids[:size], score) for ids, size, score in zip(found.tolist(), sizes.tolist(), best.tolist())]
@@ -1315,7 +1320,8 @@ def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
 
 def train_network(model, data, cfg, ranks, run, space=None):
     """Train a network, or with a space its super-net, one random sub-net an update. At the end checkpoint.pt has the
-    model alone: of a network the average of the last saved (Sec. 4.1.4)."""
+    model alone: of a network the average of the last saved (Sec. 4.1.4). The host waits for a GPU in every 50th update,
+    where it logs and where it saves."""
     checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return

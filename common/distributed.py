@@ -284,6 +284,31 @@ def prefetch(items):
             yield item
 
 
+def send(batch, device):
+    """The tensors of a batch, a list or a dictionary, on the device; None stays None. To a GPU they go from pinned
+    memory, so that the host does not wait for what the device is still computing."""
+    if isinstance(batch, dict):
+        return dict(zip(batch, send(batch.values(), device)))
+    pinned = [value.pin_memory() if device.type == "cuda" and value is not None and value.is_cpu else value
+              for value in batch]
+    return [value if value is None else value.to(device, non_blocking=True) for value in pinned]
+
+
+def move(model, device):
+    """The model on the device, its tensors as send() takes them there. Before an optimizer is made: its parameters are
+    other objects then."""
+    model.load_state_dict(send(model.state_dict(), device), assign=True)
+    return model
+
+
+def to_host(tensors):
+    """Copies of {name: tensor} on the CPU. The host waits for a GPU once, and not for each of them."""
+    found = {name: value.detach().to("cpu", copy=True, non_blocking=True) for name, value in tensors.items()}
+    if any(value.is_cuda for value in tensors.values()):
+        torch.cuda.current_stream().synchronize()
+    return found
+
+
 def seed_of(*key):
     """A 63-bit seed that depends on every part of key (numbers and strings)."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1

@@ -119,11 +119,18 @@ class Task:
         spread = math.sqrt(score * (1 - score)) if self.recipe.main in ("accuracy", "f1") else 1 - score ** 2
         return spread / math.sqrt(len(self.rows["dev"]))
 
+    def read(self, split, size, **order):
+        """The batches of a split, without "lengths" where every row fills the width: attention needs no mask then, and
+        a GPU has its flash kernels for it."""
+        for batch in self.module.batches(self.splits[split], size, **order):
+            full = bool((batch["lengths"] == batch["ids"].shape[-1]).all())
+            yield {key: value for key, value in batch.items() if key != "lengths" or not full}
+
     def batches(self, seed, start=0):
         """Training batches from update `start` on, without end: dicts of CPU tensors. Each epoch has its own order."""
         first, skipped = divmod(start, math.ceil(len(self.splits["train"]) / self.recipe.batch))
         for epoch in itertools.count(first):
-            batches = self.module.batches(self.splits["train"], self.recipe.batch, seed=seed, epoch=epoch)
+            batches = self.read("train", self.recipe.batch, seed=seed, epoch=epoch)
             yield from itertools.islice(batches, skipped if epoch == first else 0, None)
 
     def collect(self, split, forward):
@@ -132,17 +139,17 @@ class Task:
         features, index, rows, lengths = self.splits[split], [], [], self.splits[split].lengths
         longest, inputs = int(lengths.max()), lengths[0].size  # a row of RACE has four inputs
         size = min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))
-        for batch in tqdm(self.module.batches(features, size), f"looking at {split}", math.ceil(len(features) / size),
+        for batch in tqdm(self.read(split, size), f"looking at {split}", math.ceil(len(features) / size),
                           disable=None, leave=False):
             output, width = forward(batch), batch["ids"].shape[1]
-            parts = [part.float().cpu() for part in (output if isinstance(output, tuple) else (output,))]
+            parts = [part.float() for part in (output if isinstance(output, tuple) else (output,))]
             if self.kind == "span":  # widened to the longest row; cut to it where the batch's width was rounded up
                 parts = [pad(part, (0, 0) * (part.dim() - 2) + (0, longest - width), value=-1e4)
                          if part.dim() > 1 and part.shape[1] == width else part for part in parts]
             index.append(batch["index"])
             rows.append(parts)
         order = torch.cat(index).argsort()
-        found = tuple(torch.cat(column)[order] for column in zip(*rows))
+        found = tuple(torch.cat(column).cpu()[order] for column in zip(*rows))  # here alone the host waits for a GPU
         return found if isinstance(output, tuple) else found[0]
 
 

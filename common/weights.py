@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, check_setting
+from common.distributed import to_host
 from common.files import load_newest, partials, read_json, save_file, write_atomic, write_result
 from common.tokenization import describe_file
 
@@ -105,5 +106,5 @@ def keep_model(folder, action, cfg, tokenizer, **owned):
     write_atomic(folder / "config.json", json.dumps(record, indent=2))
     states = {name: thing.state_dict() if hasattr(thing, "state_dict") else thing for name, thing in owned.items()}
     save_file(folder / "checkpoint.pt", {"values": {}, "owned": {
-        name: {key: value.cpu() for key, value in state.items()} for name, state in states.items()}})
+        name: to_host(state) for name, state in states.items()}})
     write_result(folder / "done.json", {})

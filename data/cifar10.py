@@ -5,6 +5,7 @@
 A record is one label byte and 3,072 pixel bytes: the red, the green and the blue plane of 32 x 32. Training records
 stand in data_batch_*.bin (all that are there are read, in the order of their names), test records in test_batch.bin.
 """
+import functools
 import math
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from common.cli import UserError
-from common.distributed import seed_of
+from common.distributed import seed_of, send
 
 RECORD = 1 + 3 * 32 * 32
 
@@ -73,14 +74,16 @@ class Pictures:
         epoch, index = divmod(number, len(self.labels) // self.size)
         if epoch != self.epoch:
             generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "order", epoch))
-            self.shuffled, self.epoch = torch.randperm(len(self.labels), generator=generator).to(self.device), epoch
+            shuffled = torch.randperm(len(self.labels), generator=generator)
+            (self.shuffled,), self.epoch = send([shuffled], self.device), epoch
         rows = self.shuffled[index * self.size:(index + 1) * self.size]
         generator = torch.Generator(self.device).manual_seed(seed_of(self.cfg.seed, "augment", number))
         return augment(self.images[rows], self.cfg, generator), self.labels[rows]
 
     def plain_batches(self, images, labels):
         for part, wanted in zip(images.split(500), labels.split(500)):
-            yield plain_images(part.to(self.device), self.cfg), wanted.to(self.device)
+            part, wanted = send((part, wanted), self.device)
+            yield plain_images(part, self.cfg), wanted
 
     def held_batches(self):
         """What is set aside, as batch() gives it but not augmented; made once (5,000 images of 224 pixels: 3 GB)."""
@@ -98,9 +101,16 @@ class Pictures:
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's channels
 
 
+@functools.cache  # so that they go to a GPU once
+def channels(device):
+    """MEAN and DEVIATION, each (3, 1, 1), on the device."""
+    return torch.tensor([MEAN, DEVIATION], device=device)[..., None, None]
+
+
 def normal_pixels(x):
     """Pixels 0..1 with mean 0 and deviation 1 a channel. (B, 3, *, *)"""
-    return (x - x.new_tensor(MEAN)[:, None, None]) / x.new_tensor(DEVIATION)[:, None, None]
+    mean, deviation = channels(x.device)
+    return (x - mean) / deviation
 
 
 def resample(images, theta, size):

@@ -99,13 +99,6 @@ def find_models(cfg, needs):
     return [str(path) for path in found]
 
 
-def send(batch, device):
-    """The tensors of a batch on the device; None stays None. To a GPU they go from pinned memory, so that the host does
-    not wait for what the device is still computing."""
-    pinned = [value.pin_memory() if device.type == "cuda" and value is not None else value for value in batch]
-    return [value if value is None else value.to(device, non_blocking=True) for value in pinned]
-
-
 def keep_vocabulary(run, tokenizer):
     """Copy the tokenizer's file into the run folder, and let config.json say which one it is."""
     run.facts["vocabulary"] = describe_file(tokenizer, tokenizer.save(run.folder))

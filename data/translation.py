@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.distributed import gather, on_main, progress, say, seed_of
+from common.distributed import gather, on_main, progress, say, seed_of, send
 from common.files import existing, read_json, read_text, write_atomic
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
@@ -205,9 +205,7 @@ class Translations:
         tokenizer, end = self.tokenizer, [self.tokenizer.eos_id]
         tensors = (*pad(sources, tokenizer.pad_id, behind=end), pad(targets, tokenizer.pad_id, [tokenizer.bos_id])[0],
                    pad(targets, -100, behind=end)[0])
-        if self.device.type == "cuda":  # pinned: the next shard is made and sent while the device still computes
-            tensors = [tensor.pin_memory() for tensor in tensors]
-        return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+        return send(tensors, self.device)
 
     def pairs(self, text, rows):
         return self.tensors(text.ids(0, rows), text.ids(1, rows))

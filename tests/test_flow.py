@@ -17,6 +17,7 @@ import autobert_zero
 import autotinybert
 import mformer
 from common.distributed import Ranks
+from common.tasks import Recipe
 
 CPU, TORCH = torch.device("cpu"), Path(torch.__file__).parent
 RANKS = Ranks(0, 1, CPU)
@@ -102,7 +103,8 @@ def full(rows, tokens):
 
 def kept(*args, **owned):
     """A checkpoint that keeps nothing."""
-    return SimpleNamespace(owned=owned, ranks=RANKS, restore=dict, save=lambda **values: None, remove=lambda: None)
+    return SimpleNamespace(owned=owned, ranks=RANKS, path=Path("none"), restore=dict, save=lambda **values: None,
+                           remove=lambda: None)
 
 
 RUN = SimpleNamespace(ranks=RANKS, log=lambda *place, **values: None, folder=Path("none"))
@@ -216,6 +218,39 @@ def test_mformer_waits_where_it_logs(task, searching, monkeypatch):
     with Waits(monkeypatch, mformer) as waits:
         mformer.train_network(model, data, cfg, RANKS, RUN, space)
     assert waits.between(every=5) == set()
+
+
+def of_finetuning(name):
+    """train(task) of a file."""
+    settings = dict(layers=2, hidden=16, heads=2, ffn=32, vocab_size=50, dtype="float32")
+    if name == "albert":
+        cfg = albert.Config(**settings, embedding=8, positions=16, accumulate=2)
+        model = albert.Classifier(cfg, 2)
+        return lambda task: albert.train_task(model, task, 0, cfg, Path("none"), CPU, RUN)
+    if name == "autobert_zero":
+        cfg = autobert_zero.Config(**settings, save_every=1000)
+        model = autobert_zero.TaskModel(autobert_zero.read_arch("bert", 2), cfg, 2)
+        return lambda task: autobert_zero.train_task(model, task, cfg, CPU, kept(), RUN)
+    cfg = autotinybert.Config(dtype="float32")
+    cfg.run, encoder = RUN, autotinybert.Encoder(autotinybert.parse_arch("2-16-32-2-16"), 50)
+    return lambda task: autotinybert.fine_tune(encoder, task, cfg, CPU, 0, "job")
+
+
+@pytest.mark.parametrize("file", [albert, autobert_zero, autotinybert])
+def test_fine_tunings_wait_where_they_log_or_look(file, monkeypatch):
+    batch = {"ids": numbers(4, 16), "segments": numbers(4, 16, below=2), "lengths": full(4, 14),
+             "labels": numbers(4, below=2)}
+    task = SimpleNamespace(
+        name="CoLA", kind="class", outputs=2, steps=100, recipe=Recipe(1e-4, 4), splits={},
+        batches=lambda *start: itertools.repeat(batch), looks=lambda *every: {*range(5, 101, 5)},
+        collect=lambda split, forward: forward(batch), score=lambda *outputs: {"main": 0.5})
+    monkeypatch.setattr(autobert_zero, "CHECK_EVERY", 5)
+    monkeypatch.setattr(albert, "Checkpoint", kept)
+    train = of_finetuning(file.__name__)
+    with Waits(monkeypatch, file) as waits:
+        train(task)
+    # albert looks before it asks Pace, the others behind it
+    assert {number % 5 for number, *_ in waits.seen if number} == {4 if file is albert else 0}
 
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""What a GPU must be able to rely on: masks that hide a whole row give numbers in bfloat16 too; batches and models come
+over as they were. On a machine with a GPU these tests run on it; with $PAPERS_CARD, the folder of a simulated GPU's
+card.py, they run on that one too."""
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import albert
+import autobert_zero as abz
+import autotinybert as atb
+import mformer as mf
+from common.distributed import move, send, to_host
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LENGTHS = torch.tensor([9, 0, 3])  # the second row is empty
+SHAPE = dict(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.1)
+OVER_TOKENS = "(K @ softmax(Q.T)).T.T @ V + dist(Q, P) @ softsign(V)"  # a softmax of "dn"
+WORDS = mf.Config(task="wmt14", layers=(3,), hidden=(24,), ffn=(32,), heads=(2,), decoder_layers=(1,), qkv=32,
+                  relative=3, length=40, vocab_size=50)
+
+
+def text():
+    """ids, segments (3, 9), lengths (3,)"""
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(1))
+    return send((ids, (ids > 25).long(), LENGTHS), DEVICE)
+
+
+def of_autobert(arch):
+    model = abz.LanguageModel(abz.read_arch(arch, 2), abz.Config(**SHAPE)).to(DEVICE)
+    return model, lambda: model(*text(), torch.arange(8, device=DEVICE))
+
+
+def of_random_autobert(seed):
+    return of_autobert(abz.arch_text(abz.sample_arch(random.Random(seed), 2)))
+
+
+def of_autotinybert(fit):
+    model = atb.LanguageModel(atb.parse_arch("2-16-32-2-16"), 50, 0.1, fit).to(DEVICE)
+    def loss():
+        states, scores = model.student(*text())
+        return atb.distillation_loss((states, scores), (states.detach() + 1, scores.detach() + 1), text()[2])
+    return model, loss if fit else lambda: model(*text(), torch.zeros(3, 2, dtype=torch.long, device=DEVICE))
+
+
+def of_albert(head):
+    model = head(albert.Config(embedding=8, positions=16, **SHAPE)).to(DEVICE)
+    hidden = torch.arange(9) >= LENGTHS[:, None]  # of the empty row no place is left for an answer
+    batch = {"p_mask": hidden, "start": LENGTHS - LENGTHS, "end": LENGTHS - LENGTHS, "impossible": torch.ones(3)}
+    batch = send(batch, DEVICE) | dict(zip(("ids", "segments", "lengths"), text()))
+    return model, (lambda: model.loss(batch)) if head is albert.AnswerModel else lambda: model(batch)
+
+
+def of_mformer(attn_type):
+    arch = mf.retype(mf.sample_arch(mf.space_of(WORDS), random.Random(0)), attn_type, mf.PARTS)
+    model, (ids, target, lengths) = mf.Translator(arch, WORDS).to(DEVICE), text()
+    return model, lambda: model(ids, lengths, target)
+
+
+CASES = [(of_autobert, "bert"), (of_autobert, f"conv9 | {OVER_TOKENS}"),
+         *((of_random_autobert, seed) for seed in range(6)), (of_autotinybert, 0), (of_autotinybert, 24),
+         (of_albert, albert.SpanModel), (of_albert, albert.AnswerModel),
+         *((of_mformer, attn_type) for attn_type in mf.TYPES)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("make, kind", CASES)
+def test_a_row_without_tokens_gives_numbers_and_gradients(make, kind, dtype):
+    """Softmaxes over tokens, attention fused and by operations, raw scores of distillation, spans without a place for
+    an answer, the cross-attention of an empty source."""
+    torch.manual_seed(0)
+    model, forward = make(kind)
+    with torch.autocast(DEVICE.type, dtype, enabled=dtype is not torch.float32):
+        found = forward()
+    found = found if isinstance(found, tuple) else (found,)
+    sum(part.float().square().sum() for part in found).backward()
+    assert all(part.isfinite().all() for part in found)
+    assert all(value.grad.isfinite().all() for value in model.parameters() if value.grad is not None)
+
+
+def test_an_empty_source_is_translated():
+    torch.manual_seed(0)
+    model = of_mformer("softmax")[0].to(torch.bfloat16).eval()
+    found = mf.beam_search(model, text()[0], LENGTHS.to(DEVICE), longest=20, bos=2, eos=3)
+    assert len(found) == 3 and all(score > float("-inf") for _, score in found)
+
+
+def test_batches_and_models_travel_unchanged():
+    batch = {"ids": torch.arange(6).view(2, 3), "none": None}
+    model = torch.nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sent, moved = send(batch, DEVICE), move(model, DEVICE)
+    assert sent["none"] is None and sent["ids"].device.type == moved.weight.device.type == DEVICE.type
+    assert not moved.bias.requires_grad and isinstance(moved.weight, torch.nn.Parameter)
+    kept = to_host(moved.state_dict())
+    with torch.no_grad():
+        moved.weight.zero_()  # what is kept is a copy
+    assert torch.equal(sent["ids"].cpu(), batch["ids"])
+    assert all(torch.equal(kept[name], value) for name, value in before.items())
+
+
+@pytest.mark.skipif("PAPERS_CARD" not in os.environ, reason="$PAPERS_CARD names no folder of a simulated GPU's card.py")
+def test_the_same_on_a_simulated_gpu():
+    code = ("import sys, card; card.install(); import pytest; "
+            "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', sys.argv[1]]))")
+    others = {name: value for name, value in os.environ.items() if name != "PAPERS_CARD"}
+    path = os.pathsep.join([os.environ["PAPERS_CARD"], str(Path(__file__).parent.parent)])
+    result = subprocess.run([sys.executable, "-c", code, __file__], env={**others, "PYTHONPATH": path},
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
