@@ -799,7 +799,7 @@ def accuracies(found):
 
 def pretrain(cfg):
     """Pre-train (Sec. 4.1)."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         source, pieces = read_source(cfg), cfg.vocab_size
         set_shards(cfg, ranks)
         cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
@@ -1065,7 +1065,7 @@ def write_predictions(task, found, folder):
 
 def answer(cfg, path):
     """Answer a file of the user's own with RUN/TASK of --init."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         source = read_source(cfg)
         if not source:
             raise UserError("--predict needs --init RUN/TASK, which answers")
@@ -1158,7 +1158,7 @@ def choose_recipe(cfg, flags):
 def finetune(cfg, words):
     """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and MRPC (Sec. 4.9,
     footnote 4)."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(words, TABLE14, {"paper": PAPER})
         if bool(cfg.init) == bool(cfg.ensemble):
             raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")

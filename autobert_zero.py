@@ -1076,7 +1076,7 @@ def show_best(run, cfg):
 
 def search(cfg):
     """OP-NAS (Alg. 1)."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         source = read_run(cfg, "search") if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue", tasks=proxy_names(cfg))
         if run.finished:
@@ -1286,7 +1286,7 @@ def show_pretrained(run, cfg):
 
 def pretrain(cfg):
     """Train --arch in full (App. D.2), from scratch or --init (a search's: AutoBERT-Zero*)."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         source = read_run(cfg, "pretrain") if cfg.init else None
         arch = settle_arch(cfg)
         set_shards(cfg, ranks)
@@ -1520,7 +1520,7 @@ def finetune_job(task, cfg, arch, source, folder, data, run):
 
 def answer(cfg, path):
     """Answer a file of the user's own with RUN/TASK of --init."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         weights, arch, _ = read_run(cfg, "finetune")
         tokenizer = load_tokenizer(cfg.tokenizer)
         cfg.vocab_size = tokenizer.vocab_size
@@ -1546,7 +1546,7 @@ def show_tuned(run, cfg):
 
 def finetune(cfg, text):
     """--runs seeds a task, with --grid at every setting of App. D.2; RTE, STS-B, MRPC go on from the best MNLI job."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         source = read_run(cfg, "finetune") if cfg.init else None
         paper = recipes(cfg)
         names = parse_tasks(text, paper, GROUPS)

@@ -1033,7 +1033,7 @@ def show_tuned(run, cfg):
 
 def finetune(cfg, text):
     """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if not data:
             return
@@ -1064,7 +1064,7 @@ def finetune(cfg, text):
 
 def answer(cfg, path):
     """Answer a file of the user's own with RUN/TASK of --init."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         task = open_file(path, cfg, load_tokenizer(cfg.tokenizer or cfg.init), recipes())
         _, arch, weights = read_model(cfg.init, cfg)
         words, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
@@ -1150,7 +1150,8 @@ def latency_setting(cfg):
     """What a measurement holds for, beside the architecture; it says nothing about other settings or machines."""
     here = environment(pick_device(cfg.latency_device))
     return {**{name: getattr(cfg, f"latency_{name}") for name in ("threads", "batch", "length")},
-            **{name: here[name] for name in ("device", "hardware", "torch")}, "clock": latency_clock(cfg)}
+            **{name: here[name] for name in ("device", "hardware", "torch")}, "clock": latency_clock(cfg),
+            **({"float32_products": here["float32_products"]} if cfg.latency_device != "cpu" else {})}
 
 
 def time_together(archs, cfg, rounds=5):
@@ -1292,7 +1293,7 @@ def train_winners(superplm, finalists, data, cfg, run):
 
 def search(cfg, phase="search"):
     """SuperPLM, latency predictor, evolution, further training. phase: one of the first three alone."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         evolving = phase in ("search", "evolve")
         set_shards(cfg, ranks)
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
@@ -1327,7 +1328,7 @@ def search(cfg, phase="search"):
 
 def further_train(cfg):
     """Train --init's architecture, or one from scratch."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         set_shards(cfg, ranks)
         run, data = open_data(cfg, "further_train", ranks, text=True)
         if not data:
@@ -1341,7 +1342,7 @@ def further_train(cfg):
 
 def export(cfg, folder):
     """Write --init's model (with its head), or the part --arch of it, as a Hugging Face folder."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         tokenizer = load_tokenizer(cfg.tokenizer or hf_models.model_folder(cfg.init))
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         place, whole, weights = read_model(cfg.init, cfg, cfg.arch)

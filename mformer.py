@@ -1148,7 +1148,7 @@ def winner(history, cfg):
 
 def search(cfg):
     """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
         run, data = open_data(cfg, "search", ranks)
         if run.finished:
@@ -1404,7 +1404,7 @@ def warn_where_loss_rose(run, ranks):
 
 def train(cfg):
     """The winner from scratch (Sec. 3.2.2), or from --init's weights."""
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         weights, own, _ = read_run(cfg) if cfg.init else (None, None, None)
         arch = chosen_arch(cfg, ranks, own)
         run, data = open_data(cfg, "train", ranks)
@@ -1425,7 +1425,7 @@ def evaluate(cfg):
     """Accuracy or BLEU (Sec. 4.1.4), or translations of --translate."""
     if not cfg.init:
         raise UserError("--evaluate: --init is missing; give a run folder of --train or --search")
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         weights, own, _ = read_run(cfg)
         arch = chosen_arch(cfg, ranks, own)
         model = cast(extract(weights, arch, cfg), cfg, ranks.device)

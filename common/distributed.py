@@ -1,6 +1,6 @@
 """Processes and randomness: what a training loop needs around it, so that the loop itself stays plain.
 
-    with launch(cfg.device) as ranks:                           # torchrun or plain python, CPU or CUDA
+    with launch(cfg.device, cfg.dtype) as ranks:                # torchrun or plain python, CPU or CUDA
         run = RunFolder(cfg, "pretrain", ranks)                 # common/runs.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
         start, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
@@ -50,10 +50,14 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def launch(device="auto"):
-    """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a request to stop."""
+def launch(device="auto", dtype="auto"):
+    """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a request to stop. With
+    --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10 bits, unless torch was told something else
+    before; NVIDIA_TF32_OVERRIDE=0 in the environment keeps all bits."""
     rank, size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
     ranks = Ranks(rank, size, pick_device(device, from_environment("LOCAL_RANK", 0)))
+    if ranks.device.type == "cuda" and dtype == "float32" and torch.get_float32_matmul_precision() == "highest":
+        torch.set_float32_matmul_precision("high")
     signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects
         ranks.store = join_group("cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo", rank, size)

@@ -42,6 +42,7 @@ def environment(device):
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {"python": platform.python_version(), "torch": torch.__version__, "commit": commit, "device": str(device),
             "hardware": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "float32_products": torch.get_float32_matmul_precision(),  # "high": TF32
             "platform": platform.platform()}
 
 

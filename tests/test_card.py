@@ -14,7 +14,7 @@ import albert
 import autobert_zero as abz
 import autotinybert as atb
 import mformer as mf
-from common.distributed import move, send, to_host
+from common.distributed import launch, move, send, to_host
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LENGTHS = torch.tensor([9, 0, 3])  # the second row is empty
@@ -102,6 +102,15 @@ def test_batches_and_models_travel_unchanged():
         moved.weight.zero_()  # what is kept is a copy
     assert torch.equal(sent["ids"].cpu(), batch["ids"])
     assert all(torch.equal(kept[name], value) for name, value in before.items())
+
+
+def test_float32_is_multiplied_in_tf32_on_a_gpu_alone():
+    before = torch.get_float32_matmul_precision()
+    for dtype in ("bfloat16", "float32"):
+        with launch("auto", dtype):
+            high = dtype == "float32" and DEVICE.type == "cuda"
+            assert torch.get_float32_matmul_precision() == ("high" if high else before)
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.skipif("PAPERS_CARD" not in os.environ, reason="$PAPERS_CARD names no folder of a simulated GPU's card.py")

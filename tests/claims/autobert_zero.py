@@ -181,7 +181,7 @@ def uniformity_curves(cfg, folder, task, examples, device):
 def uniformity(options):
     """How alike the tokens become, layer by layer, on --samples rows of the first of --tasks."""
     cfg, folders = read_flags(options), named(options)
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         fill_in(cfg, ranks, "glue")
         task = glue.TASKS[parse_tasks(cfg.tasks if "tasks" in cfg.given else "STS-B", glue.TASKS)[0]]
         examples = glue.load(cfg.glue, task, "train").head(options.samples)
@@ -234,7 +234,7 @@ def fidelity(options):
     cfg.tokenizer, cfg.out = cfg.tokenizer or str(folder), str(options.runs)
     history = sorted((line for line in read_history(folder) if not line["diverged"]), key=lambda line: line["score"])
     rows, count = [], min(options.samples, len(history))
-    with launch(cfg.device) as ranks:
+    with launch(cfg.device, cfg.dtype) as ranks:
         run, data = open_run(cfg, "fidelity", ranks, "corpus", "glue", tasks=abz.proxy_names(cfg),
                              epochs=options.epochs)
         if options.epochs or not cfg.steps:
