@@ -320,7 +320,8 @@ def show_claim(paper, number, claim, record, shown):
             shown[claim.study] = number, claim.name
             lines += ["", sentence(record["says"])] if record.get("says") else []
             lines += show_result(paper, record)
-    return lines + (["", f"To run it: {sentence(fill(claim.needs, paper))}"] if claim.needs else [])
+    needed = claim.needs and word in ("open", "not run")
+    return lines + (["", f"To run it: {sentence(fill(claim.needs, paper))}"] if needed else [])
 
 
 def show_result(paper, record):
