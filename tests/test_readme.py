@@ -161,6 +161,11 @@ def test_rows_of_the_front_page_say_what_the_claims_say():
         assert (here == "not run") == ("**Not run.**" in section), name
 
 
+def test_what_to_read_first_is_there():
+    for paper, names in zip(PAPERS, re.findall(r"^\*\*Read first:\*\* (.*)\.$", FRONT, re.MULTILINE), strict=True):
+        assert all(hasattr(importlib.import_module(paper), name) for name in re.findall(r"`(\w+)`", names)), names
+
+
 def test_the_front_page_shows_a_real_search():
     shown = json.loads((study.RESULTS / "autobert_zero" / "demo.json").read_text(encoding="utf-8"))
     assert f"```\n{shown['printed']}\n```" in FRONT and shown["commit"][:7] in FRONT
