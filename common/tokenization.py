@@ -10,6 +10,7 @@ that numbers do not drag commas along; vocabularies of data/text.py use no such 
 plain SentencePiece, as translation wants it: case, accents and quotes kept, no comma rule. WordPiece follows BERT's own
 code. Unlike Hugging Face's tokenizers, neither reads "[MASK]" or "<unk>" written out in a text as a special piece.
 """
+import functools
 import hashlib
 import json
 import re
@@ -90,7 +91,7 @@ class Tokenizer:
         self.starts_word[list(self.special_ids)] = True
 
     def __reduce__(self):  # travels to worker processes as a path
-        return type(self), (str(self.path), self.lower)
+        return arrived, (type(self), str(self.path), self.lower)
 
     def pieces(self, ids):
         """The written form of each id."""
@@ -277,6 +278,12 @@ def load_tokenizer(path, lower=None):
     if isinstance(kept, dict) and kept.get("file") == path.name and kept.get("fingerprint") != found.fingerprint:
         raise UserError(f"{path}: damaged or changed since the run in {path.parent} kept it; take it from a copy")
     return found
+
+
+@functools.lru_cache(maxsize=1)
+def arrived(kind, path, lower):
+    """A tokenizer that was sent to this process, with each of its jobs; it is opened once."""
+    return kind(path, lower)
 
 
 def describe_file(tokenizer, file):

@@ -161,7 +161,7 @@ def scramble(sentence, rng):
     """The sentence with its inner words in another order; the first and the last word, which show by their capital and
     full stop, stay in their places."""
     first, *inner, last = sentence.split()
-    mixed = rng.sample(inner, len(inner))
+    mixed = inner
     while mixed == inner:
         mixed = rng.sample(inner, len(inner))
     return " ".join([first, *mixed, last])
@@ -218,27 +218,13 @@ def draws(documents, rng, least, most=30):
             yield Draw(lines[place], lines[place - 1], others[other], torch)
 
 
-# The rules: the text or texts of a row that has the label, None where the draw gives no such row.
-def cola(label, draw, rng):
-    """Is the word order natural (1) or scrambled (0)?"""
-    return [draw.line if label == "1" else scramble(draw.line, rng)]
-
-
-def sst2(label, draw, rng):
-    """Does the sentence, which does not name its origin, come from torch (1) or from the rest (0)?"""
-    fits = draw.torch == (label == "1") and not GIVEAWAY.search(draw.line)
-    return [draw.line] if fits else None
-
-
-def mrpc(label, draw, rng):
-    """Do both say the same (1: one sentence, thinned out twice) or not (0: the second then scrambled)?"""
-    first, second = thin(draw.line, rng), thin(draw.line, rng)
-    return [first, second if label == "1" else scramble(second, rng)]
+def natural(text, label, rng):
+    """The text as it is where the label says so, else scrambled."""
+    return text if label in ("1", "entailment", "neutral") else scramble(text, rng)
 
 
 def stsb(label, draw, rng):
-    """How much of the first sentence's order is left in the second? 5 x the share of the words outside a scrambled
-    stretch."""
+    """5 x the share of the words outside a scrambled stretch."""
     words = draw.line.split()
     size = round((1 - float(label) / 5) * len(words))
     start = rng.randint(0, len(words) - size)
@@ -247,43 +233,47 @@ def stsb(label, draw, rng):
 
 
 def qqp(label, draw, rng):
-    """Do two cloze questions ask about the same sentence (1), or does the second one ask about the one before it or
-    about a scrambled sentence (0)?"""
+    """Two cloze questions; where they are not about one sentence, the second is about the one before it or about a
+    scrambled one."""
     other = draw.line if label == "1" else rng.choice((draw.before, scramble(draw.line, rng)))
     gaps = gap(draw.line, rng), gap(other, rng)
     return [question(before, after, 9) for before, _, after in gaps] if all(gaps) else None
 
 
-def follows(label, draw, rng):
-    """Is the second sentence the next one (entailment), one about another subject (neutral), or the next one, scrambled
-    (contradiction, not_entailment)?"""
-    second = draw.far if label == "neutral" else draw.line
-    return [draw.before, second if label in ("entailment", "neutral") else scramble(second, rng)]
-
-
-def qnli(label, draw, rng):
-    """Does the sentence answer the cloze question, or is it one that would, scrambled?"""
-    found = gap(draw.line, rng)
-    return found and [question(found[0], found[2]), draw.line if label == "entailment" else scramble(draw.line, rng)]
-
-
 GIVEAWAY = re.compile(r"(?i)tensor|torch|numpy|ndarray|array|cuda|python|autograd")
+RULES = {  # what is asked: the text or texts of a row that has the label, None where the draw gives no such row
+    # Is the word order natural?
+    "CoLA": lambda label, draw, rng: [natural(draw.line, label, rng)],
+    # Is the sentence, which does not name its origin, from torch, or from the rest?
+    "SST-2": lambda label, draw, rng: (
+        [draw.line] if draw.torch == (label == "1") and not GIVEAWAY.search(draw.line) else None),
+    # Do both say the same (one sentence, thinned out twice), or is the second scrambled?
+    "MRPC": lambda label, draw, rng: [thin(draw.line, rng), natural(thin(draw.line, rng), label, rng)],
+    # How much of the first sentence's order is left in the second?
+    "STS-B": stsb,
+    # Do both questions ask about the same sentence?
+    "QQP": qqp,
+    # Is the second sentence the next one (entailment), one about another subject (neutral), or the next one, scrambled?
+    "MNLI": lambda label, draw, rng: [draw.before, natural(draw.far if label == "neutral" else draw.line, label, rng)],
+    # Does the sentence answer the cloze question, or is it one that would, scrambled?
+    "QNLI": lambda label, draw, rng: (found := gap(draw.line, rng)) and [
+        question(found[0], found[2]), natural(draw.line, label, rng)],
+    "RTE": lambda label, draw, rng: [draw.before, natural(draw.line, label, rng)]}  # as MNLI
 ENTAILED = ("entailment", "not_entailment")
 MNLI_COLUMNS = ("index|promptID|pairID|genre|sentence1_binary_parse|sentence2_binary_parse|sentence1_parse"
                 "|sentence2_parse|sentence1|sentence2")
 STSB_COLUMNS = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2"
 GLUE_DEV_ROWS = 600  # of dev and of test; the standard error of an accuracy near 0.8 is 1.6 points
-# Task: rows to train on, least words of a sentence, labels, rule, columns of the files with labels, of the test file.
+# Task: rows to train on, least words of a sentence, labels, columns of the files with labels, of the test file.
 GLUE = {
-    "CoLA": (4000, 8, "01", cola, "source|label|mark|sentence", "index|sentence"),
-    "SST-2": (2400, 8, "01", sst2, "sentence|label", "index|sentence"),
-    "MRPC": (3600, 12, "01", mrpc, "Quality|#1 ID|#2 ID|#1 String|#2 String", "index|#1 ID|#2 ID|#1 String|#2 String"),
-    "STS-B": (3600, 13, ("0.0", "1.0", "2.0", "3.0", "5.0"), stsb, STSB_COLUMNS + "|score", STSB_COLUMNS),
-    "QQP": (3600, 10, "01", qqp, "id|qid1|qid2|question1|question2|is_duplicate", "id|question1|question2"),
-    "MNLI": (4200, 8, ("entailment", "neutral", "contradiction"), follows, MNLI_COLUMNS + "|label1|gold_label",
-             MNLI_COLUMNS),
-    "QNLI": (3600, 8, ENTAILED, qnli, "index|question|sentence|label", "index|question|sentence"),
-    "RTE": (3600, 8, ENTAILED, follows, "index|sentence1|sentence2|label", "index|sentence1|sentence2"),
+    "CoLA": (4000, 8, "01", "source|label|mark|sentence", "index|sentence"),
+    "SST-2": (2400, 8, "01", "sentence|label", "index|sentence"),
+    "MRPC": (3600, 12, "01", "Quality|#1 ID|#2 ID|#1 String|#2 String", "index|#1 ID|#2 ID|#1 String|#2 String"),
+    "STS-B": (3600, 13, ("0.0", "1.0", "2.0", "3.0", "5.0"), STSB_COLUMNS + "|score", STSB_COLUMNS),
+    "QQP": (3600, 10, "01", "id|qid1|qid2|question1|question2|is_duplicate", "id|question1|question2"),
+    "MNLI": (4200, 8, ("entailment", "neutral", "contradiction"), MNLI_COLUMNS + "|label1|gold_label", MNLI_COLUMNS),
+    "QNLI": (3600, 8, ENTAILED, "index|question|sentence|label", "index|question|sentence"),
+    "RTE": (3600, 8, ENTAILED, "index|sentence1|sentence2|label", "index|sentence1|sentence2"),
 }
 FIRST = ("sentence1", "question", "question1", "#1 String")
 LAST = ("sentence", "sentence2", "question2", "#2 String")
@@ -316,12 +306,12 @@ def tsv(columns, rows, header):
 
 def glue_files(parts):
     """The eight tasks with GLUE's folder names and file layouts; CoLA's labelled files have no header."""
-    for task, (train_rows, least, labels, rule, *columns) in GLUE.items():
+    for task, (train_rows, least, labels, *columns) in GLUE.items():
         for part in ("train", "dev", "test"):
             for half in ("_matched", "_mismatched") if task == "MNLI" and part != "train" else ("",):
                 count = train_rows if part == "train" else GLUE_DEV_ROWS
                 rng = random.Random(f"{SEED} {task} {part}{half}")
-                rows = make_rows(parts[part], count, least, labels, rule, rng)
+                rows = make_rows(parts[part], count, least, labels, RULES[task], rng)
                 yield (f"{task}/{part}{half}.tsv",
                        tsv(columns[part == "test"], rows, header=task != "CoLA" or part == "test"))
 
@@ -509,10 +499,8 @@ def make_demo(folder):
                 raise UserError(f"{folder}: not empty and not demo data; choose another folder with --to")
             shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
             build(made)
-            if folder.exists():  # an older recipe makes way
-                folder.rename(made / "old")
+            shutil.rmtree(folder, ignore_errors=True)  # an older recipe makes way
             made.rename(folder)
-            shutil.rmtree(folder / "old", ignore_errors=True)
     finally:
         release_locks(held)
     paths = {name: str(folder / name) for name in ("corpus", "glue", "squad", "race", "cifar10")}

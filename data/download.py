@@ -10,7 +10,6 @@ is complete:
     DIR/bert-base, ...               a folder in Hugging Face's layout, for --tokenizer, --init, --teacher
     DIR/wmt14/train.en, train.de, valid.*, test.*     one sentence a line, aligned
 """
-import contextlib
 import hashlib
 import html
 import http.client
@@ -21,8 +20,6 @@ import re
 import shutil
 import tarfile
 import tempfile
-import time
-import urllib.error
 import urllib.request
 import zipfile
 import zlib
@@ -33,8 +30,6 @@ from tqdm import tqdm
 from common.cli import UserError
 
 CHUNK = 1 << 20
-TRIES = 5  # connections to one file before giving up
-PAUSE = 2  # seconds between them
 TIMEOUT = 60  # seconds without a byte
 AGENT = "prepare.py (data and models for research; Python urllib)"
 
@@ -70,7 +65,8 @@ TABLE = {  # set: (address of its files, [(file there, SHA-256 or MD5 or "", wha
         ("glue/data/QNLIv2.zip", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5", "QNLI"),
         ("glue/data/RTE.zip", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee", "RTE"),
         ("glue/data/WNLI.zip", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", "WNLI"),
-        ("glue/data/AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd", "diagnostic")]),
+        ("glue/data/AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd",
+         "diagnostic/diagnostic.tsv")]),
     "squad": ("https://rajpurkar.github.io/SQuAD-explorer/dataset/", [
         ("train-v1.1.json", "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955", ""),
         ("dev-v1.1.json", "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9", ""),
@@ -112,64 +108,28 @@ SETS = tuple(TABLE)
 FILES = tuple(File(name, base + path, *rest) for name, (base, rows) in TABLE.items() for path, *rest in rows)
 
 
-# --- transfer --------------------------------------------------------------------------------------------------------
-def connect(url, start):
-    """An open response that begins at byte `start`, or at byte 0 where the server does not continue there."""
-    request = urllib.request.Request(url, headers={"User-Agent": AGENT, "Range": f"bytes={start}-"})
-    try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and start:  # nothing comes after `start`: what is here is whole, or of another version
-            return connect(url, 0)
-        raise UserError(f"{url}: the server answers {error.code} {error.reason}; try again later, or fetch the file by "
-                        "hand") from None
-    except urllib.error.URLError as error:
-        raise UserError(f"{url}: no connection ({error.reason}); check the network and run the same command again"
-                        ) from None
-
-
-def receive(url, part):
-    """Append to the file `part` what it lacks of a file, in one connection; returns the whole file's size in bytes, 0
-    where the server does not tell it."""
-    start = part.stat().st_size if part.exists() else 0
-    with connect(url, start) as response:
-        start = start if response.status == 206 else 0
-        total = start + response.length if response.length else 0
-        bar = tqdm(total=total or None, initial=start, desc=part.stem, unit="B", unit_scale=True, leave=False,
-                   disable=None)
-        with bar, open(part, "ab" if start else "wb") as out:
-            while chunk := response.read(CHUNK):
-                out.write(chunk)
-                bar.update(len(chunk))
-    return total
-
-
+# --- transfer and unpacking ------------------------------------------------------------------------------------------
 def digest_of(path, like=""):
     """The digest of a file, of the kind of the digest `like`."""
-    digest = hashlib.new("md5" if len(like) == 32 else "sha256")
     with open(path, "rb") as content:
-        while chunk := content.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(content, "md5" if len(like) == 32 else "sha256").hexdigest()
 
 
 def fetch(file, folder):
-    """Make sure that `file` is in `folder`, whole and checked; returns its path. A .part file beside it is
-    continued."""
+    """Make sure that `file` is in `folder`, whole and checked; returns its path. What an earlier command left of it, a
+    .part file, is continued where the server can do that."""
     path = folder / file.name
     if path.exists():
         return path
     part = path.with_name(path.name + ".part")
-    for _ in range(TRIES):
-        with contextlib.suppress(http.client.HTTPException, ConnectionError, TimeoutError):
-            total = receive(file.url, part)
-            if part.stat().st_size >= total:
-                break
-        time.sleep(PAUSE)
-    else:
-        have = part.stat().st_size if part.exists() else 0
-        raise UserError(f"{file.url}: the transfer broke off {TRIES} times, {have:,} bytes are here; the same command "
-                        "continues there")
+    start = part.stat().st_size if part.exists() else 0
+    try:
+        receive(file.url, part, start)
+    except (OSError, http.client.HTTPException) as error:
+        if getattr(error, "code", None) == 416:  # nothing comes after `start`: what is here is of another version
+            part.unlink()
+        raise UserError(f"{file.url}: {error or type(error).__name__}; check the network, the same command goes on "
+                        "where the transfer broke off") from None
     found = digest_of(part, file.digest)
     if file.digest not in ("", found):
         part.unlink()
@@ -179,19 +139,25 @@ def fetch(file, folder):
     return path
 
 
-# --- unpacking -------------------------------------------------------------------------------------------------------
-def unpack(path, folder, names=()):
-    """Unpack an archive into `folder`, or of a tar only the files of these names, wherever in it they are. Neither kind
-    writes outside of `folder`."""
+def receive(url, part, start):
+    """Append to the file `part`, which has `start` bytes, what comes after them. OSError where less came than there
+    is."""
+    request = urllib.request.Request(url, headers={"User-Agent": AGENT, "Range": f"bytes={start}-"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        start *= response.status == 206  # other servers begin at byte 0
+        total = start + (response.length or 0)
+        with open(part, "ab" if start else "wb") as out, tqdm.wrapattr(
+                response, "read", total or None, initial=start, desc=part.stem, leave=False, disable=None) as source:
+            shutil.copyfileobj(source, out, CHUNK)
+    if part.stat().st_size < total:
+        raise ConnectionError(f"{part.stat().st_size:,} of {total:,} bytes came")
+
+
+def unpack(path, folder):
+    """Unpack an archive into `folder`. Neither kind writes outside of it."""
     try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                archive.extractall(folder)
-        else:
-            with tarfile.open(path) as archive:
-                wanted = [member for member in archive if not names or pathlib.Path(member.name).name in names]
-                archive.extractall(folder, wanted, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        shutil.unpack_archive(path, folder, **({} if path.suffix == ".zip" else {"filter": "data"}))
+    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: broken archive ({error}); delete the file and run the same command again") from None
 
 
@@ -204,6 +170,7 @@ def unpack_inside(path, folder):
                 shutil.copytree(top, folder, copy_function=shutil.move, dirs_exist_ok=True)
 
 
+# --- what a set is made of -------------------------------------------------------------------------------------------
 def make_mrpc(paths, folder):
     """GLUE's train.tsv, dev.tsv and test.tsv of MRPC from Microsoft's two text files and GLUE's list of the dev
     pairs."""
@@ -222,25 +189,23 @@ def make_mrpc(paths, folder):
     return {f"MRPC {part}": len(lines) for part, lines in rows.items()}
 
 
+def finish_files(fetched, folder):
+    """Each file, or what is in an archive, at the place that its row names."""
+    for file, path in fetched.items():
+        target = folder / file.holds
+        if path.suffix in (".zip", ".gz"):
+            unpack_inside(path, target)
+        else:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(path, target)
+    return {}
+
+
 def finish_glue(fetched, folder):
     """One folder a task, as GLUE's own downloads have them."""
-    for file, path in fetched.items():
-        if file.holds == "diagnostic":
-            folder.joinpath("diagnostic").mkdir()
-            shutil.copy(path, folder / "diagnostic" / "diagnostic.tsv")
-        elif file.holds != "MRPC":
-            unpack_inside(path, folder / file.holds)
-    return make_mrpc([path for file, path in fetched.items() if file.holds == "MRPC"], folder / "MRPC")
-
-
-def finish_files(fetched, folder):
-    """SQuAD's files and a model's as they are; the content of RACE's and CIFAR-10's archive."""
-    for path in fetched.values():
-        if path.suffix == ".gz":
-            unpack_inside(path, folder)
-        else:
-            shutil.copy(path, folder)
-    return {}
+    raw = [path for file, path in fetched.items() if file.holds == "MRPC"]
+    finish_files({file: path for file, path in fetched.items() if path not in raw}, folder)
+    return make_mrpc(raw, folder / "MRPC")
 
 
 def segments(path):
@@ -278,7 +243,7 @@ def finish_wmt14(fetched, folder):
     for file, path in fetched.items():
         part, *names = file.holds.split()
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            unpack(path, scratch, names)
+            unpack(path, scratch)
             found = {inside.name: inside for inside in pathlib.Path(scratch).rglob("*")}
             if missing := [name for name in names if name not in found]:
                 raise UserError(f"{path}: the archive lacks {', '.join(missing)}; delete the file and fetch it again")

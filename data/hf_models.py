@@ -127,17 +127,17 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer):
 
 
 # --- BERT and ELECTRA ------------------------------------------------------------------------------------------------
-BERT_NAMES = {  # our module: theirs
+BERT_NAMES = {  # our module: theirs; {} is the number of a layer
     "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
     "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
     "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "fit": "fit",
     "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
-    "head": "classifier"}
-BERT_LAYER = {  # the same of a layer; what attention multiplies with stands in ATTENTION
-    "attention_norm": "attention.output.LayerNorm", "expand": "intermediate.dense", "shrink": "output.dense",
-    "ffn_norm": "output.LayerNorm"}
-ATTENTION = [f"attention.self.{name}" for name in ("query", "key", "value")]
-OUTPUT = "attention.output.dense"
+    "decoder": "cls.predictions", "head": "classifier",
+    **{f"encoder.layers.{{}}.{ours}": f"bert.encoder.layer.{{}}.{theirs}" for ours, theirs in (
+        ("query", "attention.self.query"), ("key", "attention.self.key"), ("value", "attention.self.value"),
+        ("output", "attention.output.dense"), ("attention_norm", "attention.output.LayerNorm"),
+        ("expand", "intermediate.dense"), ("shrink", "output.dense"), ("ffn_norm", "output.LayerNorm"))}}
+QKV = ("query", "key", "value")
 SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size")
 FIXED = {"hidden_act": "gelu", "layer_norm_eps": EPSILON, "position_embedding_type": "absolute"}  # all that runs here
 MODELING = '''"""BERT whose query, key and value have a width of their own, `qkv_size`, as in AutoTinyBERT (Figure B.1):
@@ -243,65 +243,45 @@ def bert_sizes(folder, config):
     return tuple(config[name] for name in SIZES)
 
 
+def partner(names, module):
+    """What a module is called on the other side, by {name: name there}; None where there is no such module."""
+    found = names.get(re.sub(r"\.\d+\.", ".{}.", module))
+    return found and found.format(*re.findall(r"\.(\d+)\.", module))
+
+
 def read_bert(folder, heads):
     """{our name: weight} of a folder; names that are none of a BERT's stay as they are."""
-    modules, weights, layers = {theirs: ours for ours, theirs in BERT_NAMES.items()}, {}, {}
+    names, weights = {theirs: ours for ours, theirs in BERT_NAMES.items()}, {}
     for name, value in read_weights(folder).items():
         name = re.sub(r"^(electra\.|(?=embeddings|encoder\.layer|pooler))", "bert.", name)
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         module, _, kind = name.rpartition(".")
-        if found := re.match(r"bert\.encoder\.layer\.(\d+)\.(.+)", module):
-            layers.setdefault(found[1], {})[f"{found[2]}.{kind}"] = value
-        elif name == "cls.predictions.bias":
-            weights["decoder_bias"] = value
-        else:
-            weights[f"{modules[module]}.{kind}" if module in modules else name] = value
-    for number, parts in layers.items():
+        weights[f"{partner(names, module) or module}.{kind}"] = value
+    if "decoder.bias" in weights:
+        weights["decoder_bias"] = weights.pop("decoder.bias")
+    for layer in [name.removesuffix("query.weight") for name in weights if name.endswith(".query.weight")]:
         try:
-            layer = read_bert_layer(parts, heads)
-        except (RuntimeError, ValueError):
-            raise UserError(f"{folder}: attention of layer {number} does not fit {heads} heads") from None
-        weights |= {f"encoder.layers.{number}.{name}": value for name, value in layer.items()}
+            for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
+                stack = torch.stack([weights.pop(f"{layer}{part}.{kind}") for part in QKV])
+                weights[layer + ours] = stack.unflatten(1, (heads, -1))  # (3, heads, width, inputs)
+            output = weights.pop(f"{layer}output.weight").unflatten(1, (heads, -1))  # (hidden, heads, width)
+            weights |= {f"{layer}output": output, f"{layer}output_bias": weights.pop(f"{layer}output.bias")}
+        except (RuntimeError, ValueError, KeyError):
+            raise UserError(f"{folder}: {layer}qkv is not whole, or does not fit {heads} heads") from None
     return weights
-
-
-def read_bert_layer(parts, heads):
-    """{our name: weight} of one layer's {their name: weight}."""
-    found = {}
-    for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
-        stack = [parts.pop(f"{name}.{kind}", None) for name in ATTENTION]
-        if not any(value is None for value in stack):
-            found[ours] = torch.stack(stack).unflatten(1, (heads, -1))  # (3, heads, width, inputs)
-    if f"{OUTPUT}.weight" in parts:
-        found["output"] = parts.pop(f"{OUTPUT}.weight").unflatten(1, (heads, -1))  # (hidden, heads, width)
-    names = {theirs: ours for ours, theirs in BERT_LAYER.items()}
-    for name, value in parts.items():
-        module, _, kind = name.rpartition(".")
-        ours = "output_bias" if name == f"{OUTPUT}.bias" else f"{names.get(module, module)}.{kind}"
-        found[ours] = value
-    return found
 
 
 def rename_bert(weights, spans=False):
     """{their name: weight} of {our name: weight}. spans: the head is one of SQuAD."""
     names, result = {**BERT_NAMES, "head": "qa_outputs" if spans else "classifier"}, {}
     for name, value in weights.items():
-        module, _, kind = name.rpartition(".")
-        if name == "decoder_bias":
-            result["cls.predictions.bias"] = value
-        elif not name.startswith("encoder.layers."):
-            result[f"{names[module]}.{kind}"] = value
-        else:
-            number, part = name.split(".", 3)[2:]
-            layer, (inner, _, kind) = f"bert.encoder.layer.{number}.", part.rpartition(".")
-            if part in ("qkv", "qkv_bias"):
-                kind = "bias" if part == "qkv_bias" else "weight"
-                result |= {f"{layer}{theirs}.{kind}": each.flatten(0, 1) for theirs, each in zip(ATTENTION, value)}
-            elif part == "output":
-                result[f"{layer}{OUTPUT}.weight"] = value.flatten(1)
-            else:
-                module, kind = (OUTPUT, "bias") if part == "output_bias" else (BERT_LAYER[inner], kind)
-                result[f"{layer}{module}.{kind}"] = value
+        module, _, leaf = name.rpartition(".")
+        kind, parts = "bias" if leaf.endswith("bias") else "weight", {module: value}
+        if leaf in ("qkv", "qkv_bias"):
+            parts = {f"{module}.{part}": each.flatten(0, 1) for part, each in zip(QKV, value)}
+        elif leaf in ("output", "output_bias", "decoder_bias"):
+            parts = {name.removesuffix("_bias"): value.flatten(1) if leaf == "output" else value}
+        result |= {f"{partner(names, ours)}.{kind}": each for ours, each in parts.items()}
     return result
 
 

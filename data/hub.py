@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from common.cli import UserError
 from common.files import atomic, partials, read_json, write_atomic
-from data.text import SAMPLE, find_layout, split_sentences, text_blocks
+from data.text import SAMPLE, Layout, find_layout, read_documents, text_blocks
 
 READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # of local files, by their endings
 
@@ -46,10 +46,8 @@ def reason(error):
 def sentences_of(text):
     """The sentences of one document. Lines that were wrapped at a width are joined first."""
     text = text.replace("\0", "")
-    blocks = text_blocks(text)
-    wrapped = max(map(len, blocks), default=0) > 1 and find_layout(text[:SAMPLE]).wrapped
-    units = (" ".join(block) for block in blocks) if wrapped else chain.from_iterable(blocks)
-    return list(chain.from_iterable(map(split_sentences, units)))
+    wrapped = max(map(len, text_blocks(text)), default=0) > 1 and find_layout(text[:SAMPLE]).wrapped
+    return list(chain.from_iterable(read_documents(text, Layout(wrapped, split=True, blank_ends=False))))
 
 
 def write_shard(rows, column, path, bar):

@@ -15,7 +15,7 @@ How text is read. A file's first 128 KiB decide its layout:
 A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
 is near.
 """
-import gc
+import contextlib
 import hashlib
 import io
 import json
@@ -27,6 +27,7 @@ import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,7 @@ import sentencepiece
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import fingerprint, fingerprints, read_json, write_atomic
+from common.files import atomic, fingerprint, fingerprints, partials, read_json, write_atomic
 from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 
@@ -55,6 +56,7 @@ LONGEST_ABBREVIATION = max(map(len, ABBREVIATIONS))
 ALBERT_SYMBOLS = ["(", ")", '"', "-", ".", "–", "£", "€"]  # pieces of their own in ALBERT's vocabulary
 SAMPLE_BYTES = 200_000_000  # of text from which a vocabulary is trained
 STEP = 2.0 ** -10  # of scores: float32 adds them up exactly to 16,384, which is the score of about 2,000 pieces
+VARINT = re.compile(rb"[\x80-\xff]*[\x00-\x7f]")
 NORMAL, SYMBOL, UNUSED = 1, 4, 5  # types of a piece in SentencePiece's model file; 4: user-defined
 
 
@@ -197,37 +199,30 @@ def sample_lines(files, lower):
     return [line for line in lines if line]
 
 
+def varint(message, place):
+    """(a whole number of a protobuf message, seven bits a byte, the first place behind it)."""
+    raw = VARINT.match(message, place)[0]
+    return sum((byte & 127) << 7 * turn for turn, byte in enumerate(raw)), place + len(raw)
+
+
 def fields(message):
     """(number, value, all its bytes) of the fields of a protobuf message, in which SentencePiece writes its models. A
     value is an int, 4 or 8 bytes, or the bytes of what has a length."""
     place = 0
-
-    def varint():
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = message[place]
-            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
-            if byte < 128:
-                return value
-
     while place < len(message):
-        start, key = place, varint()
-        kind = key & 7
-        if kind == 0:
-            value = varint()
-        else:
-            size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
+        start, (key, place) = place, varint(message, place)
+        kind, size = key & 7, {1: 8, 5: 4}.get(key & 7, 0)
+        if kind in (0, 2):
+            value, place = varint(message, place)
+            size = value
+        if kind != 0:
             value, place = message[place:place + size], place + size
         yield key >> 3, value, message[start:place]
 
 
 def with_length(number, content):
-    """A field of a protobuf message that holds the bytes `content`."""
-    size, sizes = len(content), b""
-    while size > 127:
-        sizes, size = sizes + bytes([size & 127 | 128]), size >> 7
-    return bytes([number << 3 | 2]) + sizes + bytes([size]) + content
+    """A field of a protobuf message that holds `content`, of fewer than 128 bytes, which no piece has."""
+    return bytes([number << 3 | 2, len(content)]) + content
 
 
 def steady(model, lower):
@@ -254,15 +249,6 @@ def steady(model, lower):
     return b"".join(made) + b"".join(whole for key, _, whole in fields(model) if key != 1)
 
 
-def training_mistake(message, file, vocab_size):
-    """SentencePiece's complaint as one line that says what to do."""
-    if most := re.search(r"value <= (\d+)", message):
-        return f"{file}: the text gives at most {most[1]} pieces, not {vocab_size}; use {most[1]}, or more text"
-    if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return f"{file}: the characters alone need {least[1]} pieces; use a vocab_size well above, not {vocab_size}"
-    return f"{file}: SentencePiece cannot train vocab_size {vocab_size} ({message.splitlines()[0]}); change vocab_size"
-
-
 def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
     """Train a unigram model with ALBERT's settings on text files or folders; returns out_path (a file to be written).
 
@@ -284,7 +270,8 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
             user_defined_symbols=ALBERT_SYMBOLS if lower else [], num_threads=threads, input_sentence_size=10_000_000,
             max_sentence_length=1 << 20, minloglevel=2)
     except (RuntimeError, ValueError) as error:
-        raise UserError(training_mistake(str(error), files[0], vocab_size)) from None
+        said = str(error).rpartition("] ")[2].strip()  # without the place in SentencePiece's code
+        raise UserError(f"{files[0]}: no vocab_size {vocab_size} can be trained on this text: {said}") from None
     out_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out_path, steady(model.getvalue(), lower))
     return out_path
@@ -312,50 +299,40 @@ def encode_chunk(tokenizer, job):
     return path, end - start, tokens, lengths[lengths > 0], counts[counts > 0], broken
 
 
-def start_worker(work, shared):
-    """Keep what every job needs in this worker process, and end when the parent does, however it ends."""
-    run_in_worker.work, run_in_worker.shared = work, shared
-    gc.disable()  # what a job makes holds no cycles, and looking for them in lists of ids takes a twentieth of the time
+def end_with_parent():
+    """In a worker process: end when the parent does, however it ends."""
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def run_in_worker(job):
-    return run_in_worker.work(run_in_worker.shared, job)
-
-
-def in_order(work, shared, jobs, workers):
-    """work(shared, job) of each job, in order."""
+def in_order(work, jobs, workers):
+    """work(job) of each job, in order."""
     if workers <= 1:
-        yield from (work(shared, job) for job in jobs)
+        yield from map(work, jobs)
         return
-    with ProcessPoolExecutor(workers, initializer=start_worker, initargs=(work, shared)) as pool:
+    with ProcessPoolExecutor(workers, initializer=end_with_parent) as pool:
         try:
-            yield from pool.map(run_in_worker, jobs)
+            yield from pool.map(work, jobs)
         except BrokenProcessPool:
             raise UserError("a worker process was killed, perhaps for want of memory; use fewer --workers") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def write_parts(results, parts, bar):
-    """Write the .part files from encode_chunk's results, synced to disk; returns the counts."""
+def write_tokens(results, tokens, sentences, documents, bar):
+    """Write the three files from encode_chunk's results; returns the counts."""
     count = {"tokens": 0, "sentences": 0, "documents": 0, "replaced": 0}
-    with open(parts[0], "wb") as tokens, open(parts[1], "wb") as sentences, open(parts[2], "wb") as documents:
-        for path, size, ids, lengths, per_document, broken in results:
-            if broken and not count["replaced"]:
-                print(f"{path}: not all is UTF-8; each bad spot becomes U+FFFD (see meta.json)", file=sys.stderr)
-            tokens.write(ids)
-            sentences.write(count["tokens"] + np.cumsum(lengths) - lengths)
-            documents.write(count["sentences"] + np.cumsum(per_document) - per_document)
-            for key, more in zip(count, (len(ids), len(lengths), len(per_document), broken)):
-                count[key] += int(more)
-            bar.update(size)
-        sentences.write(np.int64(count["tokens"]))
-        documents.write(np.int64(count["sentences"]))
-        for file in (tokens, sentences, documents):
-            file.flush()
-            os.fsync(file.fileno())
+    for path, size, ids, lengths, per_document, broken in results:
+        if broken and not count["replaced"]:
+            print(f"{path}: not all is UTF-8; each bad spot becomes U+FFFD (see meta.json)", file=sys.stderr)
+        tokens.write(ids)
+        sentences.write(count["tokens"] + np.cumsum(lengths) - lengths)
+        documents.write(count["sentences"] + np.cumsum(per_document) - per_document)
+        for key, more in zip(count, (len(ids), len(lengths), len(per_document), broken)):
+            count[key] += int(more)
+        bar.update(size)
+    sentences.write(np.int64(count["tokens"]))
+    documents.write(np.int64(count["sentences"]))
     return count
 
 
@@ -373,19 +350,16 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     if made_from.items() <= read_meta(folder).items():
         return Corpus(folder, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    parts = [folder / f"{name}.bin.part" for name in NAMES]
-    total, jobs = sum(size for _, size, _ in sources), chain.from_iterable(map(chunks, files))
-    try:
-        with tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None) as bar:
-            count = write_parts(in_order(encode_chunk, tokenizer, jobs, workers), parts, bar)
+    for left in partials(folder, "*.bin"):  # of a process that was killed
+        left.unlink()
+    results = in_order(partial(encode_chunk, tokenizer), chain.from_iterable(map(chunks, files)), workers)
+    with contextlib.ExitStack() as stack:  # at its end the files get their names
+        made = [stack.enter_context(atomic(folder / f"{name}.bin")) for name in NAMES]
+        bar = tqdm(total=sum(size for _, size, _ in sources), unit="B", unit_scale=True, desc="tokens", disable=None)
+        count = write_tokens(results, *made, stack.enter_context(bar))
         if not count["sentences"]:
             raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")
         (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written the folder is no corpus
-        for part in parts:
-            os.replace(part, part.with_suffix(""))
-    finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
     found = {name: fingerprint(folder / f"{name}.bin") for name in NAMES}
     write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources, "files": found}, indent=1))
     return Corpus(folder, tokenizer)
