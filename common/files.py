@@ -1,6 +1,5 @@
 """Files that are there whole or not at all, and readers that name what is wrong with a file in one line."""
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -52,19 +51,6 @@ def partials(folder, name="*"):
             if re.fullmatch(r".*\.partial-\d+", path.name) and path.is_file() and not path.is_symlink()]
 
 
-def open_own(path, flags=os.O_WRONLY):
-    """A text file that is opened for adding to its end, made where it is not there. A link is never followed: what it
-    points to is not ours. Raises UserError there."""
-    try:
-        return open(os.open(path, flags | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a+" if flags == os.O_RDWR
-                    else "a", encoding="utf-8")
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise UserError(f"{path}: a link, and nothing is written through links; delete it or choose another --out"
-                        ) from None
-
-
 def read_text(path, mend, newline=None):
     """The text of a UTF-8 file without its byte-order mark; "\\r\\n" becomes "\\n" but with newline="". UserError where
     there is no file, with the mend, or where it is no UTF-8, with the line."""
@@ -86,15 +72,10 @@ def parse_json(text, place, kind=object, mend="fetch it again"):
         value = json.loads(text)
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        line = f":{error.lineno}" if "\n" in text.strip() else ""
-        raise UserError(f"{place}{line}: no JSON ({error.msg}); {mend}") from None
-    except RecursionError:
-        raise UserError(f"{place}: this JSON is nested too deeply; {mend}") from None
-    except UnicodeEncodeError:
-        raise UserError(f"{place}: holds half a character (\\ud...), which is no Unicode; {mend}") from None
-    except ValueError as error:  # a number of more than 4,300 digits
-        raise UserError(f"{place}: no JSON ({str(error).partition(';')[0]}); {mend}") from None
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) and "\n" in text.strip() else ""
+        reason = getattr(error, "msg", None) or str(error).partition(";")[0]
+        raise UserError(f"{place}{line}: no JSON ({reason}); {mend}") from None
     if not isinstance(value, kind):
         raise UserError(f"{place}: no JSON {'object' if kind is dict else kind.__name__}; {mend}")
     return value
@@ -195,7 +176,7 @@ def lock(path, wait=False, what="the run"):
     path = own_path(path)
     if path in _locks:
         return
-    file = open_own(path, os.O_RDWR)
+    file = open(path, "a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
