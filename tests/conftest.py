@@ -1,5 +1,6 @@
 """Shared by all tests: the repository on the path, a fixed number of threads, the demo data made once, markers."""
-import os
+import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from tests.claims import study  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -40,19 +42,17 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(scope="session")
-def real_data():
-    """The folder of real data that $PAPERS_DATA names; the test is skipped where it is unset."""
-    folder = os.environ.get("PAPERS_DATA")
-    if not folder:
-        pytest.skip("needs real data: set PAPERS_DATA to a folder with corpus/, glue/, squad/ (see data/README.md)")
-    return Path(folder)
-
-
-@pytest.fixture(scope="session")
 def demo():
     """Paths of the demo data, made on first use."""
     from data.prepare import make_demo
     return make_demo(ROOT / "data" / "demo")
+
+
+def claimed(paper, name, folder, *words):
+    """The record that a claim of a paper leaves in a folder, its runs in runs/NAME there."""
+    claims = importlib.import_module(f"tests.claims.{paper}").CLAIMS
+    study.main(paper, claims, [name, "--results", str(folder), "--runs", str(folder / "runs" / name), *map(str, words)])
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 @pytest.fixture(autouse=True)

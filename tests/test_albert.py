@@ -1,13 +1,8 @@
 """albert.py: published counts, parity with transformers, LAMB, masking, sentence order, resuming, fine-tuning."""
 import dataclasses
-import functools
 import json
 import math
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
@@ -22,12 +17,13 @@ from common import tasks as common_tasks
 from common.cli import UserError
 from common.distributed import Ranks
 from common.tokenization import load_tokenizer
-from conftest import ROOT
+from conftest import ROOT, claimed
+from test_bad_input import ready  # noqa: F401  (a fixture)
 from test_corpus import made_by_hand
 from data import hf_folder, hf_models
 from data.corpus import Corpus
 from data.inputs import Data
-from data.text import prepare_corpus, train_sentencepiece
+from data.text import train_sentencepiece
 from tests.claims import albert as claims
 from tests.claims import study
 
@@ -63,18 +59,9 @@ def write_config(folder, content):
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """A small prepared corpus with its tokenizer: 60 documents of numbered sentences, in which order can be told."""
-    folder, rng = tmp_path_factory.mktemp("albert"), np.random.default_rng(0)
-    words = "stone river lamp green small house winter paper garden quiet early bread north letter".split()
-    lines = []
-    for _ in range(60):
-        lines += [f"{name} the {rng.choice(words)} {rng.choice(words)} was {rng.choice(words)}."
-                  for name in ("First", "Second", "Then", "After", "Finally")] + [""]
-    (folder / "text.txt").write_text("\n".join(lines))
-    tokenizer = load_tokenizer(train_sentencepiece([folder / "text.txt"], folder / "corpus" / "spiece.model", 50))
-    prepare_corpus([folder / "text.txt"], tokenizer, folder / "corpus")
-    return folder / "corpus"
+def corpus(ready):  # noqa: F811
+    """A small prepared corpus with a vocabulary of 300 pieces; its text stands beside it."""
+    return ready["corpus"]
 
 
 # --- parameters ----------------------------------------------------------------------------------
@@ -350,20 +337,6 @@ def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
     assert theirs.model_max_length == 77 and theirs.mask_token_id == ours.mask_id
 
 
-@pytest.mark.parametrize("change, weight, message", [
-    ({}, ("albert.embeddings.LayerNorm.bias", None), "missing encoder.norm.bias"),
-    ({}, ("albert.embeddings.position_embeddings.weight", torch.zeros(7, 8)), r"positions.weight is \(7, 8\)"),
-    ({"hidden_act": "swish"}, None, "activation 'swish'"), ({"layer_norm_eps": 1e-5}, None, "layer_norm_eps 1e-05")])
-def test_folders_that_do_not_fit(change, weight, message, tmp_path):
-    model = albert.LanguageModel(TINY)
-    weights = hf_models.rename_albert(model.state_dict(), 1) | dict([weight] if weight else [])
-    hf_folder.write_weights(tmp_path / "model.safetensors",
-                            {name: value for name, value in weights.items() if value is not None})
-    write_config(tmp_path, {**hf_models.albert_config(TINY, "AlbertForPreTraining", 2, 1), **change})
-    with pytest.raises(UserError, match=message):
-        albert.start_from(model, read_back(tmp_path)[1])
-
-
 @pytest.mark.parametrize("kind, task, kept", [
     ("Sequence", "CoLA", True), ("Sequence", "RTE", False), ("Sequence", "", False), ("Token", "", False)])
 def test_a_head_of_another_task_is_left_out_and_said(kind, task, kept, corpus, tmp_path):
@@ -381,14 +354,6 @@ def test_a_head_of_another_task_is_left_out_and_said(kind, task, kept, corpus, t
 
 
 # --- claims --------------------------------------------------------------------------------------
-
-def run_claim(name, tmp_path, *words):
-    """The JSON file that a claim writes."""
-    results = tmp_path / "results"
-    study.main("albert", claims.CLAIMS, [name, "--results", str(results), "--runs", str(tmp_path / "runs"),
-                                         *map(str, words)])
-    return read(results, f"{name}.json")
-
 
 @pytest.fixture
 def run_here(monkeypatch):
@@ -420,17 +385,17 @@ NET = ["--hidden", "16", "--heads", "2", "--ffn", "32"]
     ("smoothness", [*NET, "--embedding", "8", "--batch", "2", "--rows", "64"], 2, 4)])
 def test_claims_run_at_the_smallest_size(name, flags, runs, rows, corpus, tmp_path, run_here):
     if name == "equal_time":  # BERT's updates take half of ALBERT's time: it gets twice as many
-        (tmp_path / "runs").mkdir()
-        (tmp_path / "runs" / "slowness.json").write_text("2.0")
-    study_flags = ["--seeds", "1", "--updates", "2", "--few", corpus.parent / "text.txt", "--pieces", "50",
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "slowness.json").write_text("2.0")
+    study_flags = ["--seeds", "1", "--updates", "2", "--few", corpus.parent / "text.txt", "--pieces", "300",
                    "--device", "cpu"]
     more = [] if flags is None else [*study_flags, *flags]
-    found = run_claim(name, tmp_path, *more)
+    found = claimed("albert", name, tmp_path, *more)
     assert (len(run_here), len(found["rows"])) == (runs, rows)
     if name == "equal_time":
         assert [row[-1] for row in found["rows"]] == [2, 1, 4, 2, 8, 4]
     if name == "order":  # what is done is not run again
-        assert run_claim(name, tmp_path, *more)["seeds"] == found["seeds"] and len(run_here) == runs
+        assert claimed("albert", name, tmp_path, *more)["seeds"] == found["seeds"] and len(run_here) == runs
 
 
 def test_table_5_is_judged_by_what_was_written_down():
@@ -611,20 +576,6 @@ def lines_of(folder, phase):
     return [line for line in lines if line.get("phase") == phase]
 
 
-def kill(monkeypatch, name, at):
-    """Let the call number `at` of a function of albert.py end like Ctrl-C; returns the list that counts the calls."""
-    calls, real = [], getattr(albert, name)
-
-    def killed(*args):
-        calls.append(1)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    monkeypatch.setattr(albert, name, killed)
-    return calls
-
-
 @pytest.fixture(scope="module")
 def whole(corpus, tmp_path_factory):
     """A run that nothing interrupted, with dropout that is taken out."""
@@ -633,32 +584,10 @@ def whole(corpus, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name, at, calls", [("mean_loss", 9, 9 + 4), ("evaluate_language_model", 2, 2 + 2)])
-def test_kill_and_resume_equals_an_uninterrupted_run(name, at, calls, whole, corpus, tmp_path, monkeypatch):
-    """In update 5, after the checkpoint of update 4; and at the second look at held-out text, which is repeated."""
-    made = kill(monkeypatch, name, at)
-    words = ["--dropout", "0.1", "--dropout_steps", "5"]
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(corpus, tmp_path / "run", *words)
-    parts = pretrain(corpus, tmp_path / "run", *words)
-    assert len(made) == calls and all(torch.equal(value, parts[key]) for key, value in owned(whole)["model"].items())
-    looks = [line for line in lines_of(tmp_path / "run", "pretrain") if "dev_mlm_accuracy" in line]
-    assert [line["step"] for line in looks] == [2, 4, 6]
-
-
-@pytest.mark.slow
-def test_dropout_is_taken_out_of_a_compiled_model_that_recomputes(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    words = "--dropout 0.1 --dropout_steps 2 --steps 4 --layers 1 --recompute --dev_rows 8".split()
-    compiled, plain = (pretrain(corpus, tmp_path / name, *words, *more)
-                       for name, more in (("compiled", ["--compile"]), ("plain", [])))
-    assert all(compiled[name].isfinite().all() and compiled[name].shape == plain[name].shape for name in plain)
-
-
 def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpus, monkeypatch):
     tokenizer, ranks = load_tokenizer(corpus), Ranks(0, 1, CPU)
-    text = Data(CPU, tokenizer, *Corpus(corpus, tokenizer).split(0.05))
-    cfg = tiny(layers=1, vocab_size=50, positions=64, length=64, dev_rows=16)
+    text = Data(CPU, tokenizer, *Corpus(corpus, tokenizer).split(0.5))
+    cfg = tiny(layers=1, vocab_size=300, positions=64, length=64, dev_rows=16)
     model = albert.LanguageModel(cfg)
     first, second = (albert.evaluate_language_model(model, text, dataclasses.replace(cfg, seed=seed), ranks)
                      for seed in (0, 1))
@@ -698,23 +627,6 @@ def test_learning_rate_goes_with_the_root_of_the_batch(corpus, tmp_path):
     assert lines_of(tmp_path, "pretrain")[0]["lr"] == pytest.approx(1.1e-4, rel=1e-3)
 
 
-def test_accumulated_parts_give_the_same_update_as_processes(corpus, tmp_path):
-    """One process with two parts a batch, and two processes: the same weights to rounding."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    words = [*SMALL, "--corpus", corpus, "--accumulate", "2", "--recompute"]
-    command = [sys.executable, ROOT / "albert.py", "--pretrain", *map(str, words), "--out", tmp_path / "two"]
-    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={
-        **os.environ, **place, "OMP_NUM_THREADS": "1", "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
-    run_main("--pretrain", *words, "--out", tmp_path / "one")
-    assert [rank.communicate()[1][-2000:] * bool(rank.returncode) for rank in ranks] == ["", ""]
-    one, two = (owned(tmp_path / name)["model"] for name in ("one", "two"))
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
-    results = [read(tmp_path / run, "done.json") for run in ("one", "two")]
-    assert results[0]["steps"] == 6 and results[0]["mlm"] == pytest.approx(results[1]["mlm"], abs=0.01)
-
-
 def test_depth_warm_start_takes_everything_over(whole, corpus, tmp_path, capsys):
     """Table 11."""
     shallow = owned(whole)["model"]
@@ -724,65 +636,23 @@ def test_depth_warm_start_takes_everything_over(whole, corpus, tmp_path, capsys)
     assert read(tmp_path, "config.json")["settings"]["layers"] == 4
 
 
-def test_a_diverged_run_ends_in_one_line(corpus, tmp_path):
-    with pytest.raises(UserError, match="not finite at update .*learning rate"):
-        pretrain(corpus, tmp_path, "--lr", "1e30", "--warmup", "0")
-
-
 # --- fine-tuning ---------------------------------------------------------------------------------
 
 FAST = ["--finetune_epochs", "2", "--finetune_batch", "4", "--finetune_lr", "1e-3", "--finetune_length", "48",
         "--device", "cpu"]
 KINDS = ("CoLA", "MNLI", "RTE", "SQuAD1.1", "SQuAD2.0", "RACE")
-CONTEXT = "The stone river was small. The winter house was green. The quiet lamp was early."
+
+
+def data_flags(ready):  # noqa: F811
+    return [word for name in ("glue", "squad", "race") for word in (f"--{name}", ready[name])]
 
 
 @pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    """Tiny CoLA, MNLI, RTE, SQuAD v1.1 and v2.0, and RACE in their official layouts."""
-    folder = tmp_path_factory.mktemp("tasks")
-
-    def write(path, lines):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text("\n".join(lines) + "\n")
-
-    texts = [f"the {('quiet lamp', 'stone river')[i % 2]} was small {i}" for i in range(24)]
-    write("glue/CoLA/test.tsv", ["index\tsentence", *(f"{i}\t{text}" for i, text in enumerate(texts[:6]))])
-    for split in ("train", "dev"):
-        write(f"glue/CoLA/{split}.tsv", [f"s\t{i % 2}\t\t{text}" for i, text in enumerate(texts)])
-        labels = [("entailment", "not_entailment")[i % 2] for i in range(10)]
-        rows = [f"{i}\tthe stone was small\tthe lamp\t{label}" for i, label in enumerate(labels)]
-        write(f"glue/RTE/{split}.tsv", ["index\tsentence1\tsentence2\tlabel", *rows])
-        answered = [{"id": f"q{i}", "question": "what was green?", "is_impossible": False, "answers": [
-            {"text": "winter house", "answer_start": CONTEXT.index("winter")}]} for i in range(6)]
-        more = [{"id": f"n{i}", "question": "what was bread?", "answers": [], "is_impossible": True} for i in range(6)]
-        for version, asked in (("1.1", answered), ("2.0", answered + more)):
-            paragraphs = [{"context": CONTEXT, "qas": asked}]
-            content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
-            write(f"squad/{split}-v{version}.json", [json.dumps(content)])
-    for split in ("train", "dev_matched", "dev_mismatched"):
-        rows = ["\t".join(["x"] * 8 + ["the stone was small", "the lamp was green",
-                                       ("contradiction", "entailment", "neutral")[i % 3]]) for i in range(12)]
-        write(f"glue/MNLI/{split}.tsv", ["\t".join("h" * 11), *rows])
-    for split in ("train", "dev", "test"):
-        for level in ("middle", "high"):
-            for i in range(4):
-                write(f"race/{split}/{level}/{i}.txt", [json.dumps(
-                    {"id": f"{level}{i}", "article": "The stone was small.", "questions": ["the lamp was _ ."],
-                     "options": [["green", "small", "quiet", "early"]], "answers": ["A"]})])
-    return folder
-
-
-def data_flags(tasks):
-    return ["--glue", tasks / "glue", "--squad", tasks / "squad", "--race", tasks / "race"]
-
-
-@pytest.fixture(scope="module")
-def finetuned(whole, tasks, tmp_path_factory):
+def finetuned(whole, ready, tmp_path_factory):  # noqa: F811
     """Two run folders of --finetune with every kind of task, the second with two runs of each."""
     folder = tmp_path_factory.mktemp("finetuned")
     for seed in (0, 1):
-        run_main("--finetune", ",".join(KINDS), *FAST, *data_flags(tasks), "--eval_every", "3", "--init", whole,
+        run_main("--finetune", ",".join(KINDS), *FAST, *data_flags(ready), "--eval_every", "1", "--init", whole,
                  "--out", folder / f"ft{seed}", "--runs", seed + 1, "--seed", seed)
     return folder
 
@@ -803,19 +673,19 @@ def test_finetuning_every_kind_of_task(finetuned):
     assert (folder / "CoLA" / "CoLA.tsv").read_text().startswith("index\tprediction\n0\t")
     answers, odds = (read(folder / "SQuAD2.0", f"{name}.json") for name in ("predictions", "null_odds"))
     limit = metrics["SQuAD2.0"]["best_f1_thresh"]
-    assert len(answers) == 12 and all((odds[key] > limit) == (answers[key] == "") for key in answers)
+    assert answers.keys() == odds.keys() and all((odds[key] > limit) == (answers[key] == "") for key in answers)
 
 
 @pytest.mark.slow
-def test_ensembles_average_what_run_folders_predict(finetuned, tasks, tmp_path):
+def test_ensembles_average_what_run_folders_predict(finetuned, ready, tmp_path):  # noqa: F811
     members = [finetuned / "ft0", finetuned / "ft1"]
-    words = ["--finetune", ",".join(KINDS), *FAST, *data_flags(tasks), "--ensemble", *members]
+    words = ["--finetune", ",".join(KINDS), *FAST, *data_flags(ready), "--ensemble", *members]
     run_main(*words, "--out", tmp_path / "both")
     chosen = read(tmp_path / "both" / "jobs", "CoLA-0.json")["members"]
     averaged = sum(torch.load(Path(run) / "CoLA" / "predictions.pt")["found"]["test"] / len(chosen) for run in chosen)
     expected = "".join(f"{i}\t{row.argmax().item()}\n" for i, row in enumerate(averaged))
     assert (tmp_path / "both" / "CoLA" / "CoLA.tsv").read_text() == "index\tprediction\n" + expected
-    shutil.copytree(tasks / "glue", tmp_path / "glue")
+    shutil.copytree(ready["glue"], tmp_path / "glue")
     dev = tmp_path / "glue" / "CoLA" / "dev.tsv"
     dev.write_text("".join(dev.read_text().splitlines(keepends=True)[::-1]))
     with pytest.raises(UserError, match="its predictions on CoLA are for other data"):
@@ -837,23 +707,8 @@ def test_models_of_tasks_are_exported(finetuned, tmp_path):
         assert config["architectures"] == [name] and list(config["id2label"].values()) == labels
 
 
-def test_finetuning_resumes_to_the_same_result(whole, tasks, tmp_path, monkeypatch):
-    words = ["--finetune", "CoLA", *FAST, "--glue", tasks / "glue", "--init", whole, "--finetune_dropout", "0.1",
-             "--accumulate", "2", "--eval_every", "6"]
-    run_main(*words, "--out", tmp_path / "whole")
-    calls = kill(monkeypatch, "schedule", 17)  # twice an update: in update 9 of 12, after the checkpoint of update 6
-    with pytest.raises(KeyboardInterrupt):
-        run_main(*words, "--out", tmp_path / "parts")
-    run_main(*words, "--out", tmp_path / "parts")
-    assert len(calls) == 17 + 12
-    one, two = (owned(tmp_path / run / "CoLA")["CoLA"] for run in ("whole", "parts"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    one, two = (read(tmp_path / run / "jobs", "CoLA-0.json") for run in ("whole", "parts"))
-    assert one == two
-
-
-def test_a_diverged_fine_tuning_scores_below_all_and_is_said(whole, tasks, tmp_path, capsys):
-    run_main("--finetune", "CoLA", *FAST, "--glue", tasks / "glue", "--init", whole, "--out", tmp_path / "ft",
+def test_a_diverged_fine_tuning_scores_below_all_and_is_said(whole, ready, tmp_path, capsys):  # noqa: F811
+    run_main("--finetune", "CoLA", *FAST, "--glue", ready["glue"], "--init", whole, "--out", tmp_path / "ft",
              "--finetune_lr", "1e30", "--eval_every", "12")
     assert "a prediction on CoLA is not finite" in capsys.readouterr().out
     line = read(tmp_path / "ft", "done.json")["tasks"]["CoLA"]
@@ -923,12 +778,3 @@ def test_v2_models_have_a_recipe_of_their_own(tmp_path):
         found = albert.recipes(albert.Config(), table)
         assert [found[name].dropout for name in ("RACE", "RTE", "CoLA")] == kept
         assert (found["RACE"].lr, found["RTE"].lr, "a v2 model" in line) == (lr, 3e-5, not dropout)
-
-
-# --- mistakes ------------------------------------------------------------------------------------
-
-def test_a_corpus_without_pairs(corpus, tmp_path):
-    lines = [f"the {word} river was small." for word in ["stone", "green"] * 400]
-    (tmp_path / "lines.txt").write_text("\n\n".join(lines))
-    with pytest.raises(UserError, match="lines.txt: no two sentences"):
-        pretrain(tmp_path / "lines.txt", tmp_path / "lines", "--tokenizer", corpus)

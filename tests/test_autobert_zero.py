@@ -6,13 +6,11 @@ import itertools
 import math
 import random
 import re
-import sys
 
 import pytest
 import torch
 
 import autobert_zero as abz
-from conftest import ROOT
 from data.corpus import join
 from data.network_code import rename
 from tests.claims import study
@@ -531,11 +529,3 @@ def test_the_written_module_gives_our_outputs(tmp_path):
         expected, expected_pairs = model(ids, ids % 2, lengths, real)
         torch.testing.assert_close(words.flatten(0, 1)[real], expected, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(pairs, expected_pairs, rtol=1e-6, atol=1e-6)
-
-
-# --- the file as a whole -------------------------------------------------------------------------
-
-def test_the_module_level_imports_torch_and_the_standard_library_alone():
-    tree = ast.parse((ROOT / "autobert_zero.py").read_text())
-    imports = [ast.unparse(node) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert {line.split()[1].split(".")[0] for line in imports} - set(sys.stdlib_module_names) == {"torch"}

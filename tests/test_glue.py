@@ -1,5 +1,4 @@
 """GLUE files of every shape, batches, scores and leaderboard files."""
-import itertools
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,11 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_squad import WORDS, tokenizer, write  # noqa: F401  (tokenizer is a fixture)
 
 from common import glue
 from common.cli import UserError
-from common.tokenization import load_tokenizer
-from data.text import train_sentencepiece
 
 HEADERS = {
     "SST-2": ("sentence\tlabel", "index\tsentence"),
@@ -36,13 +34,6 @@ ROWS = {  # one row of train and dev: its cells with A, B and L for the sentence
 }
 
 
-def write(folder, name, content):
-    path = Path(folder) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
 def table(task, rows, labelled=True):
     """The content of a TSV file of a task; rows: (sentence A, sentence B, label)."""
     header, form = HEADERS[task][not labelled], ROWS[task][not labelled]
@@ -50,17 +41,6 @@ def table(task, rows, labelled=True):
     for a, b, label in rows:
         lines.append("\t".join({"A": a, "B": b, "L": label}.get(cell, cell) for cell in form.split("\t")))
     return "".join(f"{line}\n" for line in lines)
-
-
-WORDS = ["".join(parts) for parts in itertools.product(("ka", "so", "mi", "tre"), ("lo", "ne", "ri", "du", ""), "strn")]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder, draw = tmp_path_factory.mktemp("tokenizer"), random.Random(0)
-    text = "\n".join(" ".join(draw.choices(WORDS, k=12)) for _ in range(800))
-    files = [write(folder, "text.txt", text)]
-    return load_tokenizer(train_sentencepiece(files, folder / "spiece.model", vocab_size=90))
 
 
 def examples(count, longest=60):
@@ -163,7 +143,7 @@ def row_of(features, i):
     return batch["ids"][0, :size].tolist(), batch["segments"][0, :size].tolist()
 
 
-def test_batches_hold_every_row_once_in_an_order_of_seed_and_epoch(tokenizer):
+def test_batches_hold_every_row_once_in_an_order_of_seed_and_epoch(tokenizer):  # noqa: F811
     features = glue.encode(examples(203), tokenizer, max_length=100)
     orders = []
     for seed, epoch in ((None, 0), (5, 0), (5, 1), (6, 0), (5, 0)):

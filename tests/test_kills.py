@@ -1,29 +1,94 @@
-"""Runs that are killed end as undisturbed ones: tests/kills.py with few kills, and torchrun starting again by itself."""
+"""Runs that die end as undisturbed ones, by the same command: in this process after every few writes, by tests/kills.py
+with few kills, and where torchrun starts them again. Two processes leave what one leaves, to rounding."""
+import importlib
 import os
 import random
+import re
+import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 
 import kills
 import pytest
+import torch
+from test_bad_input import TRAINED, TUNED, ready  # noqa: F401  (ready is a fixture)
 
-from data.text import make_corpus
+import autotinybert
+from common.files import read_jsonl, release_locks
+
+SEARCHES = {
+    "autobert_zero": "--corpus {corpus} --tasks MLM --layers 2 --hidden 16 --heads 2 --ffn 16 --batch 4 --steps 4 "
+                     "--population 3 --rounds 1 --parents 2 --children 2 --finalists 1 --finalist_steps 4",
+    "autotinybert": "--corpus {corpus} --tasks MLM --largest 2-24-40-4-24 --smallest 1-8-8-1-8 --length 24 --batch 8 "
+                    "--accumulate 2 --samples 2 --steps 4 --further_steps 3 --eval_every 1 --population 3 "
+                    "--generations 2 --winners 2 --latency_archs 24 --latency_rounds 1 --latency_length 16 "
+                    "--reference 6-128-512-4-128 --speedup 2",
+    "mformer": "--cifar10 {cifar10} --cost flops --layers 1 2 --hidden 16 --ffn 16 32 --heads 1 2 --patch 8 --batch 8 "
+               "--accumulate 2 --held_out 16 --steps 6 --samples 20 --generations 2 --population 10 --finalists 2"}
+RUNS = {**{program: f"{command} --steps 6 --save_every 2 --accumulate 2" for program, command in TRAINED.items()},
+        "tuned": f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2", **{
+            f"{program} search": f"{program} --search {words} --save_every 2 --device cpu"
+            for program, words in SEARCHES.items()}}
 
 
-def test_a_killed_training_leaves_what_an_undisturbed_one_leaves(demo, tmp_path, monkeypatch):
-    """Killed between two checkpoints."""
-    commands, out = kills.COMMANDS["albert"], tmp_path / "killed"
-    (tmp_path / "text.txt").write_text(Path(demo["corpus"], "language.txt").read_text()[:40_000])
-    make_corpus([tmp_path / "text.txt"], tmp_path / "made", 300, workers=1)  # once, not in each of three runs
-    monkeypatch.setitem(commands, "pretrain", commands["pretrain"] + f"--steps 45 --corpus {tmp_path}/made")
-    whole, _ = kills.undisturbed("albert", "pretrain", tmp_path, 1)
-    process = kills.start("albert", "pretrain", out, 1)
-    while process.is_alive() and not (out / "checkpoint.pt").exists():
-        time.sleep(0.01)
-    assert kills.kill(process, "SIGKILL", random)
-    assert kills.end(kills.start("albert", "pretrain", out, 1)) == 0
-    assert (out / "log.jsonl").read_text().count('"resumed"') == 1 and kills.differences(whole, out) == []
+def slow(name):
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+class Killed(Exception):
+    """Where a process would have died."""
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in ("autobert_zero", "autotinybert") else name for name in RUNS])
+def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(name, ready, tmp_path, monkeypatch):  # noqa: F811
+    program, *words = shlex.split(RUNS[name].format(**ready))
+    main, lives, deaths = importlib.import_module(program).main, [0], 0
+    monkeypatch.setattr(autotinybert, "time_model", lambda arch, cfg: arch.layers + autotinybert.flops(arch) / 5e7)
+
+    def mortal(write):
+        def call(*args, **more):
+            write(*args, **more)
+            lives[0] -= 1
+            if lives[0] == 0:
+                raise Killed
+        return call
+
+    assert main([*words, "--out", f"{tmp_path}/whole"]) == 0
+    for module in [sys.modules[each] for each in sys.modules if re.fullmatch(r"(common|data)\.\w+|a\w+|mformer", each)]:
+        for write in ("save_file", "write_atomic"):
+            if hasattr(module, write):
+                monkeypatch.setattr(module, write, mortal(getattr(module, write)))
+    while not (tmp_path / "killed" / "done.json").exists():
+        lives[0] = 3 + 2 * deaths  # more each time: a run that begins again writes a few files first
+        try:
+            main([*words, "--out", f"{tmp_path}/killed"])
+        except Killed:
+            deaths += 1
+            release_locks()
+    # where autotinybert.py dies between the end of a training and the removal of its last state, FOLDER.pt, that stays
+    differ = [name for name in kills.differences(tmp_path / "whole", tmp_path / "killed")
+              if not (tmp_path / "killed" / name).with_suffix("").is_dir()]
+    assert deaths >= 2 and differ == []
+
+
+@pytest.mark.parametrize("name", [name if name in ("albert", "autobert_zero search") else slow(name)
+                                  for name in RUNS if name != "tuned"])
+def test_two_processes_end_as_one_to_rounding(name, ready, tmp_path, monkeypatch):  # noqa: F811
+    """Weights, and in a search the same candidates in the same order."""
+    program, words = RUNS[name].format(**ready).split(" ", 1)
+    kind, one, two = "search" if "--search" in words else "pretrain", tmp_path / "one", tmp_path / "two"
+    monkeypatch.setitem(kills.COMMANDS[program], kind, words)
+    assert kills.end(kills.start(program, kind, one, 1)) == 0, (tmp_path / "log.txt").read_text()[-2000:]
+    assert kills.end(kills.start(program, kind, kills.begin(program, kind, one, two), 2)) == 0
+    for path in one.rglob("checkpoint.pt"):
+        ours, theirs = (torch.load(place)["owned"] for place in (path, two / path.relative_to(one)))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    if kind == "search":
+        histories = [[line["arch"] for line in read_jsonl(run / "history.jsonl")] for run in (one, two)]
+        assert histories[0] == histories[1] and len(histories[0]) > 4
+    assert '"processes": 2' in (two / "config.json").read_text() + (two / "log.jsonl").read_text()
 
 
 @pytest.mark.slow

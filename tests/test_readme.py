@@ -5,7 +5,6 @@ import importlib
 import json
 import re
 import shlex
-import subprocess
 
 import pytest
 from conftest import ROOT

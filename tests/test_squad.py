@@ -23,11 +23,12 @@ ODD = ["Café", "(1,250)", "Ångström’s", "№7", "U.S.", "½", "naïve-", "�
 def write(folder, name, content):
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    text = content if isinstance(content, (bytes, str)) else json.dumps(content)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     folder, draw = tmp_path_factory.mktemp("tokenizer"), random.Random(0)
     text = "\n".join(" ".join(draw.choices(WORDS + ODD, k=12)) for _ in range(800))
