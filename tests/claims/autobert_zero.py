@@ -414,7 +414,7 @@ CLAIMS = {
     "hybrid_real": Study(hybrid_real, "Networks of convolution and attention beat either alone on real text and real "
                          "tasks (Table 5)", {"updates": 2000}, ["--vocab_size", 4000, "--length", 128, "--batch", 16],
                          pictures.draw_hybrid),
-    "op_nas": Study(op_nas, "OP-NAS finds better networks than {against} search (Figure 6)",
+    "op_nas": Study(op_nas, "OP-NAS finds better networks than other searches (Figure 6)",
                     {"updates": DEMO_UPDATES, "against": "random"}, picture=pictures.draw_searches),
     "attention": Study(attention, "The attention in the network that the demo found earns its place",
                        {"updates": DEMO_UPDATES}, DEMO),

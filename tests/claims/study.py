@@ -63,7 +63,7 @@ well you have read the file."""
 class Study(NamedTuple):
     """What a study declares."""
     ask: Callable  # ask(options): its Found, or None where there is nothing to write yet
-    claim: str  # what the paper claims, in a sentence; a {name} in it is an option
+    claim: str  # what the paper claims, in a sentence
     flags: dict = {}  # {its own flag: default}, which become options; a default of () takes several words
     settings: tuple = ()  # flags of the paper file that it gives, before those of the command line
     picture: Callable | None = None  # picture(axes, record): a function of pictures.py
@@ -236,7 +236,7 @@ def run_study(study, options):
     options.results.mkdir(parents=True, exist_ok=True)
     print(table(found.columns, found.rows))
     here, runs = environment(torch.device("cpu")), [*options.runs.glob("*.seconds")]
-    record = {"claim": study.claim.format(**vars(options)), "columns": found.columns, "rows": found.rows,
+    record = {"claim": study.claim, "columns": found.columns, "rows": found.rows,
               "differences": found.gaps, "facts": found.facts, "n": found.n, "says": found.says, **found.numbers,
               "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
               "picture": None, "seconds": round(time.time() - options.began, 1),
