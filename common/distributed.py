@@ -319,9 +319,12 @@ def seed_of(*key):
 
 
 def seed_everything(*key):
-    """Seed torch (all devices) and random; one call before each micro-batch makes dropout a function of the step."""
+    """Seed torch (CPU and CUDA) and random; one call before each micro-batch makes dropout a function of the step.
+    torch.manual_seed does the same, but for each kind of device that is not there it writes down the whole stack."""
     seed = seed_of(*key)
-    torch.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
 
 
