@@ -1,25 +1,28 @@
 """Speed, measured.  python tests/bench.py PART [flags], PART --help:
 
 peers     a training step of each file, fine-tuning and beam search beside Hugging Face's transformers
-curves    cost against length, text, candidates and processes; speed and memory of every demo
-gpu       every phase at the paper's size on a GPU, beside what is forecast; without a GPU: the list
+curves    cost of a training step against length
+gpu       the first ten minutes on a card: every action, every training at the paper's size beside what is forecast
 page      the tables of tests/claims/rehearsal.md, from what these have written; measures nothing
 
 Compare ratios: what is compared runs in turns, A B A B, after one turn to warm up. Seconds are wall clock.
 """
 import argparse
+import contextlib
 import gc
+import importlib
+import io
 import itertools
 import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -28,15 +31,15 @@ import numpy as np
 import torch
 from conftest import ROOT
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import albert
 import autobert_zero
 import mformer
-from common import describe, glue
+from common import describe, distributed, glue
 from common.distributed import Ranks, prepare_model
 from common.runs import processor
 from data.prepare import make_demo
-from tests.claims import rehearsal
 
 CLAIMS = ROOT / "tests" / "claims"
 CPU = torch.device("cpu")
@@ -236,40 +239,6 @@ def peers(own):
 # --- curves --------------------------------------------------------------------------------------
 
 NETWORKS = {"ALBERT": "", "BERT": "bert", "AutoBERT-Zero": "autobert-zero", "convolutions": "autobert-zero/conv-only"}
-IMAGES = "layers=2 hidden=64 ffn=96,96 heads=4,4 types=softmax,linear"
-TEXTS = (f"{IMAGES} decoder_layers=1 decoder_hidden=64 decoder_ffn=96 decoder_heads=4 decoder_types=softmax "
-         "cross_heads=4 connect=1 cross_types=softmax")
-SEARCH = "autobert_zero.py --search --tasks MLM --steps {updates} --parents 2 --rounds 0 --population {candidates}"
-TRAIN = "albert.py --pretrain --accumulate 2 --steps {updates}"
-DEMOS = ("albert.py --pretrain --length 16 --batch 64 --steps {updates}", "albert.py --pretrain --steps {updates}",
-         "autobert_zero.py --pretrain --steps {updates}",
-         "autobert_zero.py --search --population 2 --rounds 1 --parents 1",
-         "autotinybert.py --superplm --steps {updates}",
-         f"mformer.py --train --arch '{IMAGES}' --steps {{updates}}",
-         f"mformer.py --task wmt14 --train --arch '{TEXTS}' --steps {{updates}}")
-
-
-def run_command(command, folder, processes=1, threads=None):
-    """Seconds, CPU seconds and peak memory (of the largest process) of a command of this repository, and how many
-    tokens, pictures, ... a second its log has (the median line)."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    out, log = folder / f"run-{time.time_ns()}", folder / "log.txt"
-    argv = [sys.executable, *launch, *shlex.split(command), "--to" if "data/" in command else "--out", str(out)]
-    environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
-    began = time.perf_counter()
-    with open(log, "w") as file:
-        process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=file, stderr=file)
-        _, status, used = os.wait4(process.pid, 0)
-    process.returncode, seconds = status, time.perf_counter() - began
-    if status:
-        sys.exit(f"{command}: {log.read_text()[-2000:]}")
-    lines = (out / "log.jsonl").read_text().splitlines() if (out / "log.jsonl").exists() else []
-    speeds = [(value, key) for line in lines for key, value in json.loads(line).items()
-              if key.endswith("_per_second") and value]
-    return {"command": command.replace(f"{folder}/", ""), "processes": processes, "seconds": round(seconds, 2),
-            "cpu_seconds": round(used.ru_utime + used.ru_stime, 2), "peak_mb": round(used.ru_maxrss / 1e3),
-            "a_second": round(statistics.median(value for value, _ in speeds)) if speeds else None,
-            "unit": speeds[0][1].removesuffix("_per_second") if speeds else None}
 
 
 def steps_by_length(lengths, tokens, rounds, **shape):
@@ -291,117 +260,158 @@ def steps_by_length(lengths, tokens, rounds, **shape):
     return found
 
 
-def text_of(megabytes, folder):
-    """A file of so many MB of the demo's text, repeated where that is too short."""
-    path, size = folder / f"{megabytes}.txt", int(1e6 * megabytes)
-    text = b"".join(part.read_bytes() for part in sorted((ROOT / "data" / "demo" / "corpus").glob("*.txt")))
-    path.write_bytes((text * (size // len(text) + 1))[:size])
-    return path
-
-
 def curves_table(found):
-    networks = found["length"]["microseconds a token"]
-    runs = [*found["corpus"], *found["candidates"], *itertools.chain(*found["processes"].values()), *found["demos"]]
-    return (markdown("tokens a row | " + " | ".join(networks) + " (µs a token of a step)", [
+    networks = found["microseconds a token"]
+    return markdown("tokens a row | " + " | ".join(networks) + " (µs a token of a step)", [
         (tokens, *(f"{values[place]:.1f}" for values in networks.values()))
-        for place, tokens in enumerate(found["length"]["tokens"])])
-        + "\n\n" + markdown("command | processes | s | CPU s | peak MB | a second", [
-            (f"`{run['command']}`", run["processes"], f"{run['seconds']:.1f}", f"{run['cpu_seconds']:.1f}",
-             run["peak_mb"], f"{run['a_second']:,} {run['unit']}" if run["unit"] else "") for run in runs]))
+        for place, tokens in enumerate(found["tokens"])])
 
 
 def curves(own):
-    """Wants an idle machine: at most eight minutes on two cores. Every run begins with reading the demo data and
-    training a vocabulary on it."""
-    updates, sizes, candidates, demos = (20, (0.1,), (1,), DEMOS[1:2]) if own.tiny else (
-        200, (1, 2, 4, 8), (3, 6, 12), DEMOS)
-    shape = TINY if own.tiny else dict(layers=12, hidden=128, heads=4, ffn=512, vocab_size=4000)
+    """Wants an idle machine."""
     lengths, tokens, rounds = ((8, 16), 32, 1) if own.tiny else ((32, 64, 128, 256, 512), 2048, 3)
-    make_demo(ROOT / "data" / "demo")
-    found = {"machine": {**this_machine(), "load": os.getloadavg()[0]}}
-    with tempfile.TemporaryDirectory() as name:
-        folder, began = Path(name), time.time()
-        found["corpus"] = [{"mb": size, **run_command(
-            f"data/prepare.py corpus --vocab_size 1000 --corpus {text_of(size, folder)}", folder)} for size in sizes]
-        found["candidates"] = [{"candidates": each, **run_command(
-            SEARCH.format(updates=updates // 8, candidates=each), folder)} for each in candidates]
-        alike = {"training": TRAIN.format(updates=2 * updates),
-                 "search": SEARCH.format(updates=updates // 8, candidates=candidates[-1])}
-        found["processes"] = {kind: [run_command(command, folder, number, threads=1) for number in (1, 2)]
-                              for kind, command in alike.items()}
-        found["demos"] = [run_command(demo.format(updates=updates), folder) for demo in demos]
-    # last: it makes this process large, and a child's peak begins there
-    steps = steps_by_length(lengths, tokens, rounds, **{**shape, "layers": 12})  # as the published network has
-    found["length"] = {"tokens": list(lengths), "microseconds a token": steps}
-    found["machine"]["seconds"] = round(time.time() - began)
-    return found, curves_table(found)
+    shape = {**(TINY if own.tiny else dict(hidden=128, heads=4, ffn=512, vocab_size=4000)), "layers": 12}
+    load = os.getloadavg()[0]
+    found = {"tokens": lengths, "microseconds a token": steps_by_length(lengths, tokens, rounds, **shape)}
+    return {"machine": {**this_machine(), "load": load}, **found}, curves_table(found)
 
 
 # --- gpu -----------------------------------------------------------------------------------------
+# The files' own commands run in this process, so that a hook behind every update sees them.
 
-SOURCES = """Sources of a row, gpu 'PHASE'. Peak: tests/claims/results/rehearsal.json, made by `python
--m tests.claims.rehearsal 'PHASE'`, the step on tensors without content. A step: the FLOPs of that row at 35% (a usual
-run's share) of {card}'s {peak:.0f} TFLOP/s in bfloat16 (its data sheet: CARDS in common/describe.py). Waits: 0, as
-`python -m pytest tests/test_flow.py` counts them on a CPU in the files' own loops."""
+DRY = """
+albert.py --pretrain --out {to}/lite
+albert.py --finetune CoLA,SQuAD2.0,RACE --init {to}/lite-dry --out {to}/lite-tasks
+albert.py --predict {demo}/glue/CoLA/test.tsv --init {to}/lite-tasks-dry/CoLA --out {to}/lite-answers
+albert.py --export {to}/lite-hf --init {to}/lite-dry
+autobert_zero.py --search --out {to}/zero
+autobert_zero.py --pretrain --init {to}/zero-dry --out {to}/zero-text
+autobert_zero.py --finetune CoLA,SQuAD2.0 --init {to}/zero-text-dry --out {to}/zero-tasks
+autobert_zero.py --predict {demo}/glue/CoLA/test.tsv --init {to}/zero-tasks-dry/CoLA --out {to}/zero-answers
+autobert_zero.py --export {to}/zero.py --init {to}/zero-text-dry
+autotinybert.py --search --latency_device cuda --out {to}/tiny
+autotinybert.py --further_train --arch 2-32-64-2-32 --out {to}/tiny-text
+autotinybert.py --finetune SST-2,SQuAD1.1 --init {to}/tiny-text-dry --out {to}/tiny-tasks
+autotinybert.py --predict {demo}/glue/SST-2/test.tsv --init {to}/tiny-tasks-dry/SST-2 --out {to}/tiny-answers
+autotinybert.py --export {to}/tiny-hf --init {to}/tiny-text-dry
+mformer.py --search --out {to}/pictures
+mformer.py --train --arch {to}/pictures-dry/best.json --out {to}/pictures-net
+mformer.py --evaluate --init {to}/pictures-net-dry --out {to}/pictures-score
+mformer.py --task wmt14 --search --out {to}/words
+mformer.py --task wmt14 --train --arch {to}/words-dry/best.json --out {to}/words-net
+mformer.py --task wmt14 --evaluate --init {to}/words-net-dry --out {to}/words-score"""
+IMAGES = "layers=2 hidden=64 ffn=96,96 heads=4,4 types=softmax,linear"
+TEXTS = (f"{IMAGES} decoder_layers=1 decoder_hidden=64 decoder_ffn=96 decoder_heads=4 decoder_types=softmax "
+         "cross_heads=4 connect=1 cross_types=softmax")
+TEXT = "--preset base --tokenizer {to}/vocab.txt"
+TRAININGS = (  # command, its flags at the paper's size and, with --small, at the demo's; its folder is its number
+    ("albert.py --pretrain --steps 9999", f"{TEXT} --batch 512 --accumulate 8", ""),
+    ("albert.py --finetune SST-2 --init {to}/0", "--preset base", ""),
+    ("autobert_zero.py --pretrain --steps 9999", TEXT, ""),
+    ("autobert_zero.py --finetune SST-2 --init {to}/2", "--preset base", ""),
+    ("autotinybert.py --superplm --steps 9999", TEXT, ""),
+    ("autotinybert.py --further_train --further_steps 9999", f"{TEXT} --arch 8-768-3072-12-768",
+     "--arch 4-96-384-6-96"),
+    ("autotinybert.py --finetune SST-2 --init {to}/5", "--preset base", ""),
+    ("mformer.py --train --steps 9999", "--preset base --arch mformer", f"--arch '{IMAGES}'"),
+    ("mformer.py --task wmt14 --train --steps 9999", "--preset base --arch mformer --vocab_size 2000",
+     f"--arch '{TEXTS}'"))
+PIECES = 30000  # of TEXT's vocabulary
 
 
-def timed(device, cfg, build, size, steps=10, updates=True):
-    """(seconds of a step, synchronisations in one); updates=False: of the largest evaluation, where no update is."""
-    cuda = device.type == "cuda"
-    finish, debug = (torch.cuda.synchronize, torch.cuda.set_sync_debug_mode) if cuda else (bool, bool)
-
-    def seconds_of(function, times):
-        began = finish() or time.perf_counter()
-        for _ in range(times):
-            function()
-        return ((finish() or time.perf_counter()) - began) / times
-
-    with torch.device(device):
-        _, step, look = build(cfg)
-        step(*size)
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            debug("warn")
-            step(*size)
-            debug("default")
-        waits = sum("synchroniz" in str(warning.message) for warning in found)
-        update = seconds_of(lambda: step(*size), steps)
-        with torch.no_grad():
-            look()
-            return (update if updates else seconds_of(look, 1)), waits
+def write_vocabulary(path, demo):
+    """The demo text is too small to train as many pieces as the paper's: its characters and words, and filler."""
+    text = "\n".join(part.read_text(encoding="utf-8") for part in sorted((demo / "corpus").glob("*.txt"))).lower()
+    letters = sorted({letter for letter in text if not letter.isspace()})
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *[f"##{letter}" for letter in letters],
+              *re.findall(r"[a-z]+", text), *map("filler{}".format, range(PIECES))]
+    path.write_text("\n".join([*dict.fromkeys(pieces)][:PIECES]) + "\n", encoding="utf-8")
 
 
-def on_gpu(phase, cfg, build, size):
-    """What is measured of a phase: peak GB, ms of a step, waits."""
-    if phase["peak"] > torch.cuda.get_device_properties(0).total_memory:
-        return "does not fit", "", ""
+def called(command):
+    """What a command of a paper file prints; SIGTERM may end it early."""
+    (file, *words), text = shlex.split(command), io.StringIO()
+    with (contextlib.redirect_stdout(text), contextlib.redirect_stderr(text),
+          mock.patch.object(distributed, "_stop_requested", False)):
+        importlib.import_module(file.removesuffix(".py")).main(words)
+    return text.getvalue()
+
+
+class Watch:
+    """A hook behind every update: their times, a trace of the third, and after six of them and so many seconds SIGTERM,
+    on which a run saves and ends."""
+
+    def __init__(self, seconds):
+        self.seconds, self.times, self.trace = seconds, [], torch.profiler.profile()
+
+    def __call__(self, *_):
+        if len(self.times) == 1:
+            self.trace.start()
+        elif len(self.times) == 2:
+            torch.cuda.synchronize()
+            self.trace.stop()
+        self.times.append(time.perf_counter())
+        if len(self.times) >= 6 and self.times[-1] - self.times[0] > self.seconds:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def train_on_card(command, seconds, card):
+    """The cells of a training's row."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    watch, folder = Watch(seconds), Path(shlex.split(command)[-1])
+    hook = register_optimizer_step_post_hook(watch)
     try:
-        seconds, waits = timed(torch.device("cuda"), cfg, build, size, updates=bool(phase["flops"]))
-    except torch.OutOfMemoryError:
-        return "out of memory", "", ""
-    return f"{torch.cuda.max_memory_allocated() / 1e9:.1f}", f"{1e3 * seconds:,.0f}", waits
+        called(command)
+    finally:
+        hook.remove()
+    each = (watch.times[-1] - watch.times[2]) / (len(watch.times) - 3)  # seconds an update
+    kernels, operators, waits = (sum(getattr(event, value) for event in watch.trace.key_averages() if kind in event.key)
+                                 for kind, value in (("LaunchKernel", "count"), ("aten::", "count"),
+                                                     ("Synchronize", "self_cpu_time_total")))
+    peak, speed, known = torch.cuda.max_memory_allocated() / 1e9, f"{1 / each:.1f} updates", ["", "", ""]
+    if "--finetune" not in command:
+        settings = json.loads((folder / "config.json").read_text())["settings"]
+        unit = "pictures" if settings.get("task") == "cifar10" else "tokens"
+        count = settings["batch"] * (settings["length"] if "mformer" not in command else 1)
+        words = re.sub("--(pretrain|superplm|further_train|train) ", "--describe ", command)
+        said = json.loads(called(re.sub(r"--tokenizer \S+", f"--vocab_size {PIECES}", words)))
+        usual = said["days"][card]["35%"] * 86400 / said["days"]["updates"]
+        speed, known = f"{count / each:,.0f} {unit}", [
+            f"{count / usual:,.0f}", f"{0.35 * usual / each:.1%}",
+            f"{max(said['memory']['update'], said['memory']['evaluation']) / 1e9:.3g}"]
+    return [speed, *known[:2], f"{peak:.3g}", known[2], f"{kernels or operators:,}", f"{waits / 1e6:.3f}"]
 
 
 def gpu(own):
-    phases, there = json.loads((CLAIMS / "results" / "rehearsal.json").read_text()), torch.cuda.is_available()
-    name = torch.cuda.get_device_name() if there else "no GPU here: the list of what one must confirm"
-    card = next((known for known in describe.CARDS if known in name), own.card)
-    peak, found = describe.CARDS[card][1], []
-    print(name, SOURCES.format(card=card, peak=peak / 1e12), markdown(
-        "command | peak GB, expected | measured | ms a step, expected | measured | waits in a step"), sep="\n")
-    for key, run in rehearsal.phases().items():
-        if own.words not in ", ".join(key):
-            continue
-        phase = phases[" | ".join(key)]
-        measured = on_gpu(phase, *run) if there else ("", "", "")
-        expected = 1e3 * (phase["flops"] or phase["evaluation_flops"]) / (0.35 * peak)
-        found.append([f"`python tests/bench.py gpu '{', '.join(key)}'`", f"{phase['peak'] / 1e9:.1f}", measured[0],
-                      f"{expected:,.0f}", *measured[1:]])
-        print(row_of(*found[-1]), flush=True)
-    return {"rows": found}, ""
+    """The first ten minutes on a card: two steps of every action, then half a minute of each training at the paper's
+    size, its vocabulary aside in mformer.py. It stops at the first failure. Expected is 35% of the card's peak, a usual
+    run's share. --small: demo sizes, a few seconds; of a simulated card no speed means anything, it never waits, and
+    operators stand in for launches."""
+    if not torch.cuda.is_available():
+        sys.exit("bench.py gpu: torch sees no CUDA device on this machine; run it where there is one")
+    name, to, demo, began = torch.cuda.get_device_name(), tempfile.mkdtemp(), ROOT / "data" / "demo", time.time()
+    card, found = next((known for known in describe.CARDS if known in name), own.card), []
+    make_demo(demo)
+    write_vocabulary(Path(to, "vocab.txt"), demo)
+    print(f"{name}, torch {torch.__version__}, beside {card}'s peak" + ", small sizes" * own.small, markdown(
+        "command | a second | expected | of the peak | peak GB | --describe | launches | s the host waits"), sep="\n")
+    commands = [f"{line} --dry_run" for line in DRY.split("\n")[1:]]
+    commands += [f"{line} {small if own.small else base} --out {{to}}/{number}"
+                 for number, (line, base, small) in enumerate(TRAININGS)]
+    for command in [command.format(to=to, demo=demo) for command in commands]:
+        try:
+            cells = [called(command) and "runs"] if "--dry_run" in command else train_on_card(
+                command, 3 if own.small else 30, card)
+        except BaseException:
+            print(f"stopped at: python {command}\nSend in all that is printed here, {to} without its .pt files, and "
+                  "what nvidia-smi says.", flush=True)
+            raise
+        found.append([f"`{command.replace(f'{to}/', '')}`", *cells])
+        print(row_of(*found[-1], *[""] * (7 - len(cells))), flush=True)
+    shutil.rmtree(to)
+    return {"card": name, "rows": found}, f"{name}: all of it ran, in {time.time() - began:.0f} s"
 
 
 # --- page ----------------------------------------------------------------------------------------
@@ -444,8 +454,8 @@ def main(argv):
     flags[peers].add_argument("--rows", nargs="+", choices=PEERS, default=[*PEERS])
     flags[peers].add_argument("--rounds", type=int, default=6)
     flags[peers].add_argument("--threads", type=int, default=2)
-    flags[gpu].add_argument("words", nargs="?", default="", help="of the phases to run")
-    flags[gpu].add_argument("--card", default="H100", choices=describe.CARDS, help="in the list without a GPU")
+    flags[gpu].add_argument("--small", action="store_true", help="demo sizes, three seconds of each training")
+    flags[gpu].add_argument("--card", default="H100", choices=describe.CARDS, help="where the name tells none of them")
     own = parser.parse_args(argv)
     found, table = own.part(own)
     print(table)
