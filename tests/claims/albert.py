@@ -444,7 +444,8 @@ def ask_of_words(asked):
 
 WORDS = {"few": (), "updates": 3000, "rows": 11000, "pieces": 1000}
 CLAIMS = {
-    "order": Study(order, "Sentence order teaches what the next sentence does not (Table 5)", {"few": (), "many": (), "updates": 3000, "fitting": 8192, "pieces": 0}),
+    "order": Study(order, "Sentence order teaches what the next sentence does not (Table 5)",
+                   {"few": (), "many": (), "updates": 3000, "fitting": 8192, "pieces": 0}),
     **{name: Study(ask_of_words(asked), asked.claim, WORDS, picture=asked.picture) for name, asked in STUDIES.items()},
     "equal_time": Study(equal_time, "At equal time the wide network that shares its layers wins (Table 6)",
                         {**WORDS, "updates": 1000}),
