@@ -1,6 +1,7 @@
-"""The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), where their paths are small files in the
-official layouts; those of paper files with --dry_run, two real steps of every phase. The last of two flags counts:
-SMALL makes networks small. Lines of torchrun run as one process. Downloads and the Hub are test_prepare's and test_hub's.
+"""The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), where their paths are small files
+in the official layouts; those of paper files with --dry_run, two real steps of every phase. The last of two flags
+counts: SMALL makes networks small. Lines of torchrun run as one process. Downloads and the Hub are test_prepare's and
+test_hub's.
 """
 import importlib
 import json
@@ -26,7 +27,8 @@ MADE_BY = {  # what a command starts from: the command that makes it
     "runs/tiny": "python autotinybert.py --further_train --arch 2-24-48-2-24 --corpus path/to/texts --out runs/tiny",
     "path/to/albert-base-v2": "python albert.py --export path/to/albert-base-v2 --init runs/small",
     "runs/small": "python albert.py --pretrain --preset base --corpus path/to/prepared --out runs/small",
-    "runs/16": "python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 --out runs/16",
+    "runs/16":
+        "python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 --out runs/16",
     "runs/64": "python albert.py --pretrain --init runs/16 --out runs/64",
     "runs/autobert_zero-search-base":
         "python autobert_zero.py --search --preset base --corpus path/to/prepared --glue path/to/glue",
