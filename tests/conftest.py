@@ -48,6 +48,13 @@ def demo():
     return make_demo(ROOT / "data" / "demo")
 
 
+@pytest.fixture(scope="session")
+def ready(demo, tmp_path_factory):
+    """{name: folder} of small data and finished runs; tests/small_runs.py says which. Nothing is written into them."""
+    from small_runs import make_ready
+    return make_ready(demo, tmp_path_factory.mktemp("ready"))
+
+
 def claimed(paper, name, folder, *words):
     """The record that a claim of a paper leaves in a folder, its runs in runs/NAME there."""
     claims = importlib.import_module(f"tests.claims.{paper}").CLAIMS

@@ -18,7 +18,6 @@ from common.cli import UserError
 from common.distributed import Ranks
 from common.tokenization import load_tokenizer
 from conftest import ROOT, claimed
-from test_bad_input import ready  # noqa: F401  (a fixture)
 from test_corpus import made_by_hand
 from data import hf_folder, hf_models
 from data.corpus import Corpus
@@ -59,7 +58,7 @@ def write_config(folder, content):
 
 
 @pytest.fixture(scope="module")
-def corpus(ready):  # noqa: F811
+def corpus(ready):
     """A small prepared corpus with a vocabulary of 300 pieces; its text stands beside it."""
     return ready["corpus"]
 
@@ -643,12 +642,12 @@ FAST = ["--finetune_epochs", "2", "--finetune_batch", "4", "--finetune_lr", "1e-
 KINDS = ("CoLA", "MNLI", "RTE", "SQuAD1.1", "SQuAD2.0", "RACE")
 
 
-def data_flags(ready):  # noqa: F811
+def data_flags(ready):
     return [word for name in ("glue", "squad", "race") for word in (f"--{name}", ready[name])]
 
 
 @pytest.fixture(scope="module")
-def finetuned(whole, ready, tmp_path_factory):  # noqa: F811
+def finetuned(whole, ready, tmp_path_factory):
     """Two run folders of --finetune with every kind of task, the second with two runs of each."""
     folder = tmp_path_factory.mktemp("finetuned")
     for seed in (0, 1):
@@ -677,7 +676,7 @@ def test_finetuning_every_kind_of_task(finetuned):
 
 
 @pytest.mark.slow
-def test_ensembles_average_what_run_folders_predict(finetuned, ready, tmp_path):  # noqa: F811
+def test_ensembles_average_what_run_folders_predict(finetuned, ready, tmp_path):
     members = [finetuned / "ft0", finetuned / "ft1"]
     words = ["--finetune", ",".join(KINDS), *FAST, *data_flags(ready), "--ensemble", *members]
     run_main(*words, "--out", tmp_path / "both")
@@ -707,7 +706,7 @@ def test_models_of_tasks_are_exported(finetuned, tmp_path):
         assert config["architectures"] == [name] and list(config["id2label"].values()) == labels
 
 
-def test_a_diverged_fine_tuning_scores_below_all_and_is_said(whole, ready, tmp_path, capsys):  # noqa: F811
+def test_a_diverged_fine_tuning_scores_below_all_and_is_said(whole, ready, tmp_path, capsys):
     run_main("--finetune", "CoLA", *FAST, "--glue", ready["glue"], "--init", whole, "--out", tmp_path / "ft",
              "--finetune_lr", "1e30", "--eval_every", "12")
     assert "a prediction on CoLA is not finite" in capsys.readouterr().out

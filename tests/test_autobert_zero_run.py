@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-from test_bad_input import ready  # noqa: F401  (a fixture)
 
 import autobert_zero as abz
 from common import cli
@@ -28,13 +27,13 @@ BUDGET = ["--population", "3", "--rounds", "1", "--parents", "2", "--children", 
           "--finalist_steps", "4"]
 
 
-def arguments(ready, action, out, *more):  # noqa: F811
+def arguments(ready, action, out, *more):
     return [*action, "--corpus", str(ready["corpus"]), "--glue", str(ready["glue"]), "--tasks", "CoLA",
             "--out", str(out), "--device", "cpu", *SIZES, *more]
 
 
 @pytest.fixture(scope="module")
-def searched(ready, tmp_path_factory):  # noqa: F811
+def searched(ready, tmp_path_factory):
     """A search that ran without interruption, and what it printed."""
     out = tmp_path_factory.mktemp("searched") / "run"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -42,7 +41,7 @@ def searched(ready, tmp_path_factory):  # noqa: F811
     return out, printed.getvalue()
 
 
-def test_search_leaves_what_the_design_says(searched, ready, capsys):  # noqa: F811
+def test_search_leaves_what_the_design_says(searched, ready, capsys):
     out, printed = searched
     lines = read_jsonl(out / "history.jsonl")
     assert [line["id"] for line in lines] == list(range(7)) and [line["round"] for line in lines] == [0] * 3 + [1] * 4
@@ -66,7 +65,7 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):  # noqa: F
     assert "finished" in again and again.endswith(printed[printed.index("best of"):])
 
 
-def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):  # noqa: F811
+def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
     with pytest.raises(UserError, match="every candidate diverged"):
         abz.main(arguments(ready, ["--search"], tmp_path, "--lr", "1e30", *BUDGET, "--finalists", "0"))
     assert all(line["diverged"] and line["score"] == 0 for line in read_jsonl(tmp_path / "history.jsonl"))
@@ -163,7 +162,7 @@ def test_settings_follow_the_weights(tmp_path):
         assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == folder
 
 
-def test_the_grid_has_a_job_for_every_setting_of_the_appendix(ready, tmp_path, monkeypatch):  # noqa: F811
+def test_the_grid_has_a_job_for_every_setting_of_the_appendix(ready, tmp_path, monkeypatch):
     """And the models of the jobs that were not chosen go."""
     seen, paper = [], functools.partial(study.published, "autobert_zero", "App. D.2")
 
@@ -194,7 +193,7 @@ def test_recipes_are_the_papers():
         "SQuAD1.1", "MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]
 
 
-def test_a_diverged_fine_tuning_scores_0_and_is_counted(ready, tmp_path, capsys):  # noqa: F811
+def test_a_diverged_fine_tuning_scores_0_and_is_counted(ready, tmp_path, capsys):
     more = "--arch", "conv3 | conv5", "--finetune_lr", "1e30", "--runs", "1"
     assert abz.main(arguments(ready, ["--finetune", "CoLA"], tmp_path, *more)) == 0
     found = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
@@ -207,7 +206,7 @@ FEW = "--updates 2 --seeds 1 --train_rows 32 --finetune_epochs 1".split()
 @pytest.mark.parametrize("name, more, rows", [
     ("uniformity", ["--samples", "8", "--tasks", "CoLA"], 3),
     pytest.param("fidelity", ["--samples", "2", "--epochs", "1", "--batch", "32"], 2, marks=pytest.mark.slow)])
-def test_claims_of_a_search(searched, ready, tmp_path, name, more, rows):  # noqa: F811
+def test_claims_of_a_search(searched, ready, tmp_path, name, more, rows):
     more = more + ["--corpus", ready["corpus"], "--glue", ready["glue"]]
     found = claimed("autobert_zero", name, tmp_path, "--folders", searched[0], *more)
     assert len(found["rows"]) >= rows

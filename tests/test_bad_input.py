@@ -7,38 +7,22 @@ is the row's own folder, {albert}, {autobert_zero}, {autotinybert}, {mformer} ar
 row changes is called with its folder and the ready ones. All rows run in this process, below common.cli.run.
 """
 import fcntl
-import importlib
 import io
 import json
 import os
 import pickle
 import re
-import shlex
 import shutil
 import signal
 import struct
-import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
-
-from common import cli, files
+from small_runs import ARCH, FEW, TRAINED, TUNED, call, write
 
 
 # --- what the rows stand on ----------------------------------------------------------------------
-
-def call(command, monkeypatch):
-    """The exit status of a command, run in this process as its __main__ would run it."""
-    program, *argv = shlex.split(command)
-    module = importlib.import_module(program.replace("/", "."))
-    monkeypatch.setattr(sys, "argv", [f"{program.removeprefix('data/')}.py", *argv])
-    with pytest.raises(SystemExit) as end:
-        cli.run(module.main if program == "data/prepare" else lambda: module.main(argv))
-    files.release_locks()
-    return end.value.code or 0
-
 
 @pytest.fixture
 def limited(ready):
@@ -57,66 +41,11 @@ def the_line(printed):
     return lines[0]
 
 
-ARCH = ("'layers=1 hidden=16 ffn=16 heads=1 types=linear decoder_layers=1 decoder_hidden=16 decoder_ffn=16 "
-        "decoder_heads=1 decoder_types=linear cross_heads=1 connect=1 cross_types=linear'")
-TRAINED = {
-    "albert": "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --embedding 8 --positions 64 "
-              "--length 60 --dev_rows 4 --batch 2",
-    "autobert_zero": "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --batch 2",
-    "autotinybert": "--further_train --corpus {corpus} --accumulate 1 --further_steps 2 --eval_every 1 "
-                    "--arch 1-16-16-2-16 --largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
-    "mformer": "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train --vocab_size 120 --batch 64 "
-               "--held_out 4 --length 40 --layers 1 --decoder_layers 1 --hidden 16 --ffn 16 --heads 1 --connect 1 "
-               f"--arch {ARCH}"}
-TRAINED = {program: f"{program} {flags} --steps 2 --save_every 1 --device cpu" for program, flags in TRAINED.items()}
-FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 16"
-TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
-
-
-@pytest.fixture(scope="session")
-def ready(demo, tmp_path_factory):
-    """{name: folder} of small data and finished runs, made once, with a clock that stands still."""
-    root = tmp_path_factory.mktemp("ready")
-    names = ("corpus", "glue", "squad", "race", "pairs", "tuned", "cifar10", "hf", *TRAINED)
-    found = {name: root / name for name in names}
-    put("text.txt", Path(demo["corpus"], "language.txt").read_text()[:40_000])(root, found)
-    for path in Path(demo["glue"]).rglob("*.tsv"):
-        lines = path.read_text().splitlines(keepends=True)[:6]
-        put(path.relative_to(demo["glue"]), "".join(lines))(found["glue"], found)
-    for path in Path(demo["squad"]).glob("*.json"):
-        content = json.loads(path.read_text())
-        longest = max(content["data"], key=lambda article: len(article["paragraphs"]))
-        content["data"] = [{**longest, "paragraphs": longest["paragraphs"][:4]}]  # some questions have no answer
-        put(path.name, content)(found["squad"], found)
-    for path in Path(demo["race"]).rglob("0.txt"):
-        put(path.relative_to(demo["race"]), path.read_bytes())(found["race"], found)
-    for end in ("en", "de"):
-        lines = Path(f"{demo['train_text']}.{end}").read_text().split("\n")[:40]
-        put(f"train.{end}", "\n".join(lines) + "\n")(found["pairs"], found)
-    for name in ("data_batch_1.bin", "test_batch.bin"):
-        put(name, Path(demo["cifar10"], name).read_bytes()[:40 * 3073])(found["cifar10"], found)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("time.perf_counter", lambda: 7.0)
-        made = "data/prepare corpus --corpus {0}/text.txt --to {0}/corpus --vocab_size 300".format(root)
-        for name, command in {"corpus": made, **TRAINED, "tuned": TUNED}.items():
-            place = "" if name == "corpus" else f" --out {found[name]}"
-            assert not call(command.format(**found) + place, patch), name
-        for path in root.rglob("checkpoint.pt.previous"):  # so that a damaged checkpoint has none before it
-            path.unlink()
-        assert not call("albert --export {hf} --init {albert}".format(**found), patch)
-    return found
-
-
 # --- what is done to an input --------------------------------------------------------------------
 
 def put(name, content):
     """Write a file into the row's folder: bytes, text, or what becomes JSON."""
-    def change(here, ready):
-        path = here / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = content if isinstance(content, (bytes, str)) else json.dumps(content)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-    return change
+    return lambda here, ready: write(here / name, content)
 
 
 def copy(source, *changes, to="."):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from small_runs import write
 
 from albert import sentence_runs
 from common.cli import UserError
@@ -23,11 +24,6 @@ WORDS = [f"w{i}" for i in range(3000)]
 SENTENCES = ["Mr. Hale came home at noon.", "He was tired of the road, and of the rain that had followed him home.",
              '"Is there any tea?" he asked.', "Nobody answered him."]
 PROSE = " ".join(SENTENCES) + " "
-
-
-def write(path, text):
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
 
 
 def sentence_text(documents, seed=0):

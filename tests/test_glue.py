@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_squad import WORDS, tokenizer, write  # noqa: F401  (tokenizer is a fixture)
+from small_runs import write
+from test_squad import WORDS, tokenizer  # noqa: F401  (tokenizer is a fixture)
 
 from common import glue
 from common.cli import UserError
@@ -56,7 +57,7 @@ def test_every_official_layout(task, tmp_path):
     labels, matched = task.labels or ("0.0", "3.25", "5.000"), "_matched" * (task.name == "MNLI")
     rows = [(f'He said "{i}', f"B{i}", label) for i, label in enumerate(labels)]
     for split, name in (("train", "train"), ("dev", f"dev{matched}"), ("test", f"test{matched}")):
-        write(tmp_path, f"{task.name}/{name}.tsv", table(task.name, rows, labelled=split != "test"))
+        write(tmp_path / f"{task.name}/{name}.tsv", table(task.name, rows, labelled=split != "test"))
         loaded = glue.load(tmp_path, task, split)
         assert loaded.first == [row[0] for row in rows] and len(loaded) == len(rows)
         assert loaded.second == ([row[1] for row in rows] if len(task.text) == 2 else None)
@@ -71,7 +72,7 @@ def test_mnli_dev_has_more_columns_and_two_parts(tmp_path):
     header = HEADERS["MNLI"][0].replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
     row = "0\t1\t2\tg\tx\tx\tx\tx\t{}\tb\tneutral\tneutral\tneutral\tneutral\tneutral\tentailment"
     for split, part in (("dev", "matched"), ("dev_mismatched", "mismatched")):
-        write(tmp_path, f"MNLI/dev_{part}.tsv", f"{header}\n{row.format(part)}\n")
+        write(tmp_path / f"MNLI/dev_{part}.tsv", f"{header}\n{row.format(part)}\n")
         loaded = glue.load(tmp_path, "MNLI", split)
         assert loaded.first == [part] and loaded.labels.tolist() == [1]
 
@@ -79,7 +80,7 @@ def test_mnli_dev_has_more_columns_and_two_parts(tmp_path):
 def test_marks_line_ends_and_quotes_are_not_interpreted(tmp_path):
     rows = [('He said "no', 'it\'s ""', "1"), ("two\u2028three\x85four\rfive", '"', "0"), ("  a", "b ", "1")]
     content = table("MRPC", rows)
-    write(tmp_path, "MRPC/train.tsv", b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    write(tmp_path / "MRPC/train.tsv", b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode() + b"\r\n\r\n")
     loaded = glue.load(tmp_path, "MRPC", "train")
     assert loaded.first == ['He said "no', "two\u2028three\x85four\rfive", "  a"]
     assert loaded.second == ['it\'s ""', '"', "b "] and loaded.labels.tolist() == [1, 0, 1]
@@ -89,12 +90,12 @@ def test_malformed_rows_are_skipped_with_one_warning_and_keep_their_place_in_tes
     lines = table("QQP", [(f"a{i}", f"b{i}", "1") for i in range(5)]).split("\n")
     lines[2], lines[4] = "lost", "1\t2\t3\ta\tb\t1\tsurplus"
     lines[5] += "\t\t"  # empty cells at the end are no harm
-    path = write(tmp_path, "QQP/train.tsv", "\n".join(lines))
+    path = write(tmp_path / "QQP/train.tsv", "\n".join(lines))
     with pytest.warns(UserWarning) as caught:
         assert glue.load(tmp_path, "QQP", "train").first == ["a0", "a2", "a4"]
     assert [str(w.message) for w in caught] == [
         f"{path}:3: 2 rows do not have 6 columns and were skipped (this is the first)"]
-    write(tmp_path, "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\tlost\n2\tc\td\n")
+    write(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\tlost\n2\tc\td\n")
     with pytest.warns(UserWarning, match=r"test.tsv:3: 1 rows .* keep their place"):
         loaded = glue.load(tmp_path, "QQP", "test")
     assert loaded.first == ["a", "lost", "c"] and loaded.second == ["b", "", "d"]
@@ -108,7 +109,7 @@ def test_malformed_rows_are_skipped_with_one_warning_and_keep_their_place_in_tes
     ("SST-2", "fine\t1\nbad\t0\n", r"SST-2/train.tsv:1: this row is data, the header is missing")],
     ids=lambda value: value if value in glue.TASKS else "")
 def test_mistakes_name_file_line_and_mend(task, content, message, tmp_path):
-    write(tmp_path, f"{task}/train.tsv", content)
+    write(tmp_path / f"{task}/train.tsv", content)
     with pytest.raises(UserError, match=message):
         glue.load(tmp_path, task, "train")
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from test_bad_input import ready  # noqa: F401  (a fixture)
 
 from common.runs import LOGGED
 
@@ -33,7 +32,7 @@ def lines_of(folder):
     ("autotinybert", "model", {"loss", "mlm_loss", "lr", "tokens_per_second", "dev_loss"}),
     ("mformer", "train", {"loss", "norm", "lr", "tokens_per_second", "dev_loss"}),
     ("tuned", "finetune", {"job", "loss", "lr", "dev_score"})])
-def test_the_keys_of_a_run(run, phase, keys, ready):  # noqa: F811
+def test_the_keys_of_a_run(run, phase, keys, ready):
     lines = [line for line in lines_of(ready[run]) if line["phase"] == phase]
     assert {key for line in lines for key in line} >= keys
 
@@ -44,7 +43,7 @@ def test_the_table_lists_the_keys():
     assert {name for name in first if not name.startswith("dev_")} == LOGGED
 
 
-def test_the_curves_of_two_runs_are_drawn_from_it(ready, monkeypatch, capsys):  # noqa: F811
+def test_the_curves_of_two_runs_are_drawn_from_it(ready, monkeypatch, capsys):
     code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
     drawn, plt = [], SimpleNamespace(legend=lambda: 0, savefig=lambda name: 0)
     plt.plot = lambda steps, losses, label: drawn.append((steps, losses))

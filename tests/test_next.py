@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_bad_input import TRAINED, TUNED, call, ready, the_line  # noqa: F401  (ready is a fixture)
+from small_runs import TRAINED, TUNED, call
+from test_bad_input import the_line
 
 
 @pytest.mark.parametrize("run", [*TRAINED, "tuned"])
-def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypatch, capsys):
     out = shutil.copytree(ready[run], tmp_path / "run")
     command = {**TRAINED, "tuned": TUNED}[run].format(**ready)
     assert not call(f"{command} --out {out}", monkeypatch)
@@ -29,7 +30,7 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
-def test_a_model_of_text_of_ones_own_goes_on_with_no_demo_task(program, ready, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_a_model_of_text_of_ones_own_goes_on_with_no_demo_task(program, ready, tmp_path, monkeypatch, capsys):
     """But with its own text, where a command reads text."""
     command = f"{program} --finetune RTE --init {ready[program]} --finetune_length 16 --out {tmp_path}/out"
     assert call(command, monkeypatch) == 2 and not (tmp_path / "out").exists()

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_bad_input import call, ready, the_line, tuning  # noqa: F401  (ready is a fixture)
+from small_runs import call
+from test_bad_input import the_line, tuning
 from test_log import lines_of
 
 from common.tasks import read_threshold
@@ -15,7 +16,7 @@ from common.tasks import read_threshold
     ("autobert_zero", "SQuAD1.1", "squad/dev-v1.1.json", "predictions.json"),
     ("albert", "SQuAD2.0", "squad/dev-v2.0.json", "predictions.json"),
     ("albert", "RACE", "race/test/middle/0.txt", "test_predictions.txt")])
-def test_a_tuned_model_answers_a_file_as_it_answered_its_rows(program, task, source, found, ready, tmp_path,  # noqa: F811
+def test_a_tuned_model_answers_a_file_as_it_answered_its_rows(program, task, source, found, ready, tmp_path,
                                                               monkeypatch):
     """No answer or label is read of the file; what the model writes stands beside it, or in --out."""
     kind, _, rest = source.partition("/")
@@ -49,7 +50,7 @@ def test_the_threshold_of_no_answer_is_that_of_the_tuned_model(tmp_path):
     ("sentence\tlabel\nA man sat.\t1\n", "{albert}", "no model that was fine-tuned on a task; name RUN/TASK"),
     ("text\nA man sat.\n", "{tuned}/CoLA", "mine.tsv:1: no column is named sentence"),
     ("sentence\n", "{tuned}/CoLA", "mine.tsv: no row")])
-def test_mistakes(content, init, message, ready, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_mistakes(content, init, message, ready, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.tsv").write_text(content)
     assert call(f"albert --predict {tmp_path}/mine.tsv --init {init.format(**ready)}", monkeypatch) == 2
     assert message in the_line(capsys.readouterr().err)

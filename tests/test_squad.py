@@ -1,13 +1,12 @@
 """SQuAD and RACE: files of every shape, windows, answers cut from the text, the official scores."""
 import itertools
-import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from small_runs import write
 
 from common import squad
 from common.cli import UserError
@@ -20,19 +19,11 @@ WORDS = ["".join(parts) for parts in itertools.product(("ka", "so", "mi", "tre")
 ODD = ["Café", "(1,250)", "Ångström’s", "№7", "U.S.", "½", "naïve-", "“quoted”", "ﬁne", "10%", "A", "Kalos!"]
 
 
-def write(folder, name, content):
-    path = Path(folder) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = content if isinstance(content, (bytes, str)) else json.dumps(content)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     folder, draw = tmp_path_factory.mktemp("tokenizer"), random.Random(0)
     text = "\n".join(" ".join(draw.choices(WORDS + ODD, k=12)) for _ in range(800))
-    files = [write(folder, "text.txt", text)]
+    files = [write(folder / "text.txt", text)]
     return load_tokenizer(train_sentencepiece(files, folder / "spiece.model", vocab_size=130))
 
 
@@ -56,7 +47,7 @@ def article(paragraphs=6, words=120, impossible=False, seed=0):
 
 
 def questions_of(tmp_path, **kwargs):
-    return squad.load(write(tmp_path, "squad.json", article(**kwargs)))
+    return squad.load(write(tmp_path / "squad.json", article(**kwargs)))
 
 
 def perfect_logits(features):
@@ -78,7 +69,7 @@ def test_mistakes_name_the_file_and_the_question(change, message, tmp_path):
     content = article(paragraphs=2, impossible=True)
     content["data"][0]["paragraphs"][1]["qas"][0].update(change)
     with pytest.raises(UserError, match=f"squad.json.*{message}.*;"):
-        squad.load(write(tmp_path, "squad.json", content))
+        squad.load(write(tmp_path / "squad.json", content))
 
 
 # --- windows
@@ -229,7 +220,7 @@ def passage(number=1, questions=2, **change):
 def race_folder(tmp_path):
     for level, numbers in (("middle", (1, 2, 10)), ("high", (3,))):
         for n in numbers:
-            write(tmp_path / "RACE" / "dev" / level, f"{n}.txt", passage(n))
+            write(tmp_path / "RACE" / "dev" / level / f"{n}.txt", passage(n))
     return tmp_path / "RACE"
 
 
@@ -260,7 +251,7 @@ def test_race_task(tokenizer, tmp_path):
     (folder / "dev").rename(folder / "test")
     for name in ("train/middle", "train/high", "dev/middle", "dev/high"):
         for n in range(6):
-            write(folder, f"{name}/{n}.txt", passage(n))
+            write(folder / f"{name}/{n}.txt", passage(n))
     cfg = SimpleNamespace(race=str(folder), train_rows=10, dry_run=False)
     task = race.RaceTask("RACE", cfg, tokenizer, Recipe(1e-5, batch=4, epochs=2, length=48))
     assert {split: len(part) for split, part in task.splits.items()} == {"train": 10, "dev": 24, "test": 8}
@@ -276,6 +267,6 @@ def test_race_task(tokenizer, tmp_path):
 def test_race_mistakes(tmp_path):
     for entry, message in ((passage(answers=["A"]), "not a RACE passage"),
                            (passage(answers=["A", "E"]), "1.txt: question 2 has the answer 'E'")):
-        write(tmp_path, "dev/middle/1.txt", entry)
+        write(tmp_path / "dev/middle/1.txt", entry)
         with pytest.raises(UserError, match=message):
             race.load(tmp_path, "dev")

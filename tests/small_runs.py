@@ -1,0 +1,76 @@
+"""Small data and finished runs of all four files, which many tests read: the fixture `ready` makes them once."""
+import importlib
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import cli, files
+
+ARCH = ("'layers=1 hidden=16 ffn=16 heads=1 types=linear decoder_layers=1 decoder_hidden=16 decoder_ffn=16 "
+        "decoder_heads=1 decoder_types=linear cross_heads=1 connect=1 cross_types=linear'")
+TRAINED = {
+    "albert": "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --embedding 8 --positions 64 "
+              "--length 60 --dev_rows 4 --batch 2",
+    "autobert_zero": "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --batch 2",
+    "autotinybert": "--further_train --corpus {corpus} --accumulate 1 --further_steps 2 --eval_every 1 "
+                    "--arch 1-16-16-2-16 --largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
+    "mformer": "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train --vocab_size 120 --batch 64 "
+               "--held_out 4 --length 40 --layers 1 --decoder_layers 1 --hidden 16 --ffn 16 --heads 1 --connect 1 "
+               f"--arch {ARCH}"}
+TRAINED = {program: f"{program} {flags} --steps 2 --save_every 1 --device cpu" for program, flags in TRAINED.items()}
+FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 16"
+TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
+
+
+def write(path, content):
+    """Write a file: bytes, text, or what becomes JSON; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = content if isinstance(content, (bytes, str)) else json.dumps(content)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+    return path
+
+
+def call(command, monkeypatch):
+    """The exit status of a command, run in this process as its __main__ would run it."""
+    program, *argv = shlex.split(command)
+    module = importlib.import_module(program.replace("/", "."))
+    monkeypatch.setattr(sys, "argv", [f"{program.removeprefix('data/')}.py", *argv])
+    with pytest.raises(SystemExit) as end:
+        cli.run(module.main if program == "data/prepare" else lambda: module.main(argv))
+    files.release_locks()
+    return end.value.code or 0
+
+
+def make_ready(demo, root):
+    """{name: folder} of small data and finished runs, which are made below `root` with a clock that stands still."""
+    names = ("corpus", "glue", "squad", "race", "pairs", "tuned", "cifar10", "hf", *TRAINED)
+    found = {name: root / name for name in names}
+    write(root / "text.txt", Path(demo["corpus"], "language.txt").read_text()[:40_000])
+    for path in Path(demo["glue"]).rglob("*.tsv"):
+        lines = path.read_text().splitlines(keepends=True)[:6]
+        write(root / "glue" / path.relative_to(demo["glue"]), "".join(lines))
+    for path in Path(demo["squad"]).glob("*.json"):
+        content = json.loads(path.read_text())
+        longest = max(content["data"], key=lambda article: len(article["paragraphs"]))
+        content["data"] = [{**longest, "paragraphs": longest["paragraphs"][:4]}]  # some questions have no answer
+        write(root / "squad" / path.name, content)
+    for path in Path(demo["race"]).rglob("0.txt"):
+        write(root / "race" / path.relative_to(demo["race"]), path.read_bytes())
+    for end in ("en", "de"):
+        lines = Path(f"{demo['train_text']}.{end}").read_text().split("\n")[:40]
+        write(root / "pairs" / f"train.{end}", "\n".join(lines) + "\n")
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        write(root / "cifar10" / name, Path(demo["cifar10"], name).read_bytes()[:40 * 3073])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.perf_counter", lambda: 7.0)
+        made = "data/prepare corpus --corpus {0}/text.txt --to {0}/corpus --vocab_size 300".format(root)
+        for name, command in {"corpus": made, **TRAINED, "tuned": TUNED}.items():
+            place = "" if name == "corpus" else f" --out {found[name]}"
+            assert not call(command.format(**found) + place, patch), name
+        for path in root.rglob("checkpoint.pt.previous"):  # so that a damaged checkpoint has none before it
+            path.unlink()
+        assert not call("albert --export {hf} --init {albert}".format(**found), patch)
+    return found
