@@ -2,7 +2,6 @@
 import dataclasses
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from common import tasks as task_module
 from common.cli import UserError
 from common.distributed import Ranks
 from common.tasks import Recipe, Task, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
+from common.tokenization import load_tokenizer
 from common.weights import finite, keep_model, read_init, take_over
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -36,12 +36,8 @@ class Config:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(demo, tmp_path_factory):
-    from common.tokenization import load_tokenizer
-    from data.text import train_sentencepiece
-    text = Path(demo["glue"]) / "MNLI" / "train.tsv"
-    path = train_sentencepiece([text], tmp_path_factory.mktemp("vocabulary") / "spiece.model", 300)
-    return load_tokenizer(path)
+def tokenizer(ready):
+    return load_tokenizer(ready["corpus"])
 
 
 @pytest.fixture(scope="module")

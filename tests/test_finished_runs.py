@@ -1,0 +1,143 @@
+"""What a finished run of all four files leaves and says: log.jsonl, whose one schema data/README.md lists; the next
+command, which works when it is pasted; a tuned model, with which --predict answers a file of the user's own."""
+import json
+import math
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT
+from small_runs import TRAINED, TUNED, call
+from test_bad_input import the_line, tuning
+
+from common.runs import LOGGED
+from common.tasks import read_threshold
+
+PAGE = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
+ALWAYS = {"phase", "step", "memory_mb", "seconds"}
+
+
+def lines_of(folder):
+    """The lines of a run's log, checked: their keys, numbers that are some, and seconds that go on."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "event" not in line]
+    for line in lines:
+        assert ALWAYS <= line.keys() and {key for key in line if not key.startswith("dev_")} <= LOGGED
+        numbers = [value for key, value in line.items() if key not in ("phase", "job") and value is not None]
+        assert all(map(math.isfinite, numbers))
+    seconds = [line["seconds"] for line in lines]
+    assert lines and seconds == sorted(seconds)
+    return lines
+
+
+@pytest.mark.parametrize("run, phase, keys", [
+    ("albert", "pretrain", {"loss", "mlm_loss", "order_loss", "norm", "lr", "tokens_per_second"}),
+    ("autobert_zero", "pretrain", {"loss", "mlm_loss", "order_loss", "lr", "tokens_per_second", "dev_mlm_accuracy"}),
+    ("autotinybert", "model", {"loss", "mlm_loss", "lr", "tokens_per_second", "dev_loss"}),
+    ("mformer", "train", {"loss", "norm", "lr", "tokens_per_second", "dev_loss"}),
+    ("tuned", "finetune", {"job", "loss", "lr", "dev_score"})])
+def test_the_keys_of_a_run(run, phase, keys, ready):
+    lines = [line for line in lines_of(ready[run]) if line["phase"] == phase]
+    assert {key for line in lines for key in line} >= keys
+
+
+def test_the_table_lists_the_keys():
+    table = re.search(r"\| key \| what \|\n(.*?)\n\n", PAGE, re.DOTALL)[1]
+    first = re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in table.split("\n")))
+    assert {name for name in first if not name.startswith("dev_")} == LOGGED
+
+
+def test_the_curves_of_two_runs_are_drawn_from_it(ready, monkeypatch, capsys):
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    drawn, plt = [], SimpleNamespace(legend=lambda: 0, savefig=lambda name: 0)
+    plt.plot = lambda steps, losses, label: drawn.append((steps, losses))
+    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace(pyplot=plt))
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", plt)
+    exec(code.replace("runs/one", str(ready["albert"])).replace("runs/two", str(ready["autobert_zero"])), {})
+    assert [steps for steps, _ in drawn] == [(1, 2), (1, 2)]
+    assert all(1 < loss < 9 for _, losses in drawn for loss in losses)
+    assert str(drawn[1][1][-1]) in capsys.readouterr().out
+
+
+# --- the next command ---
+
+@pytest.mark.parametrize("run", [*TRAINED, "tuned"])
+def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypatch, capsys):
+    out = shutil.copytree(ready[run], tmp_path / "run")
+    command = {**TRAINED, "tuned": TUNED}[run].format(**ready)
+    assert not call(f"{command} --out {out}", monkeypatch)
+    printed = capsys.readouterr().out
+    assert f"{out}: finished" in printed and Path(re.search("best: (.+)", printed)[1]).exists()
+    program, words = re.search(r"^next: python (\w+)\.py (.+)$", printed, re.MULTILINE).groups()
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.rglob("*"), *ready["glue"].rglob("*")}
+    assert not call(f"{program} {words}", monkeypatch)
+    made = {*tmp_path.rglob("*"), *ready["glue"].rglob("*")} - before
+    assert made
+    for path in [path for path in made if path.name == "config.json" and run == "mformer"]:
+        assert json.loads(path.read_text())["settings"]["test_text"] == f"{ready['pairs']}/train"  # no demo text
+    for path in ready["glue"].glob("*/*-predictions"):
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
+def test_a_model_of_text_of_ones_own_goes_on_with_no_demo_task(program, ready, tmp_path, monkeypatch, capsys):
+    """But with its own text, where a command reads text."""
+    command = f"{program} --finetune RTE --init {ready[program]} --finetune_length 16 --out {tmp_path}/out"
+    assert call(command, monkeypatch) == 2 and not (tmp_path / "out").exists()
+    assert "--glue: missing" in the_line(capsys.readouterr().err)
+    train = {"autotinybert": "--further_train --further_steps 2 --accumulate 1 --batch 2"}.get(
+        program, "--pretrain --steps 2 --batch 2")
+    assert not call(f"{program} {train} --init {ready[program]} --out {tmp_path}/more", monkeypatch)
+    assert f"--corpus {ready['corpus']}" in capsys.readouterr().out
+
+
+# --- --predict ---
+
+@pytest.mark.parametrize("program, task, source, found", [
+    ("autotinybert", "MNLI", "glue/MNLI/test_matched.tsv", "MNLI-m.tsv"),
+    ("autobert_zero", "SQuAD1.1", "squad/dev-v1.1.json", "predictions.json"),
+    ("albert", "SQuAD2.0", "squad/dev-v2.0.json", "predictions.json"),
+    ("albert", "RACE", "race/test/middle/0.txt", "test_predictions.txt")])
+def test_a_tuned_model_answers_a_file_as_it_answered_its_rows(program, task, source, found, ready, tmp_path,
+                                                              monkeypatch):
+    """No answer or label is read of the file; what the model writes stands beside it, or in --out."""
+    kind, _, rest = source.partition("/")
+    given = Path(shutil.copy(ready[kind] / rest, tmp_path / f"mine{Path(rest).suffix}"))
+    if given.suffix != ".tsv":
+        content = given.read_text()
+        given.write_text(content.replace('"is_impossible": true', '"is_impossible": false').replace('"answers"', '"x"'))
+    tune = tuning(task, program).replace("{here}", str(ready[kind])).format(**ready)
+    assert not call(f"{tune} --out {tmp_path}/run", monkeypatch)
+    assert {(line["phase"], line["job"]) for line in lines_of(tmp_path / "run")} == {("finetune", job.stem) for job in (
+        tmp_path / "run" / "jobs").glob("*.json")}
+    for more, out in (("", tmp_path / "mine-predictions"), (f"--out {tmp_path}/out", tmp_path / "out")):
+        assert not call(f"{program} --predict {given} --init {tmp_path}/run/{task} {more}", monkeypatch)
+        expected = (tmp_path / "run" / task / found).read_text()
+        answers = (out / found).read_text()
+        assert expected.startswith(answers) if task == "RACE" else expected == answers
+        assert len(answers) > 2
+
+
+def test_the_threshold_of_no_answer_is_that_of_the_tuned_model(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    assert read_threshold(tmp_path / "SQuAD2.0", "SQuAD2.0") == 0
+    entry = {"metrics": {"best_f1_thresh": -1.5}}
+    (tmp_path / "done.json").write_text(json.dumps({"tasks": {"SQuAD2.0": entry}}))
+    (tmp_path / "jobs" / "SQuAD2.0-1.json").write_text(json.dumps({"metrics": {"best_f1_thresh": 2.5}}))
+    assert read_threshold(tmp_path / "SQuAD2.0", "SQuAD2.0") == -1.5
+    assert read_threshold(tmp_path / "jobs" / "SQuAD2.0-1", "SQuAD2.0") == 2.5
+
+
+@pytest.mark.parametrize("content, init, message", [
+    ("sentence\tlabel\nA man sat.\t1\n", "{albert}", "no model that was fine-tuned on a task; name RUN/TASK"),
+    ("text\nA man sat.\n", "{tuned}/CoLA", "mine.tsv:1: no column is named sentence"),
+    ("sentence\n", "{tuned}/CoLA", "mine.tsv: no row")])
+def test_files_that_cannot_be_answered(content, init, message, ready, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.tsv").write_text(content)
+    assert call(f"albert --predict {tmp_path}/mine.tsv --init {init.format(**ready)}", monkeypatch) == 2
+    assert message in the_line(capsys.readouterr().err)
+    assert not (tmp_path / "mine-predictions").exists()
