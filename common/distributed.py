@@ -221,25 +221,12 @@ class ShardSum:
         return flat
 
 
-def by_onednn(weight, bias, x):
-    """F.linear in float32 by oneDNN, which on an AMD EPYC takes down to half the time of torch's MKL. Only the rounding
-    differs."""
-    if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-        return nn.functional.linear(x, weight, bias)
-    return nn.functional.linear(x.to_mkldnn(), weight, bias).to_dense()
-
-
 def prepare_model(model, ranks, compile=False):
     """The model as a training loop calls it: compiled where asked, and where there are several processes wrapped in
-    DistributedDataParallel, which averages the gradients over them. On a CPU, where it is not compiled, the forward of
-    its larger nn.Linear becomes by_onednn."""
+    DistributedDataParallel, which averages the gradients over them."""
     if compile:
         torch.compiler.reset()  # a search compiles one network after the other, and after eight torch would give up
         model = torch.compile(model)
-    elif ranks.device.type == "cpu" and torch.backends.mkldnn.is_available():
-        for part in model.modules():
-            if type(part) is nn.Linear and min(part.weight.shape) >= 256:  # smaller ones do not pay for the copies
-                part.forward = functools.partial(by_onednn, part.weight, part.bias)
     return model if ranks.size == 1 else nn.parallel.DistributedDataParallel(
         model, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
 

@@ -1,6 +1,5 @@
 """common/distributed.py, files.py, runs.py: run folders, checkpoints, sums and seeds that do not depend on the number
 of processes."""
-import copy
 import dataclasses
 import json
 import multiprocessing
@@ -15,8 +14,8 @@ import pytest
 import torch
 
 from common.cli import Stop, UserError
-from common.distributed import (Pace, Ranks, ShardSum, launch, prefetch, prepare_model, seed_everything, seed_of,
-                                share_out, shard_range)
+from common.distributed import (Pace, Ranks, ShardSum, launch, prefetch, seed_everything, seed_of, share_out,
+                                shard_range)
 from common.files import fingerprints, lock, read_json, read_jsonl, release_locks, write_atomic
 from common.runs import Checkpoint, RunFolder
 
@@ -300,18 +299,3 @@ def test_a_lock_is_given_back_while_a_forked_worker_lives(tmp_path):
         release_locks()
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
-
-
-def test_wide_linear_maps_of_a_cpu_give_the_same_by_the_faster_library():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(256, 300), torch.nn.GELU(), torch.nn.Linear(300, 8))
-    x, found = torch.randn(2, 5, 256, requires_grad=True), []
-    for network in (model, prepare_model(copy.deepcopy(model), Ranks(0, 1, torch.device("cpu")))):
-        y = network(x)
-        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *network.parameters()])])
-    assert ["forward" in vars(part) for part in network] == [True, False, False]
-    assert copy.deepcopy(network)[0].forward.args[0] is not network[0].weight  # a copy has its own weights
-    assert all(torch.allclose(one, two, atol=1e-4) for one, two in zip(*found))
-    assert network.state_dict().keys() == model.state_dict().keys()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert network(x).dtype == torch.bfloat16 and torch.equal(network(x), model(x))
