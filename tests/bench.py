@@ -12,7 +12,6 @@ import contextlib
 import gc
 import importlib
 import io
-import itertools
 import json
 import os
 import re
