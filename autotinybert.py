@@ -790,14 +790,15 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
     draw(step, shard): the architectures that a sub-batch trains, Alg. 1; None: an ordinary training. The host waits for
     a GPU where it logs, looks and saves.
     """
-    ranks = run.ranks
+    # FOLDER.pt, the state of a training that goes on; FOLDER/checkpoint.pt is the trained model
+    ranks, going = run.ranks, folder.with_name(f"{folder.name}.pt")
     if (folder / "curve.json").exists():
+        Checkpoint(going, ranks).remove()  # a kill may have come just before the end did
         model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
         return read_result(folder / "curve.json")["curve"]
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
-    # FOLDER.pt, the state of a training that goes on; FOLDER/checkpoint.pt is the trained model
-    checkpoint = Checkpoint(folder.with_name(f"{folder.name}.pt"), ranks, model=model, optimizer=optimizer)
+    checkpoint = Checkpoint(going, ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if draw else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
     # where nothing is drawn, a process has one sub-batch, unless --accumulate is given; a checkpoint keeps their number
