@@ -13,6 +13,7 @@ import gc
 import importlib
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -309,8 +310,8 @@ TRAININGS = (  # command, its flags at the paper's size and, with --small, at th
     ("autobert_zero.py --pretrain --steps 9999", TEXT, ""),
     ("autobert_zero.py --finetune SST-2 --init {to}/2", "--preset base", ""),
     ("autotinybert.py --superplm --steps 9999", TEXT, ""),
-    ("autotinybert.py --further_train --further_steps 9999", f"{TEXT} --arch 8-768-3072-12-768",
-     "--arch 4-96-384-6-96"),
+    # to its end: a stopped one leaves no model to fine-tune
+    ("autotinybert.py --further_train --further_steps 24", f"{TEXT} --arch 8-768-3072-12-768", "--arch 4-96-384-6-96"),
     ("autotinybert.py --finetune SST-2 --init {to}/5", "--preset base", ""),
     ("mformer.py --train --steps 9999", "--preset base --arch mformer", f"--arch '{IMAGES}'"),
     ("mformer.py --task wmt14 --train --steps 9999", "--preset base --arch mformer --vocab_size 2000",
@@ -401,8 +402,8 @@ def gpu(own):
                  for number, (line, base, small) in enumerate(TRAININGS)]
     for command in [command.format(to=to, demo=demo) for command in commands]:
         try:
-            cells = [called(command) and "runs"] if "--dry_run" in command else train_on_card(
-                command, 3 if own.small else 30, card)
+            seconds = math.inf if "--further_steps" in command else 3 if own.small else 30
+            cells = [called(command) and "runs"] if "--dry_run" in command else train_on_card(command, seconds, card)
         except BaseException:
             print(f"stopped at: python {command}\nSend in all that is printed here, {to} without its .pt files, and "
                   "what nvidia-smi says.", flush=True)
