@@ -19,7 +19,7 @@ Differs: (reasons where it happens) D1 GELU · D2 Mut() and the roulette · D3 c
          the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
          sub-model used decays and moves by its moments · D7 CPU seconds for the wall clock's · D8 rows of two segments,
          some short, no next-sentence loss · D9 no padding and no masks in distillation · D10 SentencePiece
-         · D11 which fast candidate a depth · D12 MLM is a task · D13 at most 1,000 documents are held out
+         · D11 which fast candidate a depth · D12 MLM-saved is a task · D13 at most 1,000 documents are held out
          · D14 SQuAD trains positions above 128 · D15 a mean is the fitness
          · D16 AdamW with bias correction · D17 initial weights not truncated · D18 sequences of 128 tokens · D19 the
          best winner is chosen on the search's dev rows
@@ -54,7 +54,7 @@ class Config:
     models = "init", "teacher", "tokenizer"  # flags that name what is read beside the data
     # --restart deletes these, beside common.runs.WRITES
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.jsonl", "predictor.pt*",
-              "finalists.json", "SQuAD1.1", "MLM", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
+              "finalists.json", "SQuAD1.1", "MLM-saved", "SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE",
               "WNLI")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
@@ -73,7 +73,7 @@ class Config:
     tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's or the teacher's, else a new one
     vocab_size: int = 30522  # pieces of the vocabulary [>= 1]
     held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many [> 0]
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM: the loss on held-out text (D12)
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM-saved: masked words (D12)
     train_rows: int = 0  # use only so many training rows of each task; 0: all
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
@@ -129,7 +129,7 @@ PRESETS = {
     # after minutes of pre-training the paper's proxy tasks stay at chance (D12)
     "demo": {"vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
              "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
-             "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM,SST-2",
+             "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM-saved,SST-2",
              "finetune_epochs": 2, "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "8-96-384-6-96",
              "population": 8, "generations": 3, "latency_archs": 120},
     "base": {},
@@ -690,7 +690,7 @@ class Data:
     tokenizer: object = None
     train: object = None
     dev: object = None
-    tasks: dict = dataclasses.field(default_factory=dict)  # {name: common.tasks.Task}; MLM's is None
+    tasks: dict = dataclasses.field(default_factory=dict)  # {name: common.tasks.Task}; MLM-saved's is None
     teacher: Encoder | None = None
 
 
@@ -747,12 +747,13 @@ def held_out_losses(model, data, cfg, rows=256, most=256):
 
 
 def score_mlm(model, data, cfg):
-    """The task "MLM": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text, "loss",
-    "standard_error" of main over batches}. Raises Diverged. D12: minutes of pre-training show in it, not in SQuAD."""
+    """The task "MLM-saved": {"main": the share of a guesser's loss, ln V, that the model saves on held-out text,
+    "loss", "standard_error" of main over batches}. Raises Diverged. D12: minutes of pre-training show in it, not in
+    SQuAD."""
     losses, guessed = held_out_losses(model.to(data.device), data, cfg, 1024, 64), math.log(data.tokenizer.vocab_size)
     loss = statistics.fmean(losses)
     if not math.isfinite(loss):
-        raise Diverged("MLM: the loss is no number")
+        raise Diverged("MLM-saved: the loss is no number")
     return {"main": 1 - loss / guessed, "loss": loss,
             "standard_error": statistics.stdev(losses) / len(losses) ** 0.5 / guessed}
 
@@ -915,7 +916,7 @@ GRID = [(lr, epochs) for lr in (1e-5, 2e-5, 3e-5) for epochs in (4, 5, 10)]  # S
 
 def recipes():
     """D14: SQuAD's 384 tokens, the released code's, use positions that 128 left untrained."""
-    return {"MLM": Recipe(0.0, 1), **{
+    return {"MLM-saved": Recipe(0.0, 1), **{
         name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=metric)
         for name, (batch, lr, epochs, metric) in TABLE_D1.items()}}
 
@@ -972,7 +973,7 @@ def predict(model, task, split, cfg, device):
 def score_task(model, name, data, cfg, number=0, folder=None):
     """{"metrics": a task's on dev after fine-tuning `number`, added to the seed, and what stands beside them}; `folder`
     keeps model and predictions."""
-    if name == "MLM":
+    if name == "MLM-saved":
         return {"metrics": score_mlm(model, data, cfg)}
     task, logits = data.tasks[name], {}
     job = folder.name if folder else f"{model.encoder.arch} {name}"
@@ -1084,7 +1085,7 @@ def show_found(run, cfg):
     say(run.ranks, f"{found['arch']}: {100 * found['score']:.2f} ({shown(found['scores'])}), {found['parameters']:,} "
                    f"parameters, {found['milliseconds']:.3g} ms, {found['speedup']:.3g} times as fast as "
                    f"{found['reference']}")
-    task = next((name for name in found["scores"] if name != "MLM"), "")
+    task = next((name for name in found["scores"] if name != "MLM-saved"), "")
     action = ["--finetune", task] if task else ["--export", f"{run.folder}-exported"]
     run.ends(cfg, "best.json", *action, "--init", run.folder)
 
@@ -1098,19 +1099,19 @@ SHOW = {"search": show_found, "further_train": show_trained, "finetune": show_tu
 
 
 def open_data(cfg, action, ranks, text=False, tasks=""):
-    """(RunFolder, Data), opened: text to train on, tasks (MLM reads text too). Data is None where the run is finished.
+    """(RunFolder, Data), opened: text to train on, tasks (MLM-saved reads text too). Data is None of a finished run.
 
     D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless a flag brings a vocab.txt.
     D13: of the documents 5%, 1,000 at most, are held out.
     """
     names = parse_tasks(tasks, recipes()) if tasks else []
-    if "MLM" in names and cfg.setting == "distill":
-        raise UserError("MLM: --setting distill trains no head for this task; name others")
+    if "MLM-saved" in names and cfg.setting == "distill":
+        raise UserError("MLM-saved: --setting distill trains no head for this task; name others")
     if action == "finetune":
         cfg.tasks = ",".join(names)  # a setting of the run
-    text = text or "MLM" in names
+    text = text or "MLM-saved" in names
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
-             "glue": {*names} - {"SQuAD1.1", "MLM"}}
+             "glue": {*names} - {"SQuAD1.1", "MLM-saved"}}
     folders = [hf_models.model_folder(path) for path in (cfg.init, cfg.teacher) if path and needs["tokenizer"]]
     cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
     run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], tasks=names)
@@ -1131,7 +1132,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
         student = read_model(cfg.init, cfg)[1] if further else parse_arch(cfg.arch or cfg.largest)
         data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, student.heads)
     kinds = {} if action == "finetune" else dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
-    data.tasks = {name: None if name == "MLM" else on_main(
+    data.tasks = {name: None if name == "MLM-saved" else on_main(
         ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds) for name in names}
     return run, data
 

@@ -42,8 +42,8 @@ COMMANDS = {  # {program: {name: arguments}}; {name} there is the undisturbed ru
         "search": "--search --tasks MLM,CoLA --steps 12 --population 3 --rounds 2 --parents 2 " + ZERO + TEXT + TUNE,
         "finetune": "--finetune CoLA,MRPC --init {pretrain} --eval_every 9 --save_every 3 --runs 2 " + TUNE},
     "autotinybert": {
-        "search": "--search --tasks MLM,SST-2 --steps 30 --further_steps 30 --population 3 --generations 2 --winners 1 "
-                  "--largest 2-32-64-4-32 --smallest 1-16-16-1-8 --reference 4-64-128-4-64 --speedup 1 "
+        "search": "--search --tasks MLM-saved,SST-2 --steps 30 --further_steps 30 --population 3 --generations 2 "
+                  "--winners 1 --largest 2-32-64-4-32 --smallest 1-16-16-1-8 --reference 4-64-128-4-64 --speedup 1 "
                   "--latency_archs 8 --save_every 5 --eval_every 10 --accumulate 2 " + TEXT + TUNE,
         "finetune": "--finetune SST-2,CoLA --init {search} --runs 2 " + TUNE},
     "mformer": {

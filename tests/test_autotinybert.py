@@ -644,19 +644,21 @@ def test_zero_steps_are_the_papers_passes_over_the_corpus(tiny_data, whole, tmp_
 
 
 def test_the_grid_is_that_of_the_paper_and_its_best_setting_stands(tiny_data, whole, tmp_path, monkeypatch):
-    """MLM is a task without fine-tuning, with the same masked pieces for every seed. No task starts from MNLI."""
+    """MLM-saved is a task without fine-tuning, with the same masked pieces for every seed. No task starts from MNLI."""
     assert len(atb.GRID) == 9 and all((lr, epochs) in atb.GRID for _, lr, epochs, _ in atb.TABLE_D1.values())
     monkeypatch.setattr(atb, "GRID", [(1e-5, 1), (0.1, 3)])
-    run_here(["--finetune", "SST-2,MLM", *tiny_data[1], "--init", whole, "--grid", "--runs", "2", "--out", tmp_path])
+    run_here(["--finetune", "SST-2,MLM-saved", *tiny_data[1], "--init", whole, "--grid", "--runs", "2",
+              "--out", tmp_path])
     jobs = {path.stem: json_of(path) for path in (tmp_path / "jobs").glob("*.json")}
-    assert jobs.keys() == {"MLM-0", "MLM-1", "SST-2-0-1e-05-1", "SST-2-1-1e-05-1", "SST-2-0-0.1-3", "SST-2-1-0.1-3"}
+    assert jobs.keys() == {"MLM-saved-0", "MLM-saved-1", "SST-2-0-1e-05-1", "SST-2-1-1e-05-1",
+                           "SST-2-0-0.1-3", "SST-2-1-0.1-3"}
     found = json_of(tmp_path / "done.json")["tasks"]
     medians = {key: min(job["metrics"]["main"] for job in jobs.values() if job["setting"] == list(key))
                for key in atb.GRID}
     assert found["SST-2"]["median"] == max(medians.values()) == medians[tuple(found["SST-2"]["setting"])]
-    assert found["SST-2"]["n"] == 2 and 0.5 <= found["SST-2"]["constant"] < 1 and "constant" not in found["MLM"]
-    assert found["MLM"]["sd"] == 0
-    assert found["MLM"]["median"] == pytest.approx(1 - found["MLM"]["metrics"]["loss"] / math.log(300))
+    assert found["SST-2"]["n"] == 2 and 0.5 <= found["SST-2"]["constant"] < 1 and "constant" not in found["MLM-saved"]
+    assert found["MLM-saved"]["sd"] == 0
+    assert found["MLM-saved"]["median"] == pytest.approx(1 - found["MLM-saved"]["metrics"]["loss"] / math.log(300))
     for task in ("RTE,MNLI", "RTE"):
         run_here(["--finetune", task, *tiny_data[1], "--init", whole, "--out", tmp_path / task])
     torch.testing.assert_close(*(weights_of(tmp_path / run / "RTE") for run in ("RTE,MNLI", "RTE")), rtol=0, atol=0)
@@ -741,6 +743,6 @@ def test_published_tables_and_what_is_made_of_measurements(tiny_data, tmp_path, 
 @pytest.mark.slow
 def test_claims_that_train(tiny_data, tmp_path):
     flags = [*tiny_data[1], "--population", "2", "--steps", "2", "--further_steps", "1"]
-    small = ["--largest", "1-24-40-2-24", "--tasks", "MLM"]
+    small = ["--largest", "1-24-40-2-24", "--tasks", "MLM-saved"]
     rows = claimed("autotinybert", "ranking", tmp_path, "--seeds", 1, *flags, "--variants", "ebl,ils", *small)["rows"]
     assert [row[0] for row in rows] == ["stand-alone", "ebl", "ils"] and rows[0][3] == 100

@@ -182,11 +182,11 @@ def part_for(arch, variant, cfg):
 
 # Further question: does Algorithm 1 with identical layers and sub-matrices rank right in one shot (Table 3)? Real text,
 # 16 architectures as in the paper (four depths x four widths of BERT's rule), each trained alone for 600 updates of 32
-# rows of 32 tokens, and a SuperPLM of 1,000 updates a variant; scores are the file's of held-out masked words (MLM),
-# one-shot and alone; three seeds of everything. A pairwise accuracy is against the stand-alone scores of the same seed;
-# what the truth itself is worth is Kendall's tau between its seeds, wanted above 0.8. Hypotheses, paired by seed, 95%
-# intervals: ebl orders more pairs right than hat, than ils, than sme. Stopping rule: three seeds, no more, whatever
-# comes out. 45 core-minutes.
+# rows of 32 tokens, and a SuperPLM of 1,000 updates a variant; scores are the file's of held-out masked words
+# (MLM-saved), one-shot and alone; three seeds of everything. A pairwise accuracy is against the stand-alone scores of
+# the same seed; what the truth itself is worth is Kendall's tau between its seeds, wanted above 0.8. Hypotheses, paired
+# by seed, 95% intervals: ebl orders more pairs right than hat, than ils, than sme. Stopping rule: three seeds, no more,
+# whatever comes out. 45 core-minutes.
 def ranking(options):
     """One-shot scores of each of --variants (Eq. 5) against models trained on their own."""
     cfg, variants = read_flags(options), options.variants.split(",")
@@ -249,9 +249,9 @@ def ranking(options):
 # latency).
 # Latency with the MLM head inside the timed part (a wider model has larger tied embeddings, which the limit does not
 # count) is reported for winners and rules, and judges nothing.
-SHAPE = ("--vocab_size 4000 --largest 4-96-384-6-96 --reference 4-96-384-6-96 --length 48 --held_out 0.08 --tasks MLM "
-         "--steps 4000 --further_steps 500 --eval_every 500 --latency_archs 200 --latency_rounds 5 --population 25 "
-         "--generations 4 --winners 3").split()
+SHAPE = ("--vocab_size 4000 --largest 4-96-384-6-96 --reference 4-96-384-6-96 --length 48 --held_out 0.08 "
+         "--tasks MLM-saved --steps 4000 --further_steps 500 --eval_every 500 --latency_archs 200 --latency_rounds 5 "
+         "--population 25 --generations 4 --winners 3").split()
 CHOOSING = 1024  # rows that score_mlm reads
 
 

@@ -157,8 +157,8 @@ SPEEDUPS = ("Networks without training, one row of 128 tokens, CPU time, medians
             "turns. KD: for distillation; PF: BERTs that Turc et al. released; S5: of the paper's Table 5. Where two "
             "tables of the paper disagree, the other one is taken")
 SPEEDUPS_RUN = "`python -m tests.claims.autotinybert latency --preset base --latency_rounds 5`: a minute of a core"
-RANKING_RUN = ("`python -m tests.claims.autotinybert ranking --tasks MLM --largest 4-64-256-8-64 --smallest "
-               "1-16-28-1-8 --reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --steps 1000 "
+RANKING_RUN = ("`python -m tests.claims.autotinybert ranking --tasks MLM-saved --largest 4-64-256-8-64 "
+               "--smallest 1-16-28-1-8 --reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --steps 1000 "
                "--further_steps 600 --corpus path/to/corpus --jobs 2`: 1.3 core-hours")
 AUTOTINYBERT = (
     Claim("shape", "The searched shape beats BERT's rule, in the time of four layers", "Figure 1, Table 1",
@@ -219,7 +219,7 @@ AUTOTINYBERT = (
           "AutoTinyBERT-Fast-S5, training}, {Table 5: AutoTinyBERT-S5, search} + {Table 5: AutoTinyBERT-S5, "
           "training} and {Table 5: BERT-S5, training} V100 hours",
           needs="`python autotinybert.py --search --strategy fast --largest 4-64-256-8-64 --smallest 1-16-28-1-8 "
-                "--reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --tasks MLM --corpus "
+                "--reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --tasks MLM-saved --corpus "
                 "path/to/corpus --speedup 4.6` and with `--strategy evolution`, three seeds of each: 1 core-hour, "
                 "estimated"),
     Claim("rule", "The winners follow a rule of their own", "Table 4, Sec. 4.4",
