@@ -156,12 +156,14 @@ def load(folder, task, split):
 def load_unlabelled(path, task):
     """Read a test file, or one of the user's own, in whose first line the task's text columns are named. Every row
     needs a prediction: of those of another length, which one warning counts, the text that is missing is empty."""
-    rows = read_rows(path)
-    _, header = next(rows, (1, []))
+    rows = list(read_rows(path))
+    header = rows.pop(0)[1] if rows else []
+    if 0 < len(header) == task.columns and not {*header} & {*task.test_text}:  # CoLA's train and dev have no header
+        rows.insert(0, (1, header))
+        header = ["source", "label", "star", *task.test_text]
     if missing := [name for name in task.test_text if name not in header]:
         raise UserError(f"{path}:1: no column is named {' or '.join(missing)}; the first line of a file without labels "
                         f"names {task.name}'s columns, {' and '.join(task.test_text)}, between tabs")
-    rows = list(rows)
     bad = [number for number, cells in rows if len(cells) < len(header) or any(cells[len(header):])]
     if bad:
         warnings.warn(f"{path}:{bad[0]}: {len(bad)} rows do not have {len(header)} columns and keep their place, what "
@@ -258,8 +260,8 @@ def encode(examples, tokenizer, max_length, block=10_000):
                 rows.append(ids[:most])
             cut += first + second > room
     if cut:
-        warnings.warn(f"{examples.path}: {cut} of {len(examples)} rows are longer than {max_length} tokens and are cut",
-                      stacklevel=2)
+        warnings.warn(f"{examples.path}: {cut} of {len(examples)} rows are longer than {max_length} tokens "
+                      "(--finetune_length) and are cut")
     return Features(sides, examples.labels, (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id), max_length)
 
 

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from common import glue, squad
 from common.cli import MissingFile, UserError
 from common.distributed import say, share_out
-from common.files import read_json, write_atomic
+from common.files import existing, read_json, write_atomic
 
 LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()  # in the order of their time
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, where MNLI is among the tasks
@@ -251,6 +251,7 @@ def read_threshold(init, name):
 def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
     """The Task, with a single split, that has the rows of a file of the user's own, for the model RUN/TASK of --init.
     name: of its task, which else config.json tells."""
+    existing(path, "name a file of your own")
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", {})
     name = name or settings.get("tasks")
@@ -282,13 +283,13 @@ def limit(split, cfg):
 
 
 def file_of(name, cfg):
-    """A file of a task's data that its tuned model can answer; of CoLA the test file alone names its columns."""
+    """A file of a task's data that its tuned model can answer."""
     if name == "RACE":
         return min(Path(cfg.race, "dev").rglob("*.txt"))
     if name.startswith("SQuAD"):
         return squad.files(cfg.squad, name)["dev"]
     test = glue.path_of(cfg.glue, name, "test")
-    return test if test.exists() or name == "CoLA" else glue.path_of(cfg.glue, name, "dev")
+    return test if test.exists() else glue.path_of(cfg.glue, name, "dev")
 
 
 def task_files(names, cfg, flag, search):
@@ -375,7 +376,8 @@ def tells_nothing(scores, constants=None):
 def end_tuning(run, cfg):
     """Say of a finished fine-tuning where it is, and how a tuned model of it answers a file."""
     for name in [name for name in run.finished["tasks"] if (run.folder / name / "checkpoint.pt").exists()][:1]:
-        run.ends(cfg, f"{name}/checkpoint.pt", "--predict", file_of(name, cfg), "--init", run.folder / name)
+        run.ends(cfg, f"{name}/checkpoint.pt", "--predict", file_of(name, cfg), "--init", run.folder / name,
+                 "--out", f"{run.folder}-answers")
 
 
 def shown(scores):

@@ -61,6 +61,8 @@ def test_every_official_layout(task, tmp_path):
         loaded = glue.load(tmp_path, task, split)
         assert loaded.first == [row[0] for row in rows] and len(loaded) == len(rows)
         assert loaded.second == ([row[1] for row in rows] if len(task.text) == 2 else None)
+        asked = glue.load_unlabelled(loaded.path, task)  # a tuned model can answer any of them
+        assert (asked.first, asked.second) == (loaded.first, loaded.second)
         if split == "test":
             assert loaded.labels is None
         else:
