@@ -757,13 +757,11 @@ def test_recipes_are_table_14():
     assert all(round(recipes[name].warmup * recipes[name].steps) == row[4] for name, row in albert.TABLE14.items())
 
 
-@pytest.mark.parametrize("preset, given, demo", [("demo", [], True), ("demo", ["glue"], False), ("", [], False),
-                                                 ("base", [], False)])
-def test_the_demos_recipe_is_for_the_demo_alone(preset, given, demo, tmp_path):
+@pytest.mark.parametrize("preset, demo", [("demo", True), ("", False), ("base", False)])
+def test_the_demos_recipe_is_for_networks_of_its_preset(preset, demo, tmp_path):
     write_config(tmp_path, {"settings": {"preset": preset}} if preset else {"model_type": "albert"})
     cfg = albert.Config(**{**albert.PRESETS["demo"], "init": str(tmp_path), "finetune_lr": 7.0})
-    cfg.given = frozenset(given)
-    table, line = albert.choose_recipe(cfg, {"glue"})
+    table, line = albert.choose_recipe(cfg)
     expected = albert.PRESETS["demo"] if demo else {"finetune_batch": None, "finetune_epochs": None, "eval_every": 0}
     assert all(getattr(cfg, name) == expected[name] for name in ("finetune_batch", "finetune_epochs", "eval_every"))
     assert "--finetune_lr 7.0" in line and table == (albert.TABLE14 if preset else albert.V2)
@@ -773,7 +771,7 @@ def test_v2_models_have_a_recipe_of_their_own(tmp_path):
     """Known by their config.json: no dropout, and half the learning rate for RACE, at which they would diverge."""
     for dropout, kept, lr in ((0, [0, 0, 0], 1e-5), (0.1, [0.1, 0.1, 0], 2e-5)):
         write_config(tmp_path, {"model_type": "albert", "hidden_dropout_prob": dropout})
-        table, line = albert.choose_recipe(albert.Config(init=str(tmp_path)), set())
+        table, line = albert.choose_recipe(albert.Config(init=str(tmp_path)))
         found = albert.recipes(albert.Config(), table)
         assert [found[name].dropout for name in ("RACE", "RTE", "CoLA")] == kept
         assert (found["RACE"].lr, found["RTE"].lr, "a v2 model" in line) == (lr, 3e-5, not dropout)
