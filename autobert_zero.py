@@ -1394,7 +1394,8 @@ def export(cfg, name):
     if "head.weight" in source[0]:
         task = read_json(Path(cfg.init) / "config.json")["settings"]["tasks"]
         labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
-    print(write_best(path, settle_arch(cfg), source, cfg, tokenizer, labels))
+    print(f"{write_best(path, settle_arch(cfg), source, cfg, tokenizer, labels)}\n{path}: written, its weights, "
+          f"drawing and {tokenizer.file_name} beside it")
 
 
 # Fine-tuning. A job is one run of one task at one setting.

@@ -1057,8 +1057,11 @@ def set_limit(space, cfg, ranks, run):
     if cfg.latency_limit and not on_main(ranks, (run.folder / "checkpoint.pt").exists):
         smallest = on_main(ranks, smallest_latency, space, cfg, ranks.device)
         if smallest > cfg.latency_limit:
-            raise UserError(f"--latency_limit {cfg.latency_limit:.4g}: the smallest architecture takes "
-                            f"{latency_text(smallest, cfg)}; raise it")
+            on_main(ranks, path.unlink, True)  # so that the mended command finds no run begun
+            flag = "latency_limit" if "latency_limit" in cfg.given else "limit_share"
+            raise UserError(f"--{flag} {getattr(cfg, flag):.4g}: allows {latency_text(cfg.latency_limit, cfg)}, and "
+                            f"the smallest architecture takes {latency_text(smallest, cfg)}; raise it, or choose "
+                            "--cost cpu or flops where other programs keep the machine busy")
     say(ranks, f"latency: {timed_text(cfg, ranks.device)}; "
                f"limit: {latency_text(cfg.latency_limit, cfg) if cfg.latency_limit else 'none'}")
 
