@@ -49,6 +49,10 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
     run, data = RunFolder(cfg, action, ranks, asked, reads, **demo), Data(ranks.device)
     if run.finished:
         return run, data
+    own = cfg.preset == "demo" and not all(is_demo(getattr(cfg, flag)) for flag in flags)
+    if own and action != "evaluate" and (action != "finetune" or cfg.finetune_lr):  # else Table 14 holds in albert.py
+        say(ranks, "--preset demo: learning rates and steps that were chosen on demo data; for your own: "
+                   "data/README.md, Your own data in ten minutes")
     if reads_text:
         data.tokenizer, data.train, data.dev = open_text(cfg, ranks, run.folder)
     elif "tokenizer" in needs:

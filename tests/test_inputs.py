@@ -37,7 +37,7 @@ class Config:
     tasks: str = ""
     vocab_size: int = 30
     held_out: float = 0.05
-    program, given, models = "albert", frozenset(), ("tokenizer",)
+    program, given, models, preset = "albert", frozenset(), ("tokenizer",), "base"
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from data import prepare
 
 MADE_BY = {  # what a command starts from: the command that makes it
     "path/to/prepared": "python data/prepare.py corpus --corpus path/to/texts --to path/to/prepared",
+    "corpora/mine": "python data/prepare.py corpus --corpus my/texts --to corpora/mine",
     "corpora/wikibooks": "python data/prepare.py corpus --corpus path/to/texts --to corpora/wikibooks",
     "path/to/bert": "python autotinybert.py --export path/to/bert --init runs/tiny",
     "path/to/electra-base-discriminator":
