@@ -4,6 +4,8 @@ import itertools
 import json
 import math
 import random
+import re
+import shlex
 import statistics
 from pathlib import Path
 
@@ -797,10 +799,16 @@ def test_what_cannot_be_built_is_named(text, message):
 
 # --- claims --------------------------------------------------------------------------------------
 
-def test_claims_about_a_finished_search(tmp_path, pictures, quick_search):
+def test_claims_about_a_finished_search_and_the_next_command(tmp_path, pictures, quick_search, monkeypatch, capsys):
     cfg, folder = dataclasses.replace(RUN_IMAGES, steps=2), tmp_path / "search"
     command = ["--search", *flags(cfg, pictures), "--out", str(folder)]
     mf.main(command)
+    words = re.search(r"^next: python mformer.py (.+)$", capsys.readouterr().out, re.MULTILINE)[1]
+    monkeypatch.chdir(tmp_path)
+    mf.main(shlex.split(words))
+    trained = json.loads(Path("runs/mformer-train-cifar10-base/config.json").read_text())["settings"]
+    assert trained["arch"] == json.loads((folder / "best.json").read_text())["arch"]
+    assert trained["cifar10"] == str(pictures)
     archs = [mf.sample_arch(mf.space_of(cfg), random.Random(f"0 sample {number}")) for number in range(25)]
     costs = [mf.measure_latency(arch, cfg, CPU.device) for arch in archs]
     best = json.loads((folder / "best.json").read_text())
