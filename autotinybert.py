@@ -870,8 +870,8 @@ def load_teacher(cfg, ranks, vocab, heads):
     teacher = Encoder(arch, vocab, 0.0, len(positions), words.shape[1])
     say(ranks, "teacher", hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, folder))
     if len(positions) < cfg.length:
-        raise UserError(f"{folder}: its {len(positions)} positions are too few for --length {cfg.length}; take a shorter "
-                        "--length, or a teacher with more")
+        raise UserError(f"{folder}: its {len(positions)} positions are too few for --length {cfg.length}; take a "
+                        "shorter --length, or a teacher with more")
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
@@ -1467,7 +1467,8 @@ def check(cfg, action):
             (cfg.arch and action in PHASES, f"--arch {cfg.arch}: --{action} takes none"),
             (action == "further_train" and not (cfg.arch or cfg.init),
              "give --arch layers-hidden-ffn-heads-qkv, or a best.json"),
-            (action in ("finetune", "predict", "export") and not cfg.init, f"--{action} needs weights: give a folder with --init"),
+            (action in ("finetune", "predict", "export") and not cfg.init,
+             f"--{action} needs weights: give a folder with --init"),
             (cfg.teacher and not distills, f"--teacher {cfg.teacher}: use it with --setting distill"),
             (distills and not cfg.teacher and trains, "--setting distill needs --teacher DIR")):
         if mistake:

@@ -1096,7 +1096,7 @@ def read_history(path):
             read_arch(line["arch"]), line["id"], line["round"]
             line["score"] + line["scores"]["loss"] + line["scores"]["latency"]
     except (KeyError, TypeError, ValueError, AttributeError, UserError):
-        raise UserError(f"{path}: damaged in line {number}; delete it, its search measures the sub-nets again") from None
+        raise UserError(f"{path}: damaged in line {number}; delete it, its search measures again") from None
     return lines
 
 
@@ -1354,7 +1354,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
                 dev = {"loss": held_out_loss(model.eval(), data, cfg)} if data.set_aside else {}
                 last.save(step + 1, model)
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
-            run.log(name, step + 1, loss=value, norm=float(norm), lr=rate, **{f"{data.unit}_per_second": speed}, dev=dev)
+            run.log(name, step + 1, loss=value, norm=float(norm), lr=rate, dev=dev,
+                    **{f"{data.unit}_per_second": speed})
             seen, began = 0, time.perf_counter()
         if saves or stop or due:
             checkpoint.save(step=step + 1)
@@ -1447,7 +1448,8 @@ def evaluate(cfg):
         run.ends(cfg, name)
         if cfg.translate:
             return say(ranks, text[:-1])
-        percent = {name: value if name == "bleu" else 100 * value for name, value in scores.items() if name != "examples"}
+        percent = {name: value if name == "bleu" else 100 * value
+                   for name, value in scores.items() if name != "examples"}
         shown = ", ".join(f"{name} {value:.2f}" for name, value in percent.items())
         say(ranks, f"{shown.replace('_', ' ')} on {result['examples']} test examples "
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "

@@ -154,7 +154,7 @@ class RunFolder:
         """One line of log.jsonl, of rank 0 alone but for jobs that ranks do on their own (every_rank). values: of the
         training, named as in LOGGED; dev: {name: number} that held-out rows give, which become dev_NAME."""
         if unknown := values.keys() - LOGGED:
-            raise KeyError(f"log.jsonl has no {', '.join(unknown)}: common.runs.LOGGED and data/README.md list its keys")
+            raise KeyError(f"log.jsonl has no {', '.join(unknown)}: LOGGED and data/README.md list its keys")
         self.new = False
         if self.ranks.main or every_rank:
             found = {f"dev_{name}": value for name, value in (dev or {}).items()}

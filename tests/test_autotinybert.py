@@ -682,7 +682,8 @@ def test_measurements_can_be_added(tiny_data, tmp_path, clock):
 
 def test_measurements_of_other_settings_stay_and_lines_that_are_none_are_named(tmp_path):
     path, here = tmp_path / "latency.jsonl", atb.latency_setting(TINY)
-    assert here["clock"] == "CPU" and atb.latency_setting(dataclasses.replace(TINY, latency_threads=2))["clock"] == "wall"
+    two_threads = atb.latency_setting(dataclasses.replace(TINY, latency_threads=2))
+    assert here["clock"] == "CPU" and two_threads["clock"] == "wall"
     good, *others = (json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, **setting})
                      for setting in (here, *({**here, key: "another"} for key in here)))
     path.write_text("\n".join([good, *others, good, good[:20]]))  # a last line without its end is left out

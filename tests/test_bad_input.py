@@ -218,7 +218,8 @@ INIT = [
           ("of --init has 7", words(lambda _: torch.zeros(7, 3))),
           ("config.json & hidden", settings(hidden="16")), (HUGE, settings(layers=100000000)),
           ("no run folder of albert.py", entries("config.json", program="mformer")),
-          ("spiece.model: damaged or changed", lambda here, ready: shutil.copy(ready["mformer"] / "spiece.model", here))),
+          ("spiece.model: damaged or changed",
+           lambda here, ready: shutil.copy(ready["mformer"] / "spiece.model", here))),
     *init("autobert_zero", ("arch", settings(arch="x")), ("there and", words(lambda _: torch.zeros(7, 3)))),
     *init("autotinybert", ("run", settings(arch="x")), (HUGE, settings(arch="100000-8-8-1-8"))),
     *init("mformer", ("arch", settings(arch="x")), ("does not hold", weights(lambda state, model: model.update(

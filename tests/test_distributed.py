@@ -260,7 +260,7 @@ def test_items_made_ahead_are_the_same_and_one_ahead():
     seen = []
     for item in prefetch(items()):
         deadline = time.monotonic() + 10
-        while len(made) < min(item + 2, 5) and time.monotonic() < deadline:  # the next one comes without being asked for
+        while len(made) < min(item + 2, 5) and time.monotonic() < deadline:  # the next one comes unasked
             time.sleep(0.001)
         assert len(made) == min(item + 2, 5)  # and only the next one
         seen.append(item)

@@ -256,8 +256,8 @@ def test_fine_tunings_wait_where_they_log_or_look(file, monkeypatch):
 # --- torch.compile ---------------------------------------------------------------------------------------------------
 
 def step_of(name):
-    """(model, loss(network, batch), batches): three or more updates of a file, rows of several lengths where it has them.
-    """
+    """(model, loss(network, batch), batches): three or more updates of a file, rows of several lengths where it
+    has them."""
     batch = [numbers(4, 16), numbers(4, 16, below=2), full(4, 14)]
     if name == "albert":
         cfg = albert.Config(**{**SMALL, "dropout": 0.0, "embedding": 8}, positions=16)

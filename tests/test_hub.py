@@ -83,7 +83,8 @@ def test_without_the_package_one_line_says_so(tmp_path, monkeypatch):
 
 
 def test_wrapped_lines_are_joined():
-    text = "It was late in the day, and Mr. Hale\nhad come home. He was so tired that he\nwent to bed at once, and nobody said a\nword to him."
+    text = ("It was late in the day, and Mr. Hale\nhad come home. He was so tired that he\n"
+            "went to bed at once, and nobody said a\nword to him.")
     assert hub.sentences_of(text) == ["It was late in the day, and Mr. Hale had come home.",
                                       "He was so tired that he went to bed at once, and nobody said a word to him."]
     assert hub.sentences_of("One line\nAnother. Two.") == ["One line", "Another.", "Two."]

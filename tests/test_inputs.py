@@ -1,4 +1,4 @@
-"""What the data flags of a command stand for: looked at before a folder is touched, fingerprinted as far as it is read."""
+"""What the data flags of a command stand for: looked at before a folder is touched, fingerprinted as far as read."""
 import dataclasses
 import importlib
 import json

@@ -396,7 +396,7 @@ def test_operators_stay_inside_the_space(cfg):
         assert all({*mf.values_of(arch, name)} <= {*choices} for name, choices in space.items())
     assert [mf.mutate(arch, space, 0.0, rng) for arch in archs] == archs and len(set(archs)) > 60
     same = [one == two for arch in archs for one, two in zip(mf.mutate(arch, space, 0.3, rng).ffn, arch.ffn)]
-    assert statistics.fmean(same) == pytest.approx(0.7 + 0.3 / len(space["ffn"]), abs=0.1)  # three in ten are drawn anew
+    assert statistics.fmean(same) == pytest.approx(0.7 + 0.3 / len(space["ffn"]), abs=0.1)  # 3 in 10 are drawn anew
     one, two = archs[:2]
     child = mf.crossover(one, two, space, rng)
     assert all(ffn in (first, second) for ffn, first, second in zip(child.ffn, one.ffn, two.ffn))

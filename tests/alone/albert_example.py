@@ -10,14 +10,15 @@ from albert import Config, Encoder, Lamb, LanguageModel, count, mask_tokens, mea
 # Sentence order and masked words on texts in which the letters of the second sentence follow those of the first. A
 # tokenizer is anything that has these names; here a piece is a letter, and each begins a word.
 tokenizer = SimpleNamespace(vocab_size=56, pad_id=0, cls_id=2, sep_id=3, mask_id=4, starts_word=torch.ones(56, dtype=bool))
-cfg = Config(vocab_size=56, layers=2, hidden=32, heads=2, ffn=64, embedding=16, positions=19, length=19, dropout=0.0,
-             init_std=0.1)
+cfg = Config(vocab_size=56, layers=2, hidden=32, heads=2, ffn=64, embedding=16, positions=19, length=19,
+             dropout=0.0, init_std=0.1)
 torch.manual_seed(0)
 generator, model = torch.Generator().manual_seed(0), LanguageModel(cfg)
 optimizer = Lamb(model.parameters(), lr=0.005)
 for step in range(121):
     early, late = torch.randint(6, 31, (64, 8)), torch.randint(31, 56, (64, 8))
-    parts = SimpleNamespace(first=early, first_length=torch.full((64,), 8), second=late, second_length=torch.full((64,), 8))
+    eight = torch.full((64,), 8)
+    parts = SimpleNamespace(first=early, first_length=eight, second=late, second_length=eight)
     ids, segments, lengths, order = sentence_pairs(parts, tokenizer, "sop", generator)
     ids, places, labels = mask_tokens(ids, segments, tokenizer, cfg, generator)
     logits, order_logits = model(ids, segments, lengths, places)

@@ -31,7 +31,8 @@ measured = {arch: 3 - 0.2 * arch.layers - arch.hidden / 100 - 0.5 * arch.types.c
 ranker = Ranker(space, [*measured], [*measured.values()])
 new = [sample_arch(space, random.Random(f"new {number}")) for number in range(40)]
 _, best = min(zip(ranker.rank_scores(new), new))
-print(f"best of {len(new)} new ones: layers {best.layers}, hidden {best.hidden}, types {best.types}, tau {ranker.tau:.2f}")
+print(f"best of {len(new)} new ones: layers {best.layers}, hidden {best.hidden}, types {best.types}, "
+      f"tau {ranker.tau:.2f}")
 print("what matters most:", next(iter(ranker.importance())))
 
 # So many milliseconds does the published network take here on a picture of 32 x 32, and so many GFLOPs
