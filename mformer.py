@@ -1039,6 +1039,14 @@ def smallest_latency(space, cfg, device):
     return min(measure_latency(smallest(*ends), cfg, device) for ends in itertools.product((min, max), repeat=2))
 
 
+def too_low(cfg, what, latency):
+    """The UserError of a limit that `what`, which takes so long, does not keep. It names the flag that made the limit."""
+    flag = "latency_limit" if "latency_limit" in cfg.given else "limit_share"
+    return UserError(f"--{flag} {getattr(cfg, flag):.4g}: allows {latency_text(cfg.latency_limit, cfg)}, and {what} "
+                     f"takes {latency_text(latency, cfg)}; raise it, or choose --cost cpu or flops where other "
+                     "programs keep the machine busy")
+
+
 def set_limit(space, cfg, ranks, run):
     """--latency_limit, or --limit_share of the median of 25 random architectures, which the folder keeps for a resumed
     run. A limit that no architecture keeps ends the run before it trains."""
@@ -1058,10 +1066,7 @@ def set_limit(space, cfg, ranks, run):
         smallest = on_main(ranks, smallest_latency, space, cfg, ranks.device)
         if smallest > cfg.latency_limit:
             on_main(ranks, path.unlink, True)  # so that the mended command finds no run begun
-            flag = "latency_limit" if "latency_limit" in cfg.given else "limit_share"
-            raise UserError(f"--{flag} {getattr(cfg, flag):.4g}: allows {latency_text(cfg.latency_limit, cfg)}, and "
-                            f"the smallest architecture takes {latency_text(smallest, cfg)}; raise it, or choose "
-                            "--cost cpu or flops where other programs keep the machine busy")
+            raise too_low(cfg, "the smallest architecture", smallest)
     say(ranks, f"latency: {timed_text(cfg, ranks.device)}; "
                f"limit: {latency_text(cfg.latency_limit, cfg) if cfg.latency_limit else 'none'}")
 
@@ -1125,8 +1130,7 @@ def rank_and_evolve(space, history, cfg):
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
     allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
     if not allowed:
-        raise UserError(f"--latency_limit {limit:.4g}: the fastest of {len(archs)} samples takes "
-                        f"{latency_text(min(values['latency']), cfg)}; raise it")
+        raise too_low(cfg, f"the fastest of {len(archs)} samples", min(values["latency"]))
     rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
     importance = {name: ranker.importance() for name, ranker in rankers.items()}
     pruned = prune(space, importance.values(), [archs[index] for index in allowed],
