@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, and readers that name what is wrong with a file in one line."""
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -49,6 +50,17 @@ def partials(folder, name="*"):
     """What killed writes of atomic() left in a folder. Files of others that are only named alike are not among them."""
     return [path for path in Path(folder).glob(f"{name}.partial-*")
             if re.fullmatch(r".*\.partial-\d+", path.name) and path.is_file() and not path.is_symlink()]
+
+
+def no_link(path, flags):
+    """An opener for files that grow: a link is never followed, for what it points to is not ours. Raises UserError."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path}: a link, and nothing is written through links; delete it or choose another --out"
+                        ) from None
 
 
 def read_text(path, mend, newline=None):
@@ -176,7 +188,7 @@ def lock(path, wait=False, what="the run"):
     path = own_path(path)
     if path in _locks:
         return
-    file = open(path, "a+", encoding="utf-8")
+    file = open(path, "a+", encoding="utf-8", opener=no_link)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -15,7 +15,7 @@ import torch
 
 from common.cli import UserError, freeze
 from common.distributed import on_main, peak_memory, say
-from common.files import (digest, fingerprints, load_file, lock, partials, previous, read_json, read_result,
+from common.files import (digest, fingerprints, load_file, lock, no_link, partials, previous, read_json, read_result,
                           save_file, write_atomic, write_result)
 
 LOCK = "run.lock"
@@ -147,7 +147,7 @@ class RunFolder:
             print(f"{self.folder}: left as it is, since no run writes it: {', '.join(left)}", file=sys.stderr)
 
     def _write(self, name, record):
-        with open(self.folder / name, "a", encoding="utf-8") as file:
+        with open(self.folder / name, "a", encoding="utf-8", opener=no_link) as file:
             file.write(json.dumps(record) + "\n")
 
     def log(self, phase, step, every_rank=False, dev=None, **values):

@@ -25,6 +25,7 @@ import re
 import struct
 import sys
 import threading
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -306,13 +307,18 @@ def end_with_parent():
 
 
 def in_order(work, jobs, workers):
-    """work(job) of each job, in order."""
+    """work(job) of each job, in order; two jobs a worker in flight, so that a slow disk does not fill the memory."""
     if workers <= 1:
         yield from map(work, jobs)
         return
     with ProcessPoolExecutor(workers, initializer=end_with_parent) as pool:
         try:
-            yield from pool.map(work, jobs)
+            flying = deque()
+            for job in jobs:
+                flying.append(pool.submit(work, job))
+                if len(flying) == 2 * workers:
+                    yield flying.popleft().result()
+            yield from (each.result() for each in flying)
         except BrokenProcessPool:
             raise UserError("a worker process was killed, perhaps for want of memory; use fewer --workers") from None
         finally:

@@ -284,6 +284,18 @@ def test_what_goes_wrong_ahead_is_raised_in_its_place_and_no_thread_is_left():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
+@pytest.mark.parametrize("name", ["run.lock", "log.jsonl"])
+def test_nothing_is_written_through_a_link(tmp_path, name):
+    open_run(tmp_path / "run").log("pretrain", 1)
+    release_locks()
+    theirs = (tmp_path / "run" / name).rename(tmp_path / "theirs")
+    (tmp_path / "run" / name).symlink_to(theirs)
+    before = theirs.read_text()
+    with pytest.raises(UserError, match=f"{name}: a link"):
+        open_run(tmp_path / "run").log("pretrain", 2)
+    assert theirs.read_text() == before
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_lock_is_given_back_while_a_forked_worker_lives(tmp_path):
     lock(tmp_path / "lock")
