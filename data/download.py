@@ -111,8 +111,11 @@ FILES = tuple(File(name, base + path, *rest) for name, (base, rows) in TABLE.ite
 # --- transfer and unpacking ------------------------------------------------------------------------------------------
 def digest_of(path, like=""):
     """The digest of a file, of the kind of the digest `like`."""
+    digest = hashlib.new("md5" if len(like) == 32 else "sha256")
     with open(path, "rb") as content:
-        return hashlib.file_digest(content, "md5" if len(like) == 32 else "sha256").hexdigest()
+        for chunk in iter(lambda: content.read(CHUNK), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def fetch(file, folder):
