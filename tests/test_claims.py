@@ -100,12 +100,13 @@ def test_where_albert_contradicts_itself():
 
 # --- pictures -----------------
 
-def test_the_best_so_far_is_drawn_in_steps():
+def test_the_best_so_far_is_drawn_over_the_time_that_it_took():
     """A line a seed and search, of which the first alone has a name."""
     axes = mock.MagicMock()
-    pictures.draw_searches(axes, {"search_scores": [{"OP-NAS": [0.2, 0.1, 0.5]}, {"OP-NAS": [0.3, 0.4, 0.1]}]})
-    lines = [(list(places), best, how["where"], how["label"]) for (places, best), how in axes.step.call_args_list]
-    assert lines == [([1, 2, 3], [0.2, 0.2, 0.5], "post", "OP-NAS"), ([1, 2, 3], [0.3, 0.4, 0.4], "post", None)]
+    pictures.draw_searches(axes, {"searches": [{"OP-NAS": [[0.2, 60], [0.1, 30], [0.5, 60]]},
+                                               {"OP-NAS": [[0.3, 60], [0.4, 60]]}]})
+    lines = [(minutes, best, how["where"], how["label"]) for (minutes, best, _), how in axes.step.call_args_list]
+    assert lines == [([1, 1.5, 2.5], [0.2, 0.2, 0.5], "post", "OP-NAS"), ([1, 2], [0.3, 0.4], "post", None)]
 
 
 def test_pictures_are_small_belong_to_results_and_are_shown():

@@ -350,7 +350,7 @@ def hold_out(source, folder):
 
 def winners(options, searches, settings):
     """[{arm: architecture}] of each seed: the winners of the searches, which have these settings, and networks made by
-    hand; and [{search: the scores of its candidates}]."""
+    hand; and [{search: (score, seconds) of its candidates}]."""
     cfg = read_flags(options, "search")
     with launch("cpu") as ranks:
         fill_in(cfg, ranks, "glue")
@@ -358,13 +358,14 @@ def winners(options, searches, settings):
     folders = study.run_all(options, {f"search-{name}-{seed}": [
         *SEARCHES[name][1], "--seed", seed, *settings, *options.flags, "--glue", held_out.resolve()]
         for seed in range(options.seeds) for name in searches})
-    arms, scores = [], []
+    arms, curves = [], []
     for seed in range(options.seeds):
         found = {SEARCHES[name][0]: folders[f"search-{name}-{seed}"] for name in searches}
         arms.append({name: read_json(folder / "best.json")["arch"] for name, folder in found.items()}
                     | {name: ARMS[name] for name in BESIDE})
-        scores.append({name: [line["score"] for line in read_history(folder)] for name, folder in found.items()})
-    return arms, scores
+        curves.append({name: [(line["score"], line["seconds"]) for line in read_history(folder)]
+                       for name, folder in found.items()})
+    return arms, curves
 
 
 def op_nas(options, settings=()):
@@ -373,7 +374,7 @@ def op_nas(options, settings=()):
     if options.against not in (rivals if not settings else ["nothing", *rivals]):
         raise UserError(f"--against {options.against}: there are {', '.join(rivals)}")
     options.name += f"-{options.against}" * (options.against not in ("random", "nothing"))
-    arms, scores = winners(options, [name for name in SEARCHES if name in ("op-nas", options.against)], settings)
+    arms, curves = winners(options, [name for name in SEARCHES if name in ("op-nas", options.against)], settings)
     options.flags = [*DEMO, *options.flags]
     each = []
     for seed, networks in enumerate(arms):
@@ -384,7 +385,7 @@ def op_nas(options, settings=()):
             for arm in each[0]]
     gaps = gaps_of(each, [("OP-NAS", other) for other in each[0] if other != "OP-NAS"])
     return Found(["network", "masked words: loss", *PAIRS, "mean of four"], rows, gaps, n=len(each),
-                 numbers={"seeds": each, "networks": arms, "search_scores": scores})
+                 numbers={"seeds": each, "networks": arms, "searches": curves})
 
 
 # Primary question (b3): does a search of about an hour of a core find what a person types by hand? Hypothesis: trained

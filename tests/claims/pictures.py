@@ -4,6 +4,7 @@ A picture is a light card with dark ink, opaque, so that it reads alike on GitHu
 contrast of 3 and more with the card.
 """
 import io
+import itertools
 import re
 import statistics
 
@@ -86,13 +87,13 @@ def draw_hybrid(axes, record):
 
 
 def draw_searches(axes, record):
-    """Figure 6 of AutoBERT-Zero: the best score so far of each search, a line a seed."""
-    for place, name in enumerate(record["search_scores"][0]):
-        for number, scores in enumerate(seed[name] for seed in record["search_scores"]):
-            best = [max(scores[:end]) for end in range(1, len(scores) + 1)]
-            axes.step(range(1, len(best) + 1), best, where="post", color=colour(name, place),
-                      label=None if number else name)
-    axes.set(xlabel="evaluated candidates", ylabel="best score so far", title="A line a search")
+    """Figure 6 of AutoBERT-Zero: the best score so far of each search, a line a seed and a dot a candidate."""
+    for place, name in enumerate(record["searches"][0]):
+        for number, candidates in enumerate(seed[name] for seed in record["searches"]):
+            scores, seconds = zip(*candidates)
+            axes.step([total / 60 for total in itertools.accumulate(seconds)], list(itertools.accumulate(scores, max)),
+                      ".-", where="post", color=colour(name, place), label=None if number else name)
+    axes.set(xlabel="core-minutes", ylabel="best score so far", title="A line a search, a dot a candidate")
 
 
 def draw_fidelity(axes, record):
