@@ -5,9 +5,9 @@ BERT with far fewer parameters: words are embedded in E dimensions and mapped to
 weights. Next-sentence prediction gives way to sentence-order prediction: are two segments in their order or swapped?
 
 Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 --out runs/16
-           a good minute of a core: masked words 29% (commonest: 14%)
-         python albert.py --pretrain --init runs/16 --out runs/64  four more: masked words 30%, order 52% (chance)
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  53, 83, 77% (guessing: 33, 50, 50%)
+           words alone, in short rows: a good minute of a core
+         python albert.py --pretrain --init runs/16 --out runs/64  sentence order too: four minutes more
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  scores, each beside that of one answer to every row
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
          Table 5 -> evaluate_language_model     Sec. 4.9 -> finetune (MNLI first), ensemble_job
@@ -824,15 +824,18 @@ def pretrain(cfg):
             checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
             found = {"parameters": count(model), **evaluate_language_model(model, text, cfg, ranks),
-                     "by_first_piece": by_first_piece(text, cfg)}
+                     "mlm_constant": text.dev.commonest(), "by_first_piece": by_first_piece(text, cfg)}
             beside = {f"{name}_by_first_piece": share for name, share in found["by_first_piece"].items()}
             run.log("pretrain", cfg.steps, dev=accuracies(found) | beside)
             run.finish({"steps": cfg.steps, **found})
-        alone = {name: f", {100 * share:.1f} by the first piece alone"
-                 for name, share in run.finished["by_first_piece"].items()}
+        found = run.finished
+        beside = {name: f", {100 * share:.1f} by the first piece alone" for name, share in
+                  found["by_first_piece"].items()}
+        if "mlm_constant" in found:
+            beside["mlm"] = f", one answer to all has {100 * found['mlm_constant']:.1f}"
         say(ranks, "held-out accuracy in percent: " + ", ".join(
-            f"{name} {100 * run.finished[name]:.1f} (of {total}{alone.get(name, '')})"
-            for name, total in run.finished["scored"].items() if total))
+            f"{name} {100 * found[name]:.1f} (of {total}{beside.get(name, '')})"
+            for name, total in found["scored"].items() if total))
         run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, f"{run.folder}-exported"))
 
 
@@ -1142,17 +1145,20 @@ def choose_recipe(cfg):
     The demo's settings hold for networks of its preset, whatever the data: at Table 14's rates so narrow ones learn
     nothing. For others only flags that are given do."""
     config = read_json(path) if (path := Path(cfg.init) / "config.json").exists() else {}
-    if config.get("settings", {}).get("preset") != "demo":
+    demo = config.get("settings", {}).get("preset") == "demo"
+    if not demo:
         for name, value in PRESETS["demo"].items():
             if name.startswith(FINE_TUNING) and getattr(cfg, name) == value and name not in cfg.given:
                 setattr(cfg, name, getattr(Config, name))
-    others = [f"--{field.name} {getattr(cfg, field.name)}" for field in dataclasses.fields(cfg)
-              if field.name.startswith(FINE_TUNING) and getattr(cfg, field.name) != field.default]
+    others = " ".join(f"--{field.name} {getattr(cfg, field.name)}" for field in dataclasses.fields(cfg)
+                      if field.name.startswith(FINE_TUNING) and getattr(cfg, field.name) != field.default)
+    if demo and cfg.preset == "demo":
+        return TABLE14, f"fine-tuning: as suits the demo's narrow networks, not by Table 14: {others}"
     table, line = TABLE14, "fine-tuning: Table 14"
     if "model_type" in config and not config.get("hidden_dropout_prob") and cfg.activation == "gelu_new":
         table = V2
         line += " with no dropout and RACE at 1e-5: by its config.json (no dropout, gelu_new) --init is a v2 model"
-    return table, line + f", but {' '.join(others)}" * bool(others)
+    return table, line + f", but {others}" * bool(others)
 
 
 def finetune(cfg, words):

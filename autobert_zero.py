@@ -252,26 +252,21 @@ FUNCTIONS = {op: {"cosine": "cos", "euclidean": "dist"}.get(op, op) for op in OP
 def formula(graph):
     """The text form of a graph."""
     reads = [operand for _, *operands in graph for operand in operands]
-    lines, names = [], iter("abcdefghijklmnorstuvwxyz")
-    texts = [(name, 3) for name in INPUTS]  # how tightly it binds: 1 a sum, 2 a product, 3 the rest
-
-    def part(operand, tightness=0):
-        text, binds = texts[operand]
-        return text if binds >= tightness else f"({text})"
-
+    lines, names, trees = [], iter("abcdefghijklmnorstuvwxyz"), [ast.Name(name) for name in INPUTS]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        text, binds = f"{FUNCTIONS.get(op)}({', '.join(map(part, operands))})", 3
+        parts = [trees[operand] for operand in operands]
         if op == "transpose":
-            text = f"{part(operands[0], 3)}.T"
+            tree = ast.Attribute(*parts, "T")
         elif op in ("add", "matmul"):
-            sign, binds = ("+", 1) if op == "add" else ("@", 2)
-            text = f"{part(operands[0], binds)} {sign} {part(operands[1], binds + 1)}"
+            tree = ast.BinOp(parts[0], ast.Add() if op == "add" else ast.MatMult(), parts[1])
+        else:
+            tree = ast.Call(ast.Name(FUNCTIONS[op]), parts, [])
         if reads.count(index) > 1:
             name = next(names, None) or f"x{index}"
-            lines.append(f"{name} = {text}")
-            text, binds = name, 3
-        texts.append((text, binds))
-    return "; ".join([*lines, part(-1)])
+            lines.append(f"{name} = {ast.unparse(tree)}")
+            tree = ast.Name(name)
+        trees.append(tree)
+    return "; ".join([*lines, ast.unparse(trees[-1])])
 
 
 def parse_formula(text):
@@ -1083,7 +1078,7 @@ def search(cfg):
             return show_best(run, cfg)
         run.settle(cfg)
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
-        constants = {name: task.constant for name, task in tasks.items() if task}
+        constants = {name: task.constant if task else data.dev.commonest() for name, task in tasks.items()}
         if source:
             begun = LanguageModel(source[1], cfg) if source[1] else supernet
             say(ranks, start_from(begun, source))
@@ -1169,9 +1164,9 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
     from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
-                              show, shown, summarise, tells_nothing)
+                              show, summarise, tells_nothing)
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, read_init, take_over
+    from common.weights import keep_model, read_init, take_over, take_settings
     from data.corpus import join
     from data.inputs import open_run, words_after_training
     from data.network_code import SPAN, Attention, write_network
@@ -1280,7 +1275,11 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 
 
 def show_pretrained(run, cfg):
-    say(run.ranks, f"held-out text: {shown(run.finished)}")
+    found = run.finished
+    beside = f" (one answer to all: {100 * found['mlm_constant']:.2f}%)" if "mlm_constant" in found else ""
+    say(run.ranks, f"held-out text: {100 * found['mlm_accuracy']:.2f}% of the masked words are found{beside}, at a loss "
+                   f"of {found['mlm_loss']:.4f} nats; {100 * found['nsp_accuracy']:.2f}% of the next sentences are "
+                   f"judged right, at a loss of {found['nsp_loss']:.4f} nats")
     run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, run.folder / "network.py"))
 
 
@@ -1316,7 +1315,7 @@ def pretrain(cfg):
         train_language_model(model, data, cfg, ranks, checkpoint, report=report)
         result = evaluate_language_model(model, data, cfg, ranks, batches=64)
         bar.close()
-        run.finish(result)
+        run.finish({**result, "mlm_constant": data.dev.commonest()})
         show_pretrained(run, cfg)
 
 
@@ -1355,9 +1354,8 @@ def read_run(cfg, action="describe"):
         if not Path(cfg.arch).exists():
             raise UserError(f"{cfg.init}: this search is not finished; finish it, or name an --arch")
     if action == "describe":
-        given, cfg.vocab_size = cfg.vocab_size, len(weights["encoder.words.weight"])
-        if "vocab_size" in cfg.given and given != cfg.vocab_size:
-            raise UserError(f"--vocab_size {given}: {cfg.init} has {cfg.vocab_size} pieces; leave it out")
+        pieces = {"vocab_size": len(weights["encoder.words.weight"])}
+        take_settings(cfg, pieces, Path(cfg.init), ("vocab_size",))
     return weights, arch, "--init"
 
 

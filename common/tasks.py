@@ -381,9 +381,8 @@ def end_tuning(run, cfg):
 
 
 def shown(scores):
-    """Scores as they are shown: shares in percent, losses as they are."""
-    return ", ".join(f"{name} {value:.4f}" if "loss" in name else f"{name} {100 * value:.2f}"
-                     for name, value in scores.items())
+    """Scores, which are shares, as they are shown: in percent."""
+    return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
 
 
 def show(result, ranks, nine=""):

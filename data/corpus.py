@@ -135,6 +135,11 @@ class Corpus:
         """Examples in an epoch."""
         return int(self.slot_table(length)[-1])
 
+    def commonest(self):
+        """The share of the most frequent piece: what the best single answer to all masked words finds."""
+        pieces = np.concatenate([self.tokens[start:end] for start, end in zip(*self.bounds)])
+        return float(np.bincount(pieces).max() / len(pieces))
+
     def segments(self, position, rows, length, seed, short_prob=0.1):
         """Examples position .. position + rows - 1 of an endless stream, as Segments.
 

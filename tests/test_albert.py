@@ -608,6 +608,8 @@ def test_order_by_the_first_piece_alone(opening, share, tmp_path):
     corpus = made_by_hand(tmp_path, [5] * 4000, [2] * 2000, tokens)
     text = Data(CPU, None, *corpus.split(0.2))
     assert albert.by_first_piece(text, tiny(dev_rows=200)) == {"nsp": 0.5, "sop": share}
+    pieces = np.bincount(np.concatenate([text.dev.tokens[start:end] for start, end in zip(*text.dev.bounds)]))
+    assert text.dev.commonest() == pieces.max() / pieces.sum()
 
 
 def test_text_to_evaluate_on_can_be_given(corpus, tmp_path):
