@@ -684,14 +684,16 @@ def slot(name, value, arch):
 
 
 def cut_out(weights, model):
-    """{name: weight} that a stand-alone model takes from a super-net, kernels adapted (Sec. 3.2, BIWS (1))."""
-    found = {}
-    for name, value in model.state_dict().items():
+    """{name: weight} that a model takes from a super-net. A candidate has transforms of its own; where a model stands
+    alone, the super-net's adapt its kernels (Sec. 3.2, BIWS (1))."""
+    state, found = model.state_dict(), {}
+    for name, value in state.items():
         there, part = slot(name, value, model.encoder.arch)
         if there in weights:
             found[name] = weights[there][part]
-            if name.endswith("conv.kernel") and value.shape[1] < max(KERNELS):
-                found[name] = found[name] @ weights[f"{there.removesuffix('kernel')}transform.{value.shape[1]}"]
+            transform = name.replace("conv.kernel", "conv.transform")
+            if transform not in state and value.shape[1] < max(KERNELS):
+                found[name] = found[name] @ weights[f"{transform}.{value.shape[1]}"]
     return found
 
 
@@ -709,12 +711,9 @@ class SuperNet:
         for layer, size in itertools.product(range(cfg.layers), KERNELS[:-1]):
             self.weights[f"encoder.layers.{layer}.conv.transform.{size}"] = torch.eye(size)
 
-    @torch.no_grad()
     def fetch(self, model):
         """Copy a candidate's weights into its LanguageModel."""
-        for name, value in model.state_dict().items():
-            there, part = slot(name, value, model.encoder.arch)
-            value.copy_(self.weights[there][part])
+        model.load_state_dict(cut_out(self.weights, model))
 
     def write_back(self, candidates):
         """Take over a round's weights, (arch, state_dict) from the best score to the worst. D10: each writes what no
@@ -1021,18 +1020,15 @@ def by_hand(layers):
             "conv3 | BERT's attention, in turn": parse_arch(" | ".join(both[:layers]))}
 
 
-def score_alone(archs, ranks, folder, tasks, data, cfg, keep=True):
+def score_alone(archs, ranks, folder, tasks, data, cfg):
     """[evaluate_candidate's result for each architecture], each trained from its first weights for --finalist_steps
-    updates. D37: a candidate's score depends on the age of the super-net that it started from, and the best of many
-    noisy scores is in part luck; the paper returns that. keep: what they have learnt, as folder/NUMBER.pt."""
+    updates; folder/NUMBER.pt has what it has learnt. D37: a candidate's score depends on the age of the super-net that
+    it started from, and the best of many noisy scores is in part luck; the paper returns that."""
     own = dataclasses.replace(cfg, steps=cfg.finalist_steps or cfg.steps)
     untrained = SuperNet(own)
 
     def evaluate(name):
-        result = evaluate_candidate(archs[int(name)], 0, untrained, tasks, data, own, folder / name)
-        if not keep:
-            (folder / f"{name}.pt").unlink()
-        return result
+        return evaluate_candidate(archs[int(name)], 0, untrained, tasks, data, own, folder / name)
 
     return share_out(ranks, [*map(str, range(len(archs)))], folder, f"{folder.name}, trained alone", evaluate)
 
@@ -1087,7 +1083,7 @@ def search(cfg):
         history = checkpoint.restore().get("history", [])
         if cfg.finalists:
             known = by_hand(cfg.layers)
-            results = score_alone([*known.values()], ranks, run.folder / "by-hand", tasks, data, cfg, keep=False)
+            results = score_alone([*known.values()], ranks, run.folder / "by-hand", tasks, data, cfg)
             typed = {name: result["score"] for name, result in zip(known, results)}
         begin = history[-1]["round"] + 1 if history else 0
         on_main(ranks, record_round, run, begin - 1, history)
@@ -1277,9 +1273,9 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 def show_pretrained(run, cfg):
     found = run.finished
     beside = f" (one answer to all: {100 * found['mlm_constant']:.2f}%)" if "mlm_constant" in found else ""
-    say(run.ranks, f"held-out text: {100 * found['mlm_accuracy']:.2f}% of the masked words are found{beside}, at a loss "
-                   f"of {found['mlm_loss']:.4f} nats; {100 * found['nsp_accuracy']:.2f}% of the next sentences are "
-                   f"judged right, at a loss of {found['nsp_loss']:.4f} nats")
+    say(run.ranks, f"held-out text: {100 * found['mlm_accuracy']:.2f}% of the masked words found{beside}, loss "
+                   f"{found['mlm_loss']:.4f} nats; {100 * found['nsp_accuracy']:.2f}% of the next sentences judged right, "
+                   f"loss {found['nsp_loss']:.4f} nats")
     run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, run.folder / "network.py"))
 
 

@@ -26,9 +26,9 @@ from tqdm import tqdm
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
 STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
 MACHINE = re.compile("can't start new thread|the clock stands still")  # a RuntimeError that no program can mend
+TOO_LARGE = re.compile("tried to allocate|Storage size calculation overflowed|exceeds? .*memory")  # RuntimeErrors
 MESSAGE = 20_000  # characters of an error that are shown: a file may hold one string of 50 MB
-LARGEST = 3e38  # the largest number of a knob that is no whole one
-MOST = 10 ** 9  # the largest whole number of a knob
+LARGEST = {float: 3e38, int: 10 ** 9}  # of a knob: what a float32 holds, what no machine has the memory or time for
 DEEPEST = 10_000  # layers; what torch keeps of a layer without weights takes 20 to 40 kB and 2 to 7 ms to build
 
 
@@ -50,12 +50,8 @@ class Diverged(Exception):
 
 @functools.cache
 def field_comments(config_class):
-    """{field: its trailing comment} of a dataclass, read from the source; empty where the source is not at hand."""
-    try:
-        source = inspect.getsource(config_class)
-    except OSError:
-        return {}
-    return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE))
+    """{field: its trailing comment} of a dataclass, read from the source."""
+    return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", inspect.getsource(config_class), re.MULTILINE))
 
 
 def kind_of(field):
@@ -112,10 +108,8 @@ def check_setting(config_class, name, value):
             raise UserError(f"{name} {value!r}: must be {', '.join(choices or [f'of type {kind.__name__}'])}")
         if kind not in (int, float):
             continue
-        if kind is float and abs(one) > LARGEST:
-            raise UserError(f"--{name} {one}: more than a float32 can hold; choose a number up to {LARGEST:.0e}")
-        if type(one) is int and one > MOST and name != "seed":
-            raise UserError(f"--{name} {one}: no machine has the memory or the time; choose a number up to {MOST:,}")
+        if abs(one) > LARGEST[kind] and name != "seed":
+            raise UserError(f"--{name} {one}: too large; choose a number up to {LARGEST[kind]:.0e}")
         found = RANGE.search(field_comments(config_class).get(name, "")) or RANGE.search("[>= 0]")
         opening, low, high, closing, sign, least = found.groups()
         low, high = float(low or least), float(high or "inf")
@@ -223,15 +217,11 @@ def start(config_class, presets, actions, description, check=None, argv=None):
         words = "--recompute" if hasattr(config, "recompute") else "a larger --accumulate or a smaller --batch"
         raise UserError(f"{config.out}: out of device memory; try again with {words}") from None
     except (MemoryError, RuntimeError) as error:  # torch has no class of its own for the CPU's memory
-        wanted = re.search(r"tried to allocate (\d+) bytes|Storage size calculation overflowed|exceeds? .*memory",
-                           str(error))
-        if not isinstance(error, MemoryError) and not wanted:
+        if not isinstance(error, MemoryError) and not TOO_LARGE.search(str(error)):
             raise
         if hasattr(config, "run"):
             config.run.discard()
-        size = f" ({int(wanted[1]) / 1e9:,.0f} GB at once)" if wanted and wanted[1] else ""
-        raise UserError(f"{config.out}: these sizes need more memory than there is{size}; choose smaller ones"
-                        ) from None
+        raise UserError(f"{config.out}: these sizes need more memory than there is; choose smaller ones") from None
     return 0
 
 

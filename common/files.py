@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, and readers that name what is wrong with a file in one line."""
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -181,10 +182,6 @@ def lock(path, wait=False, what="the run"):
     """Hold the lock file `path` until release_locks() or the end of this process, however it comes. UserError names the
     host and the process that hold it; with wait they are waited for. On a shared folder it reaches as far as the file
     system's flock does: where that is local to each machine, both get the lock, and neither can tell."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return
     path = own_path(path)
     if path in _locks:
         return
@@ -212,7 +209,6 @@ def release_locks(*paths):
     """Give back these locks, or all."""
     for path in [own_path(path) for path in paths] or list(_locks):
         if path in _locks:
-            import fcntl
             file = _locks.pop(path)
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_UN)  # a worker that was forked meanwhile may still hold the file open

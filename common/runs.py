@@ -121,10 +121,7 @@ class RunFolder:
         if differ:
             raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; "
                             "choose another --out, or --restart to begin anew")
-        before, now = old.get("read", {}), record["read"]
-        if not isinstance(before, dict):
-            raise UserError(f"{self.folder / 'config.json'}: damaged, `read` is no JSON object; choose another --out")
-        changed = [path for path, found in before.items() if now.get(path) != found]
+        changed = [path for path, found in old.get("read", {}).items() if record["read"].get(path) != found]
         if changed:
             raise UserError(f"{self.folder}: begun with other data: {changed[0]} has changed since"
                             + (f", and {len(changed) - 1} more" if changed[1:] else "")

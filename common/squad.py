@@ -199,9 +199,6 @@ def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer
     Predictions as `rank` does.
     """
     start_logits, end_logits = (np.asarray(logits, dtype=np.float32) for logits in (start_logits, end_logits))
-    shape = len(features), int(features.lengths.max())
-    if start_logits.shape != end_logits.shape or start_logits.shape[0] != shape[0] or start_logits.shape[1] < shape[1]:
-        raise ValueError(f"start and end logits {start_logits.shape}, {end_logits.shape} for windows of {shape}")
     places, length, own, own_end = np.arange(start_logits.shape[1]), *features.windows[:, 3:].T[..., None]
     at, rows, keep = places - features.offsets[:, None], np.arange(len(features))[:, None], min(n_best, len(places))
     start = np.where((at >= own) & (at < own_end), start_logits, -np.inf).astype(np.float64)

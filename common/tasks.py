@@ -17,7 +17,6 @@ import json
 import math
 import shutil
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -70,12 +69,6 @@ class Task:
     def __init__(self, name, kind, outputs, metrics, recipe, module, splits):
         self.name, self.kind, self.outputs, self.metrics, self.recipe, self.module, self.splits = (
             name, kind, outputs, metrics, recipe, module, splits)
-
-    def __getstate__(self):  # a task can travel to other processes, a module cannot
-        return {**self.__dict__, "module": self.module.__name__}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state, module=sys.modules[state["module"]])
 
     @property
     def steps(self):

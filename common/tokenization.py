@@ -270,8 +270,6 @@ def load_tokenizer(path, lower=None):
     beside = path.with_name(SETTINGS)
     if lower is None and beside.is_file():
         lower = read_json(beside, dict, "fetch it again").get("do_lower_case", True)
-        if not isinstance(lower, bool):
-            raise UserError(f"{beside}: do_lower_case is {lower!r}; it must be true or false")
     kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
     found, record = kind(path, lower is not False), path.with_name("config.json")
     kept = read_json(record, dict, "fetch it again").get("vocabulary") if record.is_file() else None

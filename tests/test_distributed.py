@@ -1,12 +1,11 @@
 """common/distributed.py, files.py, runs.py: run folders, checkpoints, sums and seeds that do not depend on the number
 of processes."""
 import dataclasses
+import functools
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import threading
 import time
 
@@ -14,8 +13,7 @@ import pytest
 import torch
 
 from common.cli import Stop, UserError
-from common.distributed import (Pace, Ranks, ShardSum, launch, prefetch, seed_everything, seed_of, share_out,
-                                shard_range)
+from common.distributed import Pace, Ranks, ShardSum, prefetch, share_out, shard_range
 from common.files import fingerprints, lock, read_json, read_jsonl, release_locks, write_atomic
 from common.runs import Checkpoint, RunFolder
 
@@ -112,15 +110,6 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
         checkpoint.restore()
 
 
-def test_seeds_depend_on_their_key_alone():
-    assert seed_of(0, "mask", 3) == seed_of(0, "mask", 3) != seed_of(0, "mask", 4)
-    seed_everything(1, "weights")
-    first = torch.rand(3)
-    torch.rand(5)
-    seed_everything(1, "weights")
-    assert torch.equal(first, torch.rand(3))
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_shards_are_shared_out_once_each_and_their_sum_does_not_depend_on_the_ranks(ranks):
     """Each rank adds up a block of shards; sums of blocks, taken in order, are bit for bit the sum of all of them."""
@@ -149,57 +138,15 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr("common.distributed._stop_requested", False)
     monkeypatch.setattr("common.distributed.stopping", lambda ranks: done.count("c") == 1)
+    jobs = functools.partial(share_out, ALONE, list("dcba"), tmp_path, "jobs", work, cost=lambda name: -ord(name))
     with pytest.raises(Stop):
-        share_out(ALONE, ["a", "b", "c", "d"], tmp_path, "jobs", work)
-    assert done == ["a", "b", "c"]
-    assert share_out(ALONE, ["a", "b", "c", "d"], tmp_path, "jobs", work) == [{"name": name} for name in "abcd"]
+        jobs()
+    assert done == ["a", "b", "c"]  # of the highest cost first
+    assert jobs() == [{"name": name} for name in "dcba"]
     assert done == ["a", "b", "c", "c", "d"]
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(UserError, match="b.json: damaged"):
         share_out(ALONE, ["a", "b"], tmp_path, "jobs", work)
-
-
-def share(rank, port, folder, slow):
-    """Process `rank` of two that share out six jobs, of which `slow` takes a second."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-    def work(name):
-        with open(folder / "who.txt", "a") as file:
-            file.write(f"{rank} {name}\n")
-        time.sleep(1 if name == slow else 0.02)
-        return {"name": name, "drawn": seed_of(name)}
-
-    with launch("cpu") as ranks:
-        found = share_out(ranks, list("abcdef"), folder / "jobs", "jobs", work, cost=lambda name: name == "d")
-        (folder / f"found-{rank}.json").write_text(json.dumps(found))
-
-
-def two_processes(folder, slow="d"):
-    """[the lines of who.txt], of share() by two processes."""
-    folder.mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    both = [context.Process(target=share, args=(rank, port, folder, slow), daemon=True) for rank in range(2)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(60)
-        assert process.exitcode == 0
-    return [line.split() for line in (folder / "who.txt").read_text().splitlines()]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_whoever_is_free_does_the_next_job_the_longest_first(tmp_path):
-    lines = two_processes(tmp_path / "uneven")
-    owner = dict(reversed(line) for line in lines)
-    assert lines[0][1] == "d" or lines[1][1] == "d"  # of the highest cost, in the middle of the list
-    assert {owner[name] for name in "abcef"} == {"10"[int(owner["d"])]}  # the other did all the rest meanwhile
-    assert len(lines) == 6 and set(owner) == set("abcdef")
-    two_processes(tmp_path / "even", slow="")
-    results = [(tmp_path / folder / f"found-{rank}.json").read_text() for folder in ("uneven", "even")
-               for rank in range(2)]
-    assert len(set(results)) == 1 and [job["name"] for job in json.loads(results[0])] == list("abcdef")
 
 
 def test_data_that_changed_since_bars_the_run_and_a_copy_does_not(tmp_path):

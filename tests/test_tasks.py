@@ -1,7 +1,6 @@
 """common/tasks.py and common/weights.py: tasks behind one face, jobs, medians; what a run starts from."""
 import dataclasses
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -56,14 +55,6 @@ def test_names_are_read_in_any_case_and_unknown_ones_are_refused(demo, tokenizer
     config = Config(glue=str(demo["glue"]), finetune_lr=0.5, finetune_epochs=0.5)  # flags rule over the recipe
     recipe = open_task("CoLA", config, tokenizer, {"CoLA": Recipe(1e-5, 16, steps=900)}).recipe
     assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
-
-
-def test_a_task_travels_to_another_process_as_it_is(tasks):
-    for name in ("STS-B", "SQuAD1.1"):
-        there = pickle.loads(pickle.dumps(tasks[name]))
-        assert there.module is tasks[name].module and there.recipe == tasks[name].recipe
-        for one, other in zip(there.batches(3), [next(tasks[name].batches(3))]):
-            assert one.keys() == other.keys() and all(torch.equal(value, one[key]) for key, value in other.items())
 
 
 def test_long_rows_are_predicted_in_smaller_batches(tasks, monkeypatch):

@@ -50,13 +50,6 @@ def wordpiece(tmp_path_factory):
     return load_tokenizer(write(tmp_path_factory.mktemp("bert") / "vocab.txt", WORDPIECES))
 
 
-def test_what_stands_beside_a_vocabulary_decides_about_case(tmp_path):
-    write(tmp_path / "vocab.txt", WORDPIECES)
-    for content, lower in ('{"do_lower_case": false}', False), ('{"do_lower_case": true}', True), ("{}", True):
-        (tmp_path / "tokenizer_config.json").write_text(content)
-        assert load_tokenizer(tmp_path).lower is lower
-
-
 def test_trained_ids_follow_albert(spiece):
     tokenizer = load_tokenizer(spiece.parent)
     assert tokenizer.pieces(range(13)) == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", *'()"-.–£€']
