@@ -53,7 +53,7 @@ class Config:
     preset: str = "demo"  # demo (minutes, 2 cores), base, large, xlarge, xxlarge(-1m, -1.5m), bert-base, bert-large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # begin anew in the run folder
-    seed: int = 0  # of everything drawn
+    seed: int = 0  # of everything that is drawn by chance
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --pretrain
@@ -71,7 +71,7 @@ class Config:
     vocab_size: int = 30000  # pieces, Sec. 4.1 [>= 1]
     held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many [> 0]
     train_rows: int = 0  # training rows of each task; 0: all
-    # model; --init's where it is given, but for FREE
+    # model; with --init that model's, but what FREE names may differ
     layers: int = 12  # L, Table 1; more than --init's is a depth warm start (Table 11) [>= 1]
     hidden: int = 768  # H [>= 1]
     heads: int = 12  # H / 64, Sec. 3.1 [>= 1]

@@ -56,7 +56,7 @@ class Config:
     preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
     restart: bool = False  # begin anew in the run folder
-    seed: int = 0  # of everything drawn [0, 4294967295]
+    seed: int = 0  # of everything that is drawn by chance [0, 4294967295]
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # two real steps of every phase
@@ -99,7 +99,7 @@ class Config:
     finetune_length: int | None = None  # tokens of a row; else --length, of SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between looks at dev, App. D.2; 0: up to 20 looks in all
     runs: int = 1  # seeds of each fine-tuning; the median counts [>= 1]
-    grid: bool = False  # every setting of App. D.2
+    grid: bool = False  # fine-tune at every setting of App. D.2, the best one counts
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
@@ -1274,8 +1274,8 @@ def show_pretrained(run, cfg):
     found = run.finished
     beside = f" (one answer to all: {100 * found['mlm_constant']:.2f}%)" if "mlm_constant" in found else ""
     say(run.ranks, f"held-out text: {100 * found['mlm_accuracy']:.2f}% of the masked words found{beside}, loss "
-                   f"{found['mlm_loss']:.4f} nats; {100 * found['nsp_accuracy']:.2f}% of the next sentences judged right, "
-                   f"loss {found['nsp_loss']:.4f} nats")
+                   f"{found['mlm_loss']:.4f} nats; {100 * found['nsp_accuracy']:.2f}% of the next sentences judged "
+                   f"right, loss {found['nsp_loss']:.4f} nats")
     run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, run.folder / "network.py"))
 
 
