@@ -202,12 +202,11 @@ def in_order(graph, output, names):
     return form(output)[0]
 
 
-def canonical(graph, output=None):
-    """The form by which graphs are compared, of the operations that the operand `output` (default: the last) needs. The
-    operations of `graph` may stand in any order. Where the operands of an add stand is a property of the graph, not
-    of the names of its inputs: of all namings that with the smallest form decides, so that Q + neg(K) and neg(Q) + K
-    have the same operations at the same positions."""
-    graph = in_order(graph, len(INPUTS) + len(graph) - 1 if output is None else output, range(len(INPUTS)))
+def canonical(graph):
+    """The form by which graphs are compared, without operations that the last one does not need. Where the operands of
+    an add stand is a property of the graph, not of the names of its inputs: of all namings that with the smallest form
+    decides, so that Q + neg(K) and neg(Q) + K have the same operations at the same positions."""
+    graph = in_order(graph, len(INPUTS) + len(graph) - 1, range(len(INPUTS)))
     if not any(op == "add" for op, *_ in graph):
         return graph
     forms = []
@@ -966,8 +965,8 @@ def propose(history, number, cfg):
     while len(proposals) < size:
         parent = parents[len(proposals) // cfg.children % len(parents)] if parents else None
         arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
-        if arch_text(arch) not in seen:
-            seen.add(arch_text(arch))
+        if (text := arch_text(arch)) not in seen:
+            seen.add(text)
             proposals.append((parent["id"] if parent else None, arch))
     return proposals
 

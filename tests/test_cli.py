@@ -84,16 +84,6 @@ def test_mistakes_end_in_one_line(text, words, capsys):
     assert words in printed and printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("words, shown", [("", ("8; --train 16", 0.002)), ("--preset base", (8, 0.001))])
-def test_help_shows_what_the_preset_in_force_sets(words, shown, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(f"{words} --help")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert ended.value.code == 0 and "choices (default: 4 8)" in printed and "a switch --" not in printed
-    assert f"rows an update [>= 1] (default: {shown[0]})" in printed and f"rate [> 0] (default: {shown[1]})" in printed
-    assert "a rate, if given --fast" in printed and "--tune TASKS" in printed  # nothing is set, nothing is shown
-
-
 # --- every preset on eight processes ---------------------------------------------------------------
 
 TRAINING = {  # command lines that train on shards

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from common import tasks as task_module
 from common.cli import UserError
 from common.distributed import Ranks
 from common.tasks import Recipe, Task, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
@@ -55,22 +54,6 @@ def test_names_are_read_in_any_case_and_unknown_ones_are_refused(demo, tokenizer
     config = Config(glue=str(demo["glue"]), finetune_lr=0.5, finetune_epochs=0.5)  # flags rule over the recipe
     recipe = open_task("CoLA", config, tokenizer, {"CoLA": Recipe(1e-5, 16, steps=900)}).recipe
     assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
-
-
-def test_long_rows_are_predicted_in_smaller_batches(tasks, monkeypatch):
-    """At most EVALUATED tokens at once, four times the rows of an update where that is less; the same predictions."""
-    for name in ("CoLA", "SQuAD1.1"):
-        found = []
-        for most in (2 ** 15, 500, 1):
-            monkeypatch.setattr(task_module, "EVALUATED", most)
-            shapes = []
-            found.append(tasks[name].collect("dev", lambda batch: shapes.append(batch["ids"].shape) or (
-                batch["ids"] * batch["index"][:, None]).float()[:, :None if name == "SQuAD1.1" else 3]))
-            if most == 2 ** 15:
-                assert max(rows for rows, _ in shapes) == min(64, len(tasks[name].splits["dev"]))
-            else:
-                assert len(shapes) > 1 and max(rows * width for rows, width in shapes) <= max(most, 64)
-        assert all(torch.equal(found[0].clamp(min=0), other.clamp(min=0)) for other in found[1:])
 
 
 def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
