@@ -1491,25 +1491,23 @@ def train_task(model, task, cfg, device, checkpoint=None, run=None):
 def finetune_job(task, cfg, arch, source, folder, data, run):
     """Train one job; its folder gets every split's predictions and the model."""
     seed_everything(cfg.seed, "head", task.name)
-    model, diverged = TaskModel(arch, cfg, task.outputs, task.kind == "span"), None
+    model, diverged, found = TaskModel(arch, cfg, task.outputs, task.kind == "span"), None, {}
     note = start_from(model, source) if source else "from scratch"
     folder.mkdir(exist_ok=True)
-    checkpoint, beside = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device)), task.yardstick()
+    checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device))
     try:
         metrics = train_task(model, task, cfg, data.device, checkpoint, run)
         for split in [split for split in task.splits if split not in ("train", "look")]:
-            logits = predict(model, task, split, cfg, data.device)
-            task.write(split, logits, folder)
-            if split == "dev":
-                beside = task.yardstick(logits)
-            if split == "dev_mismatched":
-                metrics["mismatched"] = task.score(split, logits)["main"]
+            found[split] = predict(model, task, split, cfg, data.device)
+            task.write(split, found[split], folder)
+        if "dev_mismatched" in found:
+            metrics["mismatched"] = task.score("dev_mismatched", found["dev_mismatched"])["main"]
     except Diverged as error:
         metrics, diverged = dict.fromkeys(task.metrics, 0.0), str(error)
     keep_model(folder, "finetune", dataclasses.replace(cfg, tasks=task.name), data.tokenizer, model=model)
     checkpoint.remove()
     return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every],
-            "metrics": metrics, "start": note, "diverged": diverged, **beside}
+            "metrics": metrics, "start": note, "diverged": diverged, **task.yardstick(found.get("dev"))}
 
 
 def answer(cfg, path):
