@@ -142,35 +142,24 @@ def test_a_tuned_model_answers_alone_in_an_empty_folder(searched, tmp_path, task
     torch.testing.assert_close(torch.tensor(json.loads(logits)), expected)
 
 
-def run_folder(path, scores=(0.5,), **settings):
-    """What a claim, or --init, reads of a search."""
-    path.mkdir()
-    own = {**vars(abz.Config()), "tasks": "MLM", "layers": 2, **settings}
-    record = {"program": "autobert_zero", "action": "search", "settings": own}
-    (path / "config.json").write_text(json.dumps(record))
-    lines = [{"id": number, "arch": "conv3 | Q + K", "score": score, "diverged": False}
-             for number, score in enumerate(scores)]
-    (path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "done.json").write_text("{}")
-    torch.save({"values": {}, "owned": {"supernet": {}}}, path / "checkpoint.pt")
-    return str(path)
-
-
 def test_settings_follow_the_weights(tmp_path):
     """What a base model is fine-tuned with is base's, without a word; a flag rules."""
-    folder = run_folder(tmp_path / "base", preset="base", length=96, dropout=0.3, layers=3)
+    settings = {**vars(abz.Config()), "preset": "base", "length": 96, "dropout": 0.3, "layers": 3}
+    record = {"program": "autobert_zero", "action": "search", "settings": settings}
+    for name, content in ("config", record), ("done", {}), ("best", {"arch": "conv3 | Q + K | conv5"}):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    torch.save({"values": {}, "owned": {"supernet": {}}}, tmp_path / "checkpoint.pt")
     for flags, action, expected in (
             ([], "finetune", dict(preset="base", length=96, dropout=0.3, layers=3, init_std=0.02, finetune_lr=None,
                                   finetune_epochs=None, runs=1)),
             (["--length", "40", "--finetune_lr", "1e-3"], "finetune", dict(length=40, finetune_lr=1e-3, dropout=0.3)),
             (["--preset", "small"], "finetune", dict(preset="small", length=96, runs=3)),
             (["--dry_run"], "pretrain", dict(preset="base", steps=2, save_every=1, warmup=0.01, batch=160))):
-        value = ["CoLA"] if action == "finetune" else []
-        cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", [f"--{action}", *value, "--init", folder, *flags])[2]
-        (tmp_path / "base" / "best.json").write_text('{"arch": "conv3 | Q + K | conv5"}')
+        argv = [f"--{action}", *["CoLA"] * (action == "finetune"), "--init", str(tmp_path), *flags]
+        cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", argv)[2]
         abz.read_run(cfg, action)
         assert {name: getattr(cfg, name) for name in expected} == expected
-        assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == folder
+        assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == str(tmp_path)
 
 
 def test_the_grid_has_a_job_for_every_setting_of_the_appendix(ready, tmp_path, monkeypatch):
