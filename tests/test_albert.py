@@ -742,7 +742,8 @@ def test_the_demos_recipe_is_for_networks_of_its_preset(preset, demo, tmp_path):
     table, line = albert.choose_recipe(cfg)
     expected = albert.PRESETS["demo"] if demo else {"finetune_batch": None, "finetune_epochs": None, "eval_every": 0}
     assert all(getattr(cfg, name) == expected[name] for name in ("finetune_batch", "finetune_epochs", "eval_every"))
-    assert "--finetune_lr 7.0" in line and table == (albert.TABLE14 if preset else albert.V2)
+    assert "--finetune_lr 7.0" in line and ("not by Table 14" in line) == demo
+    assert table == (albert.TABLE14 if preset else albert.V2)
 
 
 def test_v2_models_have_a_recipe_of_their_own(tmp_path):

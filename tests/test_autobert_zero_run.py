@@ -67,13 +67,14 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):
     assert "finished" in again and again.endswith(printed[printed.index("best of"):])
 
 
-def test_the_next_command_of_a_search_trains_what_it_found_on_its_text(searched, ready, tmp_path, monkeypatch):
+def test_the_next_command_of_a_search_trains_what_it_found_on_its_text(searched, ready, tmp_path, monkeypatch, capsys):
     out, printed = searched
     words = re.search(r"^next: python autobert_zero.py (.+)$", printed, re.MULTILINE)[1]
     monkeypatch.chdir(tmp_path)
     assert abz.main([*shlex.split(words), "--steps", "2", "--batch", "2"]) == 0
     settings = json.loads((tmp_path / "runs/autobert_zero-pretrain-demo/config.json").read_text())["settings"]
     assert settings["corpus"] == [str(ready["corpus"])] and settings["arch"] == abz.read_best(out / "best.json")
+    assert re.search(r"% of the masked words found \(one answer to all: \d+\.\d\d%\), loss", capsys.readouterr().out)
 
 
 def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
