@@ -162,31 +162,25 @@ def test_the_command_runs_in_any_folder(tmp_path):
 
 
 # --- download --------------------------------------------------------------------------------------------------------
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves server.contents; `breaks` transfers are cut off half-way; ranges are honoured where server.ranges."""
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves the files of server.folder, and keeps in server.asked what was asked for."""
 
-    def do_GET(self):
-        content = self.server.contents.get(self.path)
-        if content is None:
-            return self.send_error(404)
-        start = int(re.search(r"\d+", self.headers["Range"])[0]) if self.server.ranges else 0
-        self.server.starts.append(start)
-        if start >= len(content):
-            return self.send_error(416)
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
-        self.end_headers()
-        self.server.breaks -= 1
-        self.wfile.write(content[start:(start + len(content)) // 2 if self.server.breaks >= 0 else None])
+    def __init__(self, request, address, server):
+        super().__init__(request, address, server, directory=server.folder)
+
+    def log_request(self, code="-", size="-"):
+        self.server.asked.append(self.path)
 
     def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def server():
+def server(tmp_path):
+    """What is in server.folder stands below server.base."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.contents, server.starts, server.breaks, server.ranges = {}, [], 0, True
+    server.folder, server.asked, server.base = tmp_path / "there", [], f"http://127.0.0.1:{server.server_port}/"
+    server.folder.mkdir()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -195,11 +189,10 @@ def server():
     server.server_close()
 
 
-def row(server, data_set, name, content, holds=""):
-    """A row of the table for `content`, which the server offers from now on."""
-    server.contents["/" + name] = content
-    url = f"http://127.0.0.1:{server.server_address[1]}/{name}"
-    return download.File(data_set, url, hashlib.sha256(content).hexdigest(), holds)
+def row(server, name, content, place=""):
+    """A row of the table for a file that the server offers from now on."""
+    (server.folder / name).write_bytes(content)
+    return name, hashlib.sha256(content).hexdigest(), place
 
 
 def tar(names):
@@ -213,92 +206,38 @@ def tar(names):
     return out.getvalue()
 
 
-def test_broken_transfers_are_continued_and_a_set_is_made_once(server, tmp_path):
-    """By the same command, given again."""
-    file = row(server, "cifar10", "binary.tar.gz", tar({
-        "top/test_batch.bin": os.urandom(50_000), "__MACOSX/top/b": b"b", "stray": b"c"}))
-    server.breaks, size = 2, len(server.contents["/binary.tar.gz"])
-    for _ in range(2):
-        with pytest.raises(UserError, match="bytes came; check the network"):
-            download.download("cifar10", tmp_path, [file])
-    folder = download.download("cifar10", tmp_path, [file])
-    assert server.starts == [0, size // 2, (size // 2 + size) // 2]
-    assert sorted(path.name for path in folder.iterdir()) == ["source.json", "test_batch.bin"]
-    assert {path.name for path in tmp_path.iterdir()} == {"archives", "cifar10"}
-    assert not list((tmp_path / "archives").iterdir())
-    assert download.download("cifar10", tmp_path, [file]) == folder and len(server.starts) == 3
+def test_a_set_is_made_once_of_files_and_archives_without_their_top_folder(server, tmp_path):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("MNLI/dev_matched.tsv", "a row")
+    table = {"glue": (server.base, [
+        row(server, "MNLI.zip", content.getvalue(), "MNLI"), row(server, "AX.tsv", b"index", "diagnostic/diagnostic.tsv"),
+        row(server, "binary.tar.gz", tar({"top/test_batch.bin": b"a", "__MACOSX/top/b": b"b", "stray": b"c"}))])}
+    folder = download.download("glue", tmp_path, table)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
+        "MNLI/dev_matched.tsv", "diagnostic/diagnostic.tsv", "test_batch.bin", "source.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"archives", "glue", "there"}
+    assert download.download("glue", tmp_path, table) == folder and len(server.asked) == 3
 
 
-@pytest.mark.parametrize("ranges, left", [(False, 100), (True, 100_000)])
-def test_a_part_that_cannot_be_continued_is_fetched_anew(server, tmp_path, ranges, left):
-    """The server honours no ranges, or its file is shorter than what is here: that is thrown away first."""
-    file = row(server, "squad", "dev.json", os.urandom(50_000))
-    server.ranges = ranges
-    tmp_path.joinpath("dev.json.part").write_bytes(b"x" * left)
-    with pytest.raises(UserError, match="416") if ranges else contextlib.nullcontext():
-        download.fetch(file, tmp_path)
-    assert download.fetch(file, tmp_path).read_bytes() == server.contents["/dev.json"]
-
-
-def test_what_cannot_be_fetched_ends_in_one_line(server, tmp_path):
-    file = row(server, "squad", "dev.json", os.urandom(50_000))
-    for other, message in ((file._replace(url=file.url.replace("dev", "gone")), "gone.json: .*404"),
-                           (file._replace(url="http://127.0.0.1:9/x"), "127.0.0.1:9/x: .*check the network"),
-                           (file._replace(digest="0" * 32), "checksum mismatch")):
+def test_what_cannot_be_fetched_ends_in_one_line_and_what_came_whole_is_kept(server, tmp_path):
+    good, bad = row(server, "a.json", b"a"), row(server, "b.json", b"b")
+    for wrong, message in ((("gone.json", "", ""), "gone.json: .*404"),
+                           ((bad[0], "0" * 64, ""), "b.json: invalid hash value .*; check the network")):
         with pytest.raises(UserError, match=message):
-            download.fetch(other, tmp_path)
-    assert not list(tmp_path.iterdir())
+            download.download("squad", tmp_path, {"squad": (server.base, [good, wrong])})
+        assert not (tmp_path / "squad").exists()
+    with pytest.raises(UserError, match="127.0.0.1:9/b.json: .*check the network"):
+        download.fetch("http://127.0.0.1:9/b.json", "", tmp_path)
+    folder = download.download("squad", tmp_path, {"squad": (server.base, [good, bad])})
+    assert sorted(path.name for path in folder.iterdir()) == ["a.json", "b.json", "source.json"]
+    assert server.asked.count("/a.json") == 1
 
 
 def test_a_truncated_archive_is_named(tmp_path):
     tmp_path.joinpath("a.tgz").write_bytes(tar({"RACE/a": os.urandom(9000)})[:5000])
     with pytest.raises(UserError, match="a.tgz: broken archive"):
         download.unpack(tmp_path / "a.tgz", tmp_path / "other")
-
-
-def test_glue_and_mrpc(server, tmp_path):
-    files = []
-    for task in ("CoLA", "SST-2", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI"):
-        content = io.BytesIO()
-        with zipfile.ZipFile(content, "w") as archive:
-            for name in ("train", "dev_matched" if task == "MNLI" else "dev"):
-                archive.writestr(f"{task}/{name}.tsv", f"{task} {name}")
-        files.append(row(server, "glue", f"{task}.zip", content.getvalue(), task))
-    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
-    texts = [("train.txt", header + "1\t7\t8\tA \"quote.\tB.\r\n0\t5\t6\tC.\tD.\r\n"),
-             ("test.txt", header + "1\t3\t4\tE.\tF.\r\n"), ("dev_ids.tsv", "5\t6\n")]
-    files += [row(server, "glue", name, text.encode(), "MRPC") for name, text in texts]
-    files.append(row(server, "glue", "AX.tsv", b"index\tsentence1\tsentence2\n",
-                     "diagnostic/diagnostic.tsv"))
-    folder = download.download("glue", tmp_path, files)
-    assert folder.joinpath("diagnostic", "diagnostic.tsv").read_bytes() == b"index\tsentence1\tsentence2\n"
-    assert folder.joinpath("MNLI", "dev_matched.tsv").read_text() == "MNLI dev_matched"
-    train, dev, test = [lines_of(folder, "MRPC", f"{part}.tsv") for part in ("train", "dev", "test")]
-    assert train[1:] == ["1\t7\t8\tA \"quote.\tB."] and dev[1:] == ["0\t5\t6\tC.\tD."]
-    assert test[1:] == ["0\t3\t4\tE.\tF."]
-    assert test[0] == "index\t#1 ID\t#2 ID\t#1 String\t#2 String"
-
-
-def test_wmt14_becomes_aligned_plain_text(server, tmp_path):
-    def sgm(*lines):
-        inside = "\n".join(f'<seg id="{number}"> {line} </seg>' for number, line in enumerate(lines, 1))
-        return f'<srcset setid="x">\n<doc docid="1">\n<p>\n{inside}\n</p>\n</doc>\n</srcset>\n'.encode()
-    train = {"training/a.en": "One\u2028line.\n\nThree.\r\n".encode(), "training/a.de": b"Eins.\nZwei.\nDrei.\n"}
-    valid = {"test/v.en.sgm": sgm("A &amp; B."), "test/v.de.sgm": sgm("A und\nB.")}
-    test = {"t/t.en.sgm": sgm("T."), "t/t.de.sgm": sgm("U.")}
-    files = [row(server, "wmt14", "train.tgz", tar(train), "train a.en a.de"),
-             row(server, "wmt14", "valid.tgz", tar(valid), "valid v.en.sgm v.de.sgm"),
-             row(server, "wmt14", "test.tgz", tar(test), "test t.en.sgm t.de.sgm")]
-    folder = download.download("wmt14", tmp_path, files)
-    assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.??")} == {
-        "train.en": "One line.\nThree.\n", "train.de": "Eins.\nDrei.\n",
-        "valid.en": "A & B.\n", "valid.de": "A und B.\n",
-        "test.en": "T.\n", "test.de": "U.\n"}
-    counts = json.loads(folder.joinpath("source.json").read_text())["counts"]
-    assert counts["train train.tgz"] == {"pairs": 2, "dropped": 1}
-    uneven = row(server, "wmt14", "uneven.tgz", tar({"a.en": b"1\n2\n", "a.de": b"1\n"}), "train a.en a.de")
-    with pytest.raises(UserError, match="differ in their number of lines"):
-        download.download("wmt14", tmp_path / "other", [uneven])
 
 
 @pytest.mark.parametrize("member", ["../a", "top/../../a", "/a"])
