@@ -104,9 +104,6 @@ class Corpus:
                 raise UserError(f"{path}: the file is damaged; delete the folder and prepare it anew")
             setattr(self, name, np.memmap(path, dtype, "r").view(np.ndarray))
 
-    def __reduce__(self):  # travels to other processes as a path
-        return Corpus, (str(self.folder), None, None if len(self.ids) == self.meta["documents"] else self.ids)
-
     def split(self, held_out=0.05, cap=1000):
         """(train, dev): a share of the documents, evenly spread, is held out, at most `cap` of them (0: any number).
         UserError for one document."""

@@ -4,11 +4,7 @@ by rules. Nothing is downloaded, and the scores mean nothing outside this reposi
 The text is the documentation that the installed Python, numpy and torch carry: the topics of help() and all that
 stands between triple quotes in the source files, cleaned until running English is left. A document is a topic, or up
 to 50 docstrings of a module, of which the corpus has those of two sentences or more, one behind the other. (With a
-document for each, the words with which docstrings begin would tell the order of its sentences.) Documents are dealt out
-by a hash of their names, so that nothing a task shows was ever in the pre-training text:
-
-    corpus   75%   one sentence a line, a blank line between documents (the input format of BERT and ALBERT)
-    tasks    25%   of which 70% feed the train files, 15% dev, 15% test
+document for each, the words with which docstrings begin would tell the order of its sentences.)
 
 Every label is decided by a rule, which asks for what masked words and neighbouring sentences teach: is the word order
 natural, does this sentence continue that one, which word belongs in the gap. The file formats are the official ones.
@@ -24,8 +20,8 @@ import random
 import re
 import shutil
 import sysconfig
+from collections import namedtuple
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -102,15 +98,7 @@ def prose(text, seen):
     return kept
 
 
-class Document(NamedTuple):
-    """A help topic, or neighbouring docstrings of a module."""
-    source: str
-    name: str
-    texts: list  # of lists of sentences, one a docstring
-
-    @property
-    def lines(self):
-        return list(chain.from_iterable(self.texts))
+Document = namedtuple("Document", "source name texts lines")  # texts: sentences, a list for each docstring; lines: all
 
 
 def read_documents(least=8, most=50):
@@ -121,9 +109,9 @@ def read_documents(least=8, most=50):
     for source, name, texts in bar:
         kept = [sentences for text in texts if (sentences := prose(text, seen))]
         for start in range(0, len(kept), most):
-            document = Document(source, f"{source}/{name}/{start}", kept[start:start + most])
-            if len(document.lines) >= least:
-                documents.append(document)
+            lines = list(chain.from_iterable(kept[start:start + most]))
+            if len(lines) >= least:
+                documents.append(Document(source, f"{source}/{name}/{start}", kept[start:start + most], lines))
     return documents
 
 
@@ -194,12 +182,8 @@ def question(before, after, side=6):
 
 
 # --- GLUE ------------------------------------------------------------------------------------------------------------
-class Draw(NamedTuple):
-    """A sentence that a row is made of, and what is around it."""
-    line: str
-    before: str  # the sentence before it
-    far: str  # one about another subject
-    torch: bool  # whether it is about torch; the other subject is everything else
+# A sentence, the one before it, one about another subject, and whether it is about torch (the other subject: the rest).
+Draw = namedtuple("Draw", "line before far torch")
 
 
 def draws(documents, rng, least, most=30):

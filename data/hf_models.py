@@ -44,8 +44,7 @@ ALBERT_SETTINGS = (  # (our setting, their key, what is meant where it is missin
     ("groups", "num_hidden_groups", 1), ("activation", "hidden_act", "gelu_new"),
     ("positions", "max_position_embeddings", 512), ("init_std", "initializer_range", 0.02),
     ("dropout", "hidden_dropout_prob", 0.0))
-TOKENS = "AlbertForTokenClassification"  # its head has a classifier's name there, and is no task's here
-ALBERT_CLASSES = {"RACE": "AlbertForMultipleChoice", TOKENS: TOKENS,  # of a task, or of a head
+ALBERT_CLASSES = {"RACE": "AlbertForMultipleChoice",  # of a task, or of a head
                   "mlm": "AlbertForPreTraining", "head": "AlbertForSequenceClassification",
                   "span": "AlbertForQuestionAnswering"}
 
@@ -286,9 +285,9 @@ def rename_bert(weights, spans=False):
 
 
 def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
-    """Write {our name: weight} as a folder with a README. shape: the numbers of SIZES; head: the weights of the task's
-    head, if there is one, in place of the pre-training heads; source: the folder whose config.json names the task.
-    UserError where the folder is not empty."""
+    """Write {our name: weight} as a folder. shape: the numbers of SIZES; head: the weights of the task's head, if there
+    is one, in place of the pre-training heads; source: the folder whose config.json names the task. The line returned
+    says what was written, and what opens it. UserError where the folder is not empty."""
     task = read_json(Path(source) / "config.json", dict).get("settings", {}).get("tasks") if head else None
     weights = {name: value for name, value in weights.items() if name.startswith("encoder." if head else "")}
     weights |= dict(head)
@@ -307,10 +306,8 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
               "attention_probs_dropout_prob": dropout, "max_position_embeddings": positions, "type_vocab_size": 2,
               "vocab_size": len(weights["encoder.words.weight"]), "pad_token_id": tokenizer.pad_id}
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
-    words = f"{'-'.join(map(str, shape))}, {sum(value.numel() for value in weights.values()):,} numbers"
     if name != "Bert":
         write_atomic(folder / "modeling_autotinybert.py", MODELING)
-    auto = f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR{', trust_remote_code=True' * (name != 'Bert')})"
-    write_atomic(folder / "README.md",
-                 f"# AutoTinyBERT layers-hidden-ffn-heads-qkv {words}\n\n`transformers`: `{auto}`\n")
-    return f"{folder}: {name}{kind} {words}; {auto}"
+    numbers, own = sum(value.numel() for value in weights.values()), ", trust_remote_code=True" * (name != "Bert")
+    return (f"{folder}: {name}{kind} {'-'.join(map(str, shape))}, {numbers:,} numbers; "
+            f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR{own})")

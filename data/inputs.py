@@ -14,7 +14,7 @@ from common.tasks import task_files
 from common.tokenization import describe_file, load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta
-from data.prepare import make_demo
+from data.demo import make_demo
 from data.text import layout_of, make_corpus, text_files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -174,8 +174,7 @@ def open_text(cfg, ranks, folder):
     MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and nothing of the corpus.
     """
     target = Path(cfg.corpus[0]) if is_prepared(cfg.corpus) else Path(folder) / "corpus"
-    if not is_prepared(cfg.corpus):
-        on_main(ranks, make_text, cfg.corpus, target, cfg, cfg.tokenizer, ranks)
+    on_main(ranks, make_text, cfg.corpus, target, cfg, cfg.tokenizer, ranks)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     if tokenizer.mask_id is None:
         raise UserError(f"{tokenizer.path}: the vocabulary lacks [MASK], which pre-training needs; take another")

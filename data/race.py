@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from common import metrics
 from common.cli import UserError
 from common.files import read_json, write_atomic
 from common.glue import Rows, batches, join  # noqa: F401  (batches(features, ...) is the same for all tasks)
@@ -79,7 +78,8 @@ class Features:
     questions: list
     passages: Rows
     options: Rows  # row 4 i + k: question i with option k
-    inputs: np.ndarray  # (4 n, 2) int32: passage, and how many of its tokens are used
+    place: np.ndarray  # (4 n,) int64: the passage of each input
+    used: np.ndarray  # (4 n,) int64: how many of its tokens are used
     specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
 
@@ -89,14 +89,14 @@ class Features:
     @cached_property
     def lengths(self):
         """(n, 4) tokens of each input, special ones included."""
-        return (self.inputs[:, 1] + self.options.lengths + 3).reshape(-1, OPTIONS)
+        return (self.used + self.options.lengths + 3).reshape(-1, OPTIONS)
 
     def batch(self, index, width):
         """Of B questions: ids, segments (B, 4, width) int64, lengths (B, 4) int64, labels (B,) int64."""
         rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
-        place, used = self.inputs[rows].T.astype(np.int64)
-        second = self.options, rows, 0, self.options.lengths[rows]
-        ids, segments = join([(self.passages, place, 0, used), second], self.specials, width)
+        parts = [(self.passages, self.place[rows], 0, self.used[rows]),
+                 (self.options, rows, 0, self.options.lengths[rows])]
+        ids, segments = join(parts, self.specials, width)
         shape = len(index), OPTIONS, width
         return {"ids": ids.reshape(shape), "segments": segments.reshape(shape), "lengths": self.lengths[index],
                 "labels": np.array([self.questions[row].answer for row in index], dtype=np.int64)}
@@ -112,32 +112,17 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
     room = max_length - 3
     if room < 1 or max_qa < 1:
         raise UserError(f"max_length {max_length}, max_qa {max_qa}: no room for a question; raise them")
-    passages, options, places, inputs = Rows(), Rows(), {}, []
+    passages, options, places = Rows(), Rows(), {}
     for question in tqdm(questions, desc="encode RACE", disable=None, leave=False):
         if question.passage not in places:
             places[question.passage] = len(passages)
             passages.append(tokenizer.encode(question.passage)[:room])
-        place = places[question.passage]
-        length = passages.starts[place + 1] - passages.starts[place]
         for ids in tokenizer.encode_batch([with_option(question.text, option) for option in question.options]):
-            ids = ids[-min(max_qa, room):]
-            options.append(ids)
-            inputs.append((place, min(length, room - len(ids))))
+            options.append(ids[-min(max_qa, room):])
+    place = np.array([places[question.passage] for question in questions], dtype=np.int64).repeat(OPTIONS)
+    used = np.minimum(passages.lengths[place], room - options.lengths)
     specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
-    return Features(questions, passages, options, np.array(inputs, dtype=np.int32).reshape(-1, 2), specials, max_length)
-
-
-def evaluate(questions, outputs):
-    """{"accuracy", "middle", "high"}: shares, over all questions and by level (a level without questions is left out).
-    outputs: (n, 4) in the order of questions."""
-    chosen = np.asarray(outputs).argmax(axis=1)
-    labels, levels = (np.array([getattr(question, name) for question in questions]) for name in ("answer", "level"))
-    result = {"accuracy": metrics.accuracy(chosen, labels)}
-    for level in LEVELS:
-        members = levels == level
-        if members.any():
-            result[level] = metrics.accuracy(chosen[members], labels[members])
-    return result
+    return Features(questions, passages, options, place, used, specials, max_length)
 
 
 class RaceTask(Task):
@@ -155,8 +140,13 @@ class RaceTask(Task):
                          {split: features(rows, tokenizer, recipe.length) for split, rows in self.rows.items()})
 
     def score(self, split, outputs):
-        """{"main", "accuracy", "middle", "high"} as shares. outputs: (n, 4)."""
-        found = evaluate(self.rows[split], outputs)
+        """{"main", "accuracy", "middle", "high"} as shares (a level without questions is left out). outputs: (n, 4)."""
+        chosen = np.asarray(outputs).argmax(axis=1)
+        right = {name: [] for name in ("accuracy", *LEVELS)}
+        for question, choice in zip(self.rows[split], chosen, strict=True):
+            right["accuracy"].append(choice == question.answer)
+            right[question.level].append(choice == question.answer)
+        found = {name: float(np.mean(each)) for name, each in right.items() if each}
         return {**found, "main": found[self.recipe.main]}
 
     def write(self, split, outputs, folder):

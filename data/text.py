@@ -10,13 +10,11 @@ How text is read. A file's first 128 KiB decide its layout:
   sentence. The lines of a paragraph are joined and split into sentences.
 - split: lines hold several sentences each, so each line is split. Otherwise a line is a sentence (BERT).
 - blank_ends: blank lines end documents (BERT). Not so in wrapped text and where most paragraphs are single lines (of
-  several sentences here and there): there the file is one document, cut before headings in capitals that come after
-  2,000 characters or more.
+  several sentences here and there): there the file is one document.
 A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
 is near.
 """
 import contextlib
-import hashlib
 import io
 import json
 import multiprocessing
@@ -25,11 +23,10 @@ import re
 import struct
 import sys
 import threading
-from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +41,7 @@ from data.corpus import NAMES, Corpus, read_meta
 
 # bytes: what decides the layout, a worker's share, where its end is looked for
 SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
-HEADING_AFTER, LONGEST_DOCUMENT = 2_000, 100_000  # characters
+LONGEST_DOCUMENT = 100_000  # characters
 CUTS = [re.compile(pattern) for pattern in (  # where a share may end, best first: after a blank line, a line, a word
     rb"\n[ \t\r]*\n", rb"\n", rb" ", rb"(?=[\x00-\x7f\xc2-\xf4])")]
 SENTENCE_END = re.compile(  # one set of signs at its beginning: twice as fast as two alternatives
@@ -64,17 +61,15 @@ NORMAL, SYMBOL, UNUSED = 1, 4, 5  # types of a piece in SentencePiece's model fi
 # --- reading text ----------------------------------------------------------------------------------------------------
 def text_files(paths):
     """The files that `paths` stand for: a file as it is, a folder's *.txt at any depth, sorted, but for a vocabulary's
-    vocab.txt. UserError if none, or where a path is a pipe or a device, which would be read once or for ever."""
+    vocab.txt. UserError if none."""
     found = []
     for path in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
         if not path.exists():
             raise UserError(f"{path}: there is no such file or folder; check the path")
-        if not path.is_dir() and not path.is_file():
-            raise UserError(f"{path}: neither a file nor a folder; write the text to a file first")
         inside = [path] if path.is_file() else sorted(
             text for text in path.rglob("*.txt") if text.is_file() and text.name != "vocab.txt")
         if not inside:
-            raise UserError(f"{path}: the folder holds no *.txt file; name the files, or rename them to end in .txt")
+            raise UserError(f"{path}: no *.txt file is in it; name the files, or rename them to end in .txt")
         found += inside
     return found
 
@@ -121,15 +116,8 @@ def split_sentences(text):
 
 def text_blocks(text):
     """Blocks of non-blank lines, each a list of stripped lines."""
-    blocks, after_blank = [], True
-    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
-        line = line.strip()
-        if line and after_blank:
-            blocks.append([line])
-        elif line:
-            blocks[-1].append(line)
-        after_blank = not line
-    return blocks
+    lines = [line.strip() for line in re.split("\r\n|\r|\n", text)]
+    return [list(block) for filled, block in groupby(lines, bool) if filled]
 
 
 def layout_of(path):
@@ -160,8 +148,6 @@ def read_documents(text, layout):
     documents, size = [[]], 0
     for block in text_blocks(text):
         for unit in [" ".join(block)] if layout.wrapped else block:
-            if not layout.blank_ends and len(unit) < 80 and unit.isupper() and size >= HEADING_AFTER:
-                size = LONGEST_DOCUMENT  # a heading
             for sentence in split_sentences(unit) if layout.split else [unit]:
                 if size >= LONGEST_DOCUMENT:
                     documents.append([])
@@ -307,22 +293,17 @@ def end_with_parent():
 
 
 def in_order(work, jobs, workers):
-    """work(job) of each job, in order; two jobs a worker in flight, so that a slow disk does not fill the memory."""
+    """work(job) of each job, in order; eight jobs a worker at a time, so that a slow disk does not fill the memory."""
     if workers <= 1:
         yield from map(work, jobs)
         return
+    jobs = iter(jobs)
     with ProcessPoolExecutor(workers, initializer=end_with_parent) as pool:
         try:
-            flying = deque()
-            for job in jobs:
-                flying.append(pool.submit(work, job))
-                if len(flying) == 2 * workers:
-                    yield flying.popleft().result()
-            yield from (each.result() for each in flying)
+            while some := list(islice(jobs, 8 * workers)):
+                yield from pool.map(work, some)
         except BrokenProcessPool:
             raise UserError("a worker process was killed, perhaps for want of memory; use fewer --workers") from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def write_tokens(results, tokens, sentences, documents, bar):
@@ -351,8 +332,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     folder, files = Path(out_folder), text_files(paths)
     sources = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     made_from = {"format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
-                 "dtype": token_dtype(tokenizer).name,
-                 "fingerprint": hashlib.sha256(json.dumps(sources).encode()).hexdigest()}
+                 "dtype": token_dtype(tokenizer).name, "sources": sources}
     if made_from.items() <= read_meta(folder).items():
         return Corpus(folder, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
@@ -367,7 +347,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
             raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")
         (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written the folder is no corpus
     found = {name: fingerprint(folder / f"{name}.bin") for name in NAMES}
-    write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "sources": sources, "files": found}, indent=1))
+    write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "files": found}, indent=1))
     return Corpus(folder, tokenizer)
 
 

@@ -81,7 +81,7 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
     folder = Path(folder)
     about = {"prefix": str(prefix), "endings": list(endings), "tokenizer": tokenizer.fingerprint, "longest": longest}
     done = folder / "meta.json"
-    if not done.exists() or {**read_json(done), "pairs": 0} != {**about, "pairs": 0}:
+    if not done.exists() or read_json(done) != about:
         folder.mkdir(parents=True, exist_ok=True)
         done.unlink(missing_ok=True)  # it never stands beside other arrays than its own
         lines = read_pairs(prefix, *endings)
@@ -97,7 +97,7 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
         for side, sentences in zip(("source", "target"), rows):
             np.save(folder / f"{side}.npy", np.concatenate(sentences))
             np.save(folder / f"{side}.starts.npy", np.cumsum([0, *map(len, sentences)]))
-        write_atomic(done, json.dumps({**about, "pairs": len(rows[0])}))
+        write_atomic(done, json.dumps(about))
     return ParallelText(folder)
 
 
