@@ -765,14 +765,14 @@ def gain(graph, tokens=32, width=16):
     return 0.55 * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
 
 
-def sample_graph(rng, max_path=MAX_PATH, draw=None):
-    """A random legal graph of up to max_path operations (Sec. 3.1: illegal ones are rejected early). D38: none that
+def sample_graph(rng, draw=None):
+    """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected early). D38: none that
     adds next to nothing, as V + neg(V), or more than half of its input's size, as many a product that sums over tokens
     without a softmax: LayerNorm then leaves little of the input, and the network does not learn. Mutations still reach
     all legal graphs."""
     while True:
-        graph = canonical(grow(rng, rng.randint(1, max_path), draw) or ())
-        if not why_illegal(graph, max_path) and 0.001 < gain(graph) < 0.5:
+        graph = canonical(grow(rng, rng.randint(1, MAX_PATH), draw) or ())
+        if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
             return graph
 
 
@@ -905,7 +905,7 @@ def rewire(graph, index):
 EDITS = (replace, insert, delete, rewire)  # D35: the last two make no new operation, so Eq. 3 has no say in them
 
 
-def edit_graph(graph, rng, priority, max_path=MAX_PATH):
+def edit_graph(graph, rng, priority):
     """A legal graph one edit away, or None. Edit and place are random; a new operation is drawn by the priorities of
     that place: those of the first k positions for a path of k (Sec. 3.2), so that one put on an edge or behind counts
     by the operation next to it."""
@@ -917,7 +917,7 @@ def edit_graph(graph, rng, priority, max_path=MAX_PATH):
             op = None if None in children else rng.choices(OPS, priority.probabilities(OPS, index, children))[0]
             for child in sorted(children.pop(op), key=lambda each: rng.random()):
                 child = in_order(*child, range(len(INPUTS)))
-                if not why_illegal(child, max_path) and (child := canonical(child)) != graph:
+                if not why_illegal(child, MAX_PATH) and (child := canonical(child)) != graph:
                     return child
     return None
 

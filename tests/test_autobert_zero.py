@@ -18,9 +18,10 @@ from tests.claims import study
 TINY = abz.Config(vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0)
 
 
-def random_graphs(count, max_path=12, seed=0):
-    rng = random.Random(seed)
-    return [abz.sample_graph(rng, max_path) for _ in range(count)]
+@functools.cache
+def random_graphs():
+    rng = random.Random(0)
+    return [abz.sample_graph(rng) for _ in range(300)]
 
 
 # --- search space --------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ def test_infer_shapes():
 
 
 def test_sampled_graphs_are_legal_and_varied():
-    graphs = random_graphs(300)
+    graphs = random_graphs()
     for graph in graphs:
         assert abz.why_illegal(graph, 12) is None and abz.canonical(graph) == graph
     assert {len(graph) for graph in graphs} == set(range(2, 13))  # a single operation mixes no tokens
@@ -44,7 +45,7 @@ def test_sampled_graphs_are_legal_and_varied():
 
 def test_sampled_attentions_mix_tokens_and_the_rest_can_be_read():
     """A change of one token reaches others in what a search draws; of what it rejects, in none."""
-    graphs = random_graphs(300, seed=9)
+    graphs = random_graphs()
     apart = ["Q + K", "softmax(neg(Q)) + scale(K)", "softsign(Q.T).T + V", "logsigmoid(Q + K) + softmax(P)"]
     for graph in [*graphs, *map(abz.parse_formula, apart)]:
         inputs = {key: value.double() for key, value in padded_inputs(graph, batch=1).items()}
@@ -60,7 +61,7 @@ def test_an_operation_stands_where_the_graph_says_not_the_names_of_its_inputs():
     """Equal graphs that list their operations in another order are one; those that call their inputs by other names
     have the same operation at each position."""
     rng = random.Random(1)
-    for graph in random_graphs(200, seed=1):
+    for graph in random_graphs():
         names = dict(enumerate(rng.sample(range(4), 4)))
         renamed = abz.canonical(tuple((op, *[names.get(each, each) for each in operands]) for op, *operands in graph))
         assert [op for op, *_ in renamed] == [op for op, *_ in graph]
@@ -88,10 +89,8 @@ def test_random_attentions_are_neither_loud_nor_silent():
     for text in ("dist(Q, K) @ V", "Q @ K.T @ V", "dist(K, P) @ (V + neg(V))"):
         assert not 0.001 < abz.gain(abz.parse_formula(text)) < 0.5
     published = [layer for layer in abz.parse_arch(abz.PUBLISHED) if not isinstance(layer, int)]
-    drawn = random_graphs(400)
-    for graph in (*drawn, *published, abz.parse_formula(abz.BERT_ATTENTION)):
+    for graph in (*random_graphs(), *published, abz.parse_formula(abz.BERT_ATTENTION)):
         assert 0.001 < abz.gain(graph) < 0.5
-    assert {len(graph) for graph in drawn} == {*range(2, 13)}
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
@@ -139,10 +138,10 @@ def test_an_edit_is_legal_and_its_new_operation_drawn_by_the_first_k_priorities(
         def probabilities(self, options, position, legal):
             drawn.append((position, rng.choice(sorted(legal))))
             return [option == drawn[-1][1] for option in options]
-    for graph in random_graphs(150):
+    for graph in random_graphs()[:150]:
         before = len(drawn)
-        child = abz.edit_graph(graph, rng, Priority(), 14)
-        assert child != graph and abz.why_illegal(child, 14) is None
+        child = abz.edit_graph(graph, rng, Priority())
+        assert child != graph and abz.why_illegal(child, 12) is None
         lengths.add(len(child) - len(graph))
         for position, _ in drawn[before:]:
             assert 0 <= position < len(graph)  # Sec. 3.2
@@ -219,7 +218,7 @@ def test_padding_changes_nothing_in_random_graphs():
     """Outputs at real tokens are those of the unpadded input, for any filling and any amount of padding; padded inputs
     get no gradient. In float64: in float32 rounding at distance 0 is 0.002 and would hide what this test is after."""
     real = 5
-    for number, graph in enumerate(random_graphs(100, seed=5)):
+    for number, graph in enumerate(random_graphs()[:100]):
         plain = {key: value.double() for key, value in padded_inputs(graph, tokens=real, seed=number).items()}
         expected = abz.run_graph(graph, plain)
         for extra, filling in ((2, 0.0), (2, 30.0), (9, -3.0)):
