@@ -54,7 +54,7 @@ class Config:
     """Every knob; a preset (by task) overrides the default, a flag the preset."""
     given, program = frozenset(), "mformer"  # the flags that were given, the file's name
     models = "init", "tokenizer"  # flags that name what is read beside the data
-    writes = ("weights-*.pt", "text", "valid", "limit.json", "translations.*", "classes.txt")  # --restart deletes
+    writes = ("weights-*.pt", "text", "valid", "translations.*", "classes.txt")  # --restart deletes
     fixed_lengths = True  # D1; no flag: a study of what D1 is worth sets Config.fixed_lengths to False
     preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (257 tokens) | base (the paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
@@ -87,7 +87,7 @@ class Config:
     heads: tuple[int, ...] = (5, 6, 7)  # Enc, Dec and En-De Head Num, each layer its own [>= 1]
     decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Dec Layer Num, Table 1 [>= 1]
     connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: encoder layers seen [>= 1]
-    head_dim: int = 64  # a head's width where --qkv is 0 [>= 1]
+    head_dim: int = 64  # a head's width, not read where --qkv is given [>= 1]
     qkv: int = 0  # joint width of all heads, which share it (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
     image: int = 224  # width of an image in pixels [>= 1]
@@ -101,7 +101,6 @@ class Config:
     lr_start: float = 1e-6  # at the start of the warm-up, and the cosine's end, Sec. 6.2
     warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # AdamW, Sec. 6.2
-    clip: float = 0.0  # largest gradient norm; 0: any, as released (Sec. 6)
     save_every: int = 1000  # updates between checkpoints [>= 1]
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D20)
@@ -109,16 +108,13 @@ class Config:
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers, as released [>= 20]
     cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_batch: int = 1  # images or sentences of a timed run [>= 1]
-    latency_limit: float = 0.0  # slowest architecture allowed, in the unit of --cost; 0: as --limit_share says
-    limit_share: float = 0.9  # of the median of random architectures; 0: no limit
+    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the median of random ones
     keep: int = 3  # most important features that stay free (D7); 0: no pruning
     generations: int = 30  # of the evolution, HAT's [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, crossovers [>= 1]
     finalists: int = 10  # best-ranked architectures that are measured (D9) [>= 1]
     # evaluation
     beam: int = 4  # Sec. 4.1.4 [>= 1]
-    translate: str = ""  # with --evaluate: a file of sentences to translate
 
 
 SMOOTHING = 0.1  # label smoothing, Sec. 6
@@ -129,7 +125,9 @@ MUTATION = 0.3  # the chance that a value of an architecture is drawn anew, as i
 # released code, of the timings of each. Both are done here.
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples: D7, importance is told by the fifth of them that a ranker is not fitted to, 32 at least
-FRESH, WEAK = 8, 0.4  # a ranker is judged by so many sub-nets at least; Kendall's tau of seven pairs in ten
+LIMIT_SHARE = 0.9  # D15: of the median of random architectures. The paper gives no limit; the released search has 15.06 ms
+GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # knobs of a model's shape
+WEAK = 0.4  # Kendall's tau where seven pairs in ten are ordered alike: a ranker below it is warned of
 
 TINY = dict(latency_runs=5, generations=10, finalists=5)
 TINY_IMAGE = dict(TINY, image=32, patch=4, head_dim=16)
@@ -305,8 +303,6 @@ def read_arch(text):
     """The architecture of a text form; ValueError, KeyError or TypeError where it is none."""
     found = {}
     for name, value in (word.split("=") for word in text.split()):
-        if name in found:
-            raise UserError(f"--arch {text[:60]!r}: {name} stands there twice")
         values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
         if not FEATURES[name].depth:
             (values,) = values
@@ -964,12 +960,13 @@ def evolve(space, fitness, allowed, cfg):
         return bool(found)
 
     fifth = max(1, cfg.population // 5)
-    going, generation = collect(lambda: sample_arch(space, rng), cfg.population), 0
-    while going and generation < cfg.generations:
-        parents, generation = sorted(seen, key=seen.__getitem__)[:fifth], generation + 1
+    collect(lambda: sample_arch(space, rng), cfg.population)
+    for _ in range(cfg.generations if seen else 0):
+        parents = sorted(seen, key=seen.__getitem__)[:fifth]
         mutated = collect(lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * fifth)
         crossed = collect(lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * fifth)
-        going = mutated or crossed
+        if not (mutated or crossed):
+            break
     return seen
 
 
@@ -988,14 +985,14 @@ def timed_text(cfg, device):
     """What a latency is of."""
     if cfg.cost == "flops":
         return "matrix products of an image, or of 30 and 30 tokens"
-    what = "images" if cfg.task == "cifar10" else f"sentences of 30 tokens in 30 steps of {cfg.beam} beams"
-    return f"{cfg.cost} ms of {cfg.latency_batch} {what}, --dtype {cfg.dtype}, on {device}"
+    what = "an image" if cfg.task == "cifar10" else f"a sentence of 30 tokens in 30 steps of {cfg.beam} beams"
+    return f"{cfg.cost} ms of {what}, --dtype {cfg.dtype}, on {device}"
 
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of --latency_batch images, or sentences of 30 source tokens and 30 steps of the decoder with cache
-    and beam, as HAT measures them; with --cost flops GFLOPs."""
+    """Milliseconds of an image, or of a sentence of 30 source tokens and 30 steps of the decoder with cache and beam,
+    as HAT measures them; with --cost flops GFLOPs."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
     with torch.device("meta"):
@@ -1005,8 +1002,8 @@ def measure_latency(arch, cfg, device):
         value.fill_(0.01)
     model = cast(model, cfg, device)
     with torch.device(device):
-        first, *lengths = blank_inputs(cfg, cfg.latency_batch)
-        tokens = torch.zeros(cfg.latency_batch * cfg.beam, 1, dtype=torch.long)
+        first, *lengths = blank_inputs(cfg, 1)
+        tokens = torch.zeros(cfg.beam, 1, dtype=torch.long)
 
     def once():
         if cfg.task == "cifar10":
@@ -1030,103 +1027,77 @@ def measure_latency(arch, cfg, device):
     return statistics.fmean(sorted(times[5:])[cut:cfg.latency_runs - cut])
 
 
-def smallest_latency(space, cfg, device):
-    """The least latency of the narrowest and shallowest architectures of the space, of one type of attention each. Many
-    heads that share --qkv can be cheaper than few, so both ends are tried, as of the types."""
-    def smallest(heads, types):
-        ends = {"heads": heads, "types": types}
-        return build_arch(space, lambda name, choices, layer: ends.get(name.split("_")[-1], min)(choices))
-    return min(measure_latency(smallest(*ends), cfg, device) for ends in itertools.product((min, max), repeat=2))
-
-
 def too_low(cfg, what, latency):
-    """The UserError of a limit that `what`, which takes so long, does not keep. It names the flag that made the limit."""
-    flag = "latency_limit" if "latency_limit" in cfg.given else "limit_share"
-    return UserError(f"--{flag} {getattr(cfg, flag):.4g}: allows {latency_text(cfg.latency_limit, cfg)}, and {what} "
-                     f"takes {latency_text(latency, cfg)}; raise it, or choose --cost cpu or flops where other "
+    """The UserError of a limit that `what`, which takes so long, does not keep."""
+    return UserError(f"--latency_limit: {latency_text(cfg.latency_limit, cfg)} are allowed, and {what} takes "
+                     f"{latency_text(latency, cfg)}; give a higher one, or choose --cost cpu or flops where other "
                      "programs keep the machine busy")
 
 
 def set_limit(space, cfg, ranks, run):
-    """--latency_limit, or --limit_share of the median of 25 random architectures, which the folder keeps for a resumed
-    run. A limit that no architecture keeps ends the run before it trains."""
-    # D15: the paper gives no limit; the released search for images has 15.06 ms.
-    path = run.folder / "limit.json"
+    """--latency_limit, or LIMIT_SHARE of the median of 25 random architectures, which config.json keeps for a resumed
+    run. A limit that the narrowest and shallowest architectures do not keep ends the run before it trains."""
+    def measure(arch):
+        return measure_latency(arch, cfg, ranks.device)
 
     def median():
-        if not path.exists():
-            archs = [sample_arch(space, random.Random(f"{cfg.seed} sample {number}")) for number in range(25)]
-            middle = statistics.median(measure_latency(arch, cfg, ranks.device) for arch in archs)
-            write_result(path, {"milliseconds": middle})
-        return read_result(path)["milliseconds"]
+        known = read_json(run.folder / "config.json", dict)["settings"]["latency_limit"]
+        archs = (sample_arch(space, random.Random(f"{cfg.seed} sample {number}")) for number in range(25))
+        return known or LIMIT_SHARE * statistics.median(map(measure, archs))
 
-    if not cfg.latency_limit:
-        cfg.latency_limit = cfg.limit_share * on_main(ranks, median)
-    if cfg.latency_limit and not on_main(ranks, (run.folder / "checkpoint.pt").exists):
-        smallest = on_main(ranks, smallest_latency, space, cfg, ranks.device)
-        if smallest > cfg.latency_limit:
-            on_main(ranks, path.unlink, True)  # so that the mended command finds no run begun
-            raise too_low(cfg, "the smallest architecture", smallest)
-    say(ranks, f"latency: {timed_text(cfg, ranks.device)}; "
-               f"limit: {latency_text(cfg.latency_limit, cfg) if cfg.latency_limit else 'none'}")
+    def smallest():
+        # Many heads that share --qkv can be cheaper than few, so both ends are tried, as of the types.
+        ends = [dict(heads=heads, types=types) for heads in (min, max) for types in (min, max)]
+        return min(measure(build_arch(space, lambda name, choices, layer: end.get(name.split("_")[-1], min)(choices)))
+                   for end in ends)
 
-
-def measure_archs(archs, history, round_name, supernet, data, cfg, ranks, run):
-    """Add losses and latencies to the history, shared out over the processes. Where processes share a device, the first
-    one measures all latencies, alone."""
-    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
-    began = time.perf_counter()
-
-    def latency(index):
-        return measure_latency(archs[index], cfg, ranks.device)
-
-    alone = cfg.cost != "flops" and not (ranks.device.type == "cuda" and cfg.device in ("auto", "cuda"))
-    own = [(index, held_out_loss(supernet, data, cfg, archs[index]), None if alone else latency(index))
-           for index in range(ranks.rank, len(archs), ranks.size)]
-    _, losses, latencies = zip(*sorted(line for part in gather(ranks, own) for line in part))
-    if alone:
-        latencies = on_main(ranks, lambda: [latency(index) for index in range(len(archs))])
-    seconds = round((time.perf_counter() - began) / len(archs), 3)
-    for arch, loss, taken in zip(archs, losses, latencies):
-        history.append({"id": len(history), "round": round_name, "parent": None, "arch": arch_text(arch),
-                        "score": -loss, "scores": {"loss": loss, "latency": taken}, "seconds": seconds})
-    on_main(ranks, write_atomic, run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    cfg.latency_limit = on_main(ranks, median)
+    fastest = on_main(ranks, lambda: smallest() if run.new else 0.0)
+    if fastest > cfg.latency_limit:
+        raise too_low(cfg, "the smallest architecture", fastest)
+    say(ranks, f"latency: {timed_text(cfg, ranks.device)}; limit: {latency_text(cfg.latency_limit, cfg)}")
 
 
 def read_history(path):
     """The lines of a search's history.jsonl, [] where there is none."""
-    lines, number = read_jsonl(path), 0
-    try:
-        for number, line in enumerate(lines, 1):
-            read_arch(line["arch"]), line["id"], line["round"]
-            line["score"] + line["scores"]["loss"] + line["scores"]["latency"]
-    except (KeyError, TypeError, ValueError, AttributeError, UserError):
-        raise UserError(f"{path}: damaged in line {number}; delete it, its search measures again") from None
+    lines = read_jsonl(path)
+    if not all({"id", "round", "arch", "score", "scores"} <= line.keys() for line in lines):
+        raise UserError(f"{path}: damaged; delete it, its search measures again")
     return lines
 
 
-def collect_samples(supernet, data, space, cfg, ranks, run):
-    """History lines of --samples random sub-nets. It goes on behind the lines of history.jsonl."""
-    archs = list(dict.fromkeys(sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
-                               for number in range(2 * cfg.samples)))[:cfg.samples]
-    history = on_main(ranks, read_history, run.folder / "history.jsonl")[:len(archs)]
-    bar, block = progress(ranks, len(archs), "measuring sub-nets", len(history)), 4 * ranks.size
-    while len(history) < len(archs):
-        chosen = archs[len(history):len(history) + block]
-        measure_archs(chosen, history, "sample", supernet, data, cfg, ranks, run)
+def measure_archs(archs, round_name, supernet, data, cfg, ranks, run):
+    """The history lines of these architectures; history.jsonl gets what it lacks of them. The processes share the losses
+    out. The first one measures all latencies, while the others wait: they would slow each other down."""
+    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
+    path, block = run.folder / "history.jsonl", 4 * ranks.size
+    history = on_main(ranks, read_history, path)
+    done = sum(line["round"] == round_name for line in history)
+    bar = progress(ranks, len(archs), f"measuring {round_name}s", done)
+    for start in range(done, len(archs), block):
+        began, chosen = time.perf_counter(), archs[start:start + block]
+        own = [(index, held_out_loss(supernet, data, cfg, chosen[index]))
+               for index in range(ranks.rank, len(chosen), ranks.size)]
+        losses = dict(pair for part in gather(ranks, own) for pair in part)
+        latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in chosen])
+        seconds = round((time.perf_counter() - began) / len(chosen), 3)
+        history += [{"id": len(history) + index, "round": round_name, "parent": None, "arch": arch_text(arch),
+                     "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
+                     "seconds": seconds} for index, arch in enumerate(chosen)]
+        on_main(ranks, write_atomic, path, "".join(json.dumps(line) + "\n" for line in history))
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
     bar.close()
-    return history
+    return [line for line in history if line["round"] == round_name]
 
 
 def rank_and_evolve(space, history, cfg):
-    """Measured sub-nets -> (the best-ranked architectures that are not among them, what was learned)."""
+    """History lines of samples -> (the best-ranked architectures that are not among them, what was learned)."""
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
         raise UserError(f"{len(lines)} different sub-nets have a loss, it takes 20: lower --lr, or widen the space")
-    limit, archs = cfg.latency_limit or math.inf, [parse_arch(line["arch"], cfg) for line in lines]
+    archs, limit = [parse_arch(line["arch"], cfg) for line in lines], cfg.latency_limit
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
     allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
     if not allowed:
@@ -1149,7 +1120,7 @@ def rank_and_evolve(space, history, cfg):
 def winner(history, cfg):
     """The history line with the best loss within the limit, or None."""
     # D9: measurements decide, and not the ranker.
-    allowed = [line for line in history if line["scores"]["latency"] <= (cfg.latency_limit or math.inf)]
+    allowed = [line for line in history if line["scores"]["latency"] <= cfg.latency_limit]
     return max(allowed, key=lambda line: line["score"], default=None)
 
 
@@ -1164,11 +1135,11 @@ def search(cfg):
         whole = widest(space), cfg, space
         supernet = extract(weights, *whole) if weights else make_model(*whole)
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
-        history = collect_samples(supernet.eval(), data, space, cfg, ranks, run)
-        finalists, about = rank_and_evolve(space, history, cfg)
-        if finalists:
-            measure_archs(finalists, history, "finalist", supernet, data, cfg, ranks, run)
-        best = winner(history, cfg)
+        drawn = (sample_arch(space, random.Random(f"{cfg.seed} sample {number}")) for number in range(2 * cfg.samples))
+        archs, measured = [*dict.fromkeys(drawn)][:cfg.samples], (supernet.eval(), data, cfg, ranks, run)
+        samples = measure_archs(archs, "sample", *measured)
+        finalists, about = rank_and_evolve(space, samples, cfg)
+        best = winner(samples + measure_archs(finalists, "finalist", *measured), cfg)
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id", "round")}, **about,
                   "latency_limit": cfg.latency_limit, "timed": timed_text(cfg, ranks.device)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
@@ -1176,11 +1147,10 @@ def search(cfg):
         end_search(run, ranks, cfg)
 
 
-def show_search(result, ranks, cfg):
-    for name, ranker in result["rankers"].items():
-        if ranker["held_out"] < FRESH:
-            say(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
-            continue
+def end_search(run, ranks, cfg):
+    """Say what was found, how far the rankers can be trusted, and the command that comes next."""
+    result = run.finished
+    for name, ranker in () if cfg.dry_run else result["rankers"].items():  # two fresh sub-nets judge nothing
         lost = ", ".join(f"{FEATURES[key].title} {value:.3f}" for key, value in result["importance"][name].items())
         say(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
                    f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {lost}; of noise up to "
@@ -1191,12 +1161,10 @@ def show_search(result, ranks, cfg):
     say(ranks, f"{result['architectures']:.2e} architectures, {result['architectures_pruned']:.2e} after pruning; "
                f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
                f"{latency_text(result['scores']['latency'], cfg)}\n{result['arch']}")
-
-
-def end_search(run, ranks, cfg):
-    show_search(run.finished, ranks, cfg)
-    run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json",
-             same=sorted(cfg.given - {"out", "restart", "init"}))
+    # The training takes over what shapes the data and the model, and not the search's own budget.
+    run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
+        "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text", "train_rows", "tokenizer",
+        "vocab_size", "augment", "dropout"))
 
 # --- objective ------------
 
@@ -1243,7 +1211,7 @@ def open_data(cfg, action, ranks):
     set_shards(cfg, ranks)
     names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
     names = names[-1:] if action == "evaluate" else names
-    needs = [name for name in names if getattr(cfg, name)] or ([] if cfg.translate else names)
+    needs = [name for name in names if getattr(cfg, name)] or names
     run, _ = open_run(cfg, action, ranks, *needs)
     reader = Pictures if cfg.task == "cifar10" else Translations
     data = reader(cfg, ranks, run.folder, action in ("search", "train"))
@@ -1270,14 +1238,6 @@ def held_out_loss(model, data, cfg, arch=None):
     return loss if math.isfinite(loss) else WORST
 
 
-def translate(model, data, lines, cfg):
-    """Translations of raw sentences."""
-    pieces = data.tokenizer
-    return data.translate(lines, functools.partial(
-        beam_search, model, longest=cfg.length - 1, bos=pieces.bos_id, eos=pieces.eos_id,
-        barred=(pieces.pad_id, pieces.bos_id), beam=cfg.beam))
-
-
 @torch.no_grad()
 def score_test_data(model, data, cfg):
     """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of the test data."""
@@ -1285,8 +1245,10 @@ def score_test_data(model, data, cfg):
         found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
                                              for images, labels in data.test_batches())))
         return {"accuracy": (found == labels).double().mean().item(), "examples": len(found)}, found.tolist()
-    sources, references = data.test_lines()
-    found = translate(model, data, sources, cfg)
+    pieces, (sources, references) = data.tokenizer, data.test_lines()
+    found = data.translate(sources, functools.partial(
+        beam_search, model, longest=cfg.length - 1, bos=pieces.bos_id, eos=pieces.eos_id,
+        barred=(pieces.pad_id, pieces.bos_id), beam=cfg.beam))
     # D29: the paper does not say of which tokens; these are 13a's of plain text.
     return {"bleu": corpus_bleu(found, references), "examples": len(found),
             "repeated_words": repeated_words(found)}, found  # Sec. 8: what a decoder of linear attention says
@@ -1318,8 +1280,6 @@ def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
     for value, gradient in zip(used, gradients):
         value.grad = gradient.view_as(value)
     norm = nn.utils.get_total_norm([value.grad for value in used])
-    if cfg.clip:
-        nn.utils.clip_grads_with_norm_(used, cfg.clip, norm)
     optimizer.step()
     optimizer.zero_grad()
     return loss, count, norm
@@ -1373,7 +1333,6 @@ def train_network(model, data, cfg, ranks, run, space=None):
     last.remove()
 
 
-GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 
 
 def read_run(cfg):
@@ -1389,14 +1348,14 @@ def read_run(cfg):
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """--arch's, else own, of --init, else what the search in --init or of this task and preset found, else in preset
-    base the paper's. cfg.arch becomes its text."""
-    found = Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json"
-    text = cfg.arch or own and arch_text(own) or (str(found) if found.exists() or cfg.preset != "base" else "mformer")
-    if not cfg.arch and not own:
+    """--arch's, else own, of --init, else what the search in --init or of this task and preset found. cfg.arch becomes
+    its text."""
+    text = cfg.arch or own and arch_text(own)
+    if not text:
+        text = str(Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json")
         say(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
-        text = str(read_json(text, dict, "--search first").get("arch", text))
+        text = str(read_json(text, dict, "--search first, or give --arch").get("arch", text))
     arch = parse_arch(text, cfg)
     cfg.arch = arch_text(arch)
     return arch
@@ -1424,38 +1383,29 @@ def train(cfg):
             train_network(model.to(ranks.device), data, cfg, ranks, run)
             on_main(ranks, warn_where_loss_rose, run, ranks)
             run.finish({"arch": cfg.arch, "parameters": size})
-        read = f"{cfg.valid_text or cfg.train_text}.{cfg.languages[0]}"  # where there is no --test_text
-        run.ends(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder,
-                 *["--translate", read] * (cfg.task == "wmt14" and not cfg.test_text))
+        scored = cfg.task == "cifar10" or cfg.test_text  # without a test text there is nothing to evaluate
+        run.ends(cfg, "checkpoint.pt", *["--evaluate", "--init", run.folder] * bool(scored))
 
 
 def evaluate(cfg):
-    """Accuracy or BLEU (Sec. 4.1.4), or translations of --translate."""
+    """Accuracy or BLEU (Sec. 4.1.4), parameters, FLOPs and latency of --init's network."""
     if not cfg.init:
         raise UserError("--evaluate: --init is missing; give a run folder of --train or --search")
     with launch(cfg.device, cfg.dtype) as ranks:
         weights, own, _ = read_run(cfg)
         arch = chosen_arch(cfg, ranks, own)
         model = cast(extract(weights, arch, cfg), cfg, ranks.device)
-        run, data = open_data(cfg, "translate" if cfg.translate else "evaluate", ranks)
-        if cfg.translate:
-            found = translate(model, data, on_main(ranks, read_lines, cfg.translate), cfg)
-            result = {"sentences": len(found)}
-        else:
-            scores, found = score_test_data(model, data, cfg)
-            result = {"parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
-                      "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores, "arch": cfg.arch}
-        text = "".join(f"{line}\n" for line in found)  # of classes numbers from 0
-        name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"
-        on_main(ranks, write_atomic, run.folder / name, text)
+        run, data = open_data(cfg, "evaluate", ranks)
+        scores, found = score_test_data(model, data, cfg)
+        result = {"parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
+                  "latency": on_main(ranks, measure_latency, arch, cfg, ranks.device), **scores, "arch": cfg.arch}
+        name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"  # classes count from 0
+        on_main(ranks, write_atomic, run.folder / name, "".join(f"{line}\n" for line in found))
         run.finish(result)  # never taken from a folder: the model may have changed
         run.ends(cfg, name)
-        if cfg.translate:
-            return say(ranks, text[:-1])
-        percent = {name: value if name == "bleu" else 100 * value
-                   for name, value in scores.items() if name != "examples"}
-        shown = ", ".join(f"{name} {value:.2f}" for name, value in percent.items())
-        say(ranks, f"{shown.replace('_', ' ')} on {result['examples']} test examples "
+        shown = (f"accuracy {100 * scores['accuracy']:.2f}" if cfg.task == "cifar10" else
+                 f"bleu {scores['bleu']:.2f}, repeated words {100 * scores['repeated_words']:.2f}")
+        say(ranks, f"{shown} on {result['examples']} test examples "
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
                    f"latency {latency_text(result['latency'], cfg)} ({timed_text(cfg, ranks.device)})")
 
@@ -1501,34 +1451,25 @@ def describe(cfg):
 ACTIONS = {
     "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
     "train": (train, "train an architecture from scratch"),
-    "evaluate": (evaluate, "score a trained network on the test data, or --translate a file"),
+    "evaluate": (evaluate, "score a trained network on the test data"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
-}
-UNREAD = {
-    "cifar10": {*"train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
-                 "translate search_decoder".split()},
-    "wmt14": {"cifar10", "image", "patch", "augment"},
 }
 
 
 def check(cfg, action):
     """UserError where flags contradict."""
-    unread = UNREAD[cfg.task] | {"arch" if action == "search" else "", "" if action == "evaluate" else "translate"}
+    unread = {"train_text", "valid_text", "test_text"} if cfg.task == "cifar10" else {"cifar10"}
+    unread |= {"arch"} if action == "search" else set()
     mistakes = [f"--{name}: --{action} with --task {cfg.task} has no use for it; leave it out"
                 for name in sorted(cfg.given & unread)]
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
         mistakes.append(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
     if len(cfg.languages) != 2 or len(cfg.augment) != 4:
         mistakes.append("--languages takes two endings, --augment four numbers")
-    elif not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
-        mistakes.append(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at most 1")
-    if cfg.qkv and "head_dim" in cfg.given:
-        mistakes.append("--head_dim: --qkv gives heads their width; leave one out")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
         mistakes.append("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:
-        name = "translate" if cfg.translate else action
-        cfg.out = f"runs/mformer-{name}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
+        cfg.out = f"runs/mformer-{action}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
     if mistakes:
         raise UserError(mistakes[0])
     if cfg.dry_run and not cfg.train_text:  # the demo text gives no more pieces

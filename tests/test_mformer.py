@@ -218,15 +218,6 @@ def test_architectures_of_tables_3_and_4(name):
     assert linear == [[3, 7, 11], [2, 4]]  # Sec. 4.4
 
 
-def test_where_the_paper_contradicts_itself():
-    """Tables 3 and 5 print two numbers for cosFormer*'s parameters, of which the rule gives the second; and the text
-    has another number of its FLOPs."""
-    counted = COUNTED["wmt14"]["cosformer*"][0] / 1e6
-    assert study.published("mformer", "Table 3", "cosFormer*, parameters") > counted + 0.19
-    said = study.published("mformer", "Sec. 4.3.3", "cosFormer*, FLOPS on CIFAR-10")
-    assert said < 0.75 * COUNTED["cifar10"]["cosformer*"][1] / 1e9
-
-
 def test_table_5_tells_where_linear_attention_is_in_translation():
     """D13, D14: of the two readings, the encoder alone and everywhere, the FLOPs that softmax costs more accept one."""
     cfg = paper("wmt14")
@@ -484,8 +475,7 @@ def test_a_search_never_returns_worse_than_it_has_measured_within_the_limit(monk
         space = mf.space_of(cfg)
         history, line = made_up_history(space, seed)
         latencies = sorted(each["scores"]["latency"] for each in history)
-        cfg.latency_limit = 0.0 if place is None else latencies[place]
-        limit = cfg.latency_limit or math.inf
+        limit = cfg.latency_limit = math.inf if place is None else latencies[place]
         finalists, about = mf.rank_and_evolve(space, history, cfg)
         assert not {*map(mf.arch_text, finalists)} & {each["arch"] for each in history}
         assert about["pruned"]["types"] == ("softmax", "linear")
@@ -493,7 +483,7 @@ def test_a_search_never_returns_worse_than_it_has_measured_within_the_limit(monk
         best = mf.winner(history + [line(arch) for arch in finalists], cfg)["scores"]
         assert best["loss"] <= best_sample and best["latency"] <= limit
     impossible = dataclasses.replace(cfg, latency_limit=latencies[0] / 2, cost="flops")
-    with pytest.raises(UserError, match="the fastest of 40 samples takes .* GFLOPs; raise it"):
+    with pytest.raises(UserError, match="the fastest of 40 samples takes .* GFLOPs; give a higher one"):
         mf.rank_and_evolve(space, history, impossible)
     assert mf.winner(history, impossible) is None
 
@@ -582,13 +572,6 @@ def test_schedules_and_batches_of_section_6():
     search = preset("wmt14", "base")
     assert text.batch == text.accumulate * 4400 and search.steps == 50000
     assert mf.learning_rate(8000, search) == search.lr > mf.learning_rate(7999, search)
-
-
-def test_every_preset_samples_enough_to_prune():
-    for task, name in ((task, name) for task in mf.PRESETS for name in mf.PRESETS[task]):
-        cfg = preset(task, name)
-        space = mf.space_of(cfg)
-        assert cfg.samples >= mf.PRUNES_FROM and 0 < cfg.keep < len(space) and mf.space_size(space) > 20 * cfg.samples
 
 
 def test_all_parameters_decay_as_in_fairseq():
@@ -746,30 +729,14 @@ def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, monke
     for name in ("loss", "dev_loss"):
         losses = [line[name] for line in lines if name in line]
         assert len(losses) >= 4 and losses[-1] < 0.8 * losses[0]
-    (tmp_path / "in.txt").write_text("a small dog\n\nthe cat sees the house\n")
     command = ["--evaluate", "--task", "wmt14", "--preset", "base", "--device", "cpu", "--cost", "flops", "--init",
                str(tmp_path / "run"), "--out"]
-    mf.main([*command, str(tmp_path / "translated"), "--translate", str(tmp_path / "in.txt")])  # needs no text
-    first, empty, last = (tmp_path / "translated" / "translations.de").read_text().splitlines()
-    assert first and last and not empty
     mf.main([*command, str(tmp_path / "scored"), "--test_text", str(sentences / "test")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     assert len((tmp_path / "scored" / "translations.de").read_text().splitlines()) == done["examples"] == 20
     assert done["bleu"] >= 0 and 0 <= done["repeated_words"] <= 1 and done["latency"] == done["flops"] / 1e9
     with pytest.raises(UserError, match="leave these flags out"):
         mf.main([*command, str(tmp_path / "other"), "--vocab_size", "7"])
-
-
-def test_gradients_are_clipped_only_where_it_is_asked_for():
-    batch, norms, models = (torch.randn(8, 3, 32, 32), torch.arange(8)), [], []
-    for clip in (0.0, 1e9, 1e-3):
-        torch.manual_seed(0)
-        model, cfg = mf.make_model(ARCH, IMAGES), dataclasses.replace(IMAGES, clip=clip, dtype="float32")
-        optimizer = torch.optim.SGD(model.parameters(), 1.0)
-        norms.append(mf.update(model, model, optimizer, iter([batch]), cfg, CPU)[2].item())  # as the gradients came
-        models.append(torch.cat([value.detach().flatten() for value in model.parameters()]))
-    assert norms[0] == norms[1] == norms[2] > 1e-3
-    assert torch.equal(models[0], models[1]) and not torch.equal(models[0], models[2])
 
 
 def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp_path, sentences):
@@ -786,7 +753,6 @@ def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp
 
 @pytest.mark.parametrize("text, message", [
     ("nothing", "'nothing' is no architecture; give one of mformer, cosformer"),
-    ("layers=1 layers=2 hidden=32", "layers stands there twice"),
     ("layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear", "ffn has 1 values for 2 layers"),
     ("layers=1 hidden=32 ffn=32 heads=2 types=quadratic", "there are the types softmax"),
     ("layers=x hidden=32 ffn=32 heads=2 types=linear", "must be whole numbers from 1"),
@@ -804,7 +770,9 @@ def test_claims_about_a_finished_search_and_the_next_command(tmp_path, pictures,
     command = ["--search", *flags(cfg, pictures), "--out", str(folder)]
     mf.main(command)
     words = re.search(r"^next: python mformer.py (.+)$", capsys.readouterr().out, re.MULTILINE)[1]
+    assert "--patch 8" in words and not re.search("--(steps|samples|batch|held_out|out) ", words)  # no budget
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(mf.PRESETS["cifar10"]["base"], "steps", 2)
     mf.main(shlex.split(words))
     trained = json.loads(Path("runs/mformer-train-cifar10-base/config.json").read_text())["settings"]
     assert trained["arch"] == json.loads((folder / "best.json").read_text())["arch"]
@@ -819,7 +787,7 @@ def test_claims_about_a_finished_search_and_the_next_command(tmp_path, pictures,
     assert [row[0] for row in found["rows"]] == ["loss ranker", "latency ranker", "keep 3", "whole space"]
     (folder / "done.json").unlink()
     (folder / "history.jsonl").write_text('{"round": "sample"}\n')
-    with pytest.raises(UserError, match="history.jsonl: damaged in line 1; delete it"):
+    with pytest.raises(UserError, match="history.jsonl: damaged; delete it"):
         mf.main(command)
 
 
