@@ -784,9 +784,9 @@ def update(model, optimizer, batches, count, data, cfg, ranks, *key):
     return sum(losses), norm
 
 
-def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=()):
-    """Train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss of each of the
-    sub-models `probes`, without any of the model)]. Raises Diverged, and Stop after SIGTERM, with the state saved.
+def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None):
+    """Train the model in place, or load what an earlier call left in `folder`: [(step, held-out loss)]. Raises
+    Diverged, and Stop after SIGTERM, with the state saved.
 
     draw(step, shard): the architectures that a sub-batch trains, Alg. 1; None: an ordinary training. The host waits for
     a GPU where it logs, looks and saves.
@@ -823,13 +823,12 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
         if look or log or save or done % 100 == 0:
             loss, = reduce_mean(ranks, ranks.size * share.item())
             speed = per_second((done - first) * cfg.batch * cfg.length, began)
-            watched = [sub_model(model, arch, cfg.variant) for arch in probes] or [model]
-            found = [statistics.fmean(held_out_losses(part, data, cfg)) for part in watched] if look else []
-            curve += [[done, *found]] if look else []
-            if not math.isfinite(norm.item() + sum(found)):
+            found = statistics.fmean(held_out_losses(model, data, cfg)) if look else 0.0
+            curve += [[done, found]] if look else []
+            if not math.isfinite(norm.item() + found):
                 raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
             run.log(folder.name, done, loss=loss, **({} if data.teacher else {"mlm_loss": loss}), lr=lr,
-                    tokens_per_second=speed, dev=dict(zip(("loss", "smallest_loss"), found)))
+                    tokens_per_second=speed, dev={"loss": found} if look else {})
             bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=speed or "?")
         if save and done < steps:
             checkpoint.save(step=done, curve=curve, shards=N)
@@ -846,10 +845,10 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None, probes=())
 # Where a model starts.
 
 
-def check_sizes(arch, vocab, place, tokens=0):
-    """UserError, which names the place, where weights and a pass of so many tokens exceed this machine's memory."""
+def check_sizes(arch, vocab, place):
+    """UserError, which names the place, where the weights exceed this machine's memory."""
     weights = arch.layers * arch.hidden * (4 * arch.qkv + 2 * arch.ffn) + (vocab + arch.hidden) * arch.hidden
-    check_memory(place, arch.layers, weights + tokens * (arch.hidden + arch.ffn + 3 * arch.qkv))
+    check_memory(place, arch.layers, weights)
 
 
 def read_model(path, cfg, arch="", first="model"):
@@ -1139,12 +1138,8 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
 
 def train_superplm(cfg, data, run):
     """One-shot training (Alg. 1), or what it left in the run folder: the SuperPLM."""
-    space, model = search_space(cfg), start_model(cfg.largest, cfg, data, run.ranks)
-    attention = space["attention"][0 if VARIANTS[cfg.variant][1] else -1]
-    # the whole and the smallest part (without SME in all heads: fewer are no smaller)
-    probes = model.encoder.arch, make_arch({**smallest_arch(space).genes, "attention": attention})
-    pretrain(model, data, cfg, run, run.folder / "superplm", cfg.steps, cfg.warmup,
-             functools.partial(draw_archs, cfg), probes)
+    model = start_model(cfg.largest, cfg, data, run.ranks)
+    pretrain(model, data, cfg, run, run.folder / "superplm", cfg.steps, cfg.warmup, functools.partial(draw_archs, cfg))
     return model
 
 
@@ -1181,11 +1176,8 @@ def learn_latency(cfg, run):
     """(Predictor, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit."""
     path = run.folder / "predictor.pt"
     on_main(run.ranks, lambda: path.exists() or save_file(path, measure_and_learn(cfg, run.folder)))
-    try:
-        saved = load_file(path)
-        return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
-    except (UserError, KeyError, TypeError):
-        raise UserError(f"{path}: damaged; delete it, the same command learns it anew from latency.jsonl") from None
+    saved = load_file(path)
+    return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
 
 
 def measure_and_learn(cfg, folder):
@@ -1207,7 +1199,7 @@ def measure_and_learn(cfg, folder):
     if fastest > limit:
         raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest}, "
                         f"takes {fastest:.3g} ms here, and the limit is {limit:.3g} ms")
-    return {"weights": predict.weights, "limit": limit, "reference": times[parse_arch(cfg.reference)]}
+    return {"weights": predict.weights, "limit": limit}
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
@@ -1432,11 +1424,7 @@ def check_flags(cfg):
             arch = read_arch(text, f"--{name} {text}")
             check_sizes(arch, 0, f"--{name} {text}")
             setattr(cfg, name, str(arch))  # a best.json becomes what it holds
-    counts = ("accumulate", "samples", "population", "latency_archs", "latency_rounds", "runs")
-    tokens = {"vocab_size": 0, "batch": cfg.batch * cfg.length / cfg.accumulate,
-              "latency_length": cfg.latency_length * cfg.latency_batch, **{name: getattr(cfg, name) for name in counts}}
-    for name, count in tokens.items():
-        check_sizes(parse_arch(cfg.largest), cfg.vocab_size, f"--{name} {getattr(cfg, name)}", count)
+    check_sizes(parse_arch(cfg.largest), cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
 
 
 def take_space(cfg):

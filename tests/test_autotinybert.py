@@ -69,14 +69,6 @@ def test_the_space_is_that_of_table_b1():
             assert atb.why_outside(arch, top) is None
 
 
-def test_text_form():
-    assert str(atb.parse_arch("5-564-1054-8-512")) == "5-564-1054-8-512"  # off the grid, as published
-    assert atb.Arch(2, 564, (1054, 800), (8, 4), (512, 512)).shape(1) == (800, 4, 512)
-    for text in ("5-564-1054-8", "5-564-1054-7-512", "0-4-4-1-4", "2-8/8-8-1-8", ""):
-        with pytest.raises(ValueError):
-            atb.parse_arch(text)
-
-
 def test_mutation_stays_in_the_space_moves_and_reaches_every_variable():
     for cfg in (TINY, DISTILL):
         space, rng = atb.search_space(cfg), random.Random(0)

@@ -179,10 +179,10 @@ def test_autotinybert_waits_where_it_logs(kind, monkeypatch, tmp_path):
     monkeypatch.setattr(autotinybert, "Checkpoint", kept)
     monkeypatch.setattr(autotinybert, "keep_model", lambda *args, **models: None)
     sub = [autotinybert.parse_arch("1-16-32-2-32" if fit else "1-16-32-1-16"), arch]
-    one_shot = {} if kind == "further" else {"draw": lambda step, shard: sub, "probes": sub}
+    draw = None if kind == "further" else lambda step, shard: sub
     with Waits(monkeypatch, autotinybert) as waits:
         autotinybert.pretrain(autotinybert.LanguageModel(arch, 50, 0.1, fit), data, cfg, RUN, tmp_path / kind, 15, 0.1,
-                              **one_shot)
+                              draw)
     assert waits.between(every=5) == set()
 
 
@@ -206,7 +206,7 @@ def mformer_of(task, **settings):
 @pytest.mark.parametrize("task, searching", [
     ("cifar10", False), ("wmt14", True), slow("cifar10", True), slow("wmt14", False)])
 def test_mformer_waits_where_it_logs(task, searching, monkeypatch):
-    cfg, arch, batch = mformer_of(task, steps=15, batch=8, accumulate=2, save_every=5, clip=1.0, dropout=0.1,
+    cfg, arch, batch = mformer_of(task, steps=15, batch=8, accumulate=2, save_every=5, dropout=0.1,
                                   layers=(2,), hidden=(16,), ffn=(16, 32), heads=(1, 2), decoder_layers=(1, 2),
                                   connect=(1, 2))
     space = mformer.space_of(cfg) if searching else None
