@@ -10,7 +10,7 @@ Run:     python mformer.py --search --dry_run          every phase of a search, 
          python mformer.py --train                     what --search has found, from scratch; then --evaluate --init RUN
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --train_text wmt16/train ...
 Tour:    reweight, linear_state and linear_read (the idea); Attention, Layer, ImageModel; Ranker, prune, evolve, search.
-         Skip at first: what stands below "Translation", set_limit, all below "training".
+         Skip at first: what stands below "Translation", all below "training".
 Map:     Eq. 1 -> softmax_attention    Eq. 2 -> linear_read    Eq. 3 -> reweight    Table 1, 2 -> FEATURES, space_of
          Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
          Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
@@ -28,7 +28,6 @@ import argparse
 import collections
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import random
@@ -108,7 +107,7 @@ class Config:
     samples: int = 2000  # sub-nets whose loss and latency teach the rankers, as released [>= 20]
     cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the median of random ones
+    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the samples' median, D15
     keep: int = 3  # most important features that stay free (D7); 0: no pruning
     generations: int = 30  # of the evolution, HAT's [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, crossovers [>= 1]
@@ -125,7 +124,9 @@ MUTATION = 0.3  # the chance that a value of an architecture is drawn anew, as i
 # released code, of the timings of each. Both are done here.
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples: D7, importance is told by the fifth of them that a ranker is not fitted to, 32 at least
-LIMIT_SHARE = 0.9  # D15: of the median of random architectures. The paper gives no limit; the released search has 15.06 ms
+# D15: without --latency_limit the limit is this share of the samples' median latency. The paper gives no limit; the
+# released search for images has 15.06 ms.
+LIMIT_SHARE = 0.9
 GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # knobs of a model's shape
 WEAK = 0.4  # Kendall's tau where seven pairs in ten are ordered alike: a ranker below it is warned of
 
@@ -1027,35 +1028,22 @@ def measure_latency(arch, cfg, device):
     return statistics.fmean(sorted(times[5:])[cut:cfg.latency_runs - cut])
 
 
-def too_low(cfg, what, latency):
+def too_low(limit, what, latency, cfg):
     """The UserError of a limit that `what`, which takes so long, does not keep."""
-    return UserError(f"--latency_limit: {latency_text(cfg.latency_limit, cfg)} are allowed, and {what} takes "
+    return UserError(f"--latency_limit: {latency_text(limit, cfg)} are allowed, and {what} takes "
                      f"{latency_text(latency, cfg)}; give a higher one, or choose --cost cpu or flops where other "
                      "programs keep the machine busy")
 
 
-def set_limit(space, cfg, ranks, run):
-    """--latency_limit, or LIMIT_SHARE of the median of 25 random architectures, which config.json keeps for a resumed
-    run. A limit that the narrowest and shallowest architectures do not keep ends the run before it trains."""
-    def measure(arch):
-        return measure_latency(arch, cfg, ranks.device)
-
-    def median():
-        known = read_json(run.folder / "config.json", dict)["settings"]["latency_limit"]
-        archs = (sample_arch(space, random.Random(f"{cfg.seed} sample {number}")) for number in range(25))
-        return known or LIMIT_SHARE * statistics.median(map(measure, archs))
-
-    def smallest():
-        # Many heads that share --qkv can be cheaper than few, so both ends are tried, as of the types.
-        ends = [dict(heads=heads, types=types) for heads in (min, max) for types in (min, max)]
-        return min(measure(build_arch(space, lambda name, choices, layer: end.get(name.split("_")[-1], min)(choices)))
-                   for end in ends)
-
-    cfg.latency_limit = on_main(ranks, median)
-    fastest = on_main(ranks, lambda: smallest() if run.new else 0.0)
+def check_limit(space, cfg, device):
+    """UserError where the narrowest and shallowest architectures do not keep --latency_limit: before the training."""
+    def smallest(heads, types):  # many heads that share --qkv can be cheaper than few, so both ends are tried
+        ends = {"heads": heads, "types": types}
+        return build_arch(space, lambda name, choices, layer: ends.get(name.split("_")[-1], min)(choices))
+    archs = [smallest(heads, types) for heads in (min, max) for types in (min, max)]
+    fastest = min(measure_latency(arch, cfg, device) for arch in archs)
     if fastest > cfg.latency_limit:
-        raise too_low(cfg, "the smallest architecture", fastest)
-    say(ranks, f"latency: {timed_text(cfg, ranks.device)}; limit: {latency_text(cfg.latency_limit, cfg)}")
+        raise too_low(cfg.latency_limit, "the smallest architecture", fastest, cfg)
 
 
 def read_history(path):
@@ -1097,11 +1085,12 @@ def rank_and_evolve(space, history, cfg):
     lines = [line for line in history if line["scores"]["loss"] < WORST]
     if len(lines) < 20:
         raise UserError(f"{len(lines)} different sub-nets have a loss, it takes 20: lower --lr, or widen the space")
-    archs, limit = [parse_arch(line["arch"], cfg) for line in lines], cfg.latency_limit
+    archs = [parse_arch(line["arch"], cfg) for line in lines]
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
+    limit = cfg.latency_limit or LIMIT_SHARE * statistics.median(values["latency"])
     allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
     if not allowed:
-        raise too_low(cfg, f"the fastest of {len(archs)} samples", min(values["latency"]))
+        raise too_low(limit, f"the fastest of {len(archs)} samples", min(values["latency"]), cfg)
     rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
     importance = {name: ranker.importance() for name, ranker in rankers.items()}
     pruned = prune(space, importance.values(), [archs[index] for index in allowed],
@@ -1113,15 +1102,14 @@ def rank_and_evolve(space, history, cfg):
                       "fitted_to": len(archs) - 2 * len(ranker.fresh),
                       "noise": noise_level(space, archs, values[name], cfg.seed)} for name, ranker in rankers.items()}
     about = dict(rankers=quality, importance=importance, space=space, pruned=pruned, looked_at=len(seen),
-                 architectures=float(space_size(space)), architectures_pruned=float(space_size(pruned)))
+                 architectures=float(space_size(space)), architectures_pruned=float(space_size(pruned)),
+                 latency_limit=limit)
     return [arch for arch in sorted(seen, key=seen.__getitem__) if arch not in archs][:cfg.finalists], about
 
 
-def winner(history, cfg):
-    """The history line with the best loss within the limit, or None."""
-    # D9: measurements decide, and not the ranker.
-    allowed = [line for line in history if line["scores"]["latency"] <= cfg.latency_limit]
-    return max(allowed, key=lambda line: line["score"], default=None)
+def winner(history, limit):
+    """The history line with the best loss within the limit. D9: measurements decide, and not the ranker."""
+    return max((line for line in history if line["scores"]["latency"] <= limit), key=lambda line: line["score"])
 
 
 def search(cfg):
@@ -1139,9 +1127,9 @@ def search(cfg):
         archs, measured = [*dict.fromkeys(drawn)][:cfg.samples], (supernet.eval(), data, cfg, ranks, run)
         samples = measure_archs(archs, "sample", *measured)
         finalists, about = rank_and_evolve(space, samples, cfg)
-        best = winner(samples + measure_archs(finalists, "finalist", *measured), cfg)
+        best = winner(samples + measure_archs(finalists, "finalist", *measured), about["latency_limit"])
         result = {**{key: best[key] for key in ("arch", "score", "scores", "id", "round")}, **about,
-                  "latency_limit": cfg.latency_limit, "timed": timed_text(cfg, ranks.device)}
+                  "timed": timed_text(cfg, ranks.device)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
         run.finish(result)
         end_search(run, ranks, cfg)
@@ -1160,7 +1148,8 @@ def end_search(run, ranks, cfg):
                        "nearly a random one; give it more --samples, or the super-net more --steps")
     say(ranks, f"{result['architectures']:.2e} architectures, {result['architectures_pruned']:.2e} after pruning; "
                f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
-               f"{latency_text(result['scores']['latency'], cfg)}\n{result['arch']}")
+               f"{latency_text(result['scores']['latency'], cfg)} ({result['timed']}), limit "
+               f"{latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
     # The training takes over what shapes the data and the model, and not the search's own budget.
     run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
         "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text", "train_rows", "tokenizer",
@@ -1220,7 +1209,8 @@ def open_data(cfg, action, ranks):
     if action == "search" and not run.finished:
         if not data.set_aside:
             raise UserError("--held_out: a search needs examples for its losses")
-        set_limit(space_of(cfg), cfg, ranks, run)
+        if cfg.latency_limit:  # of a new run: that a machine is busy must not stop one that goes on
+            on_main(ranks, lambda: check_limit(space_of(cfg), cfg, ranks.device) if run.new else None)
     run.settle(cfg)
     return run, data
 
