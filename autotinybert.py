@@ -554,18 +554,8 @@ def mutate(arch, space, rng):
 
 
 def sample_within(space, rng, allowed):
-    """A random architecture that is allowed; where 300 are not, one made smaller until it is allowed or
-    the smallest (D3)."""
-    for _ in range(300):
-        arch = sample_arch(space, rng)
-        if allowed(arch):
-            return arch
-    while not allowed(arch) and arch != smallest_arch(space):
-        genes = arch.genes
-        name = rng.choice([name for name in space if genes[name] != space[name][0]])
-        genes[name] = space[name][rng.randrange(list(space[name]).index(genes[name]))]
-        arch = make_arch(genes)
-    return arch
+    """A random architecture that is allowed (D3), or the smallest where 10,000 draws find none."""
+    return next(filter(allowed, (sample_arch(space, rng) for _ in range(10_000))), smallest_arch(space))
 
 
 def fast_candidates(space, predict, limit):
