@@ -5,16 +5,16 @@ How deep and how wide should a BERT be that has to answer within so many millise
 trained so that every smaller one cut out of it works at once (one-shot learning, Alg. 1). An evolution (Alg. 2) then
 looks for the best shape below the limit, and the weights of the winners, taken from the SuperPLM, are trained further.
 
-Run:     python autotinybert.py --search --dry_run             two steps of every phase on demo data, under a minute
-         python autotinybert.py --search --speedup 7.2         text to a tiny model on demo data, minutes on two cores
+Run:     python autotinybert.py --search --dry_run             two steps of every phase on demo data
+         python autotinybert.py --search --speedup 7.2         from text to a tiny model on demo data, on two cores
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
                   --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
 Map:     Table B.1 -> search_space                 Eq. 1, 2, 3 -> Layer         Table 3 -> VARIANTS
          Sec. 3.4, Figure 3 -> leading, sub_model  Alg. 1 -> draw_archs, update
          Lat(.) of Eq. 4 -> Predictor              Alg. 2 -> propose, evolve     Table D.1 -> TABLE_D1
          Sec. 4.4 -> fast_candidates               Sec. 3.6 -> train_winners     Eq. 5, figures -> tests/claims
-Tour:    read search_space, leading, sub_model, update, pretrain, Predictor, propose, evolve; at first skip
-         what starts from other models, fine-tunes, reads flags.
+Tour:    search_space, leading, sub_model, update, pretrain, Predictor, propose, evolve. Skip at first: what starts
+         from other models, fine-tunes, or reads flags.
 Differs: (reasons where it happens) D1 GELU · D2 Mut() and the roulette · D3 candidates are new and within
          the limit · D4 winners are measured · D5 latency by least squares from hundreds of measurements · D6 what no
          sub-model used decays and moves by its moments · D7 CPU seconds for the wall clock's · D8 rows of two segments,
@@ -72,27 +72,27 @@ class Config:
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's or the teacher's, else a new one
     vocab_size: int = 30522  # pieces of the vocabulary [>= 1]
-    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many [> 0]
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM-saved: masked words (D12)
-    train_rows: int = 0  # use only so many training rows of each task; 0: all
+    held_out: float = 0.05  # share of the documents that is held out, at most 1,000; from 1 on their number [> 0]
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks of the search, Sec. 3.5; MLM-saved is masked words (D12)
+    train_rows: int = 0  # training rows of each task that are used; 0: all
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
-    largest: str = "8-768-3072-12-768"  # the SuperPLM, Sec. 3.4
-    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; mlm reads heads, distill qkv
-    dropout: float = 0.1  # hidden and attention dropout [0, 1)
-    init_std: float = 0.02  # deviation of new weights; narrow models want more [> 0]
-    setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: pre-training (fewer heads), distillation (narrower heads)
-    teacher: str = ""  # of --setting distill: a BERT, ELECTRA or run folder
-    variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # one-shot training, Table 3; ebl is the paper's
+    largest: str = "8-768-3072-12-768"  # architecture of the SuperPLM, Sec. 3.4
+    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; --setting mlm reads its heads, distill its qkv
+    dropout: float = 0.1  # on hidden states and attention [0, 1)
+    init_std: float = 0.02  # standard deviation of new weights; narrow models need more [> 0]
+    setting: Literal["mlm", "distill"] = "mlm"  # pre-training (fewer heads), distillation (narrower heads), Table B.1
+    teacher: str = ""  # folder of a BERT or ELECTRA, or of a run, for --setting distill
+    variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # one-shot training as in a row of Table 3; ebl is the paper's
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models on each sub-batch [>= 1]
     length: int = 128  # tokens a sequence, special ones included; D18: the paper times 128 and names no other [8, 512]
     steps: int = 0  # updates of the SuperPLM; 0: 5 passes over the corpus, Sec. 4.1
-    further_steps: int = 0  # updates of one architecture; 0: 5 passes, from scratch 10 as the paper's BERT-S*
+    further_steps: int = 0  # updates of one architecture; 0: 5 passes, from scratch 10 like the paper's BERT-S*
     batch: int = 256  # sequences an update, Sec. 4.1 [>= 1]
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 [> 0]
-    warmup: float = 0.1  # share of the steps; 0 where weights are taken over, Sec. 4.1 [0, 1]
-    weight_decay: float = 0.01  # AdamW, BERT's; not on biases and LayerNorms
+    warmup: float = 0.1  # share of the steps; further training of --init's weights has none, Sec. 4.1 [0, 1]
+    weight_decay: float = 0.01  # of AdamW, BERT's; biases and LayerNorms have none
     eval_every: int = 32000  # steps between looks at held-out text [>= 1]
     save_every: int = 1000  # steps between checkpoints [>= 1]
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
@@ -101,23 +101,23 @@ class Config:
     finetune_batch: int | None = None  # examples an update [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
     finetune_warmup: float = 0.1  # share of the steps [0, 1]
-    finetune_length: int | None = None  # tokens a row; else 128, SQuAD's windows 384 [8, 512]
+    finetune_length: int | None = None  # tokens a row; default: 128, SQuAD's windows 384 [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune [>= 1]
-    grid: bool = False  # GLUE's tasks at every learning rate and number of epochs of Sec. 4.1; the best stands
+    grid: bool = False  # tune GLUE's tasks with every learning rate and number of epochs of Sec. 4.1, keep the best
     # latency
-    speedup: str = "7.2"  # over --reference, Table 1; or as fast as the architecture given
+    speedup: str = "7.2"  # over --reference, Table 1; or an architecture: as fast as that one
     reference: str = "12-768-3072-12-768"  # what speed-ups are counted from: BERT-base
-    latency_device: Literal["cpu", "cuda"] = "cpu"  # target device
-    latency_threads: int = 1  # CPU threads there; a single one's CPU seconds count [1, 1024]
+    latency_device: Literal["cpu", "cuda"] = "cpu"  # device that models are to be fast on
+    latency_threads: int = 1  # CPU threads there; of a single one CPU seconds are measured (D7) [1, 1024]
     latency_batch: int = 1  # sequences at a time there [>= 1]
     latency_length: int = 128  # tokens a sequence there [>= 1]
-    latency_rounds: int = 2  # times that each is measured; the lowest counts [>= 1]
-    latency_archs: int = 400  # architectures to measure for the predictor [>= 2]
+    latency_rounds: int = 2  # measurements of each architecture, of which the lowest counts [>= 1]
+    latency_archs: int = 400  # architectures that are measured for the predictor [>= 2]
     # search
-    strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or Sec. 4.4's rule
-    population: int = 25  # S of Alg. 2 [>= 1]
-    generations: int = 4  # T of Alg. 2, the first one included [>= 1]
-    winners: int | None = None  # architectures trained further; else 3, Sec. 4.1, and 1 of --strategy fast [>= 1]
+    strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or the rule of Sec. 4.4
+    population: int = 25  # architectures of a generation, S of Alg. 2 [>= 1]
+    generations: int = 4  # T of Alg. 2, with the first one [>= 1]
+    winners: int | None = None  # architectures trained further; default: 3, Sec. 4.1, but 1 of --strategy fast [>= 1]
 
 
 MUTATION = EXPLORATION = 0.5  # p_m and p_e of Alg. 2
@@ -126,7 +126,7 @@ MASK_RATE = 0.15  # share of the tokens predicted, BERT's
 CLIP = 1.0  # largest gradient norm, the released code's
 
 PRESETS = {
-    # after minutes of pre-training the paper's proxy tasks stay at chance (D12)
+    # D12: so short a pre-training is not seen in the paper's proxy tasks
     "demo": {"vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
              "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
              "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM-saved,SST-2",
@@ -1026,8 +1026,8 @@ def finetune(cfg, text):
     """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
-        if not data:
-            return
+        if run.finished:
+            return show_tuned(run, cfg)
         model = start_model(cfg.arch, cfg, data, ranks)
         jobs = {"-".join(map(str, (name, number, *setting))): (name, number, setting)
                 for name in data.tasks for number in range(cfg.runs)
@@ -1084,11 +1084,8 @@ def show_trained(run, cfg):
     run.ends(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder, f"{run.folder}-exported"))
 
 
-SHOW = {"search": show_found, "further_train": show_trained, "finetune": show_tuned}
-
-
 def open_data(cfg, action, ranks, text=False, tasks=""):
-    """(RunFolder, Data), opened: text to train on, tasks (MLM-saved reads text too). Data is None of a finished run.
+    """(RunFolder, Data), opened: text to train on, tasks (MLM-saved reads text too). Of a finished run no Data.
 
     D10: the vocabulary is a SentencePiece model where the paper has WordPiece, unless a flag brings a vocab.txt.
     D13: of the documents 5%, 1,000 at most, are held out.
@@ -1105,7 +1102,6 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     cfg.tokenizer = cfg.tokenizer or str((folders or [""])[0])
     run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], tasks=names)
     if run.finished:
-        SHOW[action](run, cfg)
         return run, None
     data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
@@ -1124,13 +1120,6 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     data.tasks = {name: None if name == "MLM-saved" else on_main(
         ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds) for name in names}
     return run, data
-
-
-def train_superplm(cfg, data, run):
-    """One-shot training (Alg. 1), or what it left in the run folder: the SuperPLM."""
-    model = start_model(cfg.largest, cfg, data, run.ranks)
-    pretrain(model, data, cfg, run, run.folder / "superplm", cfg.steps, cfg.warmup, functools.partial(draw_archs, cfg))
-    return model
 
 
 def latency_setting(cfg):
@@ -1281,8 +1270,8 @@ def search(cfg, phase="search"):
         evolving = phase in ("search", "evolve")
         set_shards(cfg, ranks)
         run, data = open_data(cfg, "search", ranks, phase != "latency", cfg.tasks if evolving else "")
-        if not data:
-            return
+        if run.finished:
+            return show_found(run, cfg)
         superplm = start_model("", cfg, data, ranks, "superplm").to(data.device) if cfg.init and evolving else None
         end_phase = functools.partial(run.ends, cfg, same=sorted(cfg.given - {"restart"}))
         trained = superplm or (run.folder / "superplm" / "curve.json").exists()
@@ -1293,7 +1282,10 @@ def search(cfg, phase="search"):
         if phase == "latency":
             say(ranks, f"--speedup {cfg.speedup} is {limit:.2f} ms")
             return end_phase("predictor.pt", "--search")
-        superplm = superplm or train_superplm(cfg, data, run)
+        if not superplm:  # Alg. 1
+            superplm = start_model(cfg.largest, cfg, data, ranks)
+            pretrain(superplm, data, cfg, run, run.folder / "superplm", cfg.steps, cfg.warmup,
+                     functools.partial(draw_archs, cfg))
         if phase == "superplm":
             return end_phase("superplm/checkpoint.pt", "--search")
         history = evolve(superplm, predict, limit, data, cfg, run)
@@ -1315,8 +1307,8 @@ def further_train(cfg):
     with launch(cfg.device, cfg.dtype) as ranks:
         set_shards(cfg, ranks)
         run, data = open_data(cfg, "further_train", ranks, text=True)
-        if not data:
-            return
+        if run.finished:
+            return show_trained(run, cfg)
         model = start_model(cfg.arch, cfg, data, ranks)
         curve = pretrain(model, data, cfg, run, run.folder / "model", cfg.further_steps,
                          warmup=0.0 if cfg.init else cfg.warmup)

@@ -74,46 +74,46 @@ class Config:
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
-    vocab_size: int = 32768  # joint SentencePiece unigrams; D18: for joint BPE [>= 1]
-    train_rows: int = 0  # training examples to use; 0: all
+    vocab_size: int = 32768  # pieces of the joint SentencePiece vocabulary; D18: unigrams [>= 1]
+    train_rows: int = 0  # training examples that are used; 0: all
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
-    space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
-    search_decoder: bool = False  # the decoder's types too, as in Table 1, not as in Sec. 4.1.2 (D14)
-    layers: tuple[int, ...] = (12, 13, 14)  # Enc Layer Num, Table 2 [>= 1]
-    hidden: tuple[int, ...] = (320, 384, 448)  # Enc and Dec Emb Dim [>= 1]
-    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # Enc and Dec FFN Dim, each layer its own [>= 1]
-    heads: tuple[int, ...] = (5, 6, 7)  # Enc, Dec and En-De Head Num, each layer its own [>= 1]
-    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Dec Layer Num, Table 1 [>= 1]
-    connect: tuple[int, ...] = (1, 2, 3)  # En-De Connect: encoder layers seen [>= 1]
+    space: Literal["mixed", "linear", "softmax"] = "mixed"  # mixed: mFormer, linear: cosFormer*, softmax: Transformer*
+    search_decoder: bool = False  # search the decoder's types too: Table 1 does, Sec. 4.1.2 does not (D14)
+    layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [>= 1]
+    hidden: tuple[int, ...] = (320, 384, 448)  # widths of both sides (Enc and Dec Emb Dim) [>= 1]
+    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # feed-forward widths, each layer its own (FFN Dim) [>= 1]
+    heads: tuple[int, ...] = (5, 6, 7)  # heads of all attentions, each layer its own (Head Num) [>= 1]
+    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # decoder layers, Table 1 (Dec Layer Num) [>= 1]
+    connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers that a decoder layer sees (En-De Connect) [>= 1]
     head_dim: int = 64  # a head's width, not read where --qkv is given [>= 1]
     qkv: int = 0  # joint width of all heads, which share it (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
     image: int = 224  # width of an image in pixels [>= 1]
     patch: int = 16  # width of a patch [>= 1]
-    length: int = 256  # pieces of a sentence and its end mark (D19: longer pairs go); of the cosine, D1 [>= 2]
+    length: int = 256  # most pieces of a sentence with its end mark (D19); M of the decoder's cosine (D1) [>= 2]
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
     steps: int = 140000  # updates, Sec. 6.2 [>= 1]
     batch: int = 64  # images, or tokens of the longer side, an update [>= 1]
     lr: float = 1e-3  # peak learning rate, Sec. 6.2 [> 0]
-    lr_start: float = 1e-6  # at the start of the warm-up, and the cosine's end, Sec. 6.2
+    lr_start: float = 1e-6  # where the warm-up begins and the cosine ends, Sec. 6.2
     warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
-    weight_decay: float = 0.05  # AdamW, Sec. 6.2
+    weight_decay: float = 0.05  # of AdamW, Sec. 6.2
     save_every: int = 1000  # updates between checkpoints [>= 1]
     save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
-    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, erasing (D20)
+    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, chance to erase (D20)
     # search
-    samples: int = 2000  # sub-nets whose loss and latency teach the rankers, as released [>= 20]
-    cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms of wall or CPU time, or GFLOPs
+    samples: int = 2000  # sub-nets whose losses and latencies teach the rankers, released code's [>= 20]
+    cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms by the wall clock, ms of CPU time, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the samples' median, D15
+    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the samples' median (D15)
     keep: int = 3  # most important features that stay free (D7); 0: no pruning
-    generations: int = 30  # of the evolution, HAT's [>= 1]
-    population: int = 125  # a fifth parents, two fifths mutants, crossovers [>= 1]
+    generations: int = 30  # of the evolution, as many as HAT's [>= 1]
+    population: int = 125  # a fifth are parents, two fifths mutants, two fifths crossovers [>= 1]
     finalists: int = 10  # best-ranked architectures that are measured (D9) [>= 1]
     # evaluation
-    beam: int = 4  # Sec. 4.1.4 [>= 1]
+    beam: int = 4  # beams of a translation, Sec. 4.1.4 [>= 1]
 
 
 SMOOTHING = 0.1  # label smoothing, Sec. 6
@@ -123,7 +123,7 @@ MUTATION = 0.3  # the chance that a value of an architecture is drawn anew, as i
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of architectures, and, as in the
 # released code, of the timings of each. Both are done here.
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
-PRUNES_FROM = 160  # samples: D7, importance is told by the fifth of them that a ranker is not fitted to, 32 at least
+PRUNES_FROM = 160  # samples: importance is judged by the fifth of them that no ranker is fitted to, 32 at least (D7)
 # D15: without --latency_limit the limit is this share of the samples' median latency. The paper gives no limit; the
 # released search for images has 15.06 ms.
 LIMIT_SHARE = 0.9
@@ -365,8 +365,8 @@ def parse_arch(text, cfg):
 # A super-net is a model that is called with an architecture: every module cuts what a call needs from the leading rows
 # and columns of its weights. D3: of queries, keys and values each; the released code cuts thirds of one matrix.
 
-# The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6). Gradients of a query grow like
-# the inverse of its size down to here: to 6e4 at most, where 1e-6 gave 5e7.
+# The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6): a query's gradients grow like
+# the inverse of its size, and a smaller floor lets them grow further.
 FLOOR = 1e-3
 
 
@@ -807,7 +807,8 @@ def model_flops(arch, cfg):
 
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
-    """A network (with a space, a super-net) with its weights in a larger model, UserError without them."""
+    """A network, or with a space a super-net, with its weights in a larger model. UserError where that model does not
+    hold it."""
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
         there = tuple(weights[name].shape) if name in weights else ()
@@ -1028,13 +1029,6 @@ def measure_latency(arch, cfg, device):
     return statistics.fmean(sorted(times[5:])[cut:cfg.latency_runs - cut])
 
 
-def too_low(limit, what, latency, cfg):
-    """The UserError of a limit that `what`, which takes so long, does not keep."""
-    return UserError(f"--latency_limit: {latency_text(limit, cfg)} are allowed, and {what} takes "
-                     f"{latency_text(latency, cfg)}; give a higher one, or choose --cost cpu or flops where other "
-                     "programs keep the machine busy")
-
-
 def check_limit(space, cfg, device):
     """UserError where the narrowest and shallowest architectures do not keep --latency_limit: before the training."""
     def smallest(heads, types):  # many heads that share --qkv can be cheaper than few, so both ends are tried
@@ -1043,7 +1037,8 @@ def check_limit(space, cfg, device):
     archs = [smallest(heads, types) for heads in (min, max) for types in (min, max)]
     fastest = min(measure_latency(arch, cfg, device) for arch in archs)
     if fastest > cfg.latency_limit:
-        raise too_low(cfg.latency_limit, "the smallest architecture", fastest, cfg)
+        raise UserError(f"--latency_limit {cfg.latency_limit}: the smallest architecture takes "
+                        f"{latency_text(fastest, cfg)}; give a higher one")
 
 
 def read_history(path):
@@ -1055,8 +1050,8 @@ def read_history(path):
 
 
 def measure_archs(archs, round_name, supernet, data, cfg, ranks, run):
-    """The history lines of these architectures; history.jsonl gets what it lacks of them. The processes share the losses
-    out. The first one measures all latencies, while the others wait: they would slow each other down."""
+    """The history lines of these architectures; history.jsonl gets what it lacks of them. The processes share out the
+    losses. The first one measures all latencies, while the others wait: they would slow each other down."""
     # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
     path, block = run.folder / "history.jsonl", 4 * ranks.size
     history = on_main(ranks, read_history, path)
@@ -1090,7 +1085,8 @@ def rank_and_evolve(space, history, cfg):
     limit = cfg.latency_limit or LIMIT_SHARE * statistics.median(values["latency"])
     allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
     if not allowed:
-        raise too_low(limit, f"the fastest of {len(archs)} samples", min(values["latency"]), cfg)
+        raise UserError(f"--latency_limit: the fastest of {len(archs)} samples takes "
+                        f"{latency_text(min(values['latency']), cfg)}, allowed are {latency_text(limit, cfg)}")
     rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
     importance = {name: ranker.importance() for name, ranker in rankers.items()}
     pruned = prune(space, importance.values(), [archs[index] for index in allowed],
@@ -1185,12 +1181,12 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
     from common.describe import forecast, ids
     from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, on_main, per_second, prefetch,
                                     progress, say, seed_everything, set_shards, shard_range, stopping)
-    from common.files import read_json, read_jsonl, read_result, write_atomic, write_result
+    from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init, take_settings
     from data.cifar10 import Pictures
     from data.inputs import keep_vocabulary, open_run
-    from data.translation import Translations, corpus_bleu, read_lines, repeated_words
+    from data.translation import Translations, corpus_bleu, repeated_words
 else:
     UserError, check_memory = ValueError, lambda *sizes: None
 
@@ -1323,8 +1319,6 @@ def train_network(model, data, cfg, ranks, run, space=None):
     last.remove()
 
 
-
-
 def read_run(cfg):
     """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg takes its geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
@@ -1352,11 +1346,11 @@ def chosen_arch(cfg, ranks, own=None):
 
 
 def warn_where_loss_rose(run, ranks):
-    """Say where the validation loss of a training has risen since its best."""
+    """Warn of a training whose validation loss has risen since its best."""
     looks = [(line["dev_loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl") if "dev_loss" in line]
     if looks and looks[-1][0] > 1.02 * min(looks)[0]:
         say(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
-                   f"{looks[-1][0]:.4f}; the last saves are what is kept: fewer --steps may score better")
+                   f"{looks[-1][0]:.4f}; what is kept are the last saves, so fewer --steps may score better")
 
 
 def train(cfg):

@@ -540,34 +540,24 @@ def test_further_training_distillation_and_export(tiny_data, tmp_path):
     student = go("--superplm", "student", *distill, "--init", teacher)
     further = go("--further_train --arch 1-12-16-4-16", "further", *distill, "--init", student)
     assert "fit.weight" in weights_of(further / "model")
-    tuned = go("--finetune MNLI,squad1.1", "tuned", "--init", further)
-    assert 0 <= json_of(tuned / "done.json")["tasks"]["MNLI"]["metrics"]["mismatched"] <= 1
-    for name in ("MNLI-m", "MNLI-mm"):  # the leaderboard's files
-        assert len((tuned / "MNLI" / f"{name}.tsv").read_text().splitlines()) == 25
-    for source, kind, head in ((tuned / "MNLI", "ForSequenceClassification", "classifier"),
-                               (tuned / "SQuAD1.1", "ForQuestionAnswering", "qa_outputs"), (further, "Model", "")):
-        out = tmp_path / f"export-{kind}"
-        run_here(["--export", out, "--init", source])
-        config, exported = json_of(out / "config.json"), read_weights(out)
-        assert (config["qkv_size"], config["architectures"]) == (16, [f"AutoTinyBert{kind}"])
-        assert not head or torch.equal(exported[f"{head}.weight"], weights_of(source)["head.weight"])
+    tuned = go("--finetune MNLI", "tuned", "--init", further) / "MNLI"
+    run_here(["--export", tmp_path / "export", "--init", tuned])
+    config, exported = json_of(tmp_path / "export" / "config.json"), read_weights(tmp_path / "export")
+    assert (config["qkv_size"], config["architectures"]) == (16, ["AutoTinyBertForSequenceClassification"])
+    assert torch.equal(exported["classifier.weight"], weights_of(tuned)["head.weight"])
     two = go("--further_train --arch 1-24-40-2-24", "two")
     with pytest.raises(UserError, match="2 heads and the student 4"):
         go("--superplm --setting distill", "x", "--teacher", two)
 
 
 def test_averages_are_those_of_table_1():
-    """Of WNLI, which the paper leaves out, nothing counts; without SQuAD there is a Score alone."""
+    """AutoTinyBERT-S1. Of WNLI, which the paper leaves out, nothing counts; without SQuAD there is a Score alone."""
     order = "SQuAD1.1 SST-2 MNLI MRPC CoLA QNLI QQP STS-B RTE WNLI".split()
-    for numbers, score, average in (
-            ((83.3, 89.4, 79.4, 85.5, 42.4, 87.3, 88.8, 87.5, 66.3, 56.3), 78.3, 78.9),  # AutoTinyBERT-S1
-            ((71.9, 86.5, 74.2, 81.9, 17.6, 84.6, 86.5, 85.9, 66.7, 56.3), 73.0, 72.9)):  # AutoTinyBERT-S4
-        found = {name: {"median": number} for name, number in zip(order, numbers)}
-        assert {name: round(mean, 1) for name, mean in atb.table_1(found).items()} == {"Score": score, "Avg.": average}
-        del found["SQuAD1.1"]
-        assert atb.table_1(found).keys() == {"Score"}
-        del found["RTE"]
-        assert atb.table_1(found) == {}
+    numbers = 83.3, 89.4, 79.4, 85.5, 42.4, 87.3, 88.8, 87.5, 66.3, 56.3
+    found = {name: {"median": number} for name, number in zip(order, numbers)}
+    assert {name: round(mean, 1) for name, mean in atb.table_1(found).items()} == {"Score": 78.3, "Avg.": 78.9}
+    del found["SQuAD1.1"]
+    assert atb.table_1(found).keys() == {"Score"}
 
 
 def test_another_search_starts_from_a_finished_ones_superplm(tiny_data, whole, tmp_path, clock):
@@ -664,14 +654,6 @@ def test_sigterm_is_obeyed_between_two_measurements(tiny_data, tmp_path, clock):
     assert len(read_jsonl(tmp_path / "latency.jsonl")) == 2
 
 
-def test_measurements_can_be_added(tiny_data, tmp_path, clock):
-    latency = ["--latency", *tiny_data[1], "--latency_archs"]
-    for out, number, more in (("a", 5, 5 + 2 * 5), ("a", 5, 0), ("b", 6, 1)):  # reference and smallest: five times each
-        clock["count"] = 0
-        run_here([*latency, number, "--out", tmp_path / out, *(["--init", tmp_path / "a"] if out == "b" else [])])
-        assert clock["count"] == more
-
-
 def test_measurements_of_other_settings_stay_and_lines_that_are_none_are_named(tmp_path):
     path, here = tmp_path / "latency.jsonl", atb.latency_setting(TINY)
     two_threads = atb.latency_setting(dataclasses.replace(TINY, latency_threads=2))
@@ -731,11 +713,3 @@ def test_published_tables_and_what_is_made_of_measurements(tiny_data, tmp_path, 
     run_here(["--latency", *tiny_data[1], "--out", tmp_path / "run"])
     rows = claimed("autotinybert", "predictor", tmp_path, *tiny_data[1], "--folders", tmp_path / "run")["rows"]
     assert [row[0] for row in rows[:3]] == ["proportional to FLOPs", "linear", "mlp"] and rows[1][3] < rows[0][3]
-
-
-@pytest.mark.slow
-def test_claims_that_train(tiny_data, tmp_path):
-    flags = [*tiny_data[1], "--population", "2", "--steps", "2", "--further_steps", "1"]
-    small = ["--largest", "1-24-40-2-24", "--tasks", "MLM-saved"]
-    rows = claimed("autotinybert", "ranking", tmp_path, "--seeds", 1, *flags, "--variants", "ebl,ils", *small)["rows"]
-    assert [row[0] for row in rows] == ["stand-alone", "ebl", "ils"] and rows[0][3] == 100
