@@ -156,8 +156,6 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
     """Questions -> Features. max_length: tokens of an input, special ones included. training: the targets are made,
     from each question's first answer; one warning counts the answers that no token covers (as if not there)."""
     max_query = min(max_query, max_length - 3 - 1)
-    if max_query < 1 or doc_stride < 1:
-        raise UserError(f"max_length {max_length}, max_query {max_query}, doc_stride {doc_stride}: too small; raise it")
     queries, contexts, char_start, char_end = Rows(), Rows(), Rows(), Rows()
     places, windows, targets, lost, longer = {}, [], [], [], 0
     for number, question in enumerate(tqdm(questions, desc="windows", disable=None, leave=False)):
