@@ -23,12 +23,12 @@ import re
 import struct
 import sys
 import threading
+from collections import namedtuple
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -74,11 +74,7 @@ def text_files(paths):
     return found
 
 
-class Layout(NamedTuple):
-    """How a file's lines are to be read: see the module's docstring."""
-    wrapped: bool
-    split: bool
-    blank_ends: bool
+Layout = namedtuple("Layout", "wrapped split blank_ends")  # how a file's lines are read: the module's docstring says it
 
 
 def ends_sentence(text, start, end):
