@@ -3,10 +3,14 @@ over as they were. On a machine with a GPU these tests run on it; with $PAPERS_C
 card.py, they run on that one too."""
 import os
 import random
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import kills
 import pytest
 import torch
 
@@ -15,6 +19,7 @@ import autobert_zero as abz
 import autotinybert as atb
 import mformer as mf
 from common.distributed import launch, move, send, to_host
+from common.files import load_file
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LENGTHS = torch.tensor([9, 0, 3])  # the second row is empty
@@ -113,7 +118,25 @@ def test_float32_is_multiplied_in_tf32_on_a_gpu_alone():
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.skipif("PAPERS_CARD" not in os.environ, reason="$PAPERS_CARD names no folder of a simulated GPU's card.py")
+SIMULATED = pytest.mark.skipif(
+    "PAPERS_CARD" not in os.environ, reason="$PAPERS_CARD names no folder of a simulated GPU's card.py and onto_card.py")
+TRAININGS = {"albert": "pretrain", "autobert_zero": "pretrain", "mformer": "train"}  # of tests/kills.py
+
+
+def start_training(program, folder, cards=0):
+    """The process of a small training on so many simulated GPUs; 0: on the CPU."""
+    words = shlex.split(kills.COMMANDS[program][TRAININGS[program]])
+    onto = [str(Path(os.environ["PAPERS_CARD"]) / "onto_card.py")] if cards else []
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cards}"] if cards > 1 else []
+    return subprocess.Popen(
+        [sys.executable, *torchrun, *onto, f"{program}.py", *words, "--dropout", "0", "--dtype", "float32", "--out",
+         str(folder), *([] if cards else ["--device", "cpu"])], cwd=kills.ROOT, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CARD_COUNT": str(max(cards, 1))})
+
+
+def weights_of(folder):
+    return load_file(folder / "checkpoint.pt")["owned"]["model"]
+@SIMULATED
 def test_the_same_on_a_simulated_gpu():
     code = ("import sys, card; card.install(); import pytest; "
             "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', sys.argv[1]]))")
@@ -122,3 +145,23 @@ def test_the_same_on_a_simulated_gpu():
     result = subprocess.run([sys.executable, "-c", code, __file__], env={**others, "PYTHONPATH": path},
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@SIMULATED
+@pytest.mark.slow
+@pytest.mark.parametrize("program", TRAININGS)
+def test_two_gpus_and_a_run_that_changes_its_device_train_as_a_cpu_does(program, tmp_path):
+    """Gradients are averaged over two GPUs; a run that is killed on a GPU goes on on the CPU."""
+    assert start_training(program, tmp_path / "cpu").wait() == 0
+    assert start_training(program, tmp_path / "two", cards=2).wait() == 0
+    moved = start_training(program, tmp_path / "moved", cards=1)
+    while not (tmp_path / "moved" / "checkpoint.pt").exists():
+        assert moved.poll() is None
+        time.sleep(0.1)
+    os.killpg(moved.pid, signal.SIGKILL)
+    moved.wait()
+    assert start_training(program, tmp_path / "moved").wait() == 0
+    wanted = weights_of(tmp_path / "cpu")
+    for name in ("two", "moved"):
+        found = weights_of(tmp_path / name)
+        assert all(torch.allclose(found[key], value, atol=1e-4) for key, value in wanted.items()), name
