@@ -212,6 +212,15 @@ def test_architectures_of_tables_3_and_4(name):
     assert linear == [[3, 7, 11], [2, 4]]  # Sec. 4.4
 
 
+def test_where_the_paper_contradicts_itself():
+    """Tables 3 and 5 print two numbers for cosFormer*'s parameters, of which the rule gives the second; and the text
+    has another number of its FLOPs."""
+    counted = COUNTED["wmt14"]["cosformer*"][0] / 1e6
+    assert study.published("mformer", "Table 3", "cosFormer*, parameters") > counted + 0.19
+    said = study.published("mformer", "Sec. 4.3.3", "cosFormer*, FLOPS on CIFAR-10")
+    assert said < 0.75 * COUNTED["cifar10"]["cosformer*"][1] / 1e9
+
+
 def test_table_5_tells_where_linear_attention_is_in_translation():
     """D13, D14: of the two readings, the encoder alone and everywhere, the FLOPs that softmax costs more accept one."""
     cfg = paper("wmt14")
