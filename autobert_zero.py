@@ -1211,18 +1211,19 @@ def language_losses(model, batch, cfg, device):
 
 def update(network, optimizer, batches, cfg, ranks, *key):
     """One update of pre-training from the next batches, one for each of the --accumulate shards that are this
-    process's. A shard seeds its dropout by its number and `key`, whatever the number of processes. Returns the losses
-    of the last shard and the norm of the gradient."""
-    shards = shard_range(ranks, cfg.accumulate)
+    process's. A shard seeds its dropout by its number and `key`, whatever the number of processes. Returns the mean
+    losses of these shards (2,) and the norm of the gradient."""
+    shards, total = shard_range(ranks, cfg.accumulate), 0.0
     for shard in shards:
         seed_everything(cfg.seed, "language model", *key, shard)
         with no_sync_until(network, ranks, last=shard == shards[-1]):
             losses, _ = language_losses(network, next(batches), cfg, ranks.device)
             (sum(losses) / len(shards)).backward()
+        total = total + torch.stack(losses).detach() / len(shards)
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
-    return losses, norm
+    return total, norm
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
@@ -1297,7 +1298,7 @@ def pretrain(cfg):
         bar, clock = progress(ranks, cfg.steps, "pretrain"), []  # clock: [step, seconds] of the last report
 
         def report(step, losses, rate):
-            mlm, nsp = torch.stack(losses).tolist()
+            mlm, nsp = reduce_mean(ranks, *losses.tolist())
             speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1]) if clock else None
             held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
             bar.set_postfix(mlm_loss=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=speed or "?")
