@@ -1050,19 +1050,22 @@ def read_history(path):
 
 
 def measure_archs(archs, round_name, supernet, data, cfg, ranks, run):
-    """The history lines of these architectures; history.jsonl gets what it lacks of them. The processes share out the
-    losses. The first one measures all latencies, while the others wait: they would slow each other down."""
+    """The history lines of these architectures; history.jsonl gets what it lacks of them. The processes share them out.
+    Latencies are shared out on GPUs alone, of which each has its own: on one machine's CPU processes slow each other
+    down, so that the first one measures them all."""
     # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
     path, block = run.folder / "history.jsonl", 4 * ranks.size
     history = on_main(ranks, read_history, path)
     done = sum(line["round"] == round_name for line in history)
-    bar = progress(ranks, len(archs), f"measuring {round_name}s", done)
+    bar, shared = progress(ranks, len(archs), f"measuring {round_name}s", done), ranks.device.type == "cuda"
     for start in range(done, len(archs), block):
         began, chosen = time.perf_counter(), archs[start:start + block]
-        own = [(index, held_out_loss(supernet, data, cfg, chosen[index]))
+        own = [(index, held_out_loss(supernet, data, cfg, chosen[index]),
+                measure_latency(chosen[index], cfg, ranks.device) if shared else None)
                for index in range(ranks.rank, len(chosen), ranks.size)]
-        losses = dict(pair for part in gather(ranks, own) for pair in part)
-        latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in chosen])
+        _, losses, latencies = zip(*sorted(line for part in gather(ranks, own) for line in part))
+        if not shared:
+            latencies = on_main(ranks, lambda: [measure_latency(arch, cfg, ranks.device) for arch in chosen])
         seconds = round((time.perf_counter() - began) / len(chosen), 3)
         history += [{"id": len(history) + index, "round": round_name, "parent": None, "arch": arch_text(arch),
                      "score": -losses[index], "scores": {"loss": losses[index], "latency": latencies[index]},
