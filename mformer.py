@@ -1442,11 +1442,15 @@ ACTIONS = {
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
 
+UNREAD = {  # flags that only the other task reads
+    "cifar10": {*"train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
+                 "search_decoder".split()},
+    "wmt14": {"cifar10", "image", "patch", "augment"}}
+
 
 def check(cfg, action):
     """UserError where flags contradict."""
-    unread = {"train_text", "valid_text", "test_text"} if cfg.task == "cifar10" else {"cifar10"}
-    unread |= {"arch"} if action == "search" else set()
+    unread = UNREAD[cfg.task] | ({"arch"} if action == "search" else set())
     mistakes = [f"--{name}: --{action} with --task {cfg.task} has no use for it; leave it out"
                 for name in sorted(cfg.given & unread)]
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
