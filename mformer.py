@@ -128,7 +128,7 @@ PRUNES_FROM = 160  # samples: importance is judged by the fifth of them that no 
 # released search for images has 15.06 ms.
 LIMIT_SHARE = 0.9
 GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # knobs of a model's shape
-WEAK = 0.4  # Kendall's tau where seven pairs in ten are ordered alike: a ranker below it is warned of
+FRESH, WEAK = 8, 0.4  # a ranker is judged by so many sub-nets at least; Kendall's tau of seven pairs in ten
 
 TINY = dict(latency_runs=5, generations=10, finalists=5)
 TINY_IMAGE = dict(TINY, image=32, patch=4, head_dim=16)
@@ -1137,7 +1137,10 @@ def search(cfg):
 def end_search(run, ranks, cfg):
     """Say what was found, how far the rankers can be trusted, and the command that comes next."""
     result = run.finished
-    for name, ranker in () if cfg.dry_run else result["rankers"].items():  # two fresh sub-nets judge nothing
+    for name, ranker in result["rankers"].items():
+        if ranker["held_out"] < FRESH:
+            say(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
+            continue
         lost = ", ".join(f"{FEATURES[key].title} {value:.3f}" for key, value in result["importance"][name].items())
         say(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
                    f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {lost}; of noise up to "

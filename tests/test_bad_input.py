@@ -265,8 +265,9 @@ FLAGS = {  # of an action that would begin at once: what names the mistake; more
         "--setting distill": "--teacher", "--teacher {here}": "--teacher",
         "--teacher {here} --setting distill": "no model is here", "--smallest 9-999-999-9-999": "small",
         "--latency_threads 100000": "--latency_threads", "--speedup ''": "--speedup"},
-    "mformer": {"--train_text x": "no use", "--beam 3": "no use", "--image 30 --patch 7": "--image", "--augment 1 2": "--augment",
-                "--languages en": "--languages", "--image 16000000": "memory", "--arch layers=1": "arch"}}
+    "mformer": {"--train_text x": "no use", "--beam 3": "no use", "--image 30 --patch 7": "--image",
+                "--augment 1 2": "--augment", "--languages en": "--languages", "--image 16000000": "memory",
+                "--arch layers=1": "arch"}}
 OTHER = {  # commands that name too little, or what is not there
     "albert --finetune unknown --init {albert}": "choose from", "albert --finetune CoLA": "--init",
     "albert --finetune CoLA --init {here}/x": "no run folder", "mformer --evaluate": "--init",
