@@ -1273,9 +1273,10 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 def show_pretrained(run, cfg):
     found = run.finished
     beside = f" (one answer to all: {100 * found['mlm_constant']:.2f}%)" if "mlm_constant" in found else ""
+    pairs = (f"{100 * found['nsp_accuracy']:.2f}% of the next sentences judged right, loss {found['nsp_loss']:.4f} nats"
+             if found["nsp_loss"] else "no next sentences, for want of a second document")
     say(run.ranks, f"held-out text: {100 * found['mlm_accuracy']:.2f}% of the masked words found{beside}, loss "
-                   f"{found['mlm_loss']:.4f} nats; {100 * found['nsp_accuracy']:.2f}% of the next sentences judged "
-                   f"right, loss {found['nsp_loss']:.4f} nats")
+                   f"{found['mlm_loss']:.4f} nats; {pairs}")
     run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, run.folder / "network.py"))
 
 

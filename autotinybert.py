@@ -1092,7 +1092,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     """
     names = parse_tasks(tasks, recipes()) if tasks else []
     if "MLM-saved" in names and cfg.setting == "distill":
-        raise UserError("MLM-saved: --setting distill trains no head for this task; name others")
+        raise UserError("--tasks MLM-saved: --setting distill trains no head for it; give others, as in --tasks SST-2")
     if action == "finetune":
         cfg.tasks = ",".join(names)  # a setting of the run
     text = text or "MLM-saved" in names
