@@ -350,7 +350,8 @@ def hold_out(source, folder):
 
 def winners(options, searches, settings):
     """[{arm: architecture}] of each seed: the winners of the searches, which have these settings, and networks made by
-    hand; and [{search: (score, seconds) of its candidates}]."""
+    hand; [{search: (score, seconds) of its candidates}]; and by how much OP-NAS's are ahead of the hybrid in the score
+    of their search."""
     cfg = read_flags(options, "search")
     with launch("cpu") as ranks:
         fill_in(cfg, ranks, "glue")
@@ -358,14 +359,15 @@ def winners(options, searches, settings):
     folders = study.run_all(options, {f"search-{name}-{seed}": [
         *SEARCHES[name][1], "--seed", seed, *settings, *options.flags, "--glue", held_out.resolve()]
         for seed in range(options.seeds) for name in searches})
-    arms, curves = [], []
+    arms, curves, ahead = [], [], []
     for seed in range(options.seeds):
         found = {SEARCHES[name][0]: folders[f"search-{name}-{seed}"] for name in searches}
-        arms.append({name: read_json(folder / "best.json")["arch"] for name, folder in found.items()}
-                    | {name: ARMS[name] for name in BESIDE})
+        best = {name: read_json(folder / "best.json") for name, folder in found.items()}
+        arms.append({name: each["arch"] for name, each in best.items()} | {name: ARMS[name] for name in BESIDE})
+        ahead.append(best["OP-NAS"]["score"] - [*best["OP-NAS"]["by_hand"].values()][-1])
         curves.append({name: [(line["score"], line["seconds"]) for line in read_history(folder)]
                        for name, folder in found.items()})
-    return arms, curves
+    return arms, curves, ahead
 
 
 def op_nas(options, settings=()):
@@ -374,7 +376,7 @@ def op_nas(options, settings=()):
     if options.against not in (rivals if not settings else ["nothing", *rivals]):
         raise UserError(f"--against {options.against}: there are {', '.join(rivals)}")
     options.name += f"-{options.against}" * (options.against not in ("random", "nothing"))
-    arms, curves = winners(options, [name for name in SEARCHES if name in ("op-nas", options.against)], settings)
+    arms, curves, ahead = winners(options, [name for name in SEARCHES if name in ("op-nas", options.against)], settings)
     options.flags = [*DEMO, *options.flags]
     each = []
     for seed, networks in enumerate(arms):
@@ -384,7 +386,8 @@ def op_nas(options, settings=()):
     rows = [[arm] + [study.show_mean([seed[arm][key] for seed in each]) for key in ("loss", *PAIRS, "mean")]
             for arm in each[0]]
     gaps = gaps_of(each, [("OP-NAS", other) for other in each[0] if other != "OP-NAS"])
-    return Found(["network", "masked words: loss", *PAIRS, "mean of four"], rows, gaps, n=len(each),
+    says = f"By their searches' scores OP-NAS's winners less the hybrid: {', '.join(f'{lead:+.3f}' for lead in ahead)}"
+    return Found(["network", "masked words: loss", *PAIRS, "mean of four"], rows, gaps, n=len(each), says=says,
                  numbers={"seeds": each, "networks": arms, "searches": curves})
 
 
