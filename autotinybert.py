@@ -85,7 +85,7 @@ class Config:
     teacher: str = ""  # folder of a BERT or ELECTRA, or of a run, for --setting distill
     variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # one-shot training as in a row of Table 3; ebl is the paper's
     # one-shot and further training
-    samples: int = 3  # M of Alg. 1: sub-models on each sub-batch [>= 1]
+    samples: int = 3  # M of Alg. 1: sub-models on each sub-batch [1, 10000]
     length: int = 128  # tokens a sequence, special ones included; D18: the paper times 128 and names no other [8, 512]
     steps: int = 0  # updates of the SuperPLM; 0: 5 passes over the corpus, Sec. 4.1
     further_steps: int = 0  # updates of one architecture; 0: 5 passes, from scratch 10 like the paper's BERT-S*
@@ -111,11 +111,11 @@ class Config:
     latency_threads: int = 1  # CPU threads there; of a single one CPU seconds are measured (D7) [1, 1024]
     latency_batch: int = 1  # sequences at a time there [>= 1]
     latency_length: int = 128  # tokens a sequence there [>= 1]
-    latency_rounds: int = 2  # measurements of each architecture, of which the lowest counts [>= 1]
-    latency_archs: int = 400  # architectures that are measured for the predictor [>= 2]
+    latency_rounds: int = 2  # measurements of each architecture, of which the lowest counts [1, 10000]
+    latency_archs: int = 400  # architectures that are measured for the predictor [2, 1000000]
     # search
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random draws, or the rule of Sec. 4.4
-    population: int = 25  # architectures of a generation, S of Alg. 2 [>= 1]
+    population: int = 25  # architectures of a generation, S of Alg. 2 [1, 1000000]
     generations: int = 4  # T of Alg. 2, with the first one [>= 1]
     winners: int | None = None  # architectures trained further; default: 3, Sec. 4.1, but 1 of --strategy fast [>= 1]
 

@@ -1460,6 +1460,10 @@ def check(cfg, action):
         mistakes.append(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
     if len(cfg.languages) != 2 or len(cfg.augment) != 4:
         mistakes.append("--languages takes two endings, --augment four numbers")
+    elif not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
+        mistakes.append(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at most 1")
+    if cfg.qkv and "head_dim" in cfg.given:
+        mistakes.append("--head_dim: --qkv gives heads their width; leave one out")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
         mistakes.append("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:

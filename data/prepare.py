@@ -70,6 +70,14 @@ def passages(args):
     print(f"{args.to}: {len(blocks):,} passages")
 
 
+def whole(text):
+    """A whole number above 0."""
+    value = int(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text[:50]}: choose a whole number from 1 to 1e9")
+    return value
+
+
 def parser():
     """The command line: a sub-command for each job."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -96,10 +104,10 @@ def parser():
     flag, either = made.add_argument, made.add_mutually_exclusive_group().add_argument
     flag("--corpus", nargs="+", required=True, metavar="PATH", help="text files, or folders of .txt files")
     flag("--to", required=True, metavar="DIR", help="the folder for the token files and the vocabulary")
-    either("--vocab_size", type=int, default=30_000, metavar="N",
+    either("--vocab_size", type=whole, default=30_000, metavar="N",
            help="train a vocabulary of so many pieces (default: %(default)s)")
     either("--tokenizer", metavar="PATH", help="take this spiece.model or vocab.txt, or the one in this folder")
-    flag("--workers", type=int, default=1, metavar="N", help="how many processes work (default: %(default)s)")
+    flag("--workers", type=whole, default=1, metavar="N", help="how many processes work (default: %(default)s)")
     flag("--cased", action="store_true", help="keep capitals and accents")
     flag = add("passages", passages, "write the text of SQuAD's and RACE's dev sets").add_argument
     flag("--squad", nargs="+", default=[], metavar="FILE", help="files such as dev-v1.1.json")

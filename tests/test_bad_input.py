@@ -264,10 +264,11 @@ FLAGS = {  # of an action that would begin at once: what names the mistake; more
         "--arch 1-8-8-1-8": "--superplm", "--largest 100000-8-8-1-8 --smallest 1-8-8-1-8": HUGE,
         "--setting distill": "--teacher", "--teacher {here}": "--teacher",
         "--teacher {here} --setting distill": "no model is here", "--smallest 9-999-999-9-999": "small",
-        "--latency_threads 100000": "--latency_threads", "--speedup ''": "--speedup"},
+        "--latency_threads 100000": "--latency_threads", "--speedup ''": "--speedup",
+        "--population 1000000000": "--population"},
     "mformer": {"--train_text x": "no use", "--beam 3": "no use", "--image 30 --patch 7": "--image",
-                "--augment 1 2": "--augment", "--languages en": "--languages", "--image 16000000": "memory",
-                "--arch layers=1": "arch"}}
+                "--augment 1 2": "--augment", "--augment 2 9 3 7": "at most 1", "--languages en": "--languages",
+                "--qkv 64 --head_dim 8": "--head_dim", "--image 16000000": "memory", "--arch layers=1": "arch"}}
 OTHER = {  # commands that name too little, or what is not there
     "albert --finetune unknown --init {albert}": "choose from", "albert --finetune CoLA": "--init",
     "albert --finetune CoLA --init {here}/x": "no run folder", "mformer --evaluate": "--init",
@@ -284,6 +285,7 @@ BEST = [row for begin in ("autobert_zero --pretrain --corpus {corpus}", "mformer
 PREPARE = [
     *rows("data/prepare corpus --corpus {here}/a.txt --to {here}/to --tokenizer {here}/vocab.txt --vocab_size 9",
           ("not allowed with",)),
+    *rows("data/prepare corpus --corpus {here}/a.txt --to {here}/to --workers 0", ("from 1 to",)),
     *rows("data/prepare demo --to {here}", ("not empty", put("mine.txt", ""))),
     *rows("data/prepare download glue --to {here}", ("not made by this command", put("glue/x", ""))),
     *rows("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40",
