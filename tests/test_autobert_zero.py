@@ -6,12 +6,12 @@ import itertools
 import math
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import autobert_zero as abz
-from data.corpus import join
 from data.network_code import rename
 from tests.claims import study
 
@@ -25,14 +25,6 @@ def random_graphs():
 
 
 # --- search space --------------------------------------------------------------------------------
-
-def test_infer_shapes():
-    assert abz.infer("transpose", "nd") == "dn"
-    assert abz.infer("matmul", "nd", "dn") == "nn" and abz.infer("matmul", "dn", "nd") == "dd"
-    assert abz.infer("matmul", "nd", "nd") is None and abz.infer("add", "nd", "dn") is None
-    assert abz.infer("cosine", "nd", "nd") == "nn" and abz.infer("euclidean", "dn", "dn") == "dd"
-    assert abz.infer("cosine", "nd", "nn") is None
-
 
 def test_sampled_graphs_are_legal_and_varied():
     graphs = random_graphs()
@@ -89,12 +81,11 @@ def test_random_attentions_are_neither_loud_nor_silent():
     for text in ("dist(Q, K) @ V", "Q @ K.T @ V", "dist(K, P) @ (V + neg(V))"):
         assert not 0.001 < abz.gain(abz.parse_formula(text)) < 0.5
     published = [layer for layer in abz.parse_arch(abz.PUBLISHED) if not isinstance(layer, int)]
-    for graph in (*random_graphs(), *published, abz.parse_formula(abz.BERT_ATTENTION)):
+    for graph in (*random_graphs()[:100], *published, abz.parse_formula(abz.BERT_ATTENTION)):
         assert 0.001 < abz.gain(graph) < 0.5
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_random_edits_reach_every_way_to_compare_tokens(count):
+def test_random_edits_reach_every_way_to_compare_tokens():
     """A product of tokens, as in BERT's scores, a cosine, a distance: from random attentions without it 40% or more of
     the lineages of 30 uniform edits reach it."""
     uniform = abz.OperationPriority([], abz.Config())
@@ -104,12 +95,12 @@ def test_random_edits_reach_every_way_to_compare_tokens(count):
         return kind in {(op, *(shapes[each] for each in operands if op == "matmul")) for op, *operands in graph}
 
     for kind in (("matmul", "nd", "dn"), ("cosine",), ("euclidean",)):
-        rng, reached = random.Random(count), 0
+        rng, reached = random.Random(20), 0
         drawn = (abz.sample_graph(rng) for _ in itertools.count())
-        for graph in itertools.islice((graph for graph in drawn if not has(graph, *kind)), count):
+        for graph in itertools.islice((graph for graph in drawn if not has(graph, *kind)), 20):
             lineage = [graph := abz.edit_graph(graph, rng, uniform) or graph for _ in range(30)]
             reached += any(has(graph, *kind) for graph in lineage)
-        assert reached >= 0.4 * count
+        assert reached >= 8
 
 
 @pytest.mark.parametrize("layer, edits, path", [
@@ -467,24 +458,16 @@ def test_masking_is_80_10_10_and_never_touches_special_pieces():
 
 
 def test_next_sentence_pairs():
-    @dataclasses.dataclass
-    class Segments:
-        first = torch.tensor([[10, 11, 12, 0, 0]] * 400)
-        first_length = torch.tensor([3] * 400)
-        second = torch.tensor([[20, 21, 0, 0, 0]] * 400)
-        second_length = torch.tensor([2] * 300 + [0] * 100)
-        other = torch.tensor([[30, 0, 0, 0, 0]] * 400)
-        other_length = torch.tensor([1] * 400)
-    second, second_length, labels = abz.draw_next_sentence(Segments, torch.Generator().manual_seed(0))
-    ids, kinds, lengths = join(Segments.first, Segments.first_length, second, second_length, FakeTokenizer,
-                               empty_second=True)
-    assert (labels[300:] == -100).all() and not second_length[300:].any()  # nothing follows: no label
+    """Half of the second parts are from elsewhere; where nothing follows there is no label. test_corpus.py joins."""
+    lengths = torch.tensor([2] * 300 + [0] * 100)
+    segments = SimpleNamespace(second=torch.full((400, 5), 20), second_length=lengths,
+                               other=torch.full((400, 5), 30), other_length=torch.ones(400, dtype=torch.long))
+    second, length, labels = abz.draw_next_sentence(segments, torch.Generator().manual_seed(0))
+    assert (labels[300:] == -100).all() and not length[300:].any()
     assert set(labels[:300].tolist()) == {0, 1} and 0.4 < labels[:300].float().mean() < 0.6
-    follows, elsewhere = (labels == 0).nonzero()[0].item(), (labels == 1).nonzero()[0].item()
-    assert ids[follows].tolist() == [2, 10, 11, 12, 3, 20, 21, 3] and lengths[follows] == 8
-    assert kinds[follows].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
-    assert ids[elsewhere].tolist() == [2, 10, 11, 12, 3, 30, 3, 0] and lengths[elsewhere] == 7
-    assert kinds[elsewhere].tolist() == [0, 0, 0, 0, 0, 1, 1, 0]
+    elsewhere = labels[:300] == 1
+    assert ((second[:300] == 30).all(1) == elsewhere).all() and ((second[:300] == 20).all(1) != elsewhere).all()
+    assert (length[:300] == torch.where(elsewhere, 1, 2)).all()
 
 
 def test_a_batch_without_labels_has_a_loss():

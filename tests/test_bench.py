@@ -6,11 +6,8 @@ import re
 import shlex
 import shutil
 
-import numpy as np
-import pytest
-import torch
-
 import bench
+import pytest
 
 
 @pytest.mark.peers
@@ -27,17 +24,6 @@ def test_peers(tmp_path, capsys):
             assert count["ours"] == count["theirs"]
     assert found["rows"]["beam-search"]["parameters"]["steps"] == count["their_steps"] == 16
     assert len(re.findall(r"^\|", capsys.readouterr().out, re.MULTILINE)) == 2 + len(found["rows"])
-
-
-def test_sentences_are_as_long_as_those_of_tasks():
-    text = bench.sentences(1000, 128, 100)
-    assert 8 <= text.lengths.min() and text.lengths.max() <= 128 and 30 <= np.median(text.lengths) <= 36
-
-
-def test_gpu_wants_a_card(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="no CUDA device"):
-        bench.main(["gpu", "--small"])
 
 
 def test_the_tables_of_the_page_are_those_of_the_results(tmp_path):

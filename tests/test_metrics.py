@@ -63,15 +63,12 @@ CORRELATIONS = (metrics.pearson, metrics.spearman, study.kendall, metrics.matthe
 
 
 @pytest.mark.parametrize("metric", [*CORRELATIONS, study.pairwise_accuracy])
-def test_nan_anywhere_is_worthless(metric):
+def test_nan_and_nothing_are_worthless_and_so_is_a_constant_correlated(metric):
     labels = [0, 0, 1, 1]
     assert metric([0, 0, 1, 1], labels) == pytest.approx(1.0)
-    assert metric([0, 0, 1, NAN], labels) == metric(labels, [0, NAN, 1, 1]) == 0.0
-
-
-@pytest.mark.parametrize("metric", CORRELATIONS)
-def test_constant_input_is_worthless(metric):
-    assert metric([0.1] * 10, range(10)) == metric(range(10), [0.1] * 10) == 0.0
+    assert metric([0, 0, 1, NAN], labels) == metric(labels, [0, NAN, 1, 1]) == metric([], []) == 0.0
+    if metric in CORRELATIONS:
+        assert metric([0.1] * 10, range(10)) == metric(range(10), [0.1] * 10) == 0.0
 
 
 def test_infinite_scores_are_ranked_but_have_no_pearson():
@@ -80,14 +77,9 @@ def test_infinite_scores_are_ranked_but_have_no_pearson():
         assert metric([-INF, 2, INF], [1, 2, 3]) == pytest.approx(1.0)
 
 
-def test_nan_predictions_are_wrong():
-    assert metrics.accuracy([NAN, 1, 0], [1, 1, 0]) == pytest.approx(2 / 3)
-    assert metrics.f1([NAN, 1, 0], [1, 1, 0]) == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize("metric", [*CORRELATIONS, study.pairwise_accuracy, metrics.accuracy, metrics.f1])
-def test_empty_input_is_worthless(metric):
-    assert metric([], []) == 0.0
+@pytest.mark.parametrize("metric", [metrics.accuracy, metrics.f1])
+def test_nan_predictions_are_wrong(metric):
+    assert metric([NAN, 1, 0], [1, 1, 0]) == pytest.approx(2 / 3) and metric([], []) == 0.0
 
 
 @pytest.mark.parametrize("prediction, answer, exact, f1", [
