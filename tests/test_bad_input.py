@@ -291,6 +291,11 @@ PREPARE = [
     *rows("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40",
           ("other files", LONG_TEXT, copy("corpus"))),
     *rows("data/prepare passages --squad {squad}/dev-v1.1.json --to {here}/a.txt", ("already", LONG_TEXT)),
+    *rows("albert --predict {here}/mine.tsv --init {albert}",
+          ("no model that was fine-tuned on a task", put("mine.tsv", "sentence\nA man sat.\n"))),
+    *rows("albert --predict {here}/mine.tsv --init {tuned}/CoLA",
+          ("mine.tsv:1: no column is named sentence", put("mine.tsv", "text\nA man sat.\n")),
+          ("mine.tsv: no row", put("mine.tsv", "sentence\n"))),
     *rows("autobert_zero --export {here}/net.py --init {autobert_zero}", ("already", put("net.pt", "theirs")))]
 
 TABLE = [*TASKS, *PICTURES, *PAIRS, *TEXT, *PREPARED, *INIT, *HUGGING_FACE, *FOLDERS, *KNOBS, *BEST, *PREPARE]
@@ -340,7 +345,13 @@ KEPT = [  # each would have to delete or overwrite what it reads, or what others
      [copy("tuned", to="out")]),
     (TRAINED["albert"] + " --tokenizer {here}/out/spiece.model --restart", "lies in", [copy("albert", to="out")]),
     (TRAINED["albert"], "no run folder", [put("out/log.jsonl", "theirs")]),
-    (TRAINED["albert"] + " --restart", "a link", [copy("albert", to="out"), link])]
+    (TRAINED["albert"] + " --restart", "a link", [copy("albert", to="out"), link]),
+    *((f"{command} --restart", "typo", [copy(source, to="out")]) for source, command in (  # a mistyped path
+        ("tuned", TUNED.replace("{glue}", "typo")), ("tuned", tuning("SQuAD1.1").replace("{here}", "typo")),
+        ("tuned", tuning("RACE").replace("{here}", "typo")), ("albert", "albert --pretrain --corpus typo.txt"),
+        ("albert", TRAINED["albert"] + " --tokenizer typo.model"),
+        ("mformer", TRAINED["mformer"] + " --train_text typo"),
+        ("mformer", "mformer " + BEGIN["mformer"].replace("{cifar10}", "typo"))))]
 
 
 @pytest.mark.parametrize("command, words, changes", KEPT, ids=map(str, range(len(KEPT))))
@@ -381,6 +392,17 @@ def test_a_vocabulary_of_equal_size_and_other_pieces_is_refused_beside_init(read
     assert "other pieces" in the_line(capfd.readouterr().err)
 
 
+def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(ready, tmp_path, monkeypatch, capfd):
+    glue = shutil.copytree(ready["glue"], tmp_path / "glue")
+    command = TUNED.format(albert=ready["albert"], glue=glue) + f" --out {tmp_path}/out"
+    assert not call(command, monkeypatch)
+    (glue / "RTE" / "train.tsv").write_text("another")
+    assert not call(command, monkeypatch)
+    (glue / "CoLA" / "dev.tsv").write_text("another")
+    assert call(command, monkeypatch) == 2
+    assert "CoLA/dev.tsv has changed since" in the_line(capfd.readouterr().err)
+
+
 def broken(*_):
     raise RuntimeError("can't start new thread")
 
@@ -388,7 +410,7 @@ def broken(*_):
 @pytest.mark.parametrize("command, words, patches", [
     (TRAINED["albert"], "can't start new thread", {"threading.Thread.start": broken}),
     ("autotinybert --describe", "clock stands still", {"time.process_time": lambda: 7.0}),
-    ("mformer --search --cifar10 {cifar10} --cost cpu --batch 8 --held_out 8", "clock stands still",
+    ("mformer --search --cifar10 {cifar10} --cost cpu --latency_limit 5 --batch 8 --held_out 8", "clock stands still",
      {"time.process_time": lambda: 7.0})])
 def test_a_machine_without_threads_or_a_clock_is_named(command, words, patches, ready, tmp_path, monkeypatch, capfd):
     for name, instead in patches.items():

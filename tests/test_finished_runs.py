@@ -120,6 +120,15 @@ def test_a_tuned_model_answers_a_file_as_it_answered_its_rows(program, task, sou
         assert len(answers) > 2
 
 
+@pytest.mark.parametrize("program, worst", [("albert", -1.0), ("autobert_zero", 0.0), ("autotinybert", 0.0)])
+def test_a_diverged_fine_tuning_has_the_worst_score(program, worst, ready, tmp_path, monkeypatch, capsys):
+    tune = tuning("CoLA", program).replace("{here}", "{glue}").format(**ready)
+    assert not call(f"{tune} --finetune_lr 1e30 --out {tmp_path}", monkeypatch)
+    line = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
+    assert line["diverged"] > 0 and line["metrics"]["main"] == worst and "diverged" in capsys.readouterr().out
+    assert program == "autobert_zero" or not (tmp_path / "CoLA" / "checkpoint.pt").exists()
+
+
 def test_the_threshold_of_no_answer_is_that_of_the_tuned_model(tmp_path):
     (tmp_path / "jobs").mkdir()
     assert read_threshold(tmp_path / "SQuAD2.0", "SQuAD2.0") == 0
@@ -128,14 +137,3 @@ def test_the_threshold_of_no_answer_is_that_of_the_tuned_model(tmp_path):
     (tmp_path / "jobs" / "SQuAD2.0-1.json").write_text(json.dumps({"metrics": {"best_f1_thresh": 2.5}}))
     assert read_threshold(tmp_path / "SQuAD2.0", "SQuAD2.0") == -1.5
     assert read_threshold(tmp_path / "jobs" / "SQuAD2.0-1", "SQuAD2.0") == 2.5
-
-
-@pytest.mark.parametrize("content, init, message", [
-    ("sentence\tlabel\nA man sat.\t1\n", "{albert}", "no model that was fine-tuned on a task; name RUN/TASK"),
-    ("text\nA man sat.\n", "{tuned}/CoLA", "mine.tsv:1: no column is named sentence"),
-    ("sentence\n", "{tuned}/CoLA", "mine.tsv: no row")])
-def test_files_that_cannot_be_answered(content, init, message, ready, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.tsv").write_text(content)
-    assert call(f"albert --predict {tmp_path}/mine.tsv --init {init.format(**ready)}", monkeypatch) == 2
-    assert message in the_line(capsys.readouterr().err)
-    assert not (tmp_path / "mine-predictions").exists()

@@ -13,21 +13,12 @@ from pathlib import Path
 import kills
 import pytest
 import torch
-from small_runs import TRAINED, TUNED
+from small_runs import SEARCHES, TRAINED, TUNED
 
 import autotinybert
 import mformer
 from common.files import read_jsonl, release_locks
 
-SEARCHES = {
-    "autobert_zero": "--corpus {corpus} --tasks MLM --layers 2 --hidden 16 --heads 2 --ffn 16 --batch 4 --steps 4 "
-                     "--population 3 --rounds 1 --parents 2 --children 2 --finalists 1 --finalist_steps 4",
-    "autotinybert": "--corpus {corpus} --tasks MLM-saved --largest 2-24-40-4-24 --smallest 1-8-8-1-8 --length 24 "
-                    "--batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 --eval_every 1 --population 3 "
-                    "--generations 2 --winners 2 --latency_archs 24 --latency_rounds 1 --latency_length 16 "
-                    "--reference 6-128-512-4-128 --speedup 2",
-    "mformer": "--cifar10 {cifar10} --cost flops --layers 1 2 --hidden 16 --ffn 16 32 --heads 1 2 --patch 8 --batch 8 "
-               "--accumulate 2 --held_out 16 --steps 6 --samples 20 --generations 2 --population 10 --finalists 2"}
 RUNS = {**{program: f"{command} --steps 6 --save_every 2 --accumulate 2" for program, command in TRAINED.items()},
         "tuned": f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2", **{
             f"{program} search": f"{program} --search {words} --save_every 2 --device cpu"

@@ -596,23 +596,11 @@ def pictures(demo):
     return Path(demo["cifar10"])
 
 
-@pytest.fixture(scope="module")
-def sentences(tmp_path_factory):
-    """Prefixes of parallel text: the words of the second side are those of the first, spelled backwards."""
-    folder, rng = tmp_path_factory.mktemp("text"), random.Random(0)
-    words = ["a", "small", "dog", "cat", "sees", "red", "house", "tree", "runs", "over", "the", "green", "field"]
-    for name, count in (("train", 300), ("valid", 20), ("test", 20)):
-        lines = [[rng.choice(words) for _ in range(rng.randint(3, 9))] for _ in range(count)]
-        (folder / f"{name}.en").write_text("".join(" ".join(line) + "\n" for line in lines))
-        (folder / f"{name}.de").write_text("".join(" ".join(word[::-1] for word in line) + "\n" for line in lines))
-    return folder
-
-
 def flags(cfg, data):
     """The command line of a configuration."""
     values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)
               if getattr(cfg, field.name) != field.default}
-    texts = {f"{part}_text": data / part for part in ("train", "valid", "test")}
+    texts = {f"{part}_text": data / "train" for part in ("train", "valid", "test")}
     given = {"cifar10": data} if cfg.task == "cifar10" else texts
     result = []
     for name, value in {**values, **given, "preset": "base", "device": "cpu", "cost": "flops"}.items():
@@ -622,7 +610,7 @@ def flags(cfg, data):
 
 SEARCH = dict(samples=20, generations=2, population=10, finalists=2, accumulate=2)
 RUN_IMAGES = dataclasses.replace(IMAGES, **SEARCH)
-RUN_TEXT = dataclasses.replace(TEXT, **SEARCH, vocab_size=45, batch=400, steps=6, save_every=2, held_out=20, warmup=0.5,
+RUN_TEXT = dataclasses.replace(TEXT, **SEARCH, vocab_size=120, batch=400, steps=6, save_every=2, held_out=20, warmup=0.5,
                                keep=4)
 
 
@@ -670,33 +658,34 @@ def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_a_translator_learns_translates_and_is_scored(tmp_path, sentences, monkeypatch):
+def test_a_translator_learns_translates_and_is_scored(tmp_path, ready, monkeypatch):
     monkeypatch.setattr(mf, "AVERAGED", 2)
     arch = mf.retype(mf.sample_arch(mf.space_of(TEXT), random.Random(3)), "linear", ("types",))
-    cfg = dataclasses.replace(RUN_TEXT, steps=60, lr=1e-2, warmup=1 / 6, save_every=10, batch=1200)
-    mf.main(["--train", "--arch", mf.arch_text(arch), *flags(cfg, sentences), "--out", str(tmp_path / "run")])
+    cfg = dataclasses.replace(RUN_TEXT, steps=150, lr=1e-2, warmup=1 / 6, save_every=10, batch=1200)
+    mf.main(["--train", "--arch", mf.arch_text(arch), *flags(cfg, ready["pairs"]), "--out", str(tmp_path / "run")])
     lines = read_jsonl(tmp_path / "run" / "log.jsonl")
     for name in ("loss", "dev_loss"):
         losses = [line[name] for line in lines if name in line]
         assert len(losses) >= 4 and losses[-1] < 0.8 * losses[0]
     command = ["--evaluate", "--task", "wmt14", "--preset", "base", "--device", "cpu", "--cost", "flops", "--init",
                str(tmp_path / "run"), "--out"]
-    mf.main([*command, str(tmp_path / "scored"), "--test_text", str(sentences / "test")])
+    mf.main([*command, str(tmp_path / "scored"), "--test_text", str(ready["pairs"] / "train")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
-    assert len((tmp_path / "scored" / "translations.de").read_text().splitlines()) == done["examples"] == 20
+    assert len((tmp_path / "scored" / "translations.de").read_text().splitlines()) == done["examples"] == 40
     assert done["bleu"] >= 0 and 0 <= done["repeated_words"] <= 1 and done["latency"] == done["flops"] / 1e9
     with pytest.raises(UserError, match="leave these flags out"):
         mf.main([*command, str(tmp_path / "other"), "--vocab_size", "7"])
 
 
-def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp_path, sentences):
-    cfg = dataclasses.replace(RUN_TEXT, train_text=str(sentences / "train"))
+def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp_path, ready):
+    text = str(ready["pairs"] / "train")  # of 40 pairs
+    cfg = dataclasses.replace(RUN_TEXT, train_text=text, length=200)
     carved = Translations(dataclasses.replace(cfg), CPU, tmp_path)
-    assert carved.set_aside == 20 and len(carved.rows) == 280 and not set(carved.rows) & set(carved.held)
-    given = Translations(dataclasses.replace(cfg, valid_text=str(sentences / "valid"), held_out=15), CPU, tmp_path)
-    assert given.set_aside == 15 and len(given.rows) == 300 and len(given.held_text) == 20
-    with pytest.raises(UserError, match="none of 300 pairs is left"):
-        Translations(dataclasses.replace(cfg, held_out=300), CPU, tmp_path)
+    assert carved.set_aside == 20 and len(carved.rows) == 20 and not set(carved.rows) & set(carved.held)
+    given = Translations(dataclasses.replace(cfg, valid_text=text, held_out=15), CPU, tmp_path)
+    assert given.set_aside == 15 and len(given.rows) == 40 and len(given.held_text) == 40
+    with pytest.raises(UserError, match="none of 40 pairs is left"):
+        Translations(dataclasses.replace(cfg, held_out=40), CPU, tmp_path)
 
 
 # --- command line --------------------------------------------------------------------------------
