@@ -698,9 +698,9 @@ def test_published_tables_and_what_is_made_of_measurements(flags, tmp_path, cloc
     rows = claimed("autotinybert", "latency", tmp_path, "--preset", "base")["rows"]
     assert len(rows) == 1 + 16 + 3 + 5 and rows[0][3] == 1 and all(row[3] > 1 for row in rows[1:])
     assert {row[0]: row[6] for row in rows if row[6]} == {"BERT-S4": 31.3, "AutoTinyBERT-S4": 31.0, "BERT-S5": 9.9}
-    path = tmp_path / "runs" / "latency" / "rounds.jsonl"
+    path = tmp_path / "runs" / "latency" / "rounds" / "latency.jsonl"
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text(lines[0] + lines[1][:40])  # killed in the second of three rounds
+    path.write_text(lines[0] + lines[1][:40])  # killed in the second measurement
     assert claimed("autotinybert", "latency", tmp_path, "--preset", "base")["rows"] == rows
     spaces = claimed("autotinybert", "space", tmp_path, "--preset", "base")["rows"]
     assert [row[1:] for row in spaces] == [[11_391_072, 11.391072, 46], [47_462_800, 47.4628, 10]]

@@ -2,19 +2,18 @@
 
 Flags that are no study's belong to albert.py: --init, --preset, --corpus, --length and so on.
 """
+import argparse
 import functools
 import json
 import os
 import statistics
-import time
 from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 import albert
-from common import cli
-from common.distributed import autocast, seed_everything
+from common.distributed import seed_everything
 from common.files import read_json, read_jsonl, write_atomic
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus
@@ -98,21 +97,6 @@ def layer_distances(model, batches):
             for number, (l2, degrees) in enumerate((totals / tokens).tolist(), 1)]
 
 
-def trained_and_random(cfg, source, text, tokenizer, rows, device):
-    """layer_distances on so many held-out rows with masks as in training (the paper does not say what it read): of the
-    model of `source`, where there is one, and of the same model with random weights."""
-    batches = [albert.language_batch(text, tokenizer, cfg, "none", position, min(64, rows - position), device)[:3]
-               for position in range(0, rows, 64)]
-    curves = []
-    for weights in [source, None] if source else [None]:
-        seed_everything(cfg.seed, "pretrain", "weights")
-        model = albert.LanguageModel(cfg)
-        if weights:
-            print(albert.start_from(model, weights))
-        curves.append(layer_distances(model.encoder.to(device), batches))
-    return curves
-
-
 def flops(options):
     found = {name: albert.flops(albert.Config(**albert.PRESETS[name])) for name in TABLE2}
     rows = [[name, f"{value:,}", found["bert-large"] / value, TABLE2[name], TABLE2[name] * value / found["bert-large"]]
@@ -121,28 +105,6 @@ def flops(options):
     return Found(["preset", "FLOPs, 512 tokens", "BERT large / row", "paper", "paper / ours"], rows,
                  facts={f"the published speeds are {min(ratios):.1f} to {max(ratios):.1f} times what the FLOPs give":
                         max(ratios) < 1.2})
-
-
-def training_seconds(models, cfg, device, turns):
-    """{name: seconds of an update} of each turn: the models take turns, so that a machine that slows down slows all."""
-    rows, M = cfg.batch // cfg.accumulate, albert.masked_count(cfg)
-    optimizers = {name: albert.Lamb(model.parameters(), 1e-4) for name, model in models.items()}
-    ids, lengths = (torch.randint(5, cfg.vocab_size, (rows, cfg.length), device=device),
-                    torch.full((rows,), cfg.length, device=device))
-    positions, order = (torch.arange(M, device=device).expand(rows, M),
-                        torch.zeros(rows, dtype=torch.long, device=device))
-    seconds = {name: [] for name in models}
-    for name in list(models) * (1 + turns):  # the first turn warms up
-        began = time.perf_counter()
-        with autocast(cfg.dtype, device):
-            logits, order_logits = models[name](ids, torch.zeros_like(ids), lengths, positions)
-        loss = (albert.mean_loss(logits.flatten(0, 1), ids[:, :M].flatten()) + albert.mean_loss(order_logits, order))
-        loss.backward()
-        optimizers[name].step()
-        optimizers[name].zero_grad()
-        next(models[name].parameters()).sum().item()  # wait for the device
-        seconds[name].append(time.perf_counter() - began)
-    return seconds
 
 
 # Primary question: does the order of sentences teach what the next sentence does not (Table 5)? Words alone are trained
@@ -389,11 +351,13 @@ def slowness(options, shapes, turns=40):
     path = options.runs / "slowness.json"
     if not path.exists():
         torch.set_num_threads(1)  # as the runs have it
-        cfgs = [cli.parse(albert.Config, albert.PRESETS, {"pretrain": (None, "")}, "", ["--pretrain", *map(str, [
-            *SIXTEEN[2:], *BASE, *shape])])[2] for shape in shapes.values()]
-        seconds = training_seconds({name: albert.LanguageModel(cfg) for name, cfg in zip(shapes, cfgs)}, cfgs[0],
-                                   torch.device("cpu"), turns)
-        one, two = (times[1:] for times in seconds.values())
+        updates = {}
+        for name, shape in shapes.items():
+            flags = [*map(str, [*SIXTEEN[2:], *BASE, *shape])]
+            cfg = study.read_flags(albert, argparse.Namespace(flags=flags), "pretrain")
+            _, update, _ = albert.rehearsal(cfg)
+            updates[name] = functools.partial(update, cfg.batch, 1)
+        one, two = study.in_turns(updates, turns).values()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(statistics.median(a / b for a, b in zip(one, two))))
     return read_json(path, float)
@@ -416,11 +380,21 @@ def roughness(curve):
 
 
 def curves_of(folder):
-    """trained_and_random of a run's model, on the text that it held out."""
+    """layer_distances of a run's model, and of the same model with random weights, on 1,024 rows of the text that it
+    held out, with masks as in training (the paper does not say what it read)."""
     cfg = study.run_settings(folder, albert.Config, seed=0, init=str(folder))
-    tokenizer = load_tokenizer(cfg.corpus[0])
+    source, tokenizer = albert.read_source(cfg), load_tokenizer(cfg.corpus[0])
     dev = Corpus(cfg.corpus[0], tokenizer).split(1.0, int(cfg.held_out))[1]  # a number of documents
-    return trained_and_random(cfg, albert.read_source(cfg), dev, tokenizer, 1024, torch.device("cpu"))
+    batches = [albert.language_batch(dev, tokenizer, cfg, "none", position, 64, torch.device("cpu"))[:3]
+               for position in range(0, 1024, 64)]
+    curves = []
+    for trained in (True, False):
+        seed_everything(cfg.seed, "pretrain", "weights")
+        model = albert.LanguageModel(cfg)
+        if trained:
+            print(albert.start_from(model, source))
+        curves.append(layer_distances(model.encoder, batches))
+    return curves
 
 
 def smoothness(options):
@@ -441,15 +415,12 @@ def smoothness(options):
                  numbers={"curves": {f"{arm}, seed {seed}": both for (arm, seed), both in found.items()}})
 
 
-def ask_of_words(asked):
-    return lambda options: compare_words(options, asked.arms, asked.contrasts)
-
-
 WORDS = {"few": (), "updates": 3000, "rows": 11000, "pieces": 1000}
 CLAIMS = {
     "order": Study(order, "Sentence order teaches what the next sentence does not (Table 5)",
                    {"few": (), "many": (), "updates": 3000, "fitting": 8192, "pieces": 0}),
-    **{name: Study(ask_of_words(asked), asked.claim, WORDS, picture=asked.picture) for name, asked in STUDIES.items()},
+    **{name: Study(functools.partial(compare_words, arms=asked.arms, contrasts=asked.contrasts), asked.claim, WORDS,
+                   picture=asked.picture) for name, asked in STUDIES.items()},
     "equal_time": Study(equal_time, "At equal time the wide network that shares its layers wins (Table 6)",
                         {**WORDS, "updates": 1000}),
     "smoothness": Study(smoothness, "Layers that share their weights change their input smoothly, and never stop "

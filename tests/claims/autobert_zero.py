@@ -8,15 +8,13 @@ import functools
 import json
 import math
 import statistics
-import time
-from collections import defaultdict
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import autobert_zero as abz
-from common import cli, glue
+from common import glue
 from common.cli import Diverged, UserError
 from common.distributed import autocast, launch, pick_device, progress, seed_everything
 from common.files import read_json, read_jsonl, write_atomic
@@ -25,21 +23,7 @@ from common.tasks import parse_tasks
 from common.tokenization import load_tokenizer
 from data.inputs import fill_in, open_run
 from tests.claims import pictures, simulation, study
-from tests.claims.study import Found, Study
-
-
-def read_flags(options, action="describe"):
-    """Config of autobert_zero.py's flags as that action reads them."""
-    actions = {name: (None, "") for name in ("search", "pretrain", "finetune", "describe")}
-    return cli.parse(abz.Config, abz.PRESETS, actions, "", [f"--{action}", *options.flags])[2]
-
-
-def read_settings(folder):
-    """The settings in the run folder of a search; UserError where it is none."""
-    record = read_json(folder / "config.json")
-    if record.get("program") != "autobert_zero" or record.get("action") != "search":
-        raise UserError(f"{folder}: no run folder of autobert_zero.py --search; name another")
-    return record["settings"]
+from tests.claims.study import Found, Study, named
 
 
 def read_history(folder):
@@ -50,13 +34,7 @@ def read_history(folder):
     return history
 
 
-def named(options, one=False):
-    """The run folders of --folders; UserError where there are none, or several and one is wanted."""
-    if not options.folders or one and len(options.folders) > 1:
-        raise UserError(f"{options.name}: name {'one run' if one else 'the runs'} to look at with --folders")
-    return options.folders
-
-
+read_flags = functools.partial(study.read_flags, abz)
 paper = functools.partial(study.published, "autobert_zero")
 COUNTS = {  # flags: (parameters, those of the attention's inputs, FLOPs of 128 tokens), where the paper has them
     "--preset base --arch bert": (paper("Table 2", "BERT-base, parameters"),
@@ -118,22 +96,21 @@ def latency(options, rounds=5):
               "bert": abz.Encoder(abz.read_arch("bert", cfg.layers), cfg).to(device).eval()}
     ids = torch.randint(cfg.vocab_size, (options.sequences, cfg.length), device=device)
     batch = ids, torch.zeros_like(ids), torch.full((options.sequences,), cfg.length, device=device)
-    seconds, memory = defaultdict(list), dict.fromkeys(models, "")
-    for number in range(rounds + 1):  # the first round warms up
-        for name, model in models.items():
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            began = time.perf_counter()
-            with autocast(cfg.dtype, device):
-                model(*batch)[0, 0, 0].item()  # waits for the device
-            seconds[name] += [time.perf_counter() - began] * (number > 0)
-            if device.type == "cuda":
-                other = models["bert" if name == "this" else "this"]  # its weights are on the device too
-                own = torch.cuda.max_memory_allocated(device) - sum(value.nbytes for value in other.parameters())
-                memory[name] = own / 1e6
-    rows = [[name, statistics.median(values), memory[name]] for name, values in seconds.items()]
+
+    def forward(model):
+        with autocast(cfg.dtype, device):
+            model(*batch)[0, 0, 0].item()  # waits for the device
+
+    times = study.in_turns({name: functools.partial(forward, model) for name, model in models.items()}, rounds)
+    seconds, memory = {name: [ms / 1000 for ms in values] for name, values in times.items()}, {}
+    for name, other in (("this", "bert"), ("bert", "this")) if device.type == "cuda" else ():
+        torch.cuda.reset_peak_memory_stats(device)
+        forward(models[name])
+        others = sum(value.nbytes for value in models[other].parameters())  # on the device too
+        memory[name] = (torch.cuda.max_memory_allocated(device) - others) / 1e6
+    rows = [[name, statistics.median(values), memory.get(name, "")] for name, values in seconds.items()]
     faster = study.interval([bert / this - 1 for this, bert in zip(seconds["this"], seconds["bert"])])
-    facts = {} if device.type == "cpu" else {
+    facts = memory and {
         f"memory: {memory['this']:.0f} MB, BERT {memory['bert']:.0f} MB": memory["this"] < memory["bert"]}
     return Found(["network", f"seconds of {options.sequences} x {cfg.length} tokens", "peak memory, MB"], rows,
                  {"BERT's time over its own, less 1": faster}, facts, rounds,
@@ -225,7 +202,7 @@ def fidelity(options):
     """
     cfg = read_flags(options, "pretrain")
     folder, = named(options, one=True)
-    settings = read_settings(folder)
+    settings = read_json(folder / "config.json")["settings"]
     for name in (*abz.SHAPE, "tasks", "length", "init_std", "dropout"):  # as the candidates were
         if name in cfg.given and getattr(cfg, name) != settings[name]:
             raise UserError(f"--{name} {getattr(cfg, name)}: {folder} has {settings[name]}; leave --{name} out")

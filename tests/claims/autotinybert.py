@@ -5,7 +5,6 @@ Flags that are none of a study's belong to autotinybert.py: --preset, --corpus, 
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import statistics
 
@@ -13,9 +12,8 @@ import torch
 from torch import nn
 
 import autotinybert as atb
-from common import cli
 from common.cli import UserError
-from common.files import load_file, read_json, read_jsonl, write_atomic
+from common.files import load_file, read_json
 from data import latency_log
 from data.inputs import open_text
 from tests.claims import pictures, study
@@ -23,6 +21,7 @@ from tests.claims.study import Found, Study
 
 PROGRAM = "autotinybert.py"
 paper = functools.partial(study.published, "autotinybert")
+read_flags = functools.partial(study.read_flags, atb)
 
 
 def with_speedup(table, *names):
@@ -43,23 +42,14 @@ SPACES = {setting: paper("App. B", f"search space, {name}") for setting, name in
     ("mlm", "pre-training"), ("distill", "distillation"))}  # millions
 
 
-def read_flags(options, action="search"):
-    """Config of autotinybert.py's flags as that action reads them."""
-    return cli.parse(atb.Config, atb.PRESETS, atb.ACTIONS, "", [f"--{action}", *options.flags])[2]
-
-
-def measured_rounds(archs, cfg, rounds, path, time_model=None):
-    """{architecture: [milliseconds of each round]}, one beside the other. Each round is kept as a line of `path`, so
-    that a killed study goes on behind the last one; lines of other settings do not count. time_model(arch, cfg):
-    milliseconds of one, of encoder and pooler unless given."""
-    here, names = atb.latency_setting(cfg), [str(arch) for arch in archs]
-    lines = [line for line in read_jsonl(path) if line["setting"] == here and list(line["milliseconds"]) == names]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while len(lines) < rounds:
-        times = {str(arch): (time_model or atb.time_model)(arch, cfg) for arch in archs}
-        lines.append({"setting": here, "milliseconds": times})
-        write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
-    return {arch: [line["milliseconds"][str(arch)] for line in lines[:rounds]] for arch in archs}
+def measured_rounds(archs, cfg, rounds, folder, time_one=None):
+    """{architecture: [milliseconds of each round]}, one beside the other, with the log of measurements in the folder.
+    time_one(arch, cfg): milliseconds of one, of encoder and pooler unless given."""
+    here, timed = atb.latency_setting(cfg), time_one or atb.time_model
+    folder.mkdir(parents=True, exist_ok=True)
+    found = latency_log.read([folder], here, atb.parse_arch)
+    latency_log.measure(folder, here, found, dict.fromkeys(archs, rounds), lambda arch: timed(arch, cfg))
+    return {arch: found[arch][:rounds] for arch in archs}
 
 
 def score_of(folder):
@@ -69,12 +59,12 @@ def score_of(folder):
 
 def latency(options):
     """Speed-ups measured in the same rounds, beside the published ones; both stand where two tables disagree."""
-    cfg = read_flags(options, "describe")
+    cfg = read_flags(options)
     published = {**TABLE_4, **TABLE_F1, **PF}
     archs = {name: atb.parse_arch(text) for name, (text, _) in published.items()}
     reference = atb.parse_arch("12-768-3072-12-768")
     rounds = measured_rounds([reference, *dict.fromkeys(archs.values())], cfg, max(3, cfg.latency_rounds),
-                             options.runs / "rounds.jsonl")
+                             options.runs / "rounds")
     times = {arch: statistics.median(took) for arch, took in rounds.items()}
     speedups = {name: times[reference] / times[arch] for name, arch in archs.items()}
     rows = [["BERT-base", str(reference), times[reference], 1.0, 1.0, 0.0, "", ""]]
@@ -97,7 +87,7 @@ def latency(options):
 def space(options):
     rows = []
     for setting, printed in SPACES.items():
-        cfg = dataclasses.replace(read_flags(options), setting=setting)
+        cfg = dataclasses.replace(read_flags(options, "search"), setting=setting)
         count = math.prod(map(len, atb.search_space(cfg).values()))
         rows.append([setting, count, count / 1e6, printed])
     (*_, first, printed), (*_, second, other) = rows
@@ -189,7 +179,7 @@ def part_for(arch, variant, cfg):
 # whatever comes out. 45 core-minutes.
 def ranking(options):
     """One-shot scores of each of --variants (Eq. 5) against models trained on their own."""
-    cfg, variants = read_flags(options), options.variants.split(",")
+    cfg, variants = read_flags(options, "search"), options.variants.split(",")
     if cfg.setting == "distill":
         raise UserError("ranking: Table 3 is about --setting mlm; distillation has no other number of heads")
     if {*variants} - {*atb.VARIANTS}:
@@ -317,7 +307,7 @@ def train_further(options, flags, superplm, pairs):
 
 def shape(options):
     """--only latency measures alone, for an idle machine; the same command without it goes on."""
-    cfg, flags, deep = read_flags(options), options.flags, ["--speedup", options.deep]
+    cfg, flags, deep = read_flags(options, "search"), options.flags, ["--speedup", options.deep]
     superplm = study.run_all(options, {"superplm": [PROGRAM, "--latency", *flags, *deep]}, "predictor.pt")["superplm"]
     predict, shapes = measure_shapes(cfg, superplm)
     if options.only == "latency":
@@ -343,7 +333,7 @@ def shape(options):
     parsed, rounds = [atb.parse_arch(arch) for arch in archs], max(5, cfg.latency_rounds)
     plain, headed = ({str(arch): statistics.median(took) for arch, took in measured_rounds(
         parsed, cfg, rounds, options.runs / name, timer).items()}
-        for name, timer in (("rounds.jsonl", None), ("rounds-head.jsonl", time_with_head)))
+        for name, timer in (("rounds", None), ("rounds-head", time_with_head)))
 
     rows, gaps = [], {}
     for rule, winner in winners.items():

@@ -214,8 +214,7 @@ AUTOTINYBERT = (
           size="401 architectures of the paper's space, the least of three times for a row of 128 tokens, four fifths "
                "to learn from. MAPE: mean error in percent; linear: least squares, which the file takes; mlp: the "
                "paper's kind. The interval is over the architectures, against a latency proportional to FLOPs",
-          needs="`python -m tests.claims.autotinybert predictor --preset base --latency_rounds 3`: 10 minutes",
-          older="Older code (1679f60) had an error of 3.4%, and 6.2% of a latency proportional to FLOPs"),
+          needs="`python -m tests.claims.autotinybert predictor --preset base --latency_rounds 3`: 10 minutes"),
     Claim("convergence", "Starting from the SuperPLM saves half of the training", "Figure 5",
           "{Figure 5: training time saved}% saved",
           needs="`python autotinybert.py --superplm --largest 4-64-256-8-64 --smallest 1-16-28-1-8 --reference "
@@ -256,24 +255,22 @@ ORDER = ("Two layers of width 64, 3,000 updates of 64 rows of 16 tokens on words
          "random labels")
 ORDER_RUN = "`python -m tests.claims.albert order --jobs 2`: 1.1 core-hours on the demo text"
 NOVELS_RUN = "`python -m tests.claims.albert order --many path/to/corpus/books`: 1.1 core-hours on novels"
-AWAY = "Older demo data gave the order away by the first words of a document, so what they showed is no evidence"
 WORDS = ("Two layers of width 64 that share everything, E = 32, 3,000 updates of 64 rows of 16 tokens, words alone, "
          "demo text. Percent of 21,176 masked words, differences in points")
 GENTLE = WORDS + ". Half the learning rate and three times the warm-up, at which eight layers learn"
 ALBERT = (
     Claim("order", "A model trained on sentence order knows it better than one trained on next sentences", "Table 5",
           "accuracy in SOP {Table 5: SOP, SOP} against {Table 5: NSP, SOP}", "order", "SOP model - (control|NSP model) "
-          "on SOP", digits=1, size=ORDER, older=AWAY, needs=ORDER_RUN),
+          "on SOP", digits=1, size=ORDER, needs=ORDER_RUN),
     Claim("order-chance", "A model trained on next sentences is at chance on sentence order", "Table 5",
           "accuracy in SOP {Table 5: NSP, SOP}, of a model of words alone {Table 5: None, SOP}", "order", "3 points",
-          digits=1, size=ORDER, older=AWAY, needs=ORDER_RUN),
+          digits=1, size=ORDER, needs=ORDER_RUN),
     Claim("order-next", "A model trained on sentence order can tell next sentences too", "Table 5",
           "accuracy in NSP {Table 5: SOP, NSP}, of NSP's own model {Table 5: NSP, NSP}, of words alone {Table 5: None, "
-          "NSP}", "order", "control on NSP", digits=1, size=ORDER, older=AWAY, needs=ORDER_RUN),
+          "NSP}", "order", "control on NSP", digits=1, size=ORDER, needs=ORDER_RUN),
     Claim("order-words", "Sentence order costs no masked words", "Table 5",
           "average of the tasks: none {Table 5: None, average}, NSP {Table 5: NSP, average}, SOP {Table 5: SOP, "
-          "average}", "order", "on words", -1.0, 1, ORDER, needs=ORDER_RUN,
-          older="Older code and demo data (fe59863) had -0.2 points [-0.4, +0.1] with three seeds"),
+          "average}", "order", "on words", -1.0, 1, ORDER, needs=ORDER_RUN),
     Claim("order-novels", "On novels, too, the model of sentence order knows it better", "Table 5",
           "as in the first claim", "order-many", "SOP model - (control|NSP model) on SOP", digits=1, size=ORDER,
           older="Older code (93d1832) had -0.5 points [-1.6, +0.6] with three seeds: no model of this size read the "

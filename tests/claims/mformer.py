@@ -8,54 +8,45 @@ import dataclasses
 import functools
 import math
 import os
-import random
 import statistics
 import time
 
 import torch
 
 import mformer as mf
-from common.cli import UserError, parse
 from common.distributed import Ranks, pick_device
 from common.files import read_json
 from data.cifar10 import Pictures, load_cifar10
-from data.inputs import fill_in
 from data.translation import Translations
 from tests.claims import pictures
-from tests.claims.study import Found, Study, as_program, interval, mean_sd, published, run_all, run_settings
-from tests.claims.study import main as study
+from tests.claims.study import (Found, Study, as_program, in_turns, interval, mean_sd, named, published, read_flags, run_all,
+                                run_settings)
 
 
 def config_of(options):
     """The Config of the paper file's flags, and the device."""
-    cfg = parse(mf.Config, mf.presets_of(options.flags), mf.ACTIONS, "", ["--train", *options.flags])[2]
+    cfg = read_flags(mf, options, "train", mf.presets_of(options.flags))
     mf.check(cfg, "train")
     return cfg, Ranks(0, 1, pick_device(cfg.device))
 
 
 def searched(options):
     """(configuration, space, history lines of the samples, weights) of the finished search that --folders names."""
-    if not options.folders:
-        raise UserError("--folders: missing; name the run folder of a finished --search")
-    folder = options.folders[0]
+    folder, = named(options, one=True)
+    limit = read_json(folder / "best.json", dict, "name the folder of a finished --search")["latency_limit"]
     weights, _, space = mf.read_run(mf.Config(init=str(folder)))
-    lines = samples_of(folder)
-    if not space or not lines:
-        raise UserError(f"{folder}: no history.jsonl with samples; name the folder of a finished --search")
-    limit = read_json(folder / "best.json", dict).get("latency_limit", 0.0)
-    return run_settings(folder, mf.Config, init=str(folder), latency_limit=limit), space, lines, weights
+    cfg = run_settings(folder, mf.Config, init=str(folder), latency_limit=limit)
+    return cfg, space, samples_of(folder), weights
 
 
 def samples_of(folder):
-    """The history lines of the sub-nets that a search has sampled; [] where there is no history.jsonl."""
+    """The history lines of the sub-nets that a search has sampled."""
     return [line for line in mf.read_history(folder / "history.jsonl") if line["round"] == "sample"]
 
 
 def measured_archs(lines, cfg):
     """(architectures, losses, latencies) of the history lines whose losses are numbers."""
     lines = [line for line in lines if line["scores"]["loss"] < mf.WORST]
-    if len(lines) < 20:
-        raise UserError(f"only {len(lines)} sub-nets have a loss that is a number; it takes 20")
     return ([mf.parse_arch(line["arch"], cfg) for line in lines],
             *([line["scores"][name] for line in lines] for name in ("loss", "latency")))
 
@@ -106,7 +97,9 @@ def ranker(options):
                 scores.append(mf.agreement(mf.Ranker(space, *zip(*known), part).rank_scores(unseen), truth))
             rows.append([f"{name} ranker", len(known), *(number for kind in zip(*scores) for number in mean_sd(kind))])
             taus[name] = [tau for tau, _ in scores]  # in the end with all that every part leaves
-    data, ranks = held_out_data(cfg, options)
+    ranks = Ranks(0, 1, pick_device(cfg.device))
+    # by the settings of the search, so that nothing is held out that its super-net was trained on
+    data = (Pictures if cfg.task == "cifar10" else Translations)(cfg, ranks, options.folders[0])
     supernet = mf.extract(weights, mf.widest(space), cfg, space).to(ranks.device).eval()
     bests = {}
     for keep in (cfg.keep or 3, 0):
@@ -126,17 +119,6 @@ def ranker(options):
                  numbers={"best losses": {"pruned": pruned, "whole": whole}})
 
 
-def held_out_data(cfg, options):
-    """The data of a search: the same flags, so that nothing is held out that its super-net was trained on."""
-    ranks = Ranks(0, 1, pick_device(cfg.device))
-    names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
-    if not any(getattr(cfg, name) for name in names):
-        fill_in(cfg, ranks, *names)
-    if cfg.task == "wmt14":
-        cfg.vocab_size = len(mf.read_run(dataclasses.replace(cfg))[0]["words"])
-    return (Pictures if cfg.task == "cifar10" else Translations)(cfg, ranks, options.folders[0]), ranks
-
-
 def train_variants(options, cfg, variants):
     """Train {name: architecture} from scratch with --seeds seeds each and evaluate: {name: [result of each seed]}."""
     if cfg.cifar10:  # missing test data end this before it trains
@@ -152,12 +134,6 @@ def train_variants(options, cfg, variants):
 
 
 SHORT = 0.7  # of softmax's time: what a mixture is asked for
-
-
-def distinct(variants):
-    """Without a variant that is another over again."""
-    return {name: arch for number, (name, arch) in enumerate(variants.items())
-            if arch not in list(variants.values())[:number]}
 
 
 # Primary question: at a length where linear attention can win time, does a search over mixed attention find a better
@@ -192,18 +168,6 @@ def networks_of(options):
                                                                   cfg)}
 
 
-def interleaved(calls, turns, clock, warm_up=3):
-    """{name: [ms of each turn]} of {name: function}: a turn calls each once, in an order of its own, so that a busy
-    moment of the machine meets all alike."""
-    times = {name: [] for name in calls}
-    for turn in range(warm_up + turns):
-        for name in random.Random(turn).sample([*calls], len(calls)):
-            began = clock()
-            calls[name]()
-            times[name].append(1000 * (clock() - began))
-    return {name: values[warm_up:] for name, values in times.items()}
-
-
 def clock_of(cfg, device):
     """Seconds of the wall, with --cost cpu those of this process; a GPU's work is waited for."""
     def clock():
@@ -219,7 +183,7 @@ def time_networks(archs, cfg, device, turns):
     image, calls = torch.randn(1, 3, cfg.image, cfg.image, device=device), {}
     for name, arch in archs.items():
         calls[name] = functools.partial(mf.make_model(arch, cfg).to(device).eval(), image)
-    return interleaved(calls, turns, clock_of(cfg, device))
+    return in_turns(calls, turns, clock_of(cfg, device))
 
 
 def middle(values):
@@ -233,8 +197,9 @@ def mixed(options):
     """Mixed, softmax and linear searches at 257 tokens under one limit in FLOPs, and the winners from scratch."""
     cfg, ranks = config_of(options)
     archs = networks_of(options)
-    alone = distinct(archs)
-    same = {role: next(name for name in alone if alone[name] == arch) for role, arch in archs.items()}
+    firsts = {arch: role for role, arch in reversed(archs.items())}  # what several found is trained once
+    same = {role: firsts[arch] for role, arch in archs.items()}
+    alone = {role: archs[role] for role in dict.fromkeys(same.values())}
     found, load = train_variants(options, cfg, alone), os.getloadavg()[0]
     times = time_networks(alone, cfg, ranks.device, options.turns)
     scores = {role: [row["accuracy"] for row in found[same[role]]] for role in archs}
@@ -324,22 +289,22 @@ def attention_costs(kinds, tokens, device, clock):
     interleaved turns), MB kept, peak MB]."""
     calls = {kind: attention_call(kind, tokens, device) for kind in kinds}
     both, turns = {kind: functools.partial(with_gradients, attend) for kind, attend in calls.items()}, 20480 // tokens
-    forward, whole = (interleaved(each, max(5, min(80, turns)), clock) for each in (calls, both))
+    forward, whole = (in_turns(each, max(5, min(80, turns)), clock) for each in (calls, both))
     return [[kind, tokens, statistics.median(forward[kind]), statistics.median(whole[kind]),
              *attention_memory(calls[kind], device)] for kind in kinds]
 
 
 def length_summary(rows):
-    """For each type [type, the power of the length with which time and kept memory grow from 1,024 tokens on, and where
-    linear gets faster than it]."""
-    summary, kinds = [], dict.fromkeys(row[0] for row in rows)
-    costs = {kind: {tokens: (whole, kept) for name, tokens, _, whole, kept, _ in rows if name == kind}
-             for kind in kinds}
+    """{type: [the power of the length with which time and kept memory grow from 1,024 tokens on, and where linear gets
+    faster than it]}."""
+    costs, summary = {}, {}
+    for kind, tokens, _, whole, kept, _ in rows:
+        costs.setdefault(kind, {})[tokens] = whole, kept
     for kind, cost in costs.items():
         powers = [math.log(cost[max(cost)][part] / cost[1024][part]) / math.log(max(cost) / 1024) for part in (0, 1)]
         slower = [tokens for tokens in cost if costs["linear"][tokens][0] >= cost[tokens][0]]
-        summary.append([kind, *powers, min([tokens for tokens in cost if tokens > max(slower, default=0)],
-                                           default=None)])
+        faster = [tokens for tokens in cost if tokens > max(slower, default=0)]
+        summary[kind] = [*powers, min(faster, default=None)]
     return summary
 
 
@@ -353,7 +318,7 @@ def length(options):
             kinds.append("relative softmax")
         if tokens <= max(2048, options.longest):
             rows += attention_costs(kinds, tokens, ranks.device, clock)
-    summary = {kind: powers for kind, *powers in length_summary(rows)}
+    summary = length_summary(rows)
     grows = {kind: time for kind, (time, *_) in summary.items()}
     fastest = max(summary[kind][2] or math.inf for kind in summary if "softmax" in kind)
     return Found(["type", "tokens", "forward ms", "forward and backward ms", "kept MB", "peak MB"], rows, facts={
@@ -451,10 +416,6 @@ CLAIMS = {
     "length": Study(length, "Linear attention grows linearly with the length and softmax does not", {"longest": 8192},
                     picture=pictures.of_columns("tokens", "forward and backward ms", "type", logarithmic=True,
                                                 title="One attention: 8 heads of 64, batch 1"))}
-
-
-def main(argv=None):
-    return study("mformer", CLAIMS, argv)
 
 
 if __name__ == "__main__":

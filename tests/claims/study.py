@@ -21,6 +21,7 @@ import functools
 import json
 import math
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -33,7 +34,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 import torch
 
-from common import describe, metrics
+from common import cli, describe, metrics
 from common.cli import UserError, run
 from common.files import read_json, write_atomic
 from common.runs import environment
@@ -185,6 +186,30 @@ def pairwise_accuracy(predictions, labels):
     one, two = pair_signs(predictions), pair_signs(labels)
     both_tied = np.sum((one == 0) & (two == 0)) - n  # an item with itself is no pair
     return float(0.5 + 0.5 * (np.sum(one * two, dtype=np.int64) + both_tied) / (n * (n - 1)))
+
+
+def read_flags(file, options, action="describe", presets=None):
+    """Config of a paper file's flags as that action reads them."""
+    return cli.parse(file.Config, presets or file.PRESETS, file.ACTIONS, "", [f"--{action}", *options.flags])[2]
+
+
+def named(options, one=False):
+    """The run folders of --folders; UserError where there are none, or several and one is wanted."""
+    if not options.folders or one and len(options.folders) > 1:
+        raise UserError(f"{options.name}: name {'one run' if one else 'the runs'} to look at with --folders")
+    return options.folders
+
+
+def in_turns(calls, turns, clock=time.perf_counter, warm_up=3):
+    """{name: [ms of each turn]} of {name: function}: a turn calls each once, in an order of its own, so that a busy
+    moment of the machine meets all alike."""
+    times = {name: [] for name in calls}
+    for turn in range(warm_up + turns):
+        for name in random.Random(turn).sample([*calls], len(calls)):
+            began = clock()
+            calls[name]()
+            times[name].append(1000 * (clock() - began))
+    return {name: values[warm_up:] for name, values in times.items()}
 
 
 def run_settings(folder, Config, **others):
