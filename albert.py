@@ -633,7 +633,7 @@ def sentence_runs(corpus, number, rows, room, seed, short_prob=SHORT):
     columns = (array[:, None] for array in (document, second, room - first))
     eight = [mix(draw[:, None] + np.arange(1, 9, dtype=np.uint64)) for draw in draws[4:]]
     other, other_length = run_elsewhere(corpus, corpus.slot_table(room), *columns, eight)
-    return corpus.collect(room, (begin, first), (cut, second), (other, other_length), np.where(pair, stop - start, 1))
+    return corpus.collect(room, (begin, first), (cut, second), (other, other_length))
 
 
 def fitting_stop(corpus, start, high, room):

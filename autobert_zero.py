@@ -1102,7 +1102,7 @@ def search(cfg):
                 supernet.write_back((proposals[line["id"]][1], load_file(folder / f"{line['id']}.pt"))
                                     for line in ranked(lines))
             checkpoint.save(history=history)
-            barrier(ranks)
+            gather(ranks, None)  # a round's files go when all have read them
             on_main(ranks, record_round, run, number, history)
             if words := tells_nothing([line["scores"] for line in ranked(lines)], constants):
                 say(ranks, words)
@@ -1153,7 +1153,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
     from common.describe import forecast, ids
-    from common.distributed import (Pace, Ranks, autocast, barrier, launch, move, no_sync_until, on_main, per_second,
+    from common.distributed import (Pace, Ranks, autocast, gather, launch, move, no_sync_until, on_main, per_second,
                                     prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
                                     send, set_shards, shard_range, share_out, to_host)
     from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result

@@ -670,7 +670,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
-    from data.inputs import open_run, words_after_training
+    from data.inputs import check_vocabulary, open_run, words_after_training
 
 
 @dataclasses.dataclass
@@ -1105,7 +1105,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
         return run, None
     data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
-        hf_models.check_vocabulary(folder, data.tokenizer)
+        check_vocabulary(folder, data.tokenizer)
     if text:
         updates = data.train.slots(cfg.length - 3) / cfg.batch  # a pass over the corpus
         cfg.steps = cfg.steps or math.ceil(5 * updates)

@@ -154,11 +154,6 @@ def gather(ranks, value):
     return box
 
 
-def barrier(ranks):
-    if ranks.size > 1:
-        dist.barrier()
-
-
 def reduce_mean(ranks, *values):
     """Mean over the ranks of each number, as floats."""
     return [sum(column) / ranks.size for column in zip(*gather(ranks, [float(value) for value in values]))]

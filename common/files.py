@@ -64,9 +64,9 @@ def no_link(path, flags):
                         ) from None
 
 
-def read_text(path, mend, newline=None):
-    """The text of a UTF-8 file without its byte-order mark; "\\r\\n" becomes "\\n" but with newline="". UserError where
-    there is no file, with the mend, or where it is no UTF-8, with the line."""
+def read_text(path, mend):
+    """The text of a UTF-8 file without its byte-order mark; "\\r\\n" becomes "\\n". UserError where there is no file,
+    with the mend, or where it is no UTF-8, with the line."""
     try:
         content = existing(path, mend).read_bytes()
         if b"\0" in content:
@@ -75,7 +75,7 @@ def read_text(path, mend, newline=None):
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-    return text.replace("\r\n", "\n") if newline is None else text
+    return text.replace("\r\n", "\n")
 
 
 def parse_json(text, place, kind=object, mend="fetch it again"):

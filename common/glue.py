@@ -113,7 +113,7 @@ def read_label(task, cell, place):
 
 def read_rows(path):
     """(number of the line, cells) of each line of a TSV file that is not empty."""
-    lines = enumerate(read_text(path, MEND, newline="").split("\n"), 1)
+    lines = enumerate(read_text(path, MEND).split("\n"), 1)
     return ((number, line.rstrip("\r").split("\t")) for number, line in lines if line.strip())
 
 
@@ -294,12 +294,9 @@ def batches(features, batch_size, seed=None, epoch=0):
 
 def score(task, predictions, labels):
     """{metric: value} of the task's official metrics, and the main one again as "main"; shares, not percent.
-    predictions: logits (n, classes), or scores (n,) or (n, 1) for regression. A single NaN or infinite logit means that
-    the model has diverged: every metric is 0.0."""
+    predictions: logits (n, classes), or scores (n,) or (n, 1) for regression."""
     task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
-    if not np.isfinite(predictions).all():
-        return dict.fromkeys((*task.metrics, "main"), 0.0)
     predictions = predictions.reshape(-1) if task.regression else predictions.argmax(axis=-1)
     values = {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
     return {**values, "main": values[task.metrics[0]]}
@@ -331,8 +328,6 @@ def write_submission(folder, task, predictions, split="test"):
     parts = {"test": "MNLI-m", "test_mismatched": "MNLI-mm", "test_diagnostic": "AX"}
     name = parts[split] if task.name == "MNLI" else task.name
     path = Path(folder) / f"{name}.tsv"
-    if not np.isfinite(predictions).all():
-        raise UserError(f"{path}: not written, some predictions are not finite; the model has diverged, train it again")
     cells = [f"{value:.3f}" for value in np.clip(predictions.reshape(-1), 0, 5)] if task.regression else [
         task.labels[number] for number in predictions.argmax(axis=-1)]
     path.parent.mkdir(parents=True, exist_ok=True)

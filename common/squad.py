@@ -188,13 +188,12 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
                     np.concatenate(targets) if training else None, specials, max_length)
 
 
-def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer=30):
+def extract(features, start_logits, end_logits, n_best=20, max_answer=30):
     """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
 
-    Tried are the n_best best starts of each window with its n_best best ends.
-    null: (W,) score of "no answer" for each window (high = unanswerable); a question's odds are the smallest of its
-    windows. Without it they are BERT's: the smallest start + end logit at [CLS] minus the best span's score. Returns
-    Predictions as `rank` does.
+    Tried are the n_best best starts of each window with its n_best best ends. The odds of "no answer" are BERT's: the
+    smallest start + end logit at [CLS] of the question's windows, minus the best span's score. Returns Predictions as
+    `rank` does.
     """
     start_logits, end_logits = (np.asarray(logits, dtype=np.float32) for logits in (start_logits, end_logits))
     places, length, own, own_end = np.arange(start_logits.shape[1]), *features.windows[:, 3:].T[..., None]
@@ -207,20 +206,17 @@ def extract(features, start_logits, end_logits, null=None, n_best=20, max_answer
     scores = np.where((span >= 0) & (span < max_answer), scores, -np.inf).reshape(len(scores), -1)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :n_best]
     starts, ends, scores = starts[rows, best // keep], ends[rows, best % keep], scores[rows, best]
-    used = places < features.lengths[:, None]
-    scores[np.isnan(np.where(used, start_logits + end_logits, 0)).any(axis=1)] = np.nan
-    first = start_logits[:, 0] + end_logits[:, 0]
-    return rank(features, starts, ends, scores, first if null is None else null, null is None, n_best, max_answer)
+    return rank(features, starts, ends, scores, start_logits[:, 0] + end_logits[:, 0], True, n_best, max_answer)
 
 
 def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_answer=30):
-    """Answers from candidate spans: starts, ends (W, K) positions in the window's input, scores (W, K), null (W,) as in
-    extract; relative: the best span's score is taken off the null score. This is the entry for a beam (XLNet's and
-    ALBERT's 5 x 5 spans).
+    """Answers from candidate spans: starts, ends (W, K) positions in the window's input, scores (W, K), null (W,) the
+    score of "no answer" (high = unanswerable), of which the smallest of a question's windows are its odds; relative:
+    less the best span's score. This is the entry for a beam (XLNet's and ALBERT's 5 x 5 spans).
 
     Spans outside the paragraph, with a start whose best context is in another window, or longer than max_answer tokens
     are dropped. Returns Predictions: texts {id: the best answer}, nbest {id: list of {"text", "score", "probability"}},
-    null_odds {id: float}. A question with a NaN among its scores is left out of all three: the model has diverged.
+    null_odds {id: float}.
     """
     starts, ends = (np.asarray(values, dtype=np.int64) - features.offsets[:, None] for values in (starts, ends))
     scores, null = np.asarray(scores, dtype=np.float64), np.asarray(null, dtype=np.float64)
@@ -233,13 +229,12 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=20, max_an
     base = np.asarray(features.contexts.starts)[features.windows[window, 1]] + features.windows[window, 2]
     begin = np.asarray(features.char_start.flat)[base + starts[window, place]]
     stop = np.asarray(features.char_end.flat)[base + ends[window, place]]
-    diverged = np.unique(question[np.isnan(scores).any(axis=1) | np.isnan(null)])
     lowest = np.full(len(features.questions), np.inf)
-    np.fmin.at(lowest, question, null)
+    np.minimum.at(lowest, question, null)
     edges = np.searchsorted(question[window], np.arange(len(features.questions) + 1))
     result = Predictions({}, {}, {})
-    for number in np.setdiff1d(np.unique(question), diverged):
-        here, asked = slice(edges[number], edges[number + 1]), features.questions[number]
+    for number, asked in enumerate(features.questions):
+        here = slice(edges[number], edges[number + 1])
         best = distinct(asked.context, zip(begin[here], stop[here], scores[window[here], place[here]]), n_best)
         result.texts[asked.id], result.nbest[asked.id] = best[0]["text"], best
         result.null_odds[asked.id] = float(lowest[number] - relative * best[0]["score"])

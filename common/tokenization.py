@@ -93,10 +93,6 @@ class Tokenizer:
     def __reduce__(self):  # travels to worker processes as a path
         return arrived, (type(self), str(self.path), self.lower)
 
-    def pieces(self, ids):
-        """The written form of each id."""
-        return [self.names[i] for i in ids]
-
     def encode(self, text):
         """Ids of one text, without special pieces."""
         return self.encode_batch([text])[0]
@@ -252,11 +248,6 @@ class WordPieceTokenizer(Tokenizer):
         words = ((match.start(), self.split(match.group())) for match in WORD.finditer(text))
         found = [(i, start + a, start + b) for start, pieces in words for i, a, b in pieces]
         return [i for i, _, _ in found], [(a, b) for _, a, b in found]
-
-    def decode(self, ids):
-        """The words of some ids, blanks between; special pieces but the unknown one are left out."""
-        names = self.pieces(i for i in ids if i == self.unk_id or i not in self.special_ids)
-        return " ".join(names).replace(" ##", "")
 
 
 def load_tokenizer(path, lower=None):

@@ -80,7 +80,6 @@ class Segments:
     second_length: torch.Tensor  # (R,) 0 where the run has no sentence boundary inside
     other: torch.Tensor  # (R, length) text of another document in the place of second
     other_length: torch.Tensor  # (R,)
-    sentences: torch.Tensor  # (R,) sentences, whole or in part, in first and second
 
 
 class Corpus:
@@ -153,7 +152,7 @@ class Corpus:
         chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[3])]
         middle = np.where(inside > 0, chosen, start + size)
         other = self.elsewhere(document, start, start + size - middle, draws[4:])
-        return self.collect(length, (start, middle - start), (middle, start + size - middle), other, inside + 1)
+        return self.collect(length, (start, middle - start), (middle, start + size - middle), other)
 
     def drawn(self, position, rows, length, seed, short_prob):
         """What each example of the stream begins with: (its document, the first token of its slot's stretch and the one
@@ -187,13 +186,13 @@ class Corpus:
             low, high = np.where(after, low, middle + 1), np.where(after, middle, high)
         return low
 
-    def collect(self, length, first, second, other, sentences):
-        """Segments of the parts' (first tokens, sizes), each (R,)."""
+    def collect(self, length, *parts):
+        """Segments of three parts' (first tokens, sizes), each (R,)."""
         column, tensors = np.arange(length), []
-        for begin, size in (first, second, other):
+        for begin, size in parts:
             block = self.tokens.take(begin[:, None] + column, mode="clip").astype(np.int64)
             tensors += [torch.from_numpy(block * (column < size[:, None])), torch.from_numpy(size)]
-        return Segments(*tensors, torch.from_numpy(sentences))
+        return Segments(*tensors)
 
     def elsewhere(self, document, start, want, draws):
         """(start, length) of runs of `want` tokens from a sentence's start in another document, to stand where a text's

@@ -10,7 +10,6 @@ Every label is decided by a rule, which asks for what masked words and neighbour
 natural, does this sentence continue that one, which word belongs in the gap. The file formats are the official ones.
 """
 import hashlib
-import importlib.util
 import inspect
 import json
 import os
@@ -24,6 +23,7 @@ from collections import namedtuple
 from itertools import chain
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from common.cli import UserError
@@ -59,10 +59,7 @@ def raw_documents():
     is language, python, numpy or torch. The order does not depend on the file system."""
     for name, text in sorted(pydoc_data.topics.topics.items()):
         yield "language", name, [text]
-    roots = {"python": sysconfig.get_path("stdlib")}
-    for name in ("numpy", "torch"):
-        if spec := importlib.util.find_spec(name):  # found, not imported
-            roots[name] = spec.submodule_search_locations[0]
+    roots = {"python": sysconfig.get_path("stdlib"), "numpy": np.__path__[0], "torch": torch.__path__[0]}
     for source, root in roots.items():
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if name not in SKIPPED)

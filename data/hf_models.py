@@ -16,7 +16,6 @@ import torch
 from common import glue
 from common.cli import UserError
 from common.files import read_json, write_atomic
-from common.tokenization import load_tokenizer
 from common.weights import read_init, take_over
 from data.hf_folder import read_weights, write_folder
 
@@ -208,15 +207,6 @@ def read_model(path, cfg, arch="", first="model"):
     if arch not in ("", own.arch) and whole != folder:
         return read_model(whole, cfg)
     return folder, own.arch, weights
-
-
-def check_vocabulary(folder, tokenizer):
-    """UserError where the tokenizer in a model's folder, if there is one, is another."""
-    if any((folder / name).exists() for name in ("vocab.txt", "spiece.model")):
-        mine = load_tokenizer(folder)
-        if (mine.fingerprint, mine.lower) != (tokenizer.fingerprint, tokenizer.lower):
-            raise UserError(f"{folder}: another vocabulary (or case) than {tokenizer.path}; a model, its teacher and "
-                            "the corpus must share one: give it with --tokenizer, and a --corpus of plain text")
 
 
 def fill(model, weights, folder):

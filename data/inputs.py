@@ -15,7 +15,7 @@ from common.tokenization import describe_file, load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta
 from data.demo import make_demo
-from data.text import layout_of, make_corpus, text_files
+from data.text import make_corpus, text_files
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ("corpus", "glue", "squad", "race", "cifar10", "train_text", "valid_text", "test_text")  # data flags
@@ -62,7 +62,8 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
         if "vocab_size" in cfg.given and cfg.vocab_size != asked["vocab_size"]:
             raise UserError(f"--vocab_size {asked['vocab_size']}: {data.tokenizer.path} has {cfg.vocab_size} pieces; "
                             "leave it out")
-        on_main(ranks, check_pieces, cfg, data.tokenizer)
+        if getattr(cfg, "init", ""):
+            on_main(ranks, check_vocabulary, Path(cfg.init), data.tokenizer)
         on_main(ranks, keep_vocabulary, run, data.tokenizer)
     return run, data
 
@@ -82,11 +83,13 @@ def find_data(cfg, flags, tasks, action):
             cifar10.find_batches(value, "test" if action == "evaluate" else "train")
             found.append(value)
         elif flag == "race":
-            race.look_at(value)
+            for split in ("train", "dev"):
+                for level in race.LEVELS:
+                    race.passage_files(value, split, level)
             found.append(value)
         else:
-            for path in [] if is_prepared(value) else text_files(value):
-                layout_of(path)
+            if not is_prepared(value):
+                text_files(value)
             found += value
     return [str(path) for path in found]
 
@@ -108,13 +111,13 @@ def keep_vocabulary(run, tokenizer):
     run.facts["vocabulary"] = describe_file(tokenizer, tokenizer.save(run.folder))
 
 
-def check_pieces(cfg, tokenizer):
-    """UserError where the model of --init was trained with a vocabulary of other pieces, be it of the same size."""
-    names = ("spiece.model", "vocab.txt") if getattr(cfg, "init", "") else ()
-    own = [Path(cfg.init) / name for name in names if (Path(cfg.init) / name).is_file()]
-    if own and load_tokenizer(own[0]).names != tokenizer.names:
-        raise UserError(f"{tokenizer.path}: has other pieces than {own[0]}, with which --init was trained; "
-                        "leave --tokenizer out, and give the text itself as --corpus")
+def check_vocabulary(folder, tokenizer):
+    """UserError where the tokenizer in a model's folder, if there is one, has other pieces, be it as many, or case."""
+    if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt")):
+        own = load_tokenizer(folder)
+        if (own.names, own.lower) != (tokenizer.names, tokenizer.lower):
+            raise UserError(f"{tokenizer.path}: has other pieces (or case) than {own.path}; a model, its teacher and the "
+                            "corpus must share one: leave --tokenizer out, and give the text itself as --corpus")
 
 
 def is_demo(paths):
@@ -174,14 +177,14 @@ def open_text(cfg, ranks, folder):
     MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and nothing of the corpus.
     """
     target = Path(cfg.corpus[0]) if is_prepared(cfg.corpus) else Path(folder) / "corpus"
-    on_main(ranks, make_text, cfg.corpus, target, cfg, cfg.tokenizer, ranks)
+    on_main(ranks, make_text, cfg.corpus, target, cfg, cfg.tokenizer)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     if tokenizer.mask_id is None:
         raise UserError(f"{tokenizer.path}: the vocabulary lacks [MASK], which pre-training needs; take another")
     cfg.vocab_size = tokenizer.vocab_size
     if getattr(cfg, "dev_corpus", ()):
         apart = Path(folder) / "corpus" / "dev"
-        on_main(ranks, make_text, cfg.dev_corpus, apart, cfg, str(tokenizer.path), ranks)
+        on_main(ranks, make_text, cfg.dev_corpus, apart, cfg, str(tokenizer.path))
         return tokenizer, Corpus(target, tokenizer), Corpus(apart, tokenizer)
     corpus, held = Corpus(target, tokenizer), cfg.held_out
     if held >= max(1, len(corpus.ids)):
@@ -190,9 +193,8 @@ def open_text(cfg, ranks, folder):
     return tokenizer, *corpus.split(min(held, 1.0), MOST_HELD_OUT if held < 1 else int(held))
 
 
-def make_text(paths, target, cfg, tokenizer, ranks):
+def make_text(paths, target, cfg, tokenizer):
     """Train or copy the tokenizer into the folder target, and make the token files of the text there, unless both are
     there already."""
     if not (target / "meta.json").exists():
-        make_corpus(paths, target, cfg.vocab_size, tokenizer, workers=os.cpu_count() or 1,
-                    tell=lambda words: say(ranks, words))
+        make_corpus(paths, target, cfg.vocab_size, tokenizer, workers=os.cpu_count() or 1)

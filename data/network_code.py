@@ -285,12 +285,10 @@ def write_code(layers, weights, cfg, tokenizer, labels):
     called, None of a model of words."""
     used, classes, mixers, table = set(), {}, [], []
     for number, layer in enumerate(layers, 1):
-        if isinstance(layer, int):
-            mixers.append(f"Convolution({layer})")
-        elif layer not in classes:
-            classes[layer] = f"Attention{number}"
-        mixers += [] if isinstance(layer, int) else [f"{classes[layer]}()"]
-        what = f"convolution of {layer} tokens" if isinstance(layer, int) else layer.formula
+        mixer, what = f"Convolution({layer})", f"convolution of {layer} tokens"
+        if not isinstance(layer, int):
+            mixer, what = classes.setdefault(layer, f"Attention{number}") + "()", layer.formula
+        mixers.append(f"            {mixer},")
         table.append(f"{number:4}  {what}")
     bodies = [attention_class(name, attention, used) for attention, name in classes.items()]
     if any(isinstance(layer, int) for layer in layers):
@@ -306,14 +304,7 @@ def write_code(layers, weights, cfg, tokenizer, labels):
     head += f"LABELS = {labels}\n" if labels else ""
     if ours:
         helpers[:0] = [CLEAN, ENCODE.format(text="clean(text)")] if lower else [ENCODE.format(text="text")]
-    tail = TAIL.format(mixers="\n".join(f"            {mixer}," for mixer in mixers))
-    return "\n".join([head, *helpers, *bodies]) + tail + network + LOAD
-
-
-def rename(weights):
-    """{name: weight} of autobert_zero.py's LanguageModel under the names of the written module."""
-    return {name.replace(".attention.", ".mixer.").replace(".conv.", ".mixer."): value
-            for name, value in weights.items()}
+    return "\n".join([head, *helpers, *bodies]) + TAIL.format(mixers="\n".join(mixers)) + network + LOAD
 
 
 def write_network(path, layers, weights, cfg, tokenizer, labels=None):
@@ -322,7 +313,8 @@ def write_network(path, layers, weights, cfg, tokenizer, labels=None):
     write_atomic(path, write_code(layers, path.with_suffix(".pt").name, cfg, tokenizer, labels))
     tokenizer.save(path.parent)
     write_atomic(path.with_suffix(".mmd"), mermaid(layers))
-    save_file(path.with_suffix(".pt"), rename(weights))
+    save_file(path.with_suffix(".pt"), {name.replace(".attention.", ".mixer.").replace(".conv.", ".mixer."): value
+                                        for name, value in weights.items()})
 
 
 def mermaid(layers):

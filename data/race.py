@@ -34,13 +34,6 @@ def passage_files(folder, split, level):
     raise UserError(f"{place}: no passages are here; point --race at the official folder with train and dev")
 
 
-def look_at(folder):
-    """UserError where train or dev has no passages to read."""
-    for split in ("train", "dev"):
-        for level in LEVELS:
-            passage_files(folder, split, level)
-
-
 def read_passage(path, level, asked=False):
     """The questions of one passage's file, asked: without answers."""
     entry = read_json(path, mend="download it again")
@@ -102,10 +95,6 @@ class Features:
                 "labels": np.array([self.questions[row].answer for row in index], dtype=np.int64)}
 
 
-def with_option(text, option):
-    return text.replace("_", option) if "_" in text else f"{text} {option}"
-
-
 def features(questions, tokenizer, max_length=512, max_qa=128):
     """Questions -> Features; max_length: tokens of an input, special ones included; max_qa: of them for question and
     option."""
@@ -117,7 +106,8 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
         if question.passage not in places:
             places[question.passage] = len(passages)
             passages.append(tokenizer.encode(question.passage)[:room])
-        for ids in tokenizer.encode_batch([with_option(question.text, option) for option in question.options]):
+        text = question.text if "_" in question.text else question.text + " _"
+        for ids in tokenizer.encode_batch([text.replace("_", option) for option in question.options]):
             options.append(ids[-min(max_qa, room):])
     place = np.array([places[question.passage] for question in questions], dtype=np.int64).repeat(OPTIONS)
     used = np.minimum(passages.lengths[place], room - options.lengths)

@@ -50,7 +50,6 @@ OPENING = " \"'“‘«([_*¿¡-–—"
 ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres
     esq jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb
     mar apr jun jul aug sep sept oct nov dec""".split())
-LONGEST_ABBREVIATION = max(map(len, ABBREVIATIONS))
 ALBERT_SYMBOLS = ["(", ")", '"', "-", ".", "–", "£", "€"]  # pieces of their own in ALBERT's vocabulary
 SAMPLE_BYTES = 200_000_000  # of text from which a vocabulary is trained
 STEP = 2.0 ** -10  # of scores: float32 adds them up exactly to 16,384, which is the score of about 2,000 pieces
@@ -61,7 +60,7 @@ NORMAL, SYMBOL, UNUSED = 1, 4, 5  # types of a piece in SentencePiece's model fi
 # --- reading text ----------------------------------------------------------------------------------------------------
 def text_files(paths):
     """The files that `paths` stand for: a file as it is, a folder's *.txt at any depth, sorted, but for a vocabulary's
-    vocab.txt. UserError if none."""
+    vocab.txt. UserError if none, and for one that is not text."""
     found = []
     for path in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
         if not path.exists():
@@ -71,6 +70,11 @@ def text_files(paths):
         if not inside:
             raise UserError(f"{path}: no *.txt file is in it; name the files, or rename them to end in .txt")
         found += inside
+    for path in found:
+        with open(path, "rb") as file:
+            if b"\0" in file.read(SAMPLE):
+                raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text, or take "
+                                "it out")
     return found
 
 
@@ -89,8 +93,6 @@ def ends_sentence(text, start, end):
         return True
     near = max(0, start - 20)
     word = text[max(near, text.rfind(" ", near, start) + 1):start].lstrip(OPENING)
-    if len(word) > LONGEST_ABBREVIATION:
-        return "." not in word
     if (lower := word.lower()) in ("no", "nos"):  # an abbreviation only before a number
         return not following.isdigit()
     initial = len(word) == 1 and word.isupper() and word != "I" or "." in word
@@ -117,12 +119,9 @@ def text_blocks(text):
 
 
 def layout_of(path):
-    """The Layout that a file shows in its beginning. UserError for what is not text."""
+    """The Layout that a file shows in its beginning."""
     with open(path, "rb") as file:
-        head = file.read(SAMPLE)
-    if b"\0" in head:
-        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text, or take it out")
-    return find_layout(head.decode("utf-8", errors="replace"))
+        return find_layout(file.read(SAMPLE).decode("utf-8", errors="replace"))
 
 
 def find_layout(text):
@@ -347,14 +346,12 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     return Corpus(folder, tokenizer)
 
 
-def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1, tell=print):
+def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1):
     """A tokenizer, trained on the text or copied from the path `tokenizer`, and the token files, all in a folder;
     returns (tokenizer, Corpus). A vocabulary trained on the same files before is used again (vocabulary.json beside
     it). UserError before any work where a file is no text, and for another command's vocabulary in the folder.
     """
     folder, files = Path(folder), text_files(paths)
-    for path in files:
-        layout_of(path)
     model, made_from = folder / "spiece.model", folder / "vocabulary.json"
     about = {"pieces": vocab_size, "lower": lower is not False, "sources": fingerprints(files)}
     own = tokenizer and load_tokenizer(tokenizer).fingerprint  # what a killed command copied is still its own
@@ -367,7 +364,7 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1, 
         found.save(folder)
     else:
         if not (model.exists() and read_json(made_from) == about):
-            tell(f"training a vocabulary of {vocab_size} pieces")
+            print(f"training a vocabulary of {vocab_size} pieces", flush=True)
             made_from.unlink(missing_ok=True)
             train_sentencepiece(files, model, vocab_size, lower is not False, threads=workers)
             write_atomic(made_from, json.dumps(about, indent=1))

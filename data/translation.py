@@ -28,13 +28,6 @@ MEND = "a PREFIX stands for PREFIX.en and PREFIX.de (--languages names other end
 BLOCK = 100_000  # lines encoded at once
 
 
-def read_lines(path):
-    """The lines of a UTF-8 text file without their ends; UserError where it is missing or no UTF-8."""
-    text = read_text(path, MEND, newline="")
-    lines = [line.strip() for line in text.split("\n")]
-    return lines[:-1] if not lines[-1] else lines
-
-
 def find_sides(prefix, endings):
     """The files PREFIX.source and PREFIX.target; MissingFile where one is not there."""
     return [existing(f"{prefix}.{ending}", MEND) for ending in endings]
@@ -43,7 +36,10 @@ def find_sides(prefix, endings):
 def read_pairs(prefix, source, target):
     """(source lines, target lines) of PREFIX.source and PREFIX.target; UserError where their numbers of lines differ.
     """
-    sides = [read_lines(f"{prefix}.{ending}") for ending in (source, target)]
+    sides = []
+    for ending in (source, target):
+        lines = [line.strip() for line in read_text(f"{prefix}.{ending}", MEND).split("\n")]
+        sides.append(lines if lines[-1] else lines[:-1])
     if len(sides[0]) != len(sides[1]):
         shorter = source if len(sides[0]) < len(sides[1]) else target
         raise UserError(f"{prefix}.{shorter}:{min(map(len, sides)) + 1}: the file ends here, but the other one has "
@@ -75,9 +71,9 @@ class ParallelText:
         return np.maximum(*(np.diff(starts) for starts in self.starts))
 
 
-def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
-    """Encode a pair of files into `folder`, once, and open it. longest > 0 leaves out pairs with an empty sentence or
-    one of more than so many tokens (training); 0 keeps all of them (validation, test)."""
+def encode_pairs(prefix, endings, tokenizer, folder, longest):
+    """Encode a pair of files into `folder`, once, and open it. Pairs with an empty sentence, or one of more than
+    `longest` tokens, are left out."""
     folder = Path(folder)
     about = {"prefix": str(prefix), "endings": list(endings), "tokenizer": tokenizer.fingerprint, "longest": longest}
     done = folder / "meta.json"
@@ -88,9 +84,8 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest=0):
         # arrays: of millions of sentences lists would not fit
         rows = [[np.array(row, dtype=np.int32) for start in range(0, len(side), BLOCK)
                  for row in tokenizer.encode_batch(side[start:start + BLOCK])] for side in lines]
-        if longest:
-            rows = list(zip(*(pair for pair in zip(*rows)
-                              if 1 <= min(map(len, pair)) and max(map(len, pair)) <= longest)))
+        rows = list(zip(*(pair for pair in zip(*rows)
+                          if 1 <= min(map(len, pair)) and max(map(len, pair)) <= longest)))
         if not rows:
             raise UserError(f"{prefix}.{endings[0]}: no pair has between 1 and {longest} tokens on both sides; "
                             "raise --length")

@@ -202,7 +202,6 @@ def test_segments_are_runs_of_one_document_cut_at_sentences(counted):
         document = np.searchsorted(ends, run[0], side="right")
         assert starts[document] <= run[0] and run[-1] < ends[document]
         inside = sorted(boundaries & set(range(run[0] + 1, run[-1] + 1)))
-        assert segments.sentences[row] == len(inside) + 1
         assert (run[0] + a in inside) if inside else b == 0
         c = int(segments.other_length[row])
         other = segments.other[row, :c].tolist()
@@ -291,7 +290,6 @@ def test_sentence_runs_are_whole_consecutive_and_of_one_document(documents, tmp_
         one = pairs & (c > 0)
         assert (documents_of(found.first, a, one) != documents_of(found.other, c, one)).all()
         assert one.sum() > 0.9 * pairs.sum() if len(documents) > 1 else not one.any()
-        assert ((found.sentences >= 2) == pairs).all()
         lone = found.first[~pairs, 0].numpy(), (found.first[~pairs, 0] + a[~pairs] - 1).numpy()  # stays in a document
         assert np.equal(*(np.searchsorted(corpus.bounds[1], place, side="right") for place in lone)).all()
 
@@ -374,7 +372,7 @@ def test_positions_beyond_32_bits(tmp_path):
     corpus = Corpus(tmp_path)
     assert corpus.slots(128) == -(-last // 128) + -(-(total - last) // 128)
     part = np.array([last]), np.array([5])
-    assert corpus.collect(8, part, part, part, part[1]).first.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
+    assert corpus.collect(8, part, part, part).first.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
     assert corpus.segments(2**40, 64, 128, seed=0, short_prob=0.0).first_length.sum() > 60 * 128
 
 

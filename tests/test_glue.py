@@ -184,13 +184,6 @@ def test_score_has_the_official_metrics():
     assert result["spearman"] == result["main"] == pytest.approx(1.0) and 0.97 < result["pearson"] < 0.99
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_diverged_model_gets_the_worst_score(bad):
-    perfect = np.eye(2)[[0, 1, 0, 1]]
-    perfect[3] = bad
-    assert set(glue.score("MRPC", perfect, np.array([0, 1, 0, 1])).values()) == {0.0}
-
-
 def test_averages():
     """Scores that tell the tasks apart: 0.1, 0.2 ... for the main metric, and half of it for a second one."""
     def scores(names):
@@ -217,6 +210,3 @@ def test_submissions_have_the_leaderboard_format(tmp_path):
     for split, name in (("test", "MNLI-m.tsv"), ("test_mismatched", "MNLI-mm.tsv")):
         path = glue.write_submission(tmp_path, "MNLI", np.array([[0.0, 0.0, 1.0]]), split)
         assert path.name == name and path.read_text().endswith("0\tneutral\n")
-    with pytest.raises(UserError, match="QQP.tsv: not written"):
-        glue.write_submission(tmp_path, "QQP", np.array([[np.nan, 0.0]]))
-    assert not (tmp_path / "QQP.tsv").exists()

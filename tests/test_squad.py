@@ -163,18 +163,6 @@ def test_extract_finds_the_best_spans_of_all(tokenizer, tmp_path):
         assert found.null_odds[name] == pytest.approx(cls - expected[0][1], abs=1e-5)
 
 
-def test_a_diverged_model_scores_nothing(tokenizer, tmp_path):
-    """A question with a NaN is left out; padding does not count."""
-    questions = questions_of(tmp_path, impossible=True)
-    features = squad.features(questions, tokenizer, max_length=64, doc_stride=24, training=True)
-    start, end = perfect_logits(features)
-    found = squad.extract(features, start * np.nan, end)
-    assert found == ({}, {}, {}) and squad.evaluate(questions, *found[::2])["f1"] == 0
-    end[5, features.offsets[5]], end[6, features.lengths[6]:] = np.nan, np.nan
-    lost = {question.id for question in questions} - {*squad.extract(features, start, end).texts}
-    assert lost == {questions[features.windows[5, 0]].id}
-
-
 # --- the official scores
 
 def toy(answers):

@@ -25,10 +25,10 @@ def write(folder, source, target):
 def test_pairs_are_encoded_once_and_filtered(tmp_path):
     prefix = write(tmp_path, "a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
     assert read_pairs(prefix, "en", "de") == [["a bb", "", "ccc dddd e", "last"], ["x", "y", "z z z z", "zz"]]
-    text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "all")
-    assert [row.tolist() for row in text.ids(0, (1, 2))] == [[], [3, 4, 1]] and len(text) == 4
-    assert text.ids(1, (2,))[0].tolist() == [1, 1, 1, 1]
-    assert text.longest_side().tolist() == [2, 1, 4, 1]
+    text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "all", longest=9)
+    assert [row.tolist() for row in text.ids(0, (0, 1))] == [[1, 2], [3, 4, 1]] and len(text) == 3
+    assert text.ids(1, (1,))[0].tolist() == [1, 1, 1, 1]
+    assert text.longest_side().tolist() == [2, 4, 1]
     short = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=3)
     assert [row.tolist() for row in short.ids(0, range(len(short)))] == [[1, 2], [4]]
     written = (tmp_path / "short" / "source.npy").stat().st_mtime_ns
@@ -86,7 +86,7 @@ def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
 
 def test_a_kill_between_two_arrays_leaves_no_pairs_that_do_not_belong_together(tmp_path, monkeypatch):
     prefix = write(tmp_path, "a\nbb\n", "x\ny\n")
-    encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text")
+    encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text", longest=8)
     write(tmp_path, "a\nbb\nccc\n", "x\ny\nz\n")
     real, calls = np.save, []
 
@@ -99,7 +99,7 @@ def test_a_kill_between_two_arrays_leaves_no_pairs_that_do_not_belong_together(t
     with pytest.raises(KeyboardInterrupt):
         encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text", longest=9)
     monkeypatch.setattr(np, "save", real)
-    text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text")  # as at first: the old meta.json is gone
+    text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text", longest=8)  # the old meta.json is gone
     assert len(text) == len(text.starts[1]) - 1 == 3
 
 

@@ -136,7 +136,7 @@ def prepared(options, name, paths, pieces, held_out):
     """(folder with tokenizer and token files of a text, which runs share; --held_out's value; sequences of 64 tokens in
     one pass over the held-out part)."""
     folder = options.runs / "text" / name
-    _, corpus = make_corpus(paths or make_demo(ROOT / "data" / "demo")["corpus"], folder, pieces, tell=print,
+    _, corpus = make_corpus(paths or make_demo(ROOT / "data" / "demo")["corpus"], folder, pieces,
                             workers=os.cpu_count() or 1)
     held = held_out if len(corpus.ids) > 2 * held_out else len(corpus.ids) // 5  # a short text gives a fifth
     return folder, held, corpus.split(1.0, held)[1].slots(61)
