@@ -173,12 +173,10 @@ def translation(shape, rows, tokens, beam=4):
     forbid one."""
     from transformers import MarianConfig, MarianMTModel
     L, H, N, ffn, V = (shape[name] for name in ("layers", "hidden", "heads", "ffn", "vocab_size"))
-    side = "layers={0} {1}hidden={2} {1}ffn={3} {1}heads={4} {1}types={5}"
-    each = [",".join([str(value)] * L) for value in (ffn, N, "plain")]
-    words = (side.format(L, "", H, *each) + " decoder_" + side.format(L, "decoder_", H, *each)
-             + f" cross_heads={each[1]} cross_types={each[2]} connect={','.join(['1'] * L)}")
+    side = L, H, (ffn,) * L, (N,) * L, ("plain",) * L
+    arch = mformer.Arch(*side, *side, cross_heads=(N,) * L, connect=(1,) * L, cross_types=("plain",) * L)
     cfg = mformer.Config(task="wmt14", vocab_size=V, qkv=H, length=max(64, tokens + 1), dtype="float32")
-    ours = mformer.cast(mformer.make_model(mformer.parse_arch(words, cfg), cfg), cfg, CPU)
+    ours = mformer.cast(mformer.make_model(arch, cfg), cfg, CPU)
     source, lengths = torch.randint(4, V, (rows, tokens)), torch.full((rows,), tokens)
     theirs = MarianMTModel(MarianConfig(
         vocab_size=V, d_model=H, encoder_layers=L, decoder_layers=L, encoder_attention_heads=N, encoder_ffn_dim=ffn,
@@ -241,25 +239,6 @@ def peers(own):
 NETWORKS = {"ALBERT": "", "BERT": "bert", "AutoBERT-Zero": "autobert-zero", "convolutions": "autobert-zero/conv-only"}
 
 
-def steps_by_length(lengths, tokens, rounds, **shape):
-    """{network: [microseconds a token of a training step, for each length]}; tokens: of a step."""
-    found = {name: [] for name in NETWORKS}
-    for length in lengths:
-        functions, rows = {}, max(1, tokens // length)
-        for name, arch in NETWORKS.items():
-            if not arch:
-                cfg = albert.Config(**shape, embedding=shape["hidden"] // 2, length=length, dtype="float32")
-                _, step, _ = albert.rehearsal(cfg)
-            else:
-                cfg = autobert_zero.Config(**shape, length=length, dtype="float32")
-                network = autobert_zero.read_arch(arch, cfg.layers)
-                _, step, _ = autobert_zero.rehearsal(cfg, network)
-            functions[name] = lambda step=step: step(rows, 1)
-        for name, seconds in in_turns(functions, rounds).items():
-            found[name].append(round(1e6 * statistics.median(seconds) / (rows * length), 2))
-    return found
-
-
 def curves_table(found):
     networks = found["microseconds a token"]
     return markdown("tokens a row | " + " | ".join(networks) + " (µs a token of a step)", [
@@ -268,12 +247,24 @@ def curves_table(found):
 
 
 def curves(own):
-    """Wants an idle machine."""
+    """Microseconds a token of a training step, for each network and length. Wants an idle machine."""
     lengths, tokens, rounds = ((8, 16), 32, 1) if own.tiny else ((32, 64, 128, 256, 512), 2048, 3)
     shape = {**(TINY if own.tiny else dict(hidden=128, heads=4, ffn=512, vocab_size=4000)), "layers": 12}
-    load = os.getloadavg()[0]
-    found = {"tokens": lengths, "microseconds a token": steps_by_length(lengths, tokens, rounds, **shape)}
-    return {"machine": {**this_machine(), "load": load}, **found}, curves_table(found)
+    load, found = os.getloadavg()[0], {name: [] for name in NETWORKS}
+    for length in lengths:
+        functions, rows = {}, max(1, tokens // length)
+        for name, arch in NETWORKS.items():
+            if not arch:
+                cfg = albert.Config(**shape, embedding=shape["hidden"] // 2, length=length, dtype="float32")
+                _, step, _ = albert.rehearsal(cfg)
+            else:
+                cfg = autobert_zero.Config(**shape, length=length, dtype="float32")
+                _, step, _ = autobert_zero.rehearsal(cfg, autobert_zero.read_arch(arch, cfg.layers))
+            functions[name] = lambda step=step: step(rows, 1)
+        for name, seconds in in_turns(functions, rounds).items():
+            found[name].append(round(1e6 * statistics.median(seconds) / (rows * length), 2))
+    found = {"machine": {**this_machine(), "load": load}, "tokens": lengths, "microseconds a token": found}
+    return found, curves_table(found)
 
 
 # --- gpu -----------------------------------------------------------------------------------------
@@ -300,9 +291,6 @@ mformer.py --evaluate --init {to}/pictures-net-dry --out {to}/pictures-score
 mformer.py --task wmt14 --search --out {to}/words
 mformer.py --task wmt14 --train --arch {to}/words-dry/best.json --out {to}/words-net
 mformer.py --task wmt14 --evaluate --init {to}/words-net-dry --out {to}/words-score"""
-IMAGES = "layers=2 hidden=64 ffn=96,96 heads=4,4 types=softmax,linear"
-TEXTS = (f"{IMAGES} decoder_layers=1 decoder_hidden=64 decoder_ffn=96 decoder_heads=4 decoder_types=softmax "
-         "cross_heads=4 connect=1 cross_types=softmax")
 TEXT = "--preset base --tokenizer {to}/vocab.txt"
 TRAININGS = (  # command, its flags at the paper's size and, with --small, at the demo's; its folder is its number
     ("albert.py --pretrain --steps 9999", f"{TEXT} --batch 512 --accumulate 8", ""),
@@ -313,9 +301,9 @@ TRAININGS = (  # command, its flags at the paper's size and, with --small, at th
     # to its end: a stopped one leaves no model to fine-tune
     ("autotinybert.py --further_train --further_steps 24", f"{TEXT} --arch 8-768-3072-12-768", "--arch 4-96-384-6-96"),
     ("autotinybert.py --finetune SST-2 --init {to}/5", "--preset base", ""),
-    ("mformer.py --train --steps 9999", "--preset base --arch mformer", f"--arch '{IMAGES}'"),
+    ("mformer.py --train --steps 9999", "--preset base --arch mformer", "--arch {to}/pictures-dry/best.json"),
     ("mformer.py --task wmt14 --train --steps 9999", "--preset base --arch mformer --vocab_size 2000",
-     f"--arch '{TEXTS}'"))
+     "--arch {to}/words-dry/best.json"))
 PIECES = 30000  # of TEXT's vocabulary
 
 
@@ -392,7 +380,7 @@ def gpu(own):
     if not torch.cuda.is_available():
         sys.exit("bench.py gpu: torch sees no CUDA device on this machine; run it where there is one")
     name, to, demo, began = torch.cuda.get_device_name(), tempfile.mkdtemp(), ROOT / "data" / "demo", time.time()
-    card, found = next((known for known in describe.CARDS if known in name), own.card), []
+    card, found = next((known for known in describe.CARDS if known in name), "H100"), []
     make_demo(demo)
     write_vocabulary(Path(to, "vocab.txt"), demo)
     print(f"{name}, torch {torch.__version__}, beside {card}'s peak" + ", small sizes" * own.small, markdown(
@@ -455,7 +443,6 @@ def main(argv):
     flags[peers].add_argument("--rounds", type=int, default=6)
     flags[peers].add_argument("--threads", type=int, default=2)
     flags[gpu].add_argument("--small", action="store_true", help="demo sizes, three seconds of each training")
-    flags[gpu].add_argument("--card", default="H100", choices=describe.CARDS, help="where the name tells none of them")
     own = parser.parse_args(argv)
     found, table = own.part(own)
     print(table)

@@ -272,6 +272,7 @@ FLAGS = {  # of an action that would begin at once: what names the mistake; more
 OTHER = {  # commands that name too little, or what is not there
     "albert --finetune unknown --init {albert}": "choose from", "albert --finetune CoLA": "--init",
     "albert --finetune CoLA --init {here}/x": "no run folder", "mformer --evaluate": "--init",
+    "mformer --train --task wmt14 --init {mformer} --vocab_size 7": "leave these flags out",
     "autotinybert --further_train": "--arch", "autotinybert --describe --arch 100000000-8-8-1-8": HUGE}
 KNOBS = [
     *(row for program, said in FLAGS.items() for flags, words in {"--batch 0": "--batch 0", **said}.items()

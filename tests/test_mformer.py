@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import claimed
+from small_runs import SEARCHES, TRAINED, call
 
 import mformer as mf
 from common.cli import UserError, parse
@@ -591,37 +592,14 @@ def test_augmentation():
 
 # --- whole runs ----------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def pictures(demo):
-    return Path(demo["cifar10"])
-
-
-def flags(cfg, data):
-    """The command line of a configuration."""
-    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)
-              if getattr(cfg, field.name) != field.default}
-    texts = {f"{part}_text": data / "train" for part in ("train", "valid", "test")}
-    given = {"cifar10": data} if cfg.task == "cifar10" else texts
-    result = []
-    for name, value in {**values, **given, "preset": "base", "device": "cpu", "cost": "flops"}.items():
-        result += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
-    return result
-
-
-SEARCH = dict(samples=20, generations=2, population=10, finalists=2, accumulate=2)
-RUN_IMAGES = dataclasses.replace(IMAGES, **SEARCH)
-RUN_TEXT = dataclasses.replace(TEXT, **SEARCH, vocab_size=120, batch=400, steps=6, save_every=2, held_out=20, warmup=0.5,
-                               keep=4)
-
-
-def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pictures, capsys, monkeypatch):
+def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, demo):
     network, model = tmp_path / "network", mf.make_model(ARCH, IMAGES)
     settings = {**dataclasses.asdict(IMAGES), "arch": mf.arch_text(ARCH), "of_an_older_version": 3}
     network.mkdir()
     (network / "config.json").write_text(json.dumps({"program": "mformer", "action": "train", "settings": settings}))
     torch.save({"values": {"trained": True}, "owned": {"model": model.state_dict()}}, network / "checkpoint.pt")
     (network / "done.json").write_text("{}")
-    rest = ["--cifar10", str(pictures), "--device", "cpu", "--cost", "flops", "--out"]
+    rest = ["--cifar10", demo["cifar10"], "--device", "cpu", "--cost", "flops", "--out"]
     with pytest.raises(UserError, match="--patch 4: .* has 8"):
         mf.main(["--evaluate", "--init", str(network), "--patch", "4", *rest, str(tmp_path / "run")])
     mf.main(["--train", "--init", str(network), "--steps", "1", "--lr", "1e-12", "--lr_start", "0", "--weight_decay",
@@ -633,17 +611,13 @@ def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, pict
     mf.main(["--evaluate", "--init", str(network), *rest, str(tmp_path / "scored")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     classes = map(int, (tmp_path / "scored" / "classes.txt").read_text().split())
-    right = [found == label for found, label in zip(classes, cifar10.load_cifar10(pictures, "test")[1], strict=True)]
+    labels = cifar10.load_cifar10(demo["cifar10"], "test")[1]
+    right = [found == label for found, label in zip(classes, labels, strict=True)]
     assert done["examples"] == len(right) and statistics.fmean(right) == pytest.approx(done["accuracy"])
-    capsys.readouterr()
-    monkeypatch.setattr(mf, "forecast", lambda *others: {})  # test_rehearsal.py has it
-    mf.main(["--describe", "--init", str(network)])
-    assert json.loads(capsys.readouterr().out)["parameters"] == sum(value.numel() for value in model.parameters())
 
 
-def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monkeypatch, pictures):
+def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monkeypatch, ready):
     monkeypatch.setattr(mf, "AVERAGED", 2)
-    command = ["--train", *flags(dataclasses.replace(RUN_IMAGES, steps=8, warmup=0.25), pictures), "--arch"]
     kept, mean, run = {}, LastWeights.mean, tmp_path / "run"
 
     def spy(last):
@@ -652,36 +626,20 @@ def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monk
         kept["mean"] = {name: sum(state[name] for state in states) / 2 for name in states[0]}
         return mean(last)
     monkeypatch.setattr(LastWeights, "mean", spy)
-    mf.main([*command, mf.arch_text(ARCH), "--out", str(run)])
+    command = f"{TRAINED['mformer'].format(**ready)} --steps 8 --save_every 2 --out {run}"
+    assert not call(command, monkeypatch)
     assert kept["files"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list(run.glob("weights-*"))
     torch.testing.assert_close(dict(load_file(run / "checkpoint.pt")["owned"]["model"]), kept["mean"])
 
 
-@pytest.mark.slow
-def test_a_translator_learns_translates_and_is_scored(tmp_path, ready, monkeypatch):
-    monkeypatch.setattr(mf, "AVERAGED", 2)
-    arch = mf.retype(mf.sample_arch(mf.space_of(TEXT), random.Random(3)), "linear", ("types",))
-    cfg = dataclasses.replace(RUN_TEXT, steps=150, lr=1e-2, warmup=1 / 6, save_every=10, batch=1200)
-    mf.main(["--train", "--arch", mf.arch_text(arch), *flags(cfg, ready["pairs"]), "--out", str(tmp_path / "run")])
-    lines = read_jsonl(tmp_path / "run" / "log.jsonl")
-    for name in ("loss", "dev_loss"):
-        losses = [line[name] for line in lines if name in line]
-        assert len(losses) >= 4 and losses[-1] < 0.8 * losses[0]
-    command = ["--evaluate", "--task", "wmt14", "--preset", "base", "--device", "cpu", "--cost", "flops", "--init",
-               str(tmp_path / "run"), "--out"]
-    mf.main([*command, str(tmp_path / "scored"), "--test_text", str(ready["pairs"] / "train")])
-    done = json.loads((tmp_path / "scored" / "done.json").read_text())
-    assert len((tmp_path / "scored" / "translations.de").read_text().splitlines()) == done["examples"] == 40
-    assert done["bleu"] >= 0 and 0 <= done["repeated_words"] <= 1 and done["latency"] == done["flops"] / 1e9
-    with pytest.raises(UserError, match="leave these flags out"):
-        mf.main([*command, str(tmp_path / "other"), "--vocab_size", "7"])
-
-
 def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp_path, ready):
     text = str(ready["pairs"] / "train")  # of 40 pairs
-    cfg = dataclasses.replace(RUN_TEXT, train_text=text, length=200)
+    cfg = dataclasses.replace(TEXT, train_text=text, length=200, vocab_size=120, batch=400, held_out=20)
     carved = Translations(dataclasses.replace(cfg), CPU, tmp_path)
     assert carved.set_aside == 20 and len(carved.rows) == 20 and not set(carved.rows) & set(carved.held)
+    *_, shown, wanted = carved.pairs(carved.text, [0])  # what the decoder sees is a piece behind what it is to say
+    (ids,), pieces = carved.text.ids(1, [0]), carved.tokenizer
+    assert shown[0].tolist() == [pieces.bos_id, *ids] and wanted[0].tolist() == [*ids, pieces.eos_id]
     given = Translations(dataclasses.replace(cfg, valid_text=text, held_out=15), CPU, tmp_path)
     assert given.set_aside == 15 and len(given.rows) == 40 and len(given.held_text) == 40
     with pytest.raises(UserError, match="none of 40 pairs is left"):
@@ -704,21 +662,21 @@ def test_what_cannot_be_built_is_named(text, message):
 
 # --- claims --------------------------------------------------------------------------------------
 
-def test_claims_about_a_finished_search_and_the_next_command(tmp_path, pictures, monkeypatch, capsys):
+def test_claims_about_a_finished_search_and_the_next_command(tmp_path, demo, monkeypatch, capsys):
     monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))  # rankers need not be good
     monkeypatch.setattr(mf.Ranker.importance, "__defaults__", (2,))
     monkeypatch.setattr(mf, "measure_latency", lambda arch, *others: sum(arch.ffn) / 20)
-    cfg, folder = dataclasses.replace(RUN_IMAGES, steps=2), tmp_path / "search"
-    command = ["--search", *flags(cfg, pictures), "--out", str(folder)]
+    folder, words = tmp_path / "search", SEARCHES["mformer"].format(**demo)
+    command = f"--search {words} --hidden 16 24 --steps 2 --device cpu --out {folder}".split()
     mf.main(command)
     words = re.search(r"^next: python mformer.py (.+)$", capsys.readouterr().out, re.MULTILINE)[1]
     assert "--patch 8" in words and not re.search("--(steps|samples|batch|held_out|out) ", words)  # no budget
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(mf.PRESETS["cifar10"]["base"], "steps", 2)
+    monkeypatch.setitem(mf.PRESETS["cifar10"]["demo"], "steps", 2)
     mf.main(shlex.split(words))
-    trained = json.loads(Path("runs/mformer-train-cifar10-base/config.json").read_text())["settings"]
+    trained = json.loads(Path("runs/mformer-train-cifar10-demo/config.json").read_text())["settings"]
     assert trained["arch"] == json.loads((folder / "best.json").read_text())["arch"]
-    assert trained["cifar10"] == str(pictures)
+    assert trained["cifar10"] == demo["cifar10"]
     costs = [line["scores"]["latency"] for line in read_jsonl(folder / "history.jsonl") if line["round"] == "sample"]
     best = json.loads((folder / "best.json").read_text())
     assert best["latency_limit"] == 0.9 * statistics.median(costs) >= best["scores"]["latency"]
