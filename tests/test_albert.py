@@ -16,6 +16,7 @@ import albert
 from common import tasks as common_tasks
 from common.cli import UserError
 from common.distributed import Ranks
+from common.files import read_jsonl
 from common.tokenization import load_tokenizer
 from conftest import ROOT, claimed
 from small_runs import TRAINED
@@ -54,12 +55,6 @@ def read(folder, name):
 
 def write_config(folder, content):
     (folder / "config.json").write_text(json.dumps(content))
-
-
-@pytest.fixture(scope="module")
-def corpus(ready):
-    """A small prepared corpus with a vocabulary of 300 pieces; its text stands beside it."""
-    return ready["corpus"]
 
 
 # --- parameters ----------------------------------------------------------------------------------
@@ -328,7 +323,7 @@ def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
 
 
 @pytest.mark.parametrize("task, kept", [("CoLA", True), ("RTE", False), ("", False)])
-def test_a_head_of_another_task_is_left_out_and_said(task, kept, corpus, tmp_path):
+def test_a_head_of_another_task_is_left_out_and_said(task, kept, ready, tmp_path):
     """Whatever its labels are; and it is exported as what it is."""
     name, heads = "AlbertForSequenceClassification", albert.Classifier(tiny(), 2).state_dict()
     hf_folder.write_weights(tmp_path / "model.safetensors", hf_models.rename_albert(heads, 1))
@@ -338,53 +333,40 @@ def test_a_head_of_another_task_is_left_out_and_said(task, kept, corpus, tmp_pat
     line = albert.start_from(model, source, "CoLA")
     assert torch.equal(model.head.weight, heads["head.weight"]) == kept == ("made anew: none" in line)
     assert (f"the head of {task or name} is left out" in line) != kept
-    said = hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, load_tokenizer(corpus))
+    said = hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, load_tokenizer(ready["corpus"]))
     assert f": {name}, " in said and read(tmp_path / "again", "config.json")["architectures"] == [name]
 
 
 # --- claims --------------------------------------------------------------------------------------
 
-@pytest.fixture
-def run_here(monkeypatch):
-    """study.run_all in this process: [the arguments of each run that was made]."""
-    made = []
-
-    def run_all(options, commands):
-        for name, (_, *words) in commands.items():
-            if not (options.runs / name / "done.json").exists():
-                made.append([name, *map(str, words)])
-                run_main(*words, "--out", options.runs / name)
-        return {name: options.runs / name for name in commands}
-
-    monkeypatch.setattr(study, "run_all", run_all)
-    return made
-
-
 NET = ["--hidden", "16", "--heads", "2", "--ffn", "32"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, flags, runs, rows", [
-    ("parameters", None, 0, 24), ("flops", None, 0, 6),
-    ("order", [*NET, "--layers", "2", "--embedding", "8", "--fitting", "64"], 5, 4),
-    ("sharing", [*NET, "--layers", "2", "--hidden", "64", "--rows", "64"], 12, 12),
-    ("depth", [*NET, "--embedding", "8", "--rows", "64"], 4, 4), ("dropout", ["--batch", "2", "--rows", "64"], 2, 2),
-    ("groups", ["--batch", "2", "--rows", "64"], 3, 3), ("width", ["--batch", "2", "--rows", "64"], 3, 3),
-    ("equal_time", ["--batch", "2", "--rows", "64"], 6, 6),
-    ("smoothness", [*NET, "--embedding", "8", "--batch", "2", "--rows", "64"], 2, 4)])
-def test_claims_run_at_the_smallest_size(name, flags, runs, rows, corpus, tmp_path, run_here):
+@pytest.mark.parametrize("name, flags, rows", [
+    ("parameters", None, 24), ("flops", None, 6),
+    ("order", [*NET, "--layers", "2", "--embedding", "8", "--fitting", "64"], 4),
+    ("sharing", [*NET, "--layers", "2", "--hidden", "64", "--rows", "64"], 12),
+    ("depth", [*NET, "--embedding", "8", "--rows", "64"], 4), ("dropout", ["--batch", "2", "--rows", "64"], 2),
+    ("groups", ["--batch", "2", "--rows", "64"], 3), ("width", ["--batch", "2", "--rows", "64"], 3),
+    ("equal_time", ["--batch", "2", "--rows", "64"], 6),
+    ("smoothness", [*NET, "--embedding", "8", "--batch", "2", "--rows", "64"], 4)])
+def test_claims_run_at_the_smallest_size(name, flags, rows, ready, tmp_path, monkeypatch):
+    def run_all(options, commands):  # in this process
+        for run, (_, *words) in commands.items():
+            run_main(*words, "--out", options.runs / run)
+        return {run: options.runs / run for run in commands}
+
+    monkeypatch.setattr(study, "run_all", run_all)
     if name == "equal_time":  # BERT's updates take half of ALBERT's time: it gets twice as many
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "slowness.json").write_text("2.0")
-    study_flags = ["--seeds", "1", "--updates", "2", "--few", corpus.parent / "text.txt", "--pieces", "300",
+    study_flags = ["--seeds", "1", "--updates", "2", "--few", ready["corpus"].parent / "text.txt", "--pieces", "300",
                    "--device", "cpu"]
-    more = [] if flags is None else [*study_flags, *flags]
-    found = claimed("albert", name, tmp_path, *more)
-    assert (len(run_here), len(found["rows"])) == (runs, rows)
+    found = claimed("albert", name, tmp_path, *[] if flags is None else [*study_flags, *flags])
+    assert len(found["rows"]) == rows
     if name == "equal_time":
         assert [row[-1] for row in found["rows"]] == [2, 1, 4, 2, 8, 4]
-    if name == "order":  # what is done is not run again
-        assert claimed("albert", name, tmp_path, *more)["seeds"] == found["seeds"] and len(run_here) == runs
 
 
 # --- LAMB and the schedule -----------------------------------------------------------------------
@@ -537,20 +519,19 @@ def owned(folder):
     return torch.load(folder / "checkpoint.pt", weights_only=True)["owned"]
 
 
-def pretrain(corpus, out, *words):
-    program, *small = TRAINED["albert"].format(corpus=corpus).split()
+def pretrain(ready, out, *words):
+    program, *small = TRAINED["albert"].format(**ready).split()
     run_main(*small, "--out", out, *words)
     return owned(out)["model"]
 
 
 def lines_of(folder, phase):
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if line.get("phase") == phase]
+    return [line for line in read_jsonl(folder / "log.jsonl") if line.get("phase") == phase]
 
 
-def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(corpus, monkeypatch):
-    tokenizer, ranks = load_tokenizer(corpus), Ranks(0, 1, CPU)
-    text = Data(CPU, tokenizer, *Corpus(corpus, tokenizer).split(0.5))
+def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(ready, monkeypatch):
+    ranks, tokenizer = Ranks(0, 1, CPU), load_tokenizer(ready["corpus"])
+    text = Data(CPU, tokenizer, *Corpus(ready["corpus"], tokenizer).split(0.5))
     cfg = tiny(layers=1, vocab_size=300, positions=64, length=64, dev_rows=16)
     model = albert.LanguageModel(cfg)
     first, second = (albert.evaluate_language_model(model, text, dataclasses.replace(cfg, seed=seed), ranks)
@@ -577,26 +558,26 @@ def test_order_by_the_first_piece_alone(opening, share, tmp_path):
     assert text.dev.commonest() == pieces.max() / pieces.sum()
 
 
-def test_text_to_evaluate_on_can_be_given(corpus, tmp_path):
+def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
     """Sec. 4.2.1: then nothing of the corpus is held out."""
     text = tmp_path / "dev.txt"
     text.write_text("\n\n".join(f"the {a} river was small.\nthe house was {b}." for a in ("stone", "green", "early")
                                 for b in ("quiet", "old")))
-    pretrain(corpus, tmp_path / "run", "--dev_corpus", text)
+    pretrain(ready, tmp_path / "run", "--dev_corpus", text)
     assert read(tmp_path / "run" / "corpus" / "dev", "meta.json")["documents"] == 6
     found, look = read(tmp_path / "run", "done.json"), lines_of(tmp_path / "run", "pretrain")[-1]
     assert found["scored"]["mlm"] > 0 and found["sop"] == look["dev_sop_accuracy"]
 
 
-def test_learning_rate_goes_with_the_root_of_the_batch(corpus, tmp_path):
-    pretrain(corpus, tmp_path, "--lr", "1.76e-3", "--batch", "16", "--steps", "1", "--warmup", "0")
+def test_learning_rate_goes_with_the_root_of_the_batch(ready, tmp_path):
+    pretrain(ready, tmp_path, "--lr", "1.76e-3", "--batch", "16", "--steps", "1", "--warmup", "0")
     assert lines_of(tmp_path, "pretrain")[0]["lr"] == pytest.approx(1.1e-4, rel=1e-3)
 
 
-def test_depth_warm_start_takes_everything_over(ready, corpus, tmp_path, capsys):
+def test_depth_warm_start_takes_everything_over(ready, tmp_path, capsys):
     """Table 11."""
     shallow = owned(ready["albert"])["model"]
-    deep = pretrain(corpus, tmp_path, "--init", ready["albert"], "--layers", "4", "--lr", "1e-30", "--steps", "1")
+    deep = pretrain(ready, tmp_path, "--init", ready["albert"], "--layers", "4", "--lr", "1e-30", "--steps", "1")
     assert f"{len(shallow)} weights taken over; made anew: none; left out: none" in capsys.readouterr().out
     assert all(torch.allclose(shallow[name], deep[name]) for name in shallow)
     assert read(tmp_path, "config.json")["settings"]["layers"] == 4

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -20,18 +21,16 @@ from common.tasks import parse_tasks
 from common.tokenization import load_tokenizer
 from common.weights import keep_model
 from conftest import ROOT, claimed
+from small_runs import SEARCHES
 from tests.claims import autobert_zero as claims
 from tests.claims import study
 
-SIZES = ["--layers", "2", "--hidden", "16", "--heads", "2", "--ffn", "32", "--length", "16",
-         "--batch", "8", "--steps", "6", "--finetune_batch", "8", "--finetune_epochs", "1", "--save_every", "2"]
-BUDGET = ["--population", "3", "--rounds", "1", "--parents", "2", "--children", "2", "--finalists", "1",
-          "--finalist_steps", "4"]
+FLAGS = (SEARCHES["autobert_zero"].replace("MLM", "CoLA") +
+         " --glue {glue} --length 16 --finetune_batch 8 --finetune_epochs 1 --save_every 2 --device cpu")
 
 
 def arguments(ready, action, out, *more):
-    return [*action, "--corpus", str(ready["corpus"]), "--glue", str(ready["glue"]), "--tasks", "CoLA",
-            "--out", str(out), "--device", "cpu", *SIZES, *more]
+    return [*action.split(), *FLAGS.format(**ready).split(), "--out", str(out), *more]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def searched(ready, tmp_path_factory):
     """A search that ran without interruption, and what it printed."""
     out = tmp_path_factory.mktemp("searched") / "run"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert abz.main(arguments(ready, ["--search"], out, *BUDGET)) == 0
+        assert abz.main(arguments(ready, "--search", out)) == 0
     return out, printed.getvalue()
 
 
@@ -62,7 +61,7 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):
     assert written["load"](out / "best.pt").encoder.words.weight.shape == (300, 16)
     scored = torch.load(out / "finalists" / "0.pt")["encoder.words.weight"]
     assert torch.equal(written["load"](out / "best.pt").encoder.words.weight, scored)
-    assert abz.main(arguments(ready, ["--search"], out, *BUDGET)) == 0
+    assert abz.main(arguments(ready, "--search", out)) == 0
     again = capsys.readouterr().out
     assert "finished" in again and again.endswith(printed[printed.index("best of"):])
 
@@ -79,7 +78,7 @@ def test_the_next_command_of_a_search_trains_what_it_found_on_its_text(searched,
 
 def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
     with pytest.raises(UserError, match="every candidate diverged"):
-        abz.main(arguments(ready, ["--search"], tmp_path, "--lr", "1e30", *BUDGET, "--finalists", "0"))
+        abz.main(arguments(ready, "--search", tmp_path, "--lr", "1e30", "--finalists", "0"))
     assert all(line["diverged"] and line["score"] == 0 for line in read_jsonl(tmp_path / "history.jsonl"))
 
 
@@ -143,24 +142,17 @@ def test_a_tuned_model_answers_alone_in_an_empty_folder(searched, tmp_path, task
     torch.testing.assert_close(torch.tensor(json.loads(logits)), expected)
 
 
-def test_settings_follow_the_weights(tmp_path):
+def test_the_preset_of_the_weights_comes_with_them(ready, tmp_path):
     """What a base model is fine-tuned with is base's, without a word; a flag rules."""
-    settings = {**vars(abz.Config()), "preset": "base", "length": 96, "dropout": 0.3, "layers": 3}
-    record = {"program": "autobert_zero", "action": "search", "settings": settings}
-    for name, content in ("config", record), ("done", {}), ("best", {"arch": "conv3 | Q + K | conv5"}):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    torch.save({"values": {}, "owned": {"supernet": {}}}, tmp_path / "checkpoint.pt")
-    for flags, action, expected in (
-            ([], "finetune", dict(preset="base", length=96, dropout=0.3, layers=3, init_std=0.02, finetune_lr=None,
-                                  finetune_epochs=None, runs=1)),
-            (["--length", "40", "--finetune_lr", "1e-3"], "finetune", dict(length=40, finetune_lr=1e-3, dropout=0.3)),
-            (["--preset", "small"], "finetune", dict(preset="small", length=96, runs=3)),
-            (["--dry_run"], "pretrain", dict(preset="base", steps=2, save_every=1, warmup=0.01, batch=160))):
-        argv = [f"--{action}", *["CoLA"] * (action == "finetune"), "--init", str(tmp_path), *flags]
-        cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", argv)[2]
-        abz.read_run(cfg, action)
-        assert {name: getattr(cfg, name) for name in expected} == expected
-        assert cfg.out.startswith(f"runs/autobert_zero-{action}") and cfg.tokenizer == str(tmp_path)
+    shutil.copytree(ready["autobert_zero"], tmp_path, dirs_exist_ok=True)
+    record = json.loads((tmp_path / "config.json").read_text())
+    record["settings"] |= {"preset": "base", "length": 96, "dropout": 0.3}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    argv = f"--finetune CoLA --init {tmp_path} --finetune_lr 1e-3".split()
+    cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", argv)[2]
+    abz.read_run(cfg, "finetune")
+    assert (cfg.preset, cfg.length, cfg.dropout, cfg.layers, cfg.tokenizer) == ("base", 96, 0.3, 1, str(tmp_path))
+    assert (cfg.runs, cfg.finetune_epochs, cfg.finetune_lr) == (1, None, 1e-3)
 
 
 def test_the_grid_has_a_job_for_every_setting_of_the_appendix(ready, tmp_path, monkeypatch):
@@ -175,7 +167,7 @@ def test_the_grid_has_a_job_for_every_setting_of_the_appendix(ready, tmp_path, m
                 "metrics": {"matthews": 0.1, "main": len(seen) / 100}}
     monkeypatch.setattr(abz, "finetune_job", job)
     more = "--arch", "conv3 | conv5", "--grid", "--runs", "1"
-    assert abz.main(arguments(ready, ["--finetune", "CoLA"], tmp_path, *more)) == 0 and len(seen) == 24
+    assert abz.main(arguments(ready, "--finetune CoLA", tmp_path, *more)) == 0 and len(seen) == 24
     names = "learning rates of the grid", "weight decays of the grid", "evaluation intervals of the grid"
     assert set(seen) == set(itertools.product(*map(paper, names)))
     best = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
@@ -194,31 +186,27 @@ def test_recipes_are_the_papers():
         "SQuAD1.1", "MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]
 
 
-FEW = "--updates 2 --seeds 1 --train_rows 32 --finetune_epochs 1".split()
+FEW = "--updates 2 --seeds 1 --train_rows 32 --finetune_epochs 1"
+OF_A_SEARCH = "--corpus {corpus} --glue {glue} --folders"
 
 
 @pytest.mark.parametrize("name, more, rows", [
-    ("uniformity", ["--samples", "8", "--tasks", "CoLA"], 3),
-    pytest.param("fidelity", ["--samples", "2", "--epochs", "1", "--batch", "32"], 2, marks=pytest.mark.slow)])
-def test_claims_of_a_search(searched, ready, tmp_path, name, more, rows):
-    more = more + ["--corpus", ready["corpus"], "--glue", ready["glue"]]
-    found = claimed("autobert_zero", name, tmp_path, "--folders", searched[0], *more)
+    ("uniformity", f"--samples 8 --tasks CoLA {OF_A_SEARCH}", 3),
+    pytest.param("fidelity", f"--samples 2 --epochs 1 --batch 32 {OF_A_SEARCH}", 2, marks=pytest.mark.slow),
+    pytest.param("hybrid", FEW, len(claims.ARMS), marks=pytest.mark.slow)])
+def test_claims_run_at_the_smallest_size(searched, ready, tmp_path, name, more, rows):
+    words = [*more.format(**ready).split(), *[searched[0]] * more.endswith(OF_A_SEARCH)]
+    found = claimed("autobert_zero", name, tmp_path, *words)
     assert len(found["rows"]) >= rows
     if name == "fidelity":  # one epoch of a small corpus, not the preset's 3,000 updates
         assert set(found["kendall"]) == {"mean", "CoLA"} and found["batch"] == 32 and 2 < found["steps"] < 100
 
 
 @pytest.mark.slow
-def test_claim_of_table_5(tmp_path):
-    found = claimed("autobert_zero", "hybrid", tmp_path, *FEW)
-    assert [row[0] for row in found["rows"]] == list(claims.ARMS) and len(found["differences"]) == 8
-
-
-@pytest.mark.slow
 def test_claim_of_the_search(tmp_path):
     """OP-NAS and random search share their initial candidates; the search sees none of the dev rows that judge it."""
     small = "--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --finalists 0".split()
-    found = claimed("autobert_zero", "op_nas", tmp_path, *FEW, *small)
+    found = claimed("autobert_zero", "op_nas", tmp_path, *FEW.split(), *small)
     assert len(found["rows"]) == 5 and set(found["differences"]) == {f"OP-NAS - {row[0]}" for row in found["rows"][1:]}
     scores, = found["search_scores"]
     assert scores["OP-NAS"][:2] == scores["random search"][:2] and len(scores["OP-NAS"]) == 4

@@ -26,7 +26,6 @@ from common.cli import UserError
 from common.files import load_file, read_jsonl
 from common.tokenization import WordPieceTokenizer
 from data import hf_models, latency_log
-from data.hf_folder import read_weights
 from tests.claims import autotinybert as claims
 
 BASE = atb.Config(preset="base")
@@ -521,26 +520,6 @@ def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
         opened = atb.open_data(cfg, action, HERE, tasks="MNLI")[1]
         assert opened.tasks["MNLI"].splits.keys() == {"train", "dev"} | more
         files.release_locks()
-
-
-@pytest.mark.slow
-def test_further_training_distillation_and_export(flags, tmp_path):
-    def go(action, out, *more):
-        run_here([*action.split(), *flags, *more, "--out", tmp_path / out])
-        return tmp_path / out
-    teacher = go("--further_train --arch 2-24-40-4-24", "teacher")
-    distill = ["--setting", "distill", "--teacher", teacher]
-    student = go("--superplm", "student", *distill, "--init", teacher)
-    further = go("--further_train --arch 1-12-16-4-16", "further", *distill, "--init", student)
-    assert "fit.weight" in weights_of(further / "model")
-    tuned = go("--finetune MNLI", "tuned", "--init", further) / "MNLI"
-    run_here(["--export", tmp_path / "export", "--init", tuned])
-    config, exported = json_of(tmp_path / "export" / "config.json"), read_weights(tmp_path / "export")
-    assert (config["qkv_size"], config["architectures"]) == (16, ["AutoTinyBertForSequenceClassification"])
-    assert torch.equal(exported["classifier.weight"], weights_of(tuned)["head.weight"])
-    two = go("--further_train --arch 1-24-40-2-24", "two")
-    with pytest.raises(UserError, match="2 heads and the student 4"):
-        go("--superplm --setting distill", "x", "--teacher", two)
 
 
 def test_averages_are_those_of_table_1():

@@ -264,6 +264,7 @@ FLAGS = {  # of an action that would begin at once: what names the mistake; more
         "--arch 1-8-8-1-8": "--superplm", "--largest 100000-8-8-1-8 --smallest 1-8-8-1-8": HUGE,
         "--setting distill": "--teacher", "--teacher {here}": "--teacher",
         "--teacher {here} --setting distill": "no model is here", "--smallest 9-999-999-9-999": "small",
+        "--teacher {autotinybert} --setting distill": "the teacher has 2 heads",
         "--latency_threads 100000": "--latency_threads", "--speedup ''": "--speedup",
         "--population 1000000000": "--population"},
     "mformer": {"--train_text x": "no use", "--beam 3": "no use", "--image 30 --patch 7": "--image",

@@ -45,6 +45,7 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
     (run.folder / "checkpoint.pt").touch()
     run.began -= 100
     run.log("train", 1, loss=2.0)
+    run.discard()  # what a mistake does before anything has begun; of this run nothing goes
     (run.folder / "log.jsonl").open("a").write('{"phase": "train", "st\n')  # torn by a crash
     open_run(tmp_path / "run", lr=1.0, widths=(1, 2)).log("train", 2, loss=1.0)  # the same settings: taken up
     first, _, resumed, last = (run.folder / "log.jsonl").read_text().splitlines()
@@ -150,17 +151,6 @@ def test_fingerprints_are_of_the_content_and_not_of_the_place(tmp_path):
         file.write("X")
     again, other = fingerprints([tmp_path / "texts"]).values()
     assert again == one and other != two
-
-
-def test_a_run_that_a_mistake_ended_before_it_began_leaves_nothing(tmp_path):
-    run = open_run(tmp_path / "run")
-    (run.folder / "corpus").mkdir()
-    run.discard()
-    assert not run.folder.exists()
-    run = open_run(tmp_path / "run")
-    run.log("train", 1)
-    run.discard()
-    assert run.folder.exists()
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, f'{{"a": {"9" * 5000}}}', '{"a": "\\ud800"}', "[1]", "", "\x00"])

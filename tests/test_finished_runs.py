@@ -4,9 +4,7 @@ import json
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -48,18 +46,6 @@ def test_the_table_lists_the_keys():
     table = re.search(r"\| key \| what \|\n(.*?)\n\n", PAGE, re.DOTALL)[1]
     first = re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in table.split("\n")))
     assert {name for name in first if not name.startswith("dev_")} == LOGGED
-
-
-def test_the_curves_of_two_runs_are_drawn_from_it(ready, monkeypatch, capsys):
-    code, = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "pyplot" in block)
-    drawn, plt = [], SimpleNamespace(legend=lambda: 0, savefig=lambda name: 0)
-    plt.plot = lambda steps, losses, label: drawn.append((steps, losses))
-    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace(pyplot=plt))
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", plt)
-    exec(code.replace("runs/one", str(ready["albert"])).replace("runs/two", str(ready["autobert_zero"])), {})
-    assert [steps for steps, _ in drawn] == [(1, 2), (1, 2)]
-    assert all(1 < loss < 9 for _, losses in drawn for loss in losses)
-    assert str(drawn[1][1][-1]) in capsys.readouterr().out
 
 
 # --- the next command ---
