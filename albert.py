@@ -542,7 +542,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
                                     prefetch, prepare_model, progress, say, seed_everything, seed_of, send, set_shards,
                                     shard_range, to_host)
     from common.describe import forecast, ids
-    from common.files import load_file, load_newest, read_json, save_file
+    from common.files import load_file, read_json, save_file
     from common.runs import Checkpoint
     from common.tasks import (Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs, show,
                               summarise)
@@ -1190,7 +1190,7 @@ def finetune(cfg, words):
             (name, number), folder = jobs[job], run.folder / "jobs" / job
             if cfg.ensemble:
                 return ensemble_job(name, cfg, folder)
-            begin = Source(mnli, load_newest(mnli / "checkpoint.pt")["owned"]["MNLI"], "MNLI") if mnli else source
+            begin = Source(mnli, load_file(mnli / "checkpoint.pt")["owned"]["MNLI"], "MNLI") if mnli else source
             return finetune_job(task(name), number, begin, cfg, data.tokenizer, folder, run)
 
         if not run.finished:

@@ -1156,7 +1156,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.distributed import (Pace, Ranks, autocast, gather, launch, move, no_sync_until, on_main, per_second,
                                     prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
                                     send, set_shards, shard_range, share_out, to_host)
-    from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
+    from common.files import load_file, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
     from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
                               show, summarise, tells_nothing)
@@ -1568,7 +1568,7 @@ def finetune(cfg, text):
 
         def work(job, mnli):
             name, own = jobs[job]
-            start_at = (load_newest(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name) if mnli else source
+            start_at = (load_file(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name) if mnli else source
             return finetune_job(opened(name), own, arch, start_at, run.folder / "jobs" / job, data, run)
 
         results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)

@@ -663,7 +663,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, move, on_main, per_second, pick_device,
                                     prefetch, progress, reduce_mean, say, seed_everything, seed_of, send, set_shards,
                                     shard_range, share_out, stop_requested)
-    from common.files import load_file, load_newest, read_json, read_result, save_file, write_atomic, write_result
+    from common.files import load_file, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint, environment
     from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
                               show, shown, summarise, tells_nothing)
@@ -785,7 +785,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None):
     ranks, going = run.ranks, folder.with_name(f"{folder.name}.pt")
     if (folder / "curve.json").exists():
         Checkpoint(going, ranks).remove()  # a kill may have come just before the end did
-        model.load_state_dict(load_newest(folder / "checkpoint.pt")["owned"]["model"])
+        model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
         return read_result(folder / "curve.json")["curve"]
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)

@@ -158,15 +158,19 @@ def load_file(path, device="cpu"):
                         f"{(str(error).splitlines() or [''])[0][:100]})") from None
 
 
-def load_newest(path, device="cpu"):
-    """load_file of a checkpoint, or of the one before it where the newest is missing or torn."""
-    try:
-        return load_file(path, device)
-    except UserError as error:
-        if not previous(path).exists():
-            raise
-        print(f"warning: {error}; taking the checkpoint before it", file=sys.stderr)
-        return load_file(previous(path), device)
+def newest(path, run=None):
+    """The path of a checkpoint, or of the one before it where the newest is missing, torn, or not of this `run`."""
+    places = [place for place in (Path(path), previous(path)) if place.exists()]
+    for place in places:
+        try:
+            state = load_file(place)
+            if run is None or isinstance(state, dict) and state.get("run") == run:
+                return str(place)
+            raise UserError(f"{place}: a checkpoint of another run")
+        except UserError as error:
+            if place == places[-1]:
+                raise UserError(f"{error}; --restart begins its run anew") from None
+            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
 
 
 _locks = {}  # {path: open file}, of this process

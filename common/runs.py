@@ -15,8 +15,8 @@ import torch
 
 from common.cli import UserError, freeze
 from common.distributed import on_main, peak_memory, say
-from common.files import (digest, fingerprints, load_file, lock, no_link, partials, previous, read_json, read_result,
-                          save_file, write_atomic, write_result)
+from common.files import (digest, fingerprints, load_file, lock, newest, no_link, partials, previous, read_json,
+                          read_result, save_file, write_atomic, write_result)
 
 LOCK = "run.lock"
 NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute"}  # may differ in a resumed run
@@ -218,9 +218,9 @@ class Checkpoint:
 
     def restore(self):
         """The values of the newest save that can be read, after the owned objects have taken their state."""
-        name = on_main(self.ranks, self._newest)
-        if name is None:
+        if not on_main(self.ranks, lambda: self.path.exists() or previous(self.path).exists()):
             return {}
+        name = on_main(self.ranks, newest, self.path, self.ranks.run)
         state = load_file(name, self.ranks.device)
         try:
             for key, thing in self.owned.items():
@@ -230,19 +230,6 @@ class Checkpoint:
             reason = (str(error).splitlines() or [""])[0][:100]
             raise UserError(f"{name}: does not fit this run ({type(error).__name__}: {reason}); --restart begins anew"
                             ) from None
-
-    def _newest(self):
-        candidates = [path for path in (self.path, previous(self.path)) if path.exists()]
-        for path in candidates:
-            try:
-                state = load_file(path)
-                if not isinstance(state, dict) or state.get("run") != self.ranks.run:
-                    raise UserError(f"{path}: a checkpoint of another run")
-                return str(path)
-            except UserError as error:
-                print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
-        if candidates:
-            raise UserError(f"{self.path}: neither it nor the one before can be read; --restart begins anew")
 
     def remove(self):
         """Delete the files (a finished candidate needs none)."""

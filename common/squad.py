@@ -256,9 +256,7 @@ def distinct(context, spans, n_best):
 
 
 def question_scores(question, prediction, version):
-    """(exact match, F1) of one prediction, the best over the answers; None scores 0."""
-    if prediction is None:
-        return 0.0, 0.0
+    """(exact match, F1) of one prediction, the best over the answers."""
     answers = [text for text, _ in question.answers if version == 1 or metrics.normalize_answer(text)] or [""]
     return (max(metrics.squad_exact(prediction, text) for text in answers),
             max(metrics.squad_f1(prediction, text, version) for text in answers))
@@ -275,23 +273,20 @@ def best_threshold(values, odds, answerable, texts):
     return totals[best] / len(values), float(odds[order[best - 1]]) if best else 0.0
 
 
-def evaluate(questions, predictions, null_odds=None, threshold=0.0):
+def evaluate(questions, predictions, null_odds=None):
     """The official scores in percent, as the official scripts print them.
 
-    predictions: {id: text}; a missing one scores 0 in 1.1, and in 2.0 its question is left out. null_odds: {id: odds of
-    "no answer"}: answers with odds above the threshold are withdrawn. Returns exact, f1, total; for a set with
-    unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and, with null_odds, best_exact,
-    best_exact_thresh, best_f1, best_f1_thresh: what the best threshold for this very set would give.
+    predictions: {id: text}; null_odds: {id: odds of "no answer"}: answers with odds above 0 are withdrawn. Returns
+    exact, f1, total; for a set with unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and, with
+    null_odds, best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the best threshold for this very set would
+    give.
     """
     version = 2 if any(question.impossible for question in questions) else 1
-    questions = [question for question in questions if version == 1 or question.id in predictions]
-    if not questions:
-        return {"exact": 0.0, "f1": 0.0, "total": 0}
     answerable = np.array([not question.impossible for question in questions])
-    texts = [predictions.get(question.id) for question in questions]
+    texts = [predictions[question.id] for question in questions]
     raw = np.array([question_scores(question, text, version) for question, text in zip(questions, texts)])  # (n, 2)
-    odds = np.array([(null_odds or {}).get(question.id, np.inf if null_odds else -np.inf) for question in questions])
-    final = np.where((odds > threshold)[:, None] & (version == 2), ~answerable[:, None], raw)
+    odds = np.array([null_odds[question.id] if null_odds else -np.inf for question in questions])
+    final = np.where((odds > 0)[:, None] & (version == 2), ~answerable[:, None], raw)
     groups = {"": np.ones_like(answerable)} | ({"HasAns_": answerable, "NoAns_": ~answerable} if version == 2 else {})
     result = {}
     for prefix, members in groups.items():

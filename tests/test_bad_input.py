@@ -247,7 +247,7 @@ FOLDERS = [
     *rows(f"albert {BEGIN['albert']}", ("no run folder", put("out/mine.txt", "")), ("process 7 on elsewhere", held),
           ("albert.py --export", put("out/config.json", {**RECORD, "action": "export"})),
           ("none of a run", put("out/config.json", {**RECORD, "settings": 7})), ("out", put("out", "a file"))),
-    *rows(TRAINED["albert"], ("neither it nor the one before", copy("albert", drop("done.json"), weights(
+    *rows(TRAINED["albert"], ("of another run & --restart", copy("albert", drop("done.json"), weights(
         lambda state, _: {**state, "run": "other"}), to="out"))),
     *rows(TUNED, ("jobs/CoLA-0.json & changed by hand", copy(
         "tuned", drop("done.json"), put("jobs/CoLA-0.json", "{}"), to="out"))),

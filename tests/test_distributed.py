@@ -99,7 +99,7 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(whole[:len(whole) // 2])
     assert checkpoint.restore() == {"step": 1} and torch.equal(model.weight, first)
     (tmp_path / "checkpoint.pt.previous").write_bytes(b"")
-    with pytest.raises(UserError, match="neither"):
+    with pytest.raises(UserError, match="previous: no readable checkpoint.*--restart"):
         checkpoint.restore()
 
 
