@@ -273,20 +273,20 @@ def best_threshold(values, odds, answerable, texts):
     return totals[best] / len(values), float(odds[order[best - 1]]) if best else 0.0
 
 
-def evaluate(questions, predictions, null_odds=None):
+def evaluate(questions, predictions, null_odds=None, threshold=0.0):
     """The official scores in percent, as the official scripts print them.
 
-    predictions: {id: text}; null_odds: {id: odds of "no answer"}: answers with odds above 0 are withdrawn. Returns
-    exact, f1, total; for a set with unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and, with
-    null_odds, best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the best threshold for this very set would
-    give.
+    predictions: {id: text}; null_odds: {id: odds of "no answer"}: answers with odds above the threshold are withdrawn.
+    Returns exact, f1, total; for a set with unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and,
+    with null_odds, best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the best threshold for this very set
+    would give.
     """
     version = 2 if any(question.impossible for question in questions) else 1
     answerable = np.array([not question.impossible for question in questions])
     texts = [predictions[question.id] for question in questions]
     raw = np.array([question_scores(question, text, version) for question, text in zip(questions, texts)])  # (n, 2)
     odds = np.array([null_odds[question.id] if null_odds else -np.inf for question in questions])
-    final = np.where((odds > 0)[:, None] & (version == 2), ~answerable[:, None], raw)
+    final = np.where((odds > threshold)[:, None] & (version == 2), ~answerable[:, None], raw)
     groups = {"": np.ones_like(answerable)} | ({"HasAns_": answerable, "NoAns_": ~answerable} if version == 2 else {})
     result = {}
     for prefix, members in groups.items():

@@ -190,8 +190,7 @@ def test_evaluate_version_2_and_its_threshold():
     # all withdrawn: 2 right; by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0
     assert result["best_exact"] == pytest.approx(100 * 4 / 6) and result["best_exact_thresh"] == 0.5
     assert result["best_f1"] == pytest.approx(100 * (4 + 2 / 3) / 6) and result["best_f1_thresh"] == 0.5
-    assert squad.evaluate(questions, predictions, {name: value - 0.5 for name, value in odds.items()})["f1"] == (
-        pytest.approx(result["best_f1"]))
+    assert squad.evaluate(questions, predictions, odds, threshold=0.5)["f1"] == pytest.approx(result["best_f1"])
 
 
 # --- RACE
