@@ -383,21 +383,18 @@ def gpu(own):
     card, found = next((known for known in describe.CARDS if known in name), "H100"), []
     make_demo(demo)
     write_vocabulary(Path(to, "vocab.txt"), demo)
-    print(f"{name}, torch {torch.__version__}, beside {card}'s peak" + ", small sizes" * own.small, markdown(
+    print(f"{name}, torch {torch.__version__}, in {to}, beside {card}'s peak" + ", small sizes" * own.small, markdown(
         "command | a second | expected | of the peak | peak GB | --describe | launches | s the host waits"), sep="\n")
     commands = [f"{line} --dry_run" for line in DRY.split("\n")[1:]]
     commands += [f"{line} {small if own.small else base} --out {{to}}/{number}"
                  for number, (line, base, small) in enumerate(TRAININGS)]
     for command in [command.format(to=to, demo=demo) for command in commands]:
-        try:
-            seconds = math.inf if "--further_steps" in command else 3 if own.small else 30
-            cells = [called(command) and "runs"] if "--dry_run" in command else train_on_card(command, seconds, card)
-        except BaseException:
-            print(f"stopped at: python {command}\nSend in all that is printed here, {to} without its .pt files, and "
-                  "what nvidia-smi says.", flush=True)
-            raise
-        found.append([f"`{command.replace(f'{to}/', '')}`", *cells])
-        print(row_of(*found[-1], *[""] * (7 - len(cells))), flush=True)
+        found.append([f"`{command.replace(f'{to}/', '')}`"])
+        print("|", *found[-1], end=" ", flush=True)  # a failure stands behind what failed
+        seconds = math.inf if "--further_steps" in command else 3 if own.small else 30
+        cells = [called(command) and "runs"] if "--dry_run" in command else train_on_card(command, seconds, card)
+        found[-1] += cells
+        print(row_of(*cells, *[""] * (7 - len(cells))), flush=True)
     shutil.rmtree(to)
     return {"card": name, "rows": found}, f"{name}: all of it ran, in {time.time() - began:.0f} s"
 

@@ -9,6 +9,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from common.files import release_locks  # noqa: E402
 from tests.claims import study  # noqa: E402
 
 
@@ -63,5 +64,13 @@ def claimed(paper, name, folder, *words):
 
 
 @pytest.fixture(autouse=True)
-def threads():
+def one_thread():
+    """Behind a test the locks of the run folders that it opened are given back."""
     torch.set_num_threads(1)
+    yield
+    release_locks()
+
+
+def slow(*values):
+    """A row of a table of tests that takes more than a few seconds."""
+    return pytest.param(*values, marks=pytest.mark.slow)

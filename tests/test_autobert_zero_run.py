@@ -20,7 +20,7 @@ from common.files import read_jsonl
 from common.tasks import parse_tasks
 from common.tokenization import load_tokenizer
 from common.weights import keep_model
-from conftest import ROOT, claimed
+from conftest import ROOT, claimed, slow
 from small_runs import SEARCHES
 from tests.claims import autobert_zero as claims
 from tests.claims import study
@@ -121,7 +121,7 @@ print(net.LABELS, ids.tolist(), net.load("net.pt").eval()(ids, segments, lengths
 
 
 @pytest.mark.parametrize("task, labels", [("RTE", ("entailment", "not_entailment")),
-                                          pytest.param("SQuAD1.1", ("start", "end"), marks=pytest.mark.slow)])
+                                          slow("SQuAD1.1", ("start", "end"))])
 def test_a_tuned_model_answers_alone_in_an_empty_folder(searched, tmp_path, task, labels):
     """With torch and sentencepiece, from two texts."""
     texts = "The  ``Cat'' sees a Dög .", "a dog"
@@ -192,8 +192,8 @@ OF_A_SEARCH = "--corpus {corpus} --glue {glue} --folders"
 
 @pytest.mark.parametrize("name, more, rows", [
     ("uniformity", f"--samples 8 --tasks CoLA {OF_A_SEARCH}", 3),
-    pytest.param("fidelity", f"--samples 2 --epochs 1 --batch 32 {OF_A_SEARCH}", 2, marks=pytest.mark.slow),
-    pytest.param("hybrid", FEW, len(claims.ARMS), marks=pytest.mark.slow)])
+    slow("fidelity", f"--samples 2 --epochs 1 --batch 32 {OF_A_SEARCH}", 2),
+    slow("hybrid", FEW, len(claims.ARMS))])
 def test_claims_run_at_the_smallest_size(searched, ready, tmp_path, name, more, rows):
     words = [*more.format(**ready).split(), *[searched[0]] * more.endswith(OF_A_SEARCH)]
     found = claimed("autobert_zero", name, tmp_path, *words)

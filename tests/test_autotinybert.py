@@ -21,7 +21,7 @@ from conftest import claimed
 from small_runs import SEARCHES
 
 import autotinybert as atb
-from common import distributed, files, tasks, weights as common_weights
+from common import distributed, tasks, weights as common_weights
 from common.cli import UserError
 from common.files import load_file, read_jsonl
 from common.tokenization import WordPieceTokenizer
@@ -519,7 +519,6 @@ def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
                                   finetune_length=32)
         opened = atb.open_data(cfg, action, HERE, tasks="MNLI")[1]
         assert opened.tasks["MNLI"].splits.keys() == {"train", "dev"} | more
-        files.release_locks()
 
 
 def test_averages_are_those_of_table_1():
@@ -592,7 +591,6 @@ def test_zero_steps_are_the_papers_passes_over_the_corpus(ready, whole, tmp_path
         cfg = dataclasses.replace(TINY, vocab_size=300, out=str(tmp_path / f"{passes}"), init=init,
                                   corpus=(str(ready["corpus"]),))
         _, data = atb.open_data(cfg, "further_train", HERE, text=True)
-        files.release_locks()
         a_pass = data.train.slots(cfg.length - 3) / cfg.batch
         assert (cfg.steps, cfg.further_steps) == (math.ceil(5 * a_pass), math.ceil(passes * a_pass)) and a_pass > 3
 

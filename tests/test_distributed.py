@@ -34,12 +34,6 @@ def open_run(folder, action="search", **settings):
     return RunFolder(Config(str(folder), **settings), action, ALONE)
 
 
-@pytest.fixture(autouse=True)
-def locks():
-    yield
-    release_locks()
-
-
 def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
     run = open_run(tmp_path / "run", lr=1.0, widths=(1, 2))
     (run.folder / "checkpoint.pt").touch()

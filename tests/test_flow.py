@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import slow
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -87,10 +88,6 @@ class Waits(contextlib.ExitStack):
         assert self.updates > 2 * every  # there were lines, and updates without
         assert any(number and number % every == 0 for number, *_ in self.seen)
         return {tuple(found) for number, *found in self.seen if number % every}
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def numbers(*shape, below=50):

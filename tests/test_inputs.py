@@ -6,15 +6,7 @@ import json
 import pytest
 
 from common.cli import UserError
-from common.files import release_locks
 from common.runs import RunFolder
-
-
-@pytest.fixture(autouse=True)
-def unlocked():
-    yield
-    release_locks()
-
 
 TINY = {"albert": "--layers 1", "autobert_zero": "--layers 2 --runs 1",
         "mformer": "--cost flops --layers 1 --hidden 16 24 --ffn 16 24 32",

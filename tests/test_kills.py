@@ -13,6 +13,7 @@ from pathlib import Path
 import kills
 import pytest
 import torch
+from conftest import slow
 from small_runs import SEARCHES, TRAINED, TUNED
 
 import autotinybert
@@ -23,10 +24,6 @@ RUNS = {**{program: f"{command} --steps 6 --save_every 2 --accumulate 2" for pro
         "tuned": f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2", **{
             f"{program} search": f"{program} --search {words} --save_every 2 --device cpu"
             for program, words in SEARCHES.items()}}
-
-
-def slow(name):
-    return pytest.param(name, marks=pytest.mark.slow)
 
 
 class Killed(Exception):

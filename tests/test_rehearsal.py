@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from conftest import slow
 from torch.profiler import ProfilerActivity, profile
 
 import albert
@@ -44,10 +45,6 @@ def allocated(function, *args):
         now += event.nbytes()
         most = max(most, now)
     return most
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 QUICK = ("albert-float32", "autobert_zero-float32", "autotinybert-float32", "images-float32")
