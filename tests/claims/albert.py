@@ -235,7 +235,7 @@ def order(options):
     rows = [[arm, *(study.show_mean([100 * (seed[arm][key] or 0) for seed in each])
                     for key in ("mlm", "nsp", "sop", "own nsp", "own sop"))] for arm in ARMS]
     gaps = gaps_of_order(each)
-    blind = gaps["SOP model - control on SOP"][1] < 0
+    blind = study.side(gaps["SOP model - control on SOP"], n=options.seeds) != "holds"
     return Found(["trained on", "masked words", "NSP", "SOP", "NSP, own head", "SOP, own head"], rows, gaps,
                  n=options.seeds, numbers={"seeds": each}, says="At this size the model that was trained on order does "
                  "not read it either, so that the others' chance says little" * blind)
