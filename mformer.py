@@ -300,17 +300,6 @@ def arch_text(arch):
                     for name, value in arch._asdict().items() if value)
 
 
-def read_arch(text):
-    """The architecture of a text form; ValueError, KeyError or TypeError where it is none."""
-    found = {}
-    for name, value in (word.split("=") for word in text.split()):
-        values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
-        if not FEATURES[name].depth:
-            (values,) = values
-        found[name] = values
-    return Arch(**found)
-
-
 # The networks of Tables 3 to 5, which --arch takes by name. The lists of cosformer* for images are published (in the
 # released code). The others are made to the totals of Table 4 and the averages of Table 3, whose "Enc Layer Num 3" is a
 # misprint for 6; the text tells in which layers mFormer is linear. All decoders see the last encoder layer alone.
@@ -351,8 +340,14 @@ def parse_arch(text, cfg):
         # every attention.
         parts = {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ())
         text = arch_text(retype(PUBLISHED[cfg.task][name], twin, parts))
+    found = {}
     try:
-        arch = read_arch(text)
+        for name, value in (word.split("=") for word in text.split()):
+            values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
+            if not FEATURES[name].depth:
+                (values,) = values
+            found[name] = values
+        arch = Arch(**found)
     except (ValueError, KeyError, TypeError):
         raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
                         "a best.json, or a text like --describe's") from None

@@ -183,7 +183,7 @@ def mformer_of(task, **settings):
         if task == "cifar10":
             return [torch.randn(rows, 3, 16, 16), numbers(rows, below=10)]
         return [numbers(rows, tokens), full(rows, tokens), numbers(rows, tokens + 1), numbers(rows, tokens + 1)]
-    return cfg, mformer.read_arch(IMAGES if task == "cifar10" else TEXTS), batch
+    return cfg, mformer.parse_arch(IMAGES if task == "cifar10" else TEXTS, cfg), batch
 
 
 @pytest.mark.parametrize("task, searching", [

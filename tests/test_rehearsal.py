@@ -17,10 +17,10 @@ from tests.claims.rehearsal import albert_at
 ALBERT = albert.rehearsal
 TINY = dict(layers=2, hidden=128, heads=4, ffn=512, vocab_size=500)
 WHOLE = autotinybert.parse_arch("2-128-512-4-128")
-IMAGES = mformer.read_arch("layers=2 hidden=128 ffn=256,256 heads=2,2 types=softmax,linear")
-TEXTS = mformer.read_arch("layers=2 hidden=128 ffn=256,256 heads=2,2 types=softmax,linear decoder_layers=1 "
-                          "decoder_hidden=128 decoder_ffn=256 decoder_heads=2 decoder_types=softmax cross_heads=2 "
-                          "connect=2 cross_types=softmax")
+IMAGES = mformer.parse_arch("layers=2 hidden=128 ffn=256,256 heads=2,2 types=softmax,linear", mformer.Config())
+TEXTS = mformer.parse_arch("layers=2 hidden=128 ffn=256,256 heads=2,2 types=softmax,linear decoder_layers=1 "
+                           "decoder_hidden=128 decoder_ffn=256 decoder_heads=2 decoder_types=softmax cross_heads=2 "
+                           "connect=2 cross_types=softmax", mformer.Config(task="wmt14"))
 PLANS = {
     "albert": (lambda **own: albert_at(**TINY, length=64, embedding=64, **own), ALBERT),
     "autobert_zero": (lambda **own: autobert_zero.Config(**TINY, length=64, **own),

@@ -5,7 +5,6 @@ rehearsed on tensors without content (common/describe.py), where no command of a
 
 `python tests/bench.py page` makes rehearsal.md of it.
 """
-import dataclasses
 import functools
 import json
 import math
@@ -38,9 +37,7 @@ def fine_tuning(cfg, task, arch=None):
     kind = "span" if task.startswith("SQuAD") else "choice" if task == "RACE" else "class"
     outputs, shape = 1 if kind == "choice" else 2, (4, recipe.length) if kind == "choice" else (recipe.length,)
     if cfg.program == "albert":
-        own = dataclasses.replace(cfg, dropout=recipe.dropout)
-        model = (file.MultipleChoice(own, 1) if kind == "choice" else file.Classifier(own, outputs) if kind == "class"
-                 else file.SpanModel(own) if task == "SQuAD1.1" else file.AnswerModel(own))
+        model = file.task_model(SimpleNamespace(name=task, kind=kind, recipe=recipe, outputs=outputs), cfg)
         optimizer = file.Lamb(model.parameters(), recipe.lr, adapt=False)
     else:
         model = (file.TaskModel(arch, cfg, outputs, kind == "span") if cfg.program == "autobert_zero" else
