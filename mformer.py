@@ -1448,23 +1448,21 @@ UNREAD = {  # flags that only the other task reads
 
 def check(cfg, action):
     """UserError where flags contradict."""
-    unread = UNREAD[cfg.task] | ({"arch"} if action == "search" else set())
-    mistakes = [f"--{name}: --{action} with --task {cfg.task} has no use for it; leave it out"
-                for name in sorted(cfg.given & unread)]
+    unread = sorted(cfg.given & (UNREAD[cfg.task] | ({"arch"} if action == "search" else set())))
+    if unread:
+        raise UserError(f"--{unread[0]}: --{action} with --task {cfg.task} has no use for it; leave it out")
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
-        mistakes.append(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
+        raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
     if len(cfg.languages) != 2 or len(cfg.augment) != 4:
-        mistakes.append("--languages takes two endings, --augment four numbers")
-    elif not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
-        mistakes.append(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at most 1")
+        raise UserError("--languages takes two endings, --augment four numbers")
+    if not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
+        raise UserError(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at most 1")
     if cfg.qkv and "head_dim" in cfg.given:
-        mistakes.append("--head_dim: --qkv gives heads their width; leave one out")
+        raise UserError("--head_dim: --qkv gives heads their width; leave one out")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
-        mistakes.append("--tokenizer, --vocab_size: --init has its own; leave these flags out")
+        raise UserError("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:
         cfg.out = f"runs/mformer-{action}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
-    if mistakes:
-        raise UserError(mistakes[0])
     if cfg.dry_run and not cfg.train_text:  # the demo text gives no more pieces
         cfg.vocab_size = min(cfg.vocab_size, 2000)
 

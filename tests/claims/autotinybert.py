@@ -52,11 +52,6 @@ def measured_rounds(archs, cfg, rounds, folder, time_one=None):
     return {arch: found[arch][:rounds] for arch in archs}
 
 
-def score_of(folder):
-    """Mean over the tasks of the median runs of a --finetune."""
-    return statistics.mean(entry["median"] for entry in read_json(folder / "done.json")["tasks"].values())
-
-
 def latency(options):
     """Speed-ups measured in the same rounds, beside the published ones; both stand where two tables disagree."""
     cfg = read_flags(options)
@@ -197,9 +192,9 @@ def ranking(options):
         fine[seed, "stand-alone", arch] = [*common, options.runs / f"{seed}-alone-{arch}"]
         for name in variants:
             fine[seed, name, arch] = [*common, options.runs / f"{seed}-{name}", "--arch", part_for(arch, name, cfg)]
-    names = {key: f"score-{key[0]}-{key[1]}-{key[2]}" for key in fine}
-    folders = study.run_all(options, {names[key]: fine[key] for key in fine})
-    scores = {key: score_of(folders[names[key]]) for key in fine}
+    folders = study.run_all(options, {"score-{}-{}-{}".format(*key): words for key, words in fine.items()})
+    scores = {key: statistics.mean(entry["median"] for entry in read_json(folder / "done.json")["tasks"].values())
+              for key, folder in zip(fine, folders.values())}  # the mean over the tasks of their median runs
     rows, pairwise = [], {}
     for name in ("stand-alone", *variants):
         columns = [tuple([scores[seed, kind, arch] for arch in archs] for kind in (name, "stand-alone"))

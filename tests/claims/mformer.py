@@ -266,10 +266,6 @@ def attention_call(kind, tokens, device):
             "causal linear": lambda: mf.causal_linear_attention(q, k, v, cosines)}[kind]
 
 
-def with_gradients(attend):
-    attend().sum().backward()
-
-
 def attention_memory(attend, device):
     """(MB that stay for the backward pass, MB allocated at once, None where the device does not count them)."""
     kept = {}
@@ -280,7 +276,7 @@ def attention_memory(attend, device):
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        with_gradients(attend)
+        attend().sum().backward()
     return sum(kept.values()) / 1e6, torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
 
 
@@ -288,7 +284,8 @@ def attention_costs(kinds, tokens, device, clock):
     """A row for each attention at this length: [kind, tokens, forward ms, forward and backward ms (medians over
     interleaved turns), MB kept, peak MB]."""
     calls = {kind: attention_call(kind, tokens, device) for kind in kinds}
-    both, turns = {kind: functools.partial(with_gradients, attend) for kind, attend in calls.items()}, 20480 // tokens
+    both = {kind: lambda attend=attend: attend().sum().backward() for kind, attend in calls.items()}
+    turns = 20480 // tokens
     forward, whole = (in_turns(each, max(5, min(80, turns)), clock) for each in (calls, both))
     return [[kind, tokens, statistics.median(forward[kind]), statistics.median(whole[kind]),
              *attention_memory(calls[kind], device)] for kind in kinds]
