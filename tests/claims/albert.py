@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import statistics
-from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -265,47 +264,12 @@ WIDTHS = (16, 32, 64)
 # for time.
 BASE = ["--embedding", 32, "--share", "all"]
 GENTLE = ["--lr", 0.04, "--warmup", 0.3]
-
-
-class Words(NamedTuple):
-    """Arms that differ in one thing and are judged by the masked words that they find."""
-    claim: str
-    arms: dict  # {arm: its flags}
-    contrasts: dict  # {what: {arm: weight}}: a weighted sum of the arms' percents
-    picture: Callable | None = None
+DEEP = [*GENTLE, "--layers", 8]
+WORDS = {"few": (), "updates": 3000, "rows": 11000, "pieces": 1000}
 
 
 def minus(one, other):
     return {one: 1, other: -1}
-
-
-STUDIES = {
-    "sharing": Words(
-        "Sharing costs words, most by the feed-forward part, and a small E suffices (Tables 3, 4)",
-        {f"{name} E={E}": ["--embedding", E % 64, "--share", SHARES[name]] for name in SHARES for E in WIDTHS},
-        {f"{one} - {other} at E = {E}": minus(f"{one} E={E}", f"{other} E={E}")
-         for one, other in (("not-shared", "all-shared"), ("shared-attention", "shared-FFN")) for E in WIDTHS}
-        | {"E = 64 - E = 16, not-shared": minus("not-shared E=64", "not-shared E=16"),
-           "E = 32 - E = 64, all-shared": minus("all-shared E=32", "all-shared E=64")}, pictures.draw_sharing),
-    "depth": Words(
-        "Depth helps a shared stack, with less and less to gain (Table 11)",
-        {f"{number} layer{'s' * (number > 1)}": [*GENTLE, "--layers", number] for number in (1, 2, 4, 8)},
-        {"2 layers beat 1": minus("2 layers", "1 layer"), "4 beat 2": minus("4 layers", "2 layers"),
-         "8 beat 4": minus("8 layers", "4 layers"),
-         "less to gain": minus("2 layers", "1 layer") | {"8 layers": -1, "4 layers": 1}}),
-    "groups": Words(
-        "Smaller groups of shared layers find more words (Sec. 4.5)",
-        {f"{number} group{'s' * (number > 1)}": [*GENTLE, "--layers", 4, "--groups", number] for number in (1, 2, 4)},
-        {"2 groups beat 1": minus("2 groups", "1 group"), "4 beat 2": minus("4 groups", "2 groups")}),
-    "width": Words(
-        "Width helps, with less and less to gain (Table 12)",
-        {f"H = {32 * heads}": [*GENTLE, "--hidden", 32 * heads, "--heads", heads, "--ffn", 64 * heads]
-         for heads in (1, 2, 4)},
-        {"H = 64 beats 32": minus("H = 64", "H = 32"), "128 beats 64": minus("H = 128", "H = 64"),
-         "less to gain": {"H = 64": 2, "H = 32": -1, "H = 128": -1}}),
-    "dropout": Words(
-        "Without dropout more masked words are found (Table 8)",
-        {"none": ["--dropout", 0], "0.1": ["--dropout", 0.1]}, {"without it more words": minus("none", "0.1")})}
 
 
 def train_arms_on_words(options, arms):
@@ -332,6 +296,41 @@ def compare_words(options, arms, contrasts, updates=None):
              *([updates[arm]] if updates else [])] for arm in arms]
     return Found(["network", "masked words", "parameters", *["updates"] * bool(updates)], rows, gaps, n=options.seeds,
                  numbers={"seeds": words, "asked": next(iter(done.values()))["scored"]["mlm"]})
+
+
+def of_words(claim, arms, contrasts, picture=None):
+    """A Study of arms that differ in one thing, {arm: its flags}, and are judged by the masked words that they find.
+    contrasts: {what: {arm: weight}}, weighted sums of the arms' percents."""
+    return Study(functools.partial(compare_words, arms=arms, contrasts=contrasts), claim, WORDS, picture=picture)
+
+
+STUDIES = {
+    "sharing": of_words(
+        "Sharing costs words, most by the feed-forward part, and a small E suffices (Tables 3, 4)",
+        {f"{name} E={E}": ["--embedding", E % 64, "--share", SHARES[name]] for name in SHARES for E in WIDTHS},
+        {f"{one} - {other} at E = {E}": minus(f"{one} E={E}", f"{other} E={E}")
+         for one, other in (("not-shared", "all-shared"), ("shared-attention", "shared-FFN")) for E in WIDTHS}
+        | {"E = 64 - E = 16, not-shared": minus("not-shared E=64", "not-shared E=16"),
+           "E = 32 - E = 64, all-shared": minus("all-shared E=32", "all-shared E=64")}, pictures.draw_sharing),
+    "depth": of_words(
+        "Depth helps a shared stack, with less and less to gain (Table 11)",
+        {f"{number} layer{'s' * (number > 1)}": [*GENTLE, "--layers", number] for number in (1, 2, 4, 8)},
+        {"2 layers beat 1": minus("2 layers", "1 layer"), "4 beat 2": minus("4 layers", "2 layers"),
+         "8 beat 4": minus("8 layers", "4 layers"),
+         "less to gain": minus("2 layers", "1 layer") | {"8 layers": -1, "4 layers": 1}}),
+    "groups": of_words(
+        "Smaller groups of shared layers find more words (Sec. 4.5)",
+        {f"{number} group{'s' * (number > 1)}": [*GENTLE, "--layers", 4, "--groups", number] for number in (1, 2, 4)},
+        {"2 groups beat 1": minus("2 groups", "1 group"), "4 beat 2": minus("4 groups", "2 groups")}),
+    "width": of_words(
+        "Width helps, with less and less to gain (Table 12)",
+        {f"H = {32 * heads}": [*GENTLE, "--hidden", 32 * heads, "--heads", heads, "--ffn", 64 * heads]
+         for heads in (1, 2, 4)},
+        {"H = 64 beats 32": minus("H = 64", "H = 32"), "128 beats 64": minus("H = 128", "H = 64"),
+         "less to gain": {"H = 64": 2, "H = 32": -1, "H = 128": -1}}),
+    "dropout": of_words(
+        "Without dropout more masked words are found (Table 8)",
+        {"none": ["--dropout", 0], "0.1": ["--dropout", 0.1]}, {"without it more words": minus("none", "0.1")})}
 
 
 def equal_time(options):
@@ -369,8 +368,7 @@ def slowness(options, shapes, turns=40):
 # of their neighbours, in the mean, as a share of the mean angle (a straight line: 0). H1 the unshared network's is
 # larger, paired by seed; H2 the shared network's last layer still turns by more than half of its mean angle. Both by
 # 95% intervals over three seeds; random weights stand beside them. A seed takes 4 core-minutes for each.
-SMOOTH = {"8 layers": STUDIES["depth"].arms["8 layers"],
-          "8 layers, not shared": [*STUDIES["depth"].arms["8 layers"], "--share", "none"]}
+SMOOTH = {"8 layers": DEEP, "8 layers, not shared": [*DEEP, "--share", "none"]}
 
 
 def roughness(curve):
@@ -415,12 +413,10 @@ def smoothness(options):
                  numbers={"curves": {f"{arm}, seed {seed}": both for (arm, seed), both in found.items()}})
 
 
-WORDS = {"few": (), "updates": 3000, "rows": 11000, "pieces": 1000}
 CLAIMS = {
     "order": Study(order, "Sentence order teaches what the next sentence does not (Table 5)",
                    {"few": (), "many": (), "updates": 3000, "fitting": 8192, "pieces": 0}),
-    **{name: Study(functools.partial(compare_words, arms=asked.arms, contrasts=asked.contrasts), asked.claim, WORDS,
-                   picture=asked.picture) for name, asked in STUDIES.items()},
+    **STUDIES,
     "equal_time": Study(equal_time, "At equal time the wide network that shares its layers wins (Table 6)",
                         {**WORDS, "updates": 1000}),
     "smoothness": Study(smoothness, "Layers that share their weights change their input smoothly, and never stop "

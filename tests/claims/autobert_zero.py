@@ -36,23 +36,17 @@ def read_history(folder):
 
 read_flags = functools.partial(study.read_flags, abz)
 paper = functools.partial(study.published, "autobert_zero")
-COUNTS = {  # flags: (parameters, those of the attention's inputs, FLOPs of 128 tokens), where the paper has them
-    "--preset base --arch bert": (paper("Table 2", "BERT-base, parameters"),
-                                  paper("Table 3", "BERT-base, parameters of attention"),
-                                  paper("Table 2", "BERT-base, FLOPs")),
-    "--preset base": (paper("Table 2", "AutoBERT-Zero, parameters"),
-                      paper("Table 3", "AutoBERT-Zero, parameters of attention"),
-                      paper("Table 2", "AutoBERT-Zero, FLOPs")),
-    "--preset base --arch autobert-zero/att-only": (None, paper("Table 5", "Att-only, parameters of attention"), None),
-    "--preset base --arch autobert-zero/conv-only": (None, paper("Table 5", "Conv-only, parameters of attention"),
-                                                     None),
-    "--preset large --arch bert": (paper("Table 4", "BERT-large, parameters"), None,
-                                   paper("Table 4", "BERT-large, FLOPs")),
-    "--preset large": (paper("Table 4", "AutoBERT-Zero-large, parameters"), None,
-                       paper("Table 4", "AutoBERT-Zero-large, FLOPs")),
-    "--preset small": (paper("Table 4", "AutoBERT-Zero-small, parameters"), None,
-                       paper("Table 4", "AutoBERT-Zero-small, FLOPs")),
-}
+COUNTED = {  # flags: (network, table of its parameters and FLOPs, table of those of the attention's inputs)
+    "--preset base --arch bert": ("BERT-base", "Table 2", "Table 3"),
+    "--preset base": ("AutoBERT-Zero", "Table 2", "Table 3"),
+    "--preset base --arch autobert-zero/att-only": ("Att-only", None, "Table 5"),
+    "--preset base --arch autobert-zero/conv-only": ("Conv-only", None, "Table 5"),
+    "--preset large --arch bert": ("BERT-large", "Table 4", None),
+    "--preset large": ("AutoBERT-Zero-large", "Table 4", None),
+    "--preset small": ("AutoBERT-Zero-small", "Table 4", None)}
+COUNTS = {flags: [table and paper(table, f"{name}, {what}") for table, what in (
+    (whole, "parameters"), (part, "parameters of attention"), (whole, "FLOPs"))]
+    for flags, (name, whole, part) in COUNTED.items()}
 COUNTS["--preset small --embedding 128"] = COUNTS["--preset small"]
 LATENCY = paper("Table 7", "AutoBERT-Zero, latency"), paper("Table 7", "BERT-base, latency")  # seconds
 
