@@ -151,8 +151,6 @@ def load_file(path, device="cpu"):
                 if damaged := archive.testzip():
                     raise ValueError(f"the checksum of {damaged} does not fit")
         return torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
     except Exception as error:  # torch raises many kinds for a torn or foreign file
         raise UserError(f"{path}: no readable checkpoint ({type(error).__name__}: "
                         f"{(str(error).splitlines() or [''])[0][:100]})") from None
@@ -176,16 +174,11 @@ def newest(path, run=None):
 _locks = {}  # {path: open file}, of this process
 
 
-def own_path(path):
-    """The path with its folder's links resolved, and not its own."""
-    return Path(path).parent.resolve() / Path(path).name
-
-
 def lock(path, wait=False, what="the run"):
     """Hold the lock file `path` until release_locks() or the end of this process, however it comes. UserError names the
     host and the process that hold it; with wait they are waited for. On a shared folder it reaches as far as the file
     system's flock does: where that is local to each machine, both get the lock, and neither can tell."""
-    path = own_path(path)
+    path = Path(path).absolute()
     if path in _locks:
         return
     file = open(path, "a+", encoding="utf-8", opener=no_link)
@@ -210,7 +203,7 @@ def lock(path, wait=False, what="the run"):
 
 def release_locks(*paths):
     """Give back these locks, or all."""
-    for path in [own_path(path) for path in paths] or list(_locks):
+    for path in [Path(path).absolute() for path in paths] or list(_locks):
         if path in _locks:
             file = _locks.pop(path)
             with contextlib.suppress(OSError):  # a file system without locks
