@@ -8,7 +8,6 @@ cards hold beyond their nominal size are left for these two.
 import contextlib
 import dataclasses
 import math
-import os
 import weakref
 from collections import Counter
 from unittest import mock
@@ -19,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from common.distributed import from_environment
 
 CARDS = {  # GB; FLOP/s of dense matrix products in bfloat16, and in float32 without TF32, from the data sheets
     "RTX A4000": (16, 76.7e12, 19.2e12), "RTX 4090": (24, 165.2e12, 82.6e12), "A100": (40, 312e12, 19.5e12),
@@ -145,7 +146,7 @@ def forecast(cfg, build, updates, least=1):
     those of 1,000 updates.
     """
     updates = updates or 1000
-    processes = int(os.environ.get("WORLD_SIZE", 1))
+    processes = from_environment("WORLD_SIZE", 1)
     given, dtype = math.lcm(cfg.accumulate, processes), "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     choices = [number for number in range(processes, max(given, cfg.batch // least) + 1, processes)
                if cfg.batch % number == 0]
