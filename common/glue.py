@@ -293,19 +293,17 @@ def batches(features, batch_size, seed=None, epoch=0):
 
 
 def score(task, predictions, labels):
-    """{metric: value} of the task's official metrics, and the main one again as "main"; shares, not percent.
-    predictions: logits (n, classes), or scores (n,) or (n, 1) for regression."""
-    task = TASKS.get(task, task)
+    """{metric: value} of the Task's official metrics; shares, not percent. predictions: logits (n, classes), or scores
+    (n,) or (n, 1) for regression."""
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
     predictions = predictions.reshape(-1) if task.regression else predictions.argmax(axis=-1)
-    values = {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
-    return {**values, "main": values[task.metrics[0]]}
+    return {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
 
 
 def averages(results):
     """The two averages over the tasks present, and what is missing.
 
-    results: {task name: what score gave}, MNLI mismatched under "MNLI-mm". paper_avg: the mean of the nine main numbers
+    results: {task name: its score}, MNLI mismatched under "MNLI-mm". paper_avg: the mean of the nine main numbers
     of AutoBERT-Zero's Appendix C (no WNLI); glue_avg: the leaderboard's mean over nine tasks, two metrics (and MNLI's
     two parts) averaged first. None where nothing is present.
     """
@@ -320,10 +318,9 @@ def averages(results):
 
 
 def write_submission(folder, task, predictions, split="test"):
-    """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv (split "test_mismatched"), and return its
+    """Write the leaderboard's file of a Task, such as CoLA.tsv or MNLI-mm.tsv (split "test_mismatched"), and return its
     path. predictions: logits as for score, in the order of the test file. Labels are written by name, scores clipped to
     0..5."""
-    task = TASKS.get(task, task)
     predictions = torch.as_tensor(predictions).detach().double().cpu().numpy()
     parts = {"test": "MNLI-m", "test_mismatched": "MNLI-mm", "test_diagnostic": "AX"}
     name = parts[split] if task.name == "MNLI" else task.name

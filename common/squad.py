@@ -23,7 +23,7 @@ from tqdm import tqdm
 from common import metrics
 from common.cli import UserError
 from common.files import existing, read_json
-from common.glue import Rows, batches, join  # noqa: F401  (batches(features, ...) is the same for all tasks)
+from common.glue import Rows, join
 
 MEND = "point --squad at the folder with the official train and dev JSON files"
 Question = namedtuple("Question", "id text context answers impossible")  # answers: tuple of (text, start in context)

@@ -63,12 +63,12 @@ def parse_tasks(text, recipes, groups=None):
 
 class Task:
     """name; kind: "class", "value" (a regression), "span" or "choice"; outputs: numbers that a head gives (a span's: of
-    each token); metrics: names in a score; recipe: Recipe; splits: {split: features}, "train" and "dev" always; module:
-    common.glue or what has batches() like it. A task also keeps rows, {split: what was read}."""
+    each token); metrics: names in a score; recipe: Recipe; splits: {split: features}, "train" and "dev" always. A task
+    also keeps rows, {split: what was read}."""
 
-    def __init__(self, name, kind, outputs, metrics, recipe, module, splits):
-        self.name, self.kind, self.outputs, self.metrics, self.recipe, self.module, self.splits = (
-            name, kind, outputs, metrics, recipe, module, splits)
+    def __init__(self, name, kind, outputs, metrics, recipe, splits):
+        self.name, self.kind, self.outputs, self.metrics = name, kind, outputs, metrics
+        self.recipe, self.splits = recipe, splits
 
     @property
     def steps(self):
@@ -115,7 +115,7 @@ class Task:
     def read(self, split, size, **order):
         """The batches of a split, without "lengths" where every row fills the width: attention needs no mask then, and
         a GPU has its flash kernels for it."""
-        for batch in self.module.batches(self.splits[split], size, **order):
+        for batch in glue.batches(self.splits[split], size, **order):
             full = bool((batch["lengths"] == batch["ids"].shape[-1]).all())
             yield {key: value for key, value in batch.items() if key != "lengths" or not full}
 
@@ -159,7 +159,7 @@ class GlueTask(Task):
                      if not split.startswith("test") or glue.path_of(cfg.glue, name, split).exists()} if not file else {
                          "test": glue.load_unlabelled(file, self.task)}
         super().__init__(name, "value" if self.task.regression else "class", self.task.classes,
-                         (*self.task.metrics, "main"), recipe, glue,
+                         (*self.task.metrics, "main"), recipe,
                          {split: glue.encode(part, tokenizer, recipe.length) for split, part in self.rows.items()})
 
     def score(self, split, outputs):
@@ -186,7 +186,7 @@ class SquadTask(Task):
             for split, path in squad.files(cfg.squad, name).items()}
         windows = {split: squad.features(rows, tokenizer, recipe.length, min(128, recipe.length // 3),
                                          training=split == "train") for split, rows in self.rows.items()}
-        super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, squad, windows)
+        super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, windows)
 
     def answers(self, outputs):
         """common.squad.Predictions on dev. outputs: start and end logits (windows, T, 2), or what squad.rank made of a

@@ -6,7 +6,6 @@ with one JSON object for each passage. A question becomes four inputs, one an op
 where every "_" of the question is replaced by the option, which otherwise follows the question; of this second part the
 last max_qa tokens are kept, and the passage is cut at its end.
 """
-import sys
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from tqdm import tqdm
 
 from common.cli import UserError
 from common.files import read_json, write_atomic
-from common.glue import Rows, batches, join  # noqa: F401  (batches(features, ...) is the same for all tasks)
+from common.glue import Rows, join
 from common.tasks import Task, limit
 
 LEVELS = ("middle", "high")
@@ -121,7 +120,7 @@ class RaceTask(Task):
                 found = load(cfg.race, split)
                 rows = min(limit(split, cfg) or len(found), len(found))
                 self.rows[split] = [found[row * len(found) // rows] for row in range(rows)]
-        super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe, sys.modules[__name__],
+        super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe,
                          {split: features(rows, tokenizer, recipe.length) for split, rows in self.rows.items()})
 
     def score(self, split, outputs):

@@ -176,12 +176,11 @@ def test_buckets_save_padding_and_still_shuffle():
 
 def test_score_has_the_official_metrics():
     logits, labels = np.array([[2.0, 1.0], [0.0, 3.0], [0.0, 1.0], [5.0, 1.0]]), np.array([0, 1, 0, 0])
-    assert glue.score("MRPC", logits, labels) == {
-        "f1": pytest.approx(2 / 3), "accuracy": 0.75, "main": pytest.approx(2 / 3)}
-    assert glue.score("CoLA", torch.tensor(logits, dtype=torch.bfloat16), labels) == {
-        "matthews": pytest.approx(1 / 3 ** 0.5), "main": pytest.approx(1 / 3 ** 0.5)}
-    result = glue.score("STS-B", np.array([[1.0], [2.0], [4.0]]), np.array([0.0, 2.5, 5.0]))
-    assert result["spearman"] == result["main"] == pytest.approx(1.0) and 0.97 < result["pearson"] < 0.99
+    assert glue.score(glue.TASKS["MRPC"], logits, labels) == {"f1": pytest.approx(2 / 3), "accuracy": 0.75}
+    assert glue.score(glue.TASKS["CoLA"], torch.tensor(logits, dtype=torch.bfloat16), labels) == {
+        "matthews": pytest.approx(1 / 3 ** 0.5)}
+    result = glue.score(glue.TASKS["STS-B"], np.array([[1.0], [2.0], [4.0]]), np.array([0.0, 2.5, 5.0]))
+    assert result["spearman"] == pytest.approx(1.0) and 0.97 < result["pearson"] < 0.99
 
 
 def test_averages():
@@ -201,12 +200,12 @@ def test_averages():
 
 
 def test_submissions_have_the_leaderboard_format(tmp_path):
-    assert glue.write_submission(tmp_path, "RTE", np.array([[1.0, 0.0], [0.0, 1.0]])).read_text() == (
+    assert glue.write_submission(tmp_path, glue.TASKS["RTE"], np.array([[1.0, 0.0], [0.0, 1.0]])).read_text() == (
         "index\tprediction\n0\tentailment\n1\tnot_entailment\n")
-    path = glue.write_submission(tmp_path / "new", "CoLA", torch.tensor([[1.0, 2.0]]))
+    path = glue.write_submission(tmp_path / "new", glue.TASKS["CoLA"], torch.tensor([[1.0, 2.0]]))
     assert path.read_text() == "index\tprediction\n0\t1\n"
-    assert glue.write_submission(tmp_path, "STS-B", np.array([[-1.0], [2.5], [7.0]])).read_text() == (
+    assert glue.write_submission(tmp_path, glue.TASKS["STS-B"], np.array([[-1.0], [2.5], [7.0]])).read_text() == (
         "index\tprediction\n0\t0.000\n1\t2.500\n2\t5.000\n")
     for split, name in (("test", "MNLI-m.tsv"), ("test_mismatched", "MNLI-mm.tsv")):
-        path = glue.write_submission(tmp_path, "MNLI", np.array([[0.0, 0.0, 1.0]]), split)
+        path = glue.write_submission(tmp_path, glue.TASKS["MNLI"], np.array([[0.0, 0.0, 1.0]]), split)
         assert path.name == name and path.read_text().endswith("0\tneutral\n")

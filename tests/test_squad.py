@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_runs import write
 
-from common import squad
+from common import glue, squad
 from common.cli import UserError
 from common.tasks import Recipe
 from common.tokenization import load_tokenizer
@@ -93,7 +93,7 @@ def test_batches_put_the_windows_together(tokenizer, tmp_path):
     features = squad.features(questions, tokenizer, max_length=72, doc_stride=20, max_query=6, training=True)
     assert len(features) > 2 * len(questions)
     seen = []
-    for batch in squad.batches(features, 7, seed=1):
+    for batch in glue.batches(features, 7, seed=1):
         for row, i in enumerate(batch["index"].tolist()):
             question, _, start, length, _, _ = features.windows[i]
             query = tokenizer.encode(questions[question].text)[:6]
@@ -215,7 +215,7 @@ def test_race_inputs(tokenizer, tmp_path):
     assert [question.id.split(".")[0] for question in questions[::2]] == ["high1", "high2", "high10", "high3"]
     assert [question.level for question in questions] == ["middle"] * 6 + ["high"] * 2
     features, seen = race.features(questions, tokenizer, max_length=48, max_qa=4), []
-    for batch in race.batches(features, 3, seed=0):
+    for batch in glue.batches(features, 3, seed=0):
         assert batch["ids"].shape == batch["segments"].shape == (len(batch["index"]), 4, batch["ids"].shape[2])
         for row, i in enumerate(batch["index"].tolist()):
             question = questions[i]

@@ -68,7 +68,7 @@ def test_looks_at_dev_predict_fewer_rows_than_are_trained():
     """At even distances and at most 20 of them, the last of which is the last update; every N updates where asked."""
     for train, dev, batch, epochs, count in ((10_000, 100, 10, 2, 20), (87, 10_000, 1, 1, 1), (300, 100, 4, 2, 6),
                                              (3, 1, 1, 1, 3)):
-        task = Task("x", "class", 2, (), Recipe(0.1, batch, epochs), None, {"train": range(train), "dev": range(dev)})
+        task = Task("x", "class", 2, (), Recipe(0.1, batch, epochs), {"train": range(train), "dev": range(dev)})
         looks = sorted(task.looks())
         assert len(looks) == count and looks[-1] == task.steps and (count == 1 or count * dev <= task.steps * batch)
         assert max(map(abs, np.diff([0, *looks]) - task.steps / count)) <= 1
