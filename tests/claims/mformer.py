@@ -19,8 +19,8 @@ from common.files import read_json
 from data.cifar10 import Pictures, load_cifar10
 from data.translation import Translations
 from tests.claims import pictures
-from tests.claims.study import (Found, Study, as_program, in_turns, interval, mean_sd, named, published, read_flags, run_all,
-                                run_settings)
+from tests.claims.study import (Found, Study, as_program, in_turns, interval, mean_sd, named, published, read_flags,
+                                run_all, run_settings)
 
 
 def config_of(options):
@@ -33,8 +33,8 @@ def config_of(options):
 def searched(options):
     """(configuration, space, history lines of the samples, weights) of the finished search that --folders names."""
     folder, = named(options, one=True)
-    limit = read_json(folder / "best.json", dict, "name the folder of a finished --search")["latency_limit"]
     weights, _, space = mf.read_run(mf.Config(init=str(folder)))
+    limit = read_json(folder / "best.json", dict, "name the folder of a finished --search")["latency_limit"]
     cfg = run_settings(folder, mf.Config, init=str(folder), latency_limit=limit)
     return cfg, space, samples_of(folder), weights
 
