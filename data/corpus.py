@@ -27,7 +27,9 @@ def read_meta(folder):
         meta = read_json(folder / "meta.json", dict)
     except UserError:
         return {}
-    return meta if meta.get("format") == 1 else {}
+    sound = all(type(meta.get(name)) is int and 0 < meta[name] < 1 << 48 for name in NAMES) and (
+        meta.get("dtype") in ("uint16", "uint32") and {"tokenizer", "lower"} <= meta.keys())
+    return meta if sound and meta.get("format") == 1 else {}
 
 
 def mix(x):

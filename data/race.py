@@ -55,8 +55,13 @@ def read_passage(path, level, asked=False):
 
 def load(folder, split):
     """The questions of one split ("train", "dev" or "test"), middle school before high school: a list of Question."""
-    return [question for level in LEVELS for path in passage_files(folder, split, level)
-            for question in read_passage(path, level)]
+    questions = []
+    for level in LEVELS:
+        found = [question for path in passage_files(folder, split, level) for question in read_passage(path, level)]
+        if not found:
+            raise UserError(f"{Path(folder) / split / level}: no questions; take the official RACE folder")
+        questions += found
+    return questions
 
 
 @dataclass

@@ -161,7 +161,9 @@ TASKS = [
               (UTF16, "UTF-16"), (BINARY, "binary"), (b"x\t1\t\tcaf\xe9\n", ":1: not UTF-8")))),
     *rows(tuning("SQuAD2.0"), ("train-v2.0.json: no such file & --squad",),
           ("train-v2.0.json & no questions", copy("squad", put("train-v2.0.json", {"data": []})))),
-    *rows(tuning("RACE"), ("train/middle: no passages",))]
+    *rows(tuning("RACE"), ("train/middle: no passages",),
+          ("train/middle: no questions", copy("race", entries(
+              "train/middle/0.txt", questions=[], options=[], answers=[]))))]
 
 PICTURES = rows(
     "mformer --train --cifar10 {here} --arch cosformer*", ("data_batch_*.bin",),
@@ -191,6 +193,7 @@ TEXT = [
 PREPARED = rows("albert --pretrain --corpus {here}", *((words, copy("corpus", change)) for words, change in (
     ("spiece.model", drop("spiece.model")), ("tokens.bin", drop("tokens.bin")),
     ("tokens.bin & cut short", edit("tokens.bin", half)), ("meta.json", entries("meta.json", format=2)),
+    ("meta.json", entries("meta.json", tokens="many")),
     ("another tokenizer", entries("meta.json", tokenizer="00")),
     ("documents.bin", edit("documents.bin", lambda content: content[::-1])))))
 
