@@ -231,20 +231,19 @@ def no_sync_until(network, ranks, last):
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
 
 
-def share_out(ranks, names, folder, label, work, before=0, total=0, cost=lambda name: 0):
+def share_out(ranks, names, folder, label, work, cost=lambda name: 0):
     """[work(name) for each name]: JSON objects, each done by whoever is free, those of the highest cost first. Each is
-    kept as folder/NAME.json, and what is there is not done again. label: of the bar; before, total: what the bar counts
-    beside these names, where they are a part of more. Raises Stop on every rank after SIGTERM on any. Turns are counted
-    anew in each call: a dead process has left no claim to any."""
+    kept as folder/NAME.json, and what is there is not done again. label: of the bar. Raises Stop on every rank after
+    SIGTERM on any. Turns are counted anew in each call: a dead process has left no claim to any."""
     paths, order = {name: Path(folder) / f"{name}.json" for name in names}, sorted(names, key=cost, reverse=True)
     store, turns = ranks.store or dist.HashStore(), broadcast(ranks, f"share_out {time.time_ns()}")
 
     def done():
-        return before + sum(path.exists() for path in paths.values())  # by all processes
+        return sum(path.exists() for path in paths.values())  # by all processes
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     # a rank that is told to stop meets the others below, where they wait for it
-    with progress(ranks, total or len(names), label, done()) as bar, contextlib.suppress(Stop):
+    with progress(ranks, len(names), label, done()) as bar, contextlib.suppress(Stop):
         while (turn := store.add(turns, 1)) <= len(order) and not stop_requested():
             path = paths[order[turn - 1]]
             if not path.exists():

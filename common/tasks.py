@@ -318,8 +318,8 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
     folder, results, start = Path(folder) / "jobs", [], None
     late = [job for job, task in jobs.items() if task in from_mnli and "MNLI" in jobs.values()]
     for stage in ([job for job in jobs if job not in late], late):
-        results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start), len(results),
-                             len(jobs), lambda job: -[*LONGEST, jobs[job]].index(jobs[job])) if stage else []
+        results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start),
+                             lambda job: -[*LONGEST, jobs[job]].index(jobs[job])) if stage else []
         found = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]
         start = folder / max(found, key=lambda result: result["metrics"]["main"])["job"] if found else None
     return results

@@ -116,8 +116,8 @@ def check_vocabulary(folder, tokenizer):
     if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt")):
         own = load_tokenizer(folder)
         if (own.names, own.lower) != (tokenizer.names, tokenizer.lower):
-            raise UserError(f"{tokenizer.path}: has other pieces (or case) than {own.path}; a model, its teacher and the "
-                            "corpus must share one: leave --tokenizer out, and give the text itself as --corpus")
+            raise UserError(f"{tokenizer.path}: other pieces (or case) than in {own.path}; a model, its teacher and "
+                            "the corpus share one: leave --tokenizer out, and give the text itself as --corpus")
 
 
 def is_demo(paths):
