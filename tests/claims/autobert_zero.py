@@ -196,7 +196,10 @@ def fidelity(options):
     """
     cfg = read_flags(options, "pretrain")
     folder, = named(options, one=True)
-    settings = read_json(folder / "config.json")["settings"]
+    record = read_json(folder / "config.json")
+    if record.get("program") != "autobert_zero" or record.get("action") != "search":
+        raise UserError(f"{folder}: no run folder of autobert_zero.py --search; name another")
+    settings = record["settings"]
     for name in (*abz.SHAPE, "tasks", "length", "init_std", "dropout"):  # as the candidates were
         if name in cfg.given and getattr(cfg, name) != settings[name]:
             raise UserError(f"--{name} {getattr(cfg, name)}: {folder} has {settings[name]}; leave --{name} out")
