@@ -100,9 +100,8 @@ def keep_model(folder, action, cfg, tokenizer, **owned):
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
         left.unlink()
-    record = {"program": cfg.program, "action": action, "settings": dataclasses.asdict(cfg), "argv": sys.argv}
-    if tokenizer:
-        record["vocabulary"] = describe_file(tokenizer, tokenizer.save(folder))
+    record = {"program": cfg.program, "action": action, "settings": dataclasses.asdict(cfg), "argv": sys.argv,
+              "vocabulary": describe_file(tokenizer, tokenizer.save(folder))}
     write_atomic(folder / "config.json", json.dumps(record, indent=2))
     states = {name: thing.state_dict() if hasattr(thing, "state_dict") else thing for name, thing in owned.items()}
     save_file(folder / "checkpoint.pt", {"values": {}, "owned": {
