@@ -392,7 +392,12 @@ def gpu(own):
         found.append([f"`{command.replace(f'{to}/', '')}`"])
         print("|", *found[-1], end=" ", flush=True)  # a failure stands behind what failed
         seconds = math.inf if "--further_steps" in command else 3 if own.small else 30
-        cells = [called(command) and "runs"] if "--dry_run" in command else train_on_card(command, seconds, card)
+        try:
+            cells = [called(command) and "runs"] if "--dry_run" in command else train_on_card(command, seconds, card)
+        except BaseException:
+            print(f"stopped here.\nSend in all that is printed, {to} without its .pt files, and what nvidia-smi says.",
+                  flush=True)
+            raise
         found[-1] += cells
         print(row_of(*cells, *[""] * (7 - len(cells))), flush=True)
     shutil.rmtree(to)
