@@ -345,12 +345,9 @@ ALBERT = (
           digits=1, size=WORDS, needs="`python -m tests.claims.albert dropout --jobs 2`: 0.2 core-hours"),
     Claim("width", "A wider network is better", "Table 12",
           "average for H of 1024, 2048, 4096, 6144: {Table 12: H of 1024, 2048, 4096, 6144, average}", "width", "beat",
-          digits=1, size=GENTLE, needs="`python -m tests.claims.albert width --jobs 2`: 0.2 core-hours",
-          older="Older code and demo data (881b8c7) had +3.2 points [+0.5, +5.9] for H = 64 against 32, and +2.6 "
-                "[-0.2, +5.3] for 128 against 64"),
+          digits=1, size=GENTLE, needs="`python -m tests.claims.albert width --jobs 2`: 0.2 core-hours"),
     Claim("width-less", "With every doubling of the width there is less to gain", "Table 12", "as in the claim before",
-          "width", "less", digits=1, size=GENTLE, needs="the study of the claim before",
-          older="Older code and demo data (881b8c7) had +0.6 points [-4.8, +6.0]"),
+          "width", "less", digits=1, size=GENTLE, needs="the study of the claim before"),
     Claim("layers", "Shared layers change their input more smoothly than others", "Figure 1",
           "{Figure 1: layers of BERT-large and ALBERT-large} layers, curves, no numbers", "smoothness", "roughness",
           size=f"{GENTLE}. Eight layers; the angle between the input and the output of each. Roughness says how far "
