@@ -157,13 +157,14 @@ def load_file(path, device="cpu"):
 
 
 def newest(path, run=None):
-    """The path of a checkpoint, or of the one before it where the newest is missing, torn, or not of this `run`."""
+    """(path, content) of a checkpoint, or of the one before it where the newest is missing, torn, or not of this
+    `run`."""
     places = [place for place in (Path(path), previous(path)) if place.exists()]
     for place in places:
         try:
             state = load_file(place)
             if run is None or isinstance(state, dict) and state.get("run") == run:
-                return str(place)
+                return str(place), state
             raise UserError(f"{place}: a checkpoint of another run")
         except UserError as error:
             if place == places[-1]:

@@ -220,7 +220,7 @@ class Checkpoint:
         """The values of the newest save that can be read, after the owned objects have taken their state."""
         if not on_main(self.ranks, lambda: self.path.exists() or previous(self.path).exists()):
             return {}
-        name = on_main(self.ranks, newest, self.path, self.ranks.run)
+        name = on_main(self.ranks, lambda: newest(self.path, self.ranks.run)[0])
         state = load_file(name, self.ranks.device)
         try:
             for key, thing in self.owned.items():

@@ -8,7 +8,7 @@ import torch
 
 from common.cli import UserError, check_setting
 from common.distributed import to_host
-from common.files import load_file, newest, partials, read_json, save_file, write_atomic, write_result
+from common.files import newest, partials, read_json, save_file, write_atomic, write_result
 from common.tokenization import describe_file
 
 
@@ -66,7 +66,7 @@ def read_init(cfg, names, also=()):
                                          "the command that made it goes on"))
     if not (folder / "done.json").exists():
         print(f"warning: {folder}: not finished; its newest checkpoint is taken", file=sys.stderr)
-    state = load_file(newest(folder / "checkpoint.pt"))
+    _, state = newest(folder / "checkpoint.pt")
     owned = state.get("owned") if isinstance(state, dict) else None
     if not owned or not isinstance(owned, dict) or not all(
             isinstance(model, dict) and all(isinstance(value, torch.Tensor) for value in model.values())

@@ -333,7 +333,8 @@ def test_a_head_of_another_task_is_left_out_and_said(task, kept, ready, tmp_path
     line = albert.start_from(model, source, "CoLA")
     assert torch.equal(model.head.weight, heads["head.weight"]) == kept == ("made anew: none" in line)
     assert (f"the head of {task or name} is left out" in line) != kept
-    said = hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, load_tokenizer(ready["corpus"]))
+    tokenizer = load_tokenizer(ready["corpus"])
+    said = hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, tokenizer)
     assert f": {name}, " in said and read(tmp_path / "again", "config.json")["architectures"] == [name]
 
 

@@ -108,6 +108,20 @@ RUN = SimpleNamespace(ranks=RANKS, log=lambda *place, **values: None, folder=Pat
 SMALL = dict(layers=2, hidden=16, heads=2, ffn=32, vocab_size=50, length=16, dropout=0.1, dtype="float32")
 
 
+def test_the_counter_sees_what_waits(monkeypatch):
+    x, seen = torch.randn(4), []
+    waiting = (lambda: x[0].item(), lambda: float(x[0]), lambda: bool(x[0] > 0), x.tolist, x.cpu, x.numpy, x.nonzero,
+               lambda: x[x > 0], lambda: torch.where(x > 0), lambda: x.masked_select(x > 0), lambda: x.to("cpu"),
+               lambda: torch.tensor(1.0, device="cpu"), lambda: x.repeat_interleave(torch.tensor([1, 1, 1, 1])))
+    flowing = (lambda: x.to("cpu", non_blocking=True), lambda: x.to(torch.float64), lambda: torch.where(x > 0, x, 0.0),
+               lambda: x[torch.tensor([0])], lambda: x.masked_fill(x > 0, 1.0), lambda: x[0] > 0)
+    for function in (*waiting, *flowing):
+        with Waits(monkeypatch) as waits:
+            function()
+        seen.append(len(waits.seen))
+    assert all(seen[:len(waiting)]) and not any(seen[len(waiting):])
+
+
 def test_albert_waits_where_it_logs(monkeypatch):
     cfg = albert.Config(**{**SMALL, "embedding": 8}, steps=40, batch=4, accumulate=1, save_every=1000, positions=16)
     model, M = albert.LanguageModel(cfg), albert.masked_count(cfg)

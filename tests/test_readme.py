@@ -131,6 +131,19 @@ FRONT = (ROOT / "README.md").read_text(encoding="utf-8")
 NUMBER = r"(?<![\w.^-])\d[\d,]*(?:\.\d+)?"
 
 
+def test_the_front_page_is_short():
+    """200 lines; no paragraph of more than four, no line of more than 100 characters, no sentence of four numbers."""
+    text = re.sub(r"^```.*?^```", "", FRONT, flags=re.DOTALL | re.MULTILINE)
+    assert len(FRONT.splitlines()) <= 200
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = paragraph.strip().splitlines()
+        rows = [line for line in lines if line.startswith("|")]
+        assert rows or len(lines) <= 4 and all(len(line) <= 100 for line in lines), paragraph
+        said = re.sub(r"\]\([^)]*\)|`[^`]*`", "", paragraph)
+        parts = [cell for row in rows for cell in row.split("|")] or re.split(r"(?<=[.:?])\s", said)
+        assert all(len(re.findall(NUMBER, re.sub(r"\]\([^)]*\)", "", part))) <= 3 for part in parts), paragraph
+
+
 def test_rows_of_the_front_page_say_what_the_claims_say():
     """What the paper says stands in the claim, what was measured on its page; "not run" where the claim is not run."""
     rows = re.findall(r"^\| (.*) \| (.*) \| \[.*?\]\(tests/claims/(\w+)\.md#([\w-]+)\) \|$", FRONT, re.MULTILINE)

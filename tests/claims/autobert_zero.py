@@ -385,7 +385,7 @@ def op_nas_long(options):
 
 # Primary question (b4): does a search find what a person types by hand if a candidate has as many updates as a network
 # trained in full has? Hypothesis: as in (b3). Settings: in (b3) the finalists, trained in full, had another order than
-# in the search; 600 updates prefer what learns early. A probe scored 13 networks whose full training is known with
+# in the search; 600 updates prefer what learns early. A probe scored 12 networks whose full training is known with
 # 3,000 updates of 8 rows, a quarter of full training's rows, and all four tasks: what it put first was first in full.
 # The price is 100 seconds of a core, so there are 36 candidates, with the demo's parents and children, and four
 # finalists with 4,000 updates. The networks of the probe came from search seeds 0 and 1; these searches have seeds 2
