@@ -156,16 +156,16 @@ def draw_ranking(axes, record):
 
 
 def draw_shapes(axes, record):
-    """Loss against time of searched shapes and of the rule's; a dot a seed, the mean larger, a line at each limit."""
-    for number, (limit, kind, arch, *_) in enumerate(record["rows"]):
-        took, losses, shown = record["milliseconds"][arch], record["losses"][arch], COLOURS[number // 2]
-        marker = "o" if kind == "searched" else "s"
-        axes.plot([took] * len(losses), losses, marker, color=shown, alpha=0.3)
-        axes.plot(took, statistics.mean(losses), marker, color=shown, markersize=10, label=f"{kind}: {arch}")
-        if arch == limit:
-            axes.axvline(took, color=shown, linestyle=":")
-    axes.set(xlabel="milliseconds a sequence of encoder and pooler (dotted: the limit)",
-             ylabel="held-out loss of masked words, nats", title="Searched shapes and the rule's; a dot a seed")
+    """What the searched shape gains over the rule's and over a random search's, against the limit: means, intervals."""
+    limits = dict.fromkeys(row[0] for row in record["rows"])
+    for place, kind in enumerate(("rule", "random search")):
+        found = [record["differences"][f"as fast as {limit}: {kind} - searched, nats"] for limit in limits]
+        ends = [[gap[0] - (gap[1] or gap[0]) for gap in found], [(gap[2] or gap[0]) - gap[0] for gap in found]]
+        axes.errorbar([record["milliseconds"][limit] for limit in limits], [gap[0] for gap in found], ends,
+                      marker=MARKERS[place], capsize=4, linestyle=":", label=f"over {kind}")
+    axes.axhline(0, color=COLOURS[-1], linewidth=1)
+    axes.set(xlabel="limit: milliseconds a sequence of encoder and pooler", ylabel="loss less that of the searched "
+             "shape, nats", title="What a search for a shape gains; 95% intervals over seeds")
 
 
 def draw_sharing(axes, record):
