@@ -13,6 +13,7 @@ from torch import nn
 
 import autotinybert as atb
 from common.cli import UserError
+from common.distributed import Ranks
 from common.files import load_file, read_json
 from data import latency_log
 from data.inputs import open_text
@@ -264,8 +265,9 @@ def measure_shapes(cfg, folder):
 def open_held_out(cfg, superplm):
     """(Data with the SuperPLM's text, rows in a pass over what is held out)."""
     own = dataclasses.replace(cfg, corpus=(str(superplm / "corpus"),), tokenizer=str(superplm))
-    tokenizer, train, dev = open_text(own, None, superplm)
-    return atb.Data(torch.device("cpu"), tokenizer, train, dev), dev.slots(cfg.length - 3)
+    device = torch.device("cpu")
+    tokenizer, train, dev = open_text(own, Ranks(0, 1, device), superplm)
+    return atb.Data(device, tokenizer, train, dev), dev.slots(cfg.length - 3)
 
 
 @torch.no_grad()
