@@ -1,7 +1,6 @@
 """Speed, measured.  python tests/bench.py PART [flags], PART --help:
 
 peers     a training step of each file, fine-tuning and beam search beside Hugging Face's transformers
-curves    cost of a training step against length
 gpu       the first ten minutes on a card: every action, every training at the paper's size beside what is forecast
 page      the tables of tests/claims/rehearsal.md, from what these have written; measures nothing
 
@@ -40,21 +39,10 @@ from common import describe, distributed, glue
 from common.distributed import Ranks, prepare_model
 from common.runs import processor
 from data.prepare import make_demo
+from tests.claims.study import in_turns
 
 CLAIMS = ROOT / "tests" / "claims"
 CPU = torch.device("cpu")
-
-
-def in_turns(functions, rounds):
-    """{name: seconds of each round} of functions that run in turns."""
-    seconds = {name: [] for name in functions}
-    for number in range(rounds + 1):
-        for name, function in functions.items():
-            began = time.perf_counter()
-            function()
-            if number:
-                seconds[name].append(time.perf_counter() - began)
-    return seconds
 
 
 def this_machine():
@@ -224,7 +212,8 @@ def peers(own):
         torch.manual_seed(0)
         ours, theirs, about = make(shape, rows, tokens)
         load = os.getloadavg()[0]
-        seconds = in_turns({"ours": ours, "theirs": theirs}, own.rounds)
+        times = in_turns({"ours": ours, "theirs": theirs}, own.rounds, warm_up=1)
+        seconds = {side: [each / 1000 for each in turns] for side, turns in times.items()}
         ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["theirs"])]
         found["rows"][name] = {
             **{f"{side}_s": statistics.median(values) for side, values in seconds.items()},
@@ -232,39 +221,6 @@ def peers(own):
             "parameters": about, "rows": rows, "tokens": tokens,
             "load": [round(load, 2), round(os.getloadavg()[0], 2)]}
     return found, peers_table(found)
-
-
-# --- curves --------------------------------------------------------------------------------------
-
-NETWORKS = {"ALBERT": "", "BERT": "bert", "AutoBERT-Zero": "autobert-zero", "convolutions": "autobert-zero/conv-only"}
-
-
-def curves_table(found):
-    networks = found["microseconds a token"]
-    return markdown("tokens a row | " + " | ".join(networks) + " (µs a token of a step)", [
-        (tokens, *(f"{values[place]:.1f}" for values in networks.values()))
-        for place, tokens in enumerate(found["tokens"])])
-
-
-def curves(own):
-    """Microseconds a token of a training step, for each network and length. Wants an idle machine."""
-    lengths, tokens, rounds = ((8, 16), 32, 1) if own.tiny else ((32, 64, 128, 256, 512), 2048, 3)
-    shape = {**(TINY if own.tiny else dict(hidden=128, heads=4, ffn=512, vocab_size=4000)), "layers": 12}
-    load, found = os.getloadavg()[0], {name: [] for name in NETWORKS}
-    for length in lengths:
-        functions, rows = {}, max(1, tokens // length)
-        for name, arch in NETWORKS.items():
-            if not arch:
-                cfg = albert.Config(**shape, embedding=shape["hidden"] // 2, length=length, dtype="float32")
-                _, step, _ = albert.rehearsal(cfg)
-            else:
-                cfg = autobert_zero.Config(**shape, length=length, dtype="float32")
-                _, step, _ = autobert_zero.rehearsal(cfg, autobert_zero.read_arch(arch, cfg.layers))
-            functions[name] = lambda step=step: step(rows, 1)
-        for name, seconds in in_turns(functions, rounds).items():
-            found[name].append(round(1e6 * statistics.median(seconds) / (rows * length), 2))
-    found = {"machine": {**this_machine(), "load": load}, "tokens": lengths, "microseconds a token": found}
-    return found, curves_table(found)
 
 
 # --- gpu -----------------------------------------------------------------------------------------
@@ -416,7 +372,7 @@ def fits_table(found):
 def page(own=None, folder=CLAIMS):
     """Each table stands between <!-- NAME --> and <!-- end -->; what stands around them is written by hand."""
     text = (folder / "rehearsal.md").read_text(encoding="utf-8")
-    for name, table in {"rehearsal": fits_table, "peers": peers_table, "curves": curves_table}.items():
+    for name, table in {"rehearsal": fits_table, "peers": peers_table}.items():
         path = folder / "results" / f"{name}.json"
         if not path.exists():
             continue
@@ -435,12 +391,11 @@ def main(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     chosen = parser.add_subparsers(required=True, metavar="PART")
     flags = {part: chosen.add_parser(part.__name__, description=part.__doc__) for part in (
-        peers, curves, gpu, page)}
+        peers, gpu, page)}
     for part, own in flags.items():
         own.set_defaults(part=part)
         own.add_argument("--out", help="write JSON here")
-    for part in (peers, curves):
-        flags[part].add_argument("--tiny", action="store_true", help="the smallest sizes: does everything run")
+    flags[peers].add_argument("--tiny", action="store_true", help="the smallest sizes: does everything run")
     flags[peers].add_argument("--rows", nargs="+", choices=PEERS, default=[*PEERS])
     flags[peers].add_argument("--rounds", type=int, default=6)
     flags[peers].add_argument("--threads", type=int, default=2)

@@ -42,8 +42,3 @@ def test_commands_of_gpu_have_flags_of_the_files():
         module = importlib.import_module(file.removesuffix(".py"))
         flags = {word[2:] for word in words if word.startswith("--")}
         assert flags <= {*(field.name for field in dataclasses.fields(module.Config)), *module.ACTIONS}
-
-
-def test_curves(tmp_path):
-    found = bench.main(["curves", "--tiny", "--out", str(tmp_path / "curves.json")])
-    assert found["microseconds a token"].keys() == bench.NETWORKS.keys()

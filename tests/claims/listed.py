@@ -377,6 +377,11 @@ MIXED = ("CIFAR-10, 10,000 pictures to train on and 2,000 to score, patches of 2
          "searches of one seed with 100 samples and a limit of 0.09 GFLOPs. Each network that is found is trained from"
          " scratch, 800 updates of 16 pictures; accuracies are shares, differences are in pairs of training seeds")
 MIXED_RUN = ("`python -m tests.claims.mformer mixed --cifar10 path/to/cifar-10-batches-bin --jobs 2`: 1.2 core-hours")
+PERIODS = ("Made-up pictures of 257 tokens, whose rows repeat themselves after 2, 3, 4 or 5 columns: their class, and "
+           "chance is 0.25. Three layers of width 64, 1,200 updates of 16 of 10,000 pictures, 2,000 to score. Two "
+           "searches with 100 samples and a limit of 0.075 GFLOPs, which no network of softmax alone meets. Accuracies "
+           "are shares")
+PERIODS_RUN = "`python -m tests.claims.mformer periods --jobs 2`: 1.5 core-hours"
 LENGTH = ("One attention of eight heads of 64, one row, CPU time, medians of 5 to 80 turns. Kept: for the backward "
           "pass; peak: of a GPU. Relative: with the paper's relative positions; causal: of a decoder")
 LENGTH_RUN = "`python -m tests.claims.mformer length --cost cpu`: 12 minutes of a core"
@@ -399,6 +404,12 @@ MFORMER = (
           "CIFAR-10 {Table 5: CIFAR-10, mFormer (all linear)}% against {Table 5: CIFAR-10, mFormer}%",
           "mixed", "mixed, all linear", 0.02, 3, MIXED, needs="the study of claim 1",
           older="Older code (5a9df59) had -0.010 [-0.054, +0.034] with three seeds: the linear twin was no worse"),
+    *(Claim(f"periods{name}", claim, "Figure 1", "our question, on pictures made for it", "periods", asks, least, 3,
+            PERIODS, "", PERIODS_RUN) for name, claim, asks, least in (
+        ("", "Softmax is better than linear attention where far places must be compared exactly", "all softmax - ", 0),
+        ("-one", "There one softmax layer of three is better than none", "softmax (first|second|third) -", 0),
+        ("-search", "There a mixed search beats one over linear attention, at the same limit", "mixed .* linear", 0),
+        ("-within", "There it finds what is within two points of softmax alone", "mixed .* softmax", -0.02))),
     Claim("translation", "It translates like the softmax network with fewer parameters", "Table 3, Table 5",
           "BLEU {Table 5: WMT'14, mFormer} with {Table 5: WMT'14, mformer, parameters} M parameters, Transformer* "
           "{Table 5: WMT'14, Transformer*} with {Table 5: WMT'14, transformer*, parameters} M",
@@ -446,7 +457,7 @@ MFORMER = (
           older="Older code (0e46154) had -0.0028 nats [-0.0064, +0.0007] with three seeds"),
     Claim("importance", "Attention types matter most for the accuracy on images", "Sec. 7", "a picture, no numbers",
           "importance", "accuracy:", needs="`python -m tests.claims.mformer importance --folders runs/ranked`: seconds "
-                                          "behind the search of claim 13",
+                                          "behind the search of claim 17",
           older="Older code (9873c82) had the width first and the attention type second"),
     Claim("importance-layers", "The number of layers matters most for efficiency", "Sec. 7", "a picture, no numbers",
           "importance", "efficiency:", needs="the study of the claim before",
@@ -454,7 +465,7 @@ MFORMER = (
     Claim("structure", "cosFormer* wants shallower and thinner networks than Transformer*", "Tables 3, 4, Figures 5, 6",
           "layers of Transformer*, cosFormer*, mFormer: {Table 3: Transformer*, cosFormer*, mFormer: decoder "
           "layers} in the decoder (translation), {Table 4: Transformer*, cosFormer*, mFormer: layers} (images)",
-          needs="the searches of claims 1 and 5; `PUBLISHED` in mformer.py has the paper's lists"),
+          needs="the searches of claims 1 and 9; `PUBLISHED` in mformer.py has the paper's lists"),
     Claim("counts", "The networks for images have the printed parameters and FLOPs", "Tables 4, 5",
           "mFormer {Table 5: CIFAR-10, mformer, parameters} M and {Table 5: CIFAR-10, mformer, FLOPS} G, all "
           "softmax {Table 5: CIFAR-10, mformer-softmax, FLOPS} G", "counts", "printed numbers",

@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 
+import numpy as np
 import torch
 
 import mformer as mf
@@ -19,8 +20,8 @@ from common.files import read_json
 from data.cifar10 import Pictures, load_cifar10
 from data.translation import Translations
 from tests.claims import pictures
-from tests.claims.study import (Found, Study, as_program, in_turns, interval, mean_sd, named, published, read_flags,
-                                run_all, run_settings)
+from tests.claims.study import (Found, Study, as_program, in_turns, interval, mean_sd, named, paired, published,
+                                read_flags, run_all, run_settings)
 
 
 def config_of(options):
@@ -152,16 +153,21 @@ SHORT = 0.7  # of softmax's time: what a mixture is asked for
 # Stopping rule: three seeds, no more, whatever comes out. The test pictures are scored once a network and seed; with
 # 2,000 of them the standard error of an accuracy is about 1 point. When all runs are finished, the same command times
 # the networks again: once, at the end, on an idle machine.
+def search_spaces(options, cfg, spaces):
+    """{"SPACE search": the architecture that a search of each space finds under --limit, in GFLOPs}."""
+    folders = run_all(options, {f"search-{space}": [
+        "mformer.py", "--search", *options.flags, "--space", space, "--latency_limit", options.limit, "--samples",
+        options.samples, "--held_out", options.held_out, "--seed", 0] for space in spaces})
+    return {f"{space} search": mf.parse_arch(read_json(folders[f"search-{space}"] / "best.json")["arch"], cfg)
+            for space in spaces}
+
+
 def networks_of(options):
     """{role: architecture} of the three searches under one limit in FLOPs, the mixed winner's twins of one type (D13)
     and the best of the mixed search's random samples."""
-    folders = run_all(options, {f"search-{space}": [
-        "mformer.py", "--search", *options.flags, "--space", space, "--latency_limit", options.limit, "--samples",
-        options.samples, "--held_out", options.held_out, "--seed", 0] for space in ("mixed", "softmax", "linear")})
     cfg, _ = config_of(options)
-    found = {f"{space} search": mf.parse_arch(read_json(folders[f"search-{space}"] / "best.json")["arch"], cfg)
-             for space in ("mixed", "softmax", "linear")}
-    samples = [line for line in samples_of(folders["search-mixed"]) if line["scores"]["latency"] <= options.limit]
+    found = search_spaces(options, cfg, ("mixed", "softmax", "linear"))
+    samples = [line for line in samples_of(options.runs / "search-mixed") if line["scores"]["latency"] <= options.limit]
     twins = {f"mixed, all {kind}": mf.retype(found["mixed search"], kind)
              for kind in ("softmax", "linear", "plain")}
     return {**found, **twins, "best random sample": mf.parse_arch(max(samples, key=lambda line: line["score"])["arch"],
@@ -219,6 +225,54 @@ def mixed(options):
                  f"attention. Times were taken at a load of {load:.1f} on {torch.get_num_threads()} threads",
                  numbers={"runs": found, "same": same, "ms": times, "ratios": ratios, "load": load,
                           "test_pictures": found["mixed search"][0]["examples"]})
+
+
+# Primary question: what is a mixture for? Made-up pictures of 257 tokens, whose rows are black and white at random and
+# repeat themselves after 2, 3, 4 or 5 columns, which is their class: only who compares far places exactly can tell, and
+# nothing else has to be known. Three layers, where softmax may stand in each; a search is held to a limit that no
+# network of softmax alone meets. Hypotheses, on test accuracy, paired by seed, by the 95% interval:
+#     H1  softmax in all three layers beats linear attention in all
+#     H2  so does softmax in a single layer, in each of the three places
+#     H3  the winner of the mixed search beats that of the linear search under the same limit
+#     H4  it is within two points of softmax in all layers
+# Pilots: with patches of 4 (65 tokens) and a thousand updates of 32, two layers of softmax reached .99, one of two .90
+# and .96, linear attention in four layers .28 with two thousand, one answer to all .25; at 257 tokens two layers of
+# softmax had .76 after 750 updates of 16 where eight rows of pixels are alike, and .25 where two are.
+# Budget: 1,200 updates of 16 for super-nets and networks, 100 samples; 150 core-minutes. Stopping rule: three seeds.
+PERIODS = 2, 3, 4, 5
+SINGLE = "first", "second", "third"
+
+
+def striped_pictures(count, seed):
+    """(count, 3073) uint8 in CIFAR-10's layout: four bands of 16 columns, two pixels wide, that repeat themselves."""
+    rng = np.random.default_rng(seed)
+    labels, bands = rng.integers(len(PERIODS), size=count), rng.integers(2, size=(count, 4, 16), dtype=np.uint8)
+    columns = np.arange(16) % np.take(PERIODS, labels)[:, None]  # (count, 16): which of the first ones each repeats
+    plane = 255 * np.take_along_axis(bands, columns[:, None], 2).repeat(8, 1).repeat(2, 2).reshape(count, -1)
+    return np.concatenate([labels[:, None], plane, plane, plane], 1).astype(np.uint8)
+
+
+def periods(options):
+    """One softmax layer among linear ones, in each place, and what searches find, where far places must be compared."""
+    folder = options.runs / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count, seed in (("data_batch_1", 10_000, 0), ("test_batch", 2_000, 1)):
+        striped_pictures(count, seed).tofile(folder / f"{name}.bin")
+    options.flags += ["--cifar10", str(folder)]
+    cfg, _ = config_of(options)
+    softmax = mf.parse_arch("layers=3 hidden=64 ffn=128,128,128 heads=4,4,4 types=softmax,softmax,softmax", cfg)
+    archs = {"all softmax": softmax, "all linear": mf.retype(softmax, "linear")} | {
+        f"softmax {place}": softmax._replace(types=tuple("softmax" if one == place else "linear" for one in SINGLE))
+        for place in SINGLE} | search_spaces(options, cfg, ("mixed", "linear"))
+    found = train_variants(options, cfg, archs)
+    scores = {role: [row["accuracy"] for row in rows] for role, rows in found.items()}
+    wanted = [("all softmax", "all linear"), *((f"softmax {place}", "all linear") for place in SINGLE),
+              ("mixed search", "linear search"), ("mixed search", "all softmax")]
+    rows = [[role, *mean_sd(scores[role]), found[role][0]["flops"] / 1e6, mf.arch_text(arch)]
+            for role, arch in archs.items()]
+    return Found(["network", "accuracy", "sd", "MFLOPs", "architecture"], rows,
+                 {f"accuracy, {one} - {two}": paired(scores, one, two) for one, two in wanted}, n=options.seeds,
+                 numbers={"runs": found})
 
 
 # Further question: from which length on does one softmax layer among four save time in a whole network? Pictures of 32
@@ -406,6 +460,10 @@ CLAIMS = {
     "mixed": Study(mixed, "A search over mixed attention beats one over softmax at the same limit (Table 5), at 257 "
                    "tokens", {"limit": 0.09, "samples": 100, "held_out": 250, "turns": 60},
                    ["--preset", "long", "--batch", 16, "--steps", 800], pictures.draw_mixed),
+    "periods": Study(periods, "One softmax layer of three is enough where far places must be compared exactly, and "
+                     "a search finds it", {"limit": 0.075, "samples": 100, "held_out": 250},
+                     ["--preset", "long", "--layers", 3, "--hidden", 64, "--ffn", 96, 128, "--heads", 3, 4,
+                      "--augment", 1, 0, 0, 0, "--batch", 16, "--steps", 1200]),
     "networks": Study(networks, f"One softmax layer of four takes {SHORT} of the time of softmax alone, or less, at "
                       "1,025 tokens", {"turns": 40}, picture=pictures.of_columns(
                           "tokens", "ms", "network", logarithmic=True, ylabel="ms of a picture",
