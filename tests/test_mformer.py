@@ -141,29 +141,8 @@ def test_memory_of_linear_attention_is_linear(kind, least, most):
 
 # --- published numbers ----------------------------------------------------------------------------
 
-# Table 5 by the paper's counting, whose rules tests/claims/mformer.py has: (parameters, FLOPs, FLOPs with the products
-# of linear attention, which the paper's profiler did not see). CIFAR-10 is exact.
-COUNTED = {
-    "cifar10": {
-        "mformer": (19_312_906, 8_389_966_208, 8_513_575_040),
-        "mformer-linear": (19_232_842, 7_546_264_064, 8_040_699_392),
-        "mformer-softmax": (19_339_594, 8_671_200_256, 8_671_200_256),
-        "cosformer*": (24_319_562, 9_547_838_336, 10_035_767_936),
-        "cosformer*-softmax": (24_426_314, 10_657_972_736, 10_657_972_736),
-        "transformer*": (24_267_306, 10_897_268_736, 10_897_268_736),
-        "transformer*-linear": (24_142_762, 9_476_296_704, 10_100_846_592),
-        "transformer": (19_314_186, 8_071_571_456, 8_071_571_456),
-        "cosformer": (19_338_762, 7_599_527_936, 7_911_802_880)},
-    "wmt14": {
-        "mformer": (75_587_584, 7_705_067_520, 7_768_227_840),
-        "mformer-linear": (75_587_584, 7_690_321_920, 7_848_345_600),
-        "mformer-softmax": (75_587_584, 7_712_440_320, 7_712_440_320),
-        "cosformer*": (79_783_936, 8_067_809_280, 8_257_290_240),
-        "cosformer*-softmax": (79_783_936, 8_089_927_680, 8_089_927_680),
-        "transformer*": (92_376_064, 9_355_591_680, 9_355_591_680),
-        "transformer*-linear": (92_376_064, 9_333_473_280, 9_522_954_240),
-        "transformer": (214_245_376, 12_649_267_200, 12_649_267_200),
-        "cosformer": (214_245_376, 12_582_912_000, 12_868_239_360)}}
+# FLOPs of mformer with the products of linear attention, which the paper's profiler did not see.
+HONEST = {"cifar10": 8_513_575_040, "wmt14": 7_768_227_840}
 
 
 @pytest.mark.parametrize("task", ["cifar10", "wmt14"])
@@ -171,11 +150,12 @@ def test_table_5_is_what_the_papers_rules_give(task):
     """CIFAR-10: as printed, cut off or rounded at the second decimal. Translation: parameters, but for the vanilla
     rows' 0.6%; FLOPs, whose rule is not public, come out up to 7% below."""
     cfg = paper(task)
-    assert (*COUNTED[task],) == mf.TABLE_5
-    for name, numbers in COUNTED[task].items():
+    assert claims.paper_flops(mf.parse_arch("mformer", cfg), cfg, honest=True) == HONEST[task]
+    for name in mf.TABLE_5:
         arch = mf.parse_arch(name, cfg)
         found = [claims.paper_parameters(arch, cfg), claims.paper_flops(arch, cfg)]
-        assert (*found, claims.paper_flops(arch, cfg, honest=True)) == numbers
+        unseen = claims.paper_flops(arch, cfg, honest=True) - found[1]
+        assert unseen > 0 if "linear" in arch.types else unseen == 0
         printed = {"cifar10": "CIFAR-10", "wmt14": "WMT'14"}[task]
         millions, gigaflops = (study.published("mformer", "Table 5", f"{printed}, {name}, {what}")
                                for what in ("parameters", "FLOPS"))
@@ -216,10 +196,11 @@ def test_architectures_of_tables_3_and_4(name):
 def test_where_the_paper_contradicts_itself():
     """Tables 3 and 5 print two numbers for cosFormer*'s parameters, of which the rule gives the second; and the text
     has another number of its FLOPs."""
-    counted = COUNTED["wmt14"]["cosformer*"][0] / 1e6
+    pictures, sentences = (mf.parse_arch("cosformer*", paper(task)) for task in ("cifar10", "wmt14"))
+    counted = claims.paper_parameters(sentences, paper("wmt14")) / 1e6
     assert study.published("mformer", "Table 3", "cosFormer*, parameters") > counted + 0.19
     said = study.published("mformer", "Sec. 4.3.3", "cosFormer*, FLOPS on CIFAR-10")
-    assert said < 0.75 * COUNTED["cifar10"]["cosformer*"][1] / 1e9
+    assert said < 0.75 * claims.paper_flops(pictures, paper("cifar10")) / 1e9
 
 
 def test_table_5_tells_where_linear_attention_is_in_translation():
