@@ -1504,9 +1504,9 @@ def finetune_job(task, cfg, arch, source, folder, data, run):
             task.write(split, found[split], folder)
         if "dev_mismatched" in found:
             metrics["mismatched"] = task.score("dev_mismatched", found["dev_mismatched"])["main"]
+        keep_model(folder, "finetune", dataclasses.replace(cfg, tasks=task.name), data.tokenizer, model=model)
     except Diverged as error:
         metrics, diverged = dict.fromkeys(task.metrics, 0.0), str(error)
-    keep_model(folder, "finetune", dataclasses.replace(cfg, tasks=task.name), data.tokenizer, model=model)
     checkpoint.remove()
     return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every],
             "metrics": metrics, "start": note, "diverged": diverged, **task.yardstick(found.get("dev"))}
