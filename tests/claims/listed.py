@@ -375,11 +375,11 @@ MIXED = ("CIFAR-10, 10,000 pictures to train on and 2,000 to score, patches of 2
          "searches of one seed with 100 samples and a limit of 0.09 GFLOPs. Each network that is found is trained from"
          " scratch, 800 updates of 16 pictures; accuracies are shares, differences are in pairs of training seeds")
 MIXED_RUN = ("`python -m tests.claims.mformer mixed --cifar10 path/to/cifar-10-batches-bin --jobs 2`: 1.2 core-hours")
-PERIODS = ("Made-up pictures of 257 tokens, whose rows repeat themselves after 2, 3, 4 or 5 columns: their class, and "
-           "chance is 0.25. Three layers of width 64, 1,200 updates of 16 of 10,000 pictures, 2,000 to score. Two "
-           "searches with 100 samples and a limit of 0.075 GFLOPs, which no network of softmax alone meets. Accuracies "
+PERIODS = ("Made-up pictures of 65 tokens, whose rows repeat themselves after 2, 3, 4 or 5 columns: their class, and "
+           "chance is 0.25. Three layers of width 64, 1,600 updates of 32 of 10,000 pictures, 2,000 to score. Two "
+           "searches with 100 samples and a limit of 0.016 GFLOPs, which no network of softmax alone meets. Accuracies "
            "are shares")
-PERIODS_RUN = "`python -m tests.claims.mformer periods --jobs 2`: 1.5 core-hours"
+PERIODS_RUN = "`python -m tests.claims.mformer periods --jobs 2`: 1 core-hour"
 LENGTH = ("One attention of eight heads of 64, one row, CPU time, medians of 5 to 80 turns. Kept: for the backward "
           "pass; peak: of a GPU. Relative: with the paper's relative positions; causal: of a decoder")
 LENGTH_RUN = "`python -m tests.claims.mformer length --cost cpu`: 12 minutes of a core"
