@@ -163,10 +163,10 @@ AUTOBERT_ZERO = (
                 "by `python autobert_zero.py --search --corpus path/to/corpus --glue path/to/glue`"),
 )
 
-SHAPE = ("Real text. The SuperPLM is 4-96-384-6-96 with 4,000 updates of 32 rows of 48 tokens, each shape has 500 more"
-         " from there, with three seeds; each limit had one search, and one of random draws, of 100 shapes. The loss is "
-         "of masked words, in nats. Times are of one row of 128 tokens, without the head for masked words where nothing"
-         " else is said")
+SHAPE = ("Real text. The SuperPLM is 4-96-384-6-96 with 4,000 updates of 32 rows of 48 tokens, each shape has 500 more "
+         "from there, with three seeds; each limit had one search, and one of random draws, of 100 shapes. The loss is "
+         "of masked words, in nats. Times are of one row of 128 tokens, without the head for masked words where "
+         "nothing else is said")
 SHAPE_RUN = "`python -m tests.claims.autotinybert shape --seed 7 --corpus path/to/corpus`: 0.7 core-hours"
 SPEEDUPS = ("Networks without training, one row of 128 tokens, CPU time, medians of five rounds in which all take "
             "turns. KD: for distillation; PF: BERTs that Turc et al. released; S5: of the paper's Table 5. Where two "

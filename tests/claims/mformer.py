@@ -236,9 +236,9 @@ def mixed(options):
 #     H3  the winner of the mixed search beats that of the linear search under the same limit
 #     H4  it is within two points of softmax in all layers
 # Pilots, with seeds that do not count: softmax in any one layer of three had .98 or more after 1,500 updates of 32,
-# linear attention in four layers .28 after 2,000, and one answer to all has .25. A first form had 257 tokens, four bands
-# of rows that are alike and 1,200 updates of 16. It was stopped while its first network trained, since of two super-nets
-# one (seed 100) had learnt something and one (seed 0) nothing: too small a budget for seeds to agree.
+# linear attention in four layers .28 after 2,000, and one answer to all has .25. A first form had 257 tokens, four
+# bands of rows that are alike and 1,200 updates of 16. It was stopped while its first network trained, since of two
+# super-nets one (seed 100) had learnt something and one (seed 0) nothing: too small a budget for seeds to agree.
 # Budget: 1,600 updates of 32 for super-nets and networks, 100 samples; 60 core-minutes. Stopping rule: three seeds.
 PERIODS = 2, 3, 4, 5
 SINGLE = "first", "second", "third"
