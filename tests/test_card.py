@@ -119,7 +119,7 @@ def test_float32_is_multiplied_in_tf32_on_a_gpu_alone():
 
 
 SIMULATED = pytest.mark.skipif(
-    "PAPERS_CARD" not in os.environ, reason="$PAPERS_CARD names no folder of a simulated GPU's card.py and onto_card.py")
+    "PAPERS_CARD" not in os.environ, reason="$PAPERS_CARD names no folder of a simulated GPU's onto_card.py")
 TRAININGS = {"albert": "pretrain", "autobert_zero": "pretrain", "mformer": "train"}  # of tests/kills.py
 
 
@@ -130,8 +130,8 @@ def start_training(program, folder, cards=0):
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cards}"] if cards > 1 else []
     return subprocess.Popen(
         [sys.executable, *torchrun, *onto, f"{program}.py", *words, "--accumulate", "2", "--dropout", "0", "--dtype",
-         "float32", "--out", str(folder), *([] if cards else ["--device", "cpu"])], cwd=kills.ROOT, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CARD_COUNT": str(max(cards, 1))})
+         "float32", "--out", str(folder), *([] if cards else ["--device", "cpu"])], cwd=kills.ROOT,
+        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", "CARD_COUNT": str(max(cards, 1))})
 
 
 def losses_of(folder):

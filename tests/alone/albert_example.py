@@ -9,7 +9,8 @@ from albert import Config, Encoder, Lamb, LanguageModel, count, mask_tokens, mea
 
 # Sentence order and masked words on texts in which the letters of the second sentence follow those of the first. A
 # tokenizer is anything that has these names; here a piece is a letter, and each begins a word.
-tokenizer = SimpleNamespace(vocab_size=56, pad_id=0, cls_id=2, sep_id=3, mask_id=4, starts_word=torch.ones(56, dtype=bool))
+tokenizer = SimpleNamespace(vocab_size=56, pad_id=0, cls_id=2, sep_id=3, mask_id=4,
+                            starts_word=torch.ones(56, dtype=bool))
 cfg = Config(vocab_size=56, layers=2, hidden=32, heads=2, ffn=64, embedding=16, positions=19, length=19,
              dropout=0.0, init_std=0.1)
 torch.manual_seed(0)
