@@ -463,7 +463,7 @@ CLAIMS = {
                    ["--preset", "long", "--batch", 16, "--steps", 800], pictures.draw_mixed),
     "periods": Study(periods, "One softmax layer of three is enough where far places must be compared exactly, and "
                      "a search finds it", {"limit": 0.016, "samples": 100, "held_out": 250},
-                     ["--preset", "small", "--cost", "flops", "--layers", 3, "--hidden", 64, "--ffn", 120, 128,
+                     ["--preset", "small", "--cost", "flops", "--layers", 3, "--hidden", 64, "--ffn", 120, 124, 128,
                       "--heads", 4, "--augment", 1, 0, 0, 0, "--batch", 32, "--steps", 1600]),
     "networks": Study(networks, f"One softmax layer of four takes {SHORT} of the time of softmax alone, or less, at "
                       "1,025 tokens", {"turns": 40}, picture=pictures.of_columns(
