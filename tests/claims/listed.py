@@ -64,8 +64,7 @@ AUTOBERT_ZERO = (
           needs="`python -m tests.claims.autobert_zero op_nas_updates --seeds 2 --jobs 2`: 3.5 core-hours"),
     Claim("op-nas-evolution", "OP-NAS finds better networks than an evolution with uniform mutations", "Figure 6",
           "curves, no numbers", "op_nas-evolution", "OP-NAS - evolution", digits=3, size=SEARCHED,
-          needs="`python -m tests.claims.autobert_zero op_nas --against evolution --seeds 6 --jobs 2`: 5 core-hours, "
-                "estimated"),
+          needs="`python -m tests.claims.autobert_zero op_nas --against evolution --seeds 3 --jobs 2`: 3 core-hours"),
     Claim("simulation", "On simulated landscapes OP-NAS beats random search with 100 candidates", "Figure 6",
           "curves, no numbers", "simulation", "100: OP-NAS - random", size=SIMULATED, needs=SIMULATION_RUN),
     Claim("simulation-24", "On simulated landscapes OP-NAS beats random search with 24 candidates", "Figure 6",
