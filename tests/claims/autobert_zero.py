@@ -300,8 +300,7 @@ def hybrid_real(options):
 # does it (DEMO), one training seed for each search seed, and tuned on all training rows. Pilots, with search seeds that
 # do not count (100 and more), chose batches of 16, the learning rate, 1,600 rows of CoLA, a third of attentions and
 # SHARPNESS. Stopping rule: six search seeds, whatever comes out; against evolution with uniform mutations, which the
-# simulation does not tell from OP-NAS at 24 candidates, seeds 0 to 2. About 25 core-minutes of searches a seed and 25
-# of networks trained alone.
+# simulation does not tell from OP-NAS at 24 candidates, seeds 0 to 2.
 PROGRAM = ["autobert_zero.py", "--search"]
 SEARCHES = {  # name of a search, for --against: (in the table, its command)
     "op-nas": ("OP-NAS", PROGRAM), "random": ("random search", [*PROGRAM, "--strategy", "random"]),
