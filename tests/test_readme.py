@@ -107,7 +107,7 @@ def test_a_result_judges_its_claim_and_without_one_it_is_not_run(tmp_path):
         page = study.page("albert", tmp_path)
         return re.search(rf'^## [^\n]*<a id="{name}">.*?(?=^## )', page, re.DOTALL | re.MULTILINE).group()
     (tmp_path / "albert").mkdir()
-    assert "**Not run.** Older code" in section("sharing") and "To run it:" in section("speed")
+    assert "**Not run.** Older code" in section("time") and "To run it:" in section("speed")
     record = {"claim": "Measured anew", "columns": ["a"], "rows": [[1.0]], "n": 3, "facts": {}, "says": "So it is",
               "command": "python x", "commit": "1234567890", "run_seconds": 120.0}
     gaps = {"not-shared - all-shared": [2, 1, 3], "shared-attention - shared-FFN": [0, -1, 1],

@@ -282,23 +282,19 @@ ALBERT = (
     Claim("embedding", "A small E is enough where layers are shared", "Table 3",
           "average for E of 64, 128, 256, 768, shared: {Table 3: all-shared E=64, average}, {Table 3: all-shared "
           "E=128, average}, {Table 3: all-shared E=256, average}, {Table 3: all-shared E=768, average}",
-          "sharing", "E = 32 - E = 64", -0.5, 1, WORDS, needs="the study of claim 8",
-          older="Older code and demo data (720d4d0) had -2.1 points [-3.8, -0.3] for E = 32 against 64 = H"),
+          "sharing", "E = 32 - E = 64", -0.5, 1, WORDS, needs="the study of claim 8"),
     Claim("embedding-unshared", "Where nothing is shared, a larger E helps", "Table 3",
           "average for the smallest and the largest E: {Table 3: not-shared E=64, average} and {Table 3: not-shared "
-          "E=768, average}", "sharing", "E = 64 - E = 16", digits=1, size=WORDS, needs="the study of claim 8",
-          older="Older code and demo data (720d4d0) had +6.1 points [+2.9, +9.2] for E = 64 against 16"),
+          "E=768, average}", "sharing", "E = 64 - E = 16", digits=1, size=WORDS, needs="the study of claim 8"),
     Claim("sharing", "Sharing all weights costs a little", "Table 4",
           "average at E = 768 and 128: nothing shared {Table 4: not-shared E=768, average} and {Table 4: "
           "not-shared E=128, average}, all {Table 4: all-shared E=768, average} and {Table 4: all-shared E=128, "
           "average}", "sharing", "not-shared - all-shared", digits=1, size=WORDS,
-          older="Older code and demo data (720d4d0) had +0.1 points [-0.3, +0.5] at E = H with three seeds",
-          needs="`python -m tests.claims.albert sharing --jobs 2`: 1.1 core-hours"),
+          needs="`python -m tests.claims.albert sharing --jobs 2`: 0.8 core-hours"),
     Claim("sharing-parts", "Most of that cost is the feed-forward part's", "Table 4",
           "average at E = 768 and 128: attention shared {Table 4: shared-attention E=768, average} and {Table 4: "
           "shared-attention E=128, average}, feed-forward {Table 4: shared-FFN E=768, average} and {Table 4: "
           "shared-FFN E=128, average}", "sharing", "shared-attention - shared-FFN", digits=1, size=WORDS,
-          older="Older code and demo data (720d4d0) had +0.2 points [-0.7, +1.2] at E = H with three seeds",
           needs="the study of claim 8"),
     Claim("parameters", "ALBERT's configurations have a fraction of BERT's parameters", "Tables 1, 3, 4, 12",
           "{Table 1: ALBERT base, parameters} M for base in place of {Table 1: BERT base, parameters} M, and so "
