@@ -363,7 +363,8 @@ def op_nas(options, settings=(), first=0):
             for arm in each[0]]
     gaps = gaps_of(each, [("OP-NAS", other) for other in each[0] if other != "OP-NAS"])
     says = f"By their searches' scores OP-NAS's winners less the hybrid: {', '.join(f'{lead:+.3f}' for lead in ahead)}"
-    if equal := sum(networks["OP-NAS"] in list(networks.values())[1:] for networks in arms):
+    rival = SEARCHES.get(options.against, ("no other search",))[0]
+    if equal := sum(networks["OP-NAS"] == networks.get(rival) for networks in arms):
         says += f". In {equal} of {len(arms)} seeds both searches found the same network"
     return Found(["network", "masked words: loss", *PAIRS, "mean of four"], rows, gaps, n=len(each), says=says,
                  numbers={"seeds": each, "networks": arms, "searches": curves})

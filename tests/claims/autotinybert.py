@@ -219,8 +219,8 @@ def ranking(options):
 # Primary question: is the searched shape better than the rule's (d^q|k|v = d^m, d^f = 4 d^m) that takes as long, and at
 # which limits? Hypotheses, each a claim: at the limits of one, two, three and four layers the held-out loss of masked
 # words, the rule's less the searched shape's, is above 0: the 95% interval of Student's t over the training seeds,
-# paired by seed, order and masks. Beside them, without a claim: the loss of what a random search of the same size and
-# finalists finds, less that of the searched shape.
+# paired by seed, order and masks. The fifth claim: so is the loss of what a random search of the same size and
+# finalists finds, less that of the searched shape, at all limits.
 # Limits (--speedup takes an architecture: as fast as this one, by what it measured on an idle machine): the latency of
 # the rule's best shape, of each depth the widest that is predicted as fast as --small, each trained further with seed
 # 0, the best on the choosing text (one layer, where it was run before); and that of each of --rules.
