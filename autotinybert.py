@@ -670,18 +670,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
-    from data.inputs import check_vocabulary, open_run, words_after_training
-
-
-@dataclasses.dataclass
-class Data:
-    """What a run reads; train and dev are a data.corpus.Corpus and its held-out part."""
-    device: torch.device
-    tokenizer: object = None
-    train: object = None
-    dev: object = None
-    tasks: dict = dataclasses.field(default_factory=dict)  # {name: common.tasks.Task}; MLM-saved's is None
-    teacher: Encoder | None = None
+    from data.inputs import Data, check_vocabulary, open_run, words_after_training
 
 
 def schedule(step, steps, warmup):
@@ -1103,7 +1092,6 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], tasks=names)
     if run.finished:
         return run, None
-    data = Data(ranks.device, data.tokenizer, data.train, data.dev)
     for folder in folders:
         check_vocabulary(folder, data.tokenizer)
     if text:

@@ -24,11 +24,14 @@ MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by
 
 @dataclasses.dataclass
 class Data:
-    """A tokenizer, and the corpus cut in a part to train on and a held-out one; None where they are not needed."""
+    """What a run reads: a tokenizer, the corpus cut in a part to train on and a held-out one, tasks {name: Task} and a
+    teacher; None where they are not needed."""
     device: torch.device
     tokenizer: object = None
     train: Corpus = None
     dev: Corpus = None
+    tasks: dict = dataclasses.field(default_factory=dict)
+    teacher: torch.nn.Module = None
 
 
 def open_run(cfg, action, ranks, *needs, tasks=(), **further):
