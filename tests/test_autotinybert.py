@@ -8,8 +8,6 @@ import json
 import math
 import os
 import random
-import re
-import shlex
 import signal
 import tempfile
 import types
@@ -558,21 +556,6 @@ def test_parts_of_a_finished_search_come_from_its_superplm(whole, tmp_path):
         exported = hf_models.read_bert(tmp_path / arch, atb.parse_arch(arch).heads)
         for name, value in atb.extract(superplm, atb.parse_arch(arch)).state_dict().items():
             assert torch.equal(exported[name], value)
-
-
-def test_the_command_that_comes_next_goes_on_with_the_data_of_the_search(ready, flags, whole, tmp_path, capsys,
-                                                                         clock, monkeypatch):
-    """After a phase the whole search with the same flags, and after that a tuning on a task of its own."""
-    def words_of(*argv):
-        printed = run_here([*argv, *flags], capsys)
-        return shlex.split(re.search(r"^next: python autotinybert.py (.+)$", printed, re.MULTILINE)[1])
-    phase = words_of("--latency", "--out", tmp_path / "run")
-    assert phase[0] == "--search" and {*phase} == {"--search", "--out", f"{tmp_path}/run", *flags}
-    search = words_of("--search", "--out", whole)
-    assert search == ["--finetune", "SQuAD1.1", "--init", str(whole)]
-    monkeypatch.chdir(tmp_path)
-    run_here(search)
-    assert json_of(tmp_path / "runs/autotinybert-finetune-demo/config.json")["settings"]["squad"] == str(ready["squad"])
 
 
 def test_scores_within_their_noise_are_called_ties(whole):

@@ -46,13 +46,6 @@ def test_a_dry_run_is_laid_over_all_and_stays_out_of_the_real_ones_folder():
     assert (config.batch, config.lr, config.out, config.restart) == (2, 0.5, "runs/one-dry", True)
 
 
-def test_a_run_that_sigterm_stopped_ends_with_143():
-    def stopped(config):
-        raise cli.Stop
-
-    assert cli.start(Config, PRESETS, {"train": (stopped, "train")}, "a test", None, ["--train"]) == 128 + 15
-
-
 def test_too_little_device_memory_ends_in_one_line():
     def fails(config):
         raise torch.OutOfMemoryError

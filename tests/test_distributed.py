@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ import torch
 
 from common.cli import Stop, UserError
 from common.distributed import Pace, Ranks, ShardSum, prefetch, share_out, shard_range
-from common.files import fingerprints, lock, read_json, read_jsonl, release_locks, write_atomic
+from common.files import lock, read_json, release_locks, write_atomic
 from common.runs import Checkpoint, RunFolder
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -53,14 +52,6 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
         open_run(tmp_path / "run", "train", lr=1.0)
     open_run(tmp_path / "run", restart=True, lr=2.0)
     assert not (run.folder / "checkpoint.pt").exists()
-
-
-def test_a_damaged_history_is_named(tmp_path):
-    (tmp_path / "history.jsonl").write_text('{"id": 0}\n{"id"\n{"id": 2}\n')
-    with pytest.raises(UserError, match="history.jsonl, line 2"):
-        read_jsonl(tmp_path / "history.jsonl")
-    (tmp_path / "history.jsonl").write_text('{"id": 0}\n{"id"')  # torn by a crash
-    assert read_jsonl(tmp_path / "history.jsonl") == [{"id": 0}]
 
 
 def test_what_killed_writes_left_bars_no_run_and_goes_with_the_checkpoint(tmp_path):
@@ -131,20 +122,6 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
     assert done == ["a", "b", "c"]  # of the highest cost first
     assert jobs() == [{"name": name} for name in "dcba"]
     assert done == ["a", "b", "c", "c", "d"]
-
-
-def test_fingerprints_are_of_the_content_and_not_of_the_place(tmp_path):
-    (tmp_path / "texts").mkdir()
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / "texts" / name).write_text(name * 100_000)
-    one, two = fingerprints([tmp_path / "texts"]).values()
-    copy = shutil.copytree(tmp_path / "texts", tmp_path / "again")
-    assert [*fingerprints([copy]).values()] == [one, two]
-    with open(tmp_path / "texts" / "b.txt", "r+") as file:
-        file.seek(250_000)
-        file.write("X")
-    again, other = fingerprints([tmp_path / "texts"]).values()
-    assert again == one and other != two
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, f'{{"a": {"9" * 5000}}}', '{"a": "\\ud800"}', "[1]", "", "\x00"])

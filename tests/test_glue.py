@@ -11,37 +11,13 @@ from test_squad import WORDS, tokenizer  # noqa: F401  (tokenizer is a fixture)
 
 from common import glue
 from common.cli import UserError
-
-HEADERS = {
-    "SST-2": ("sentence\tlabel", "index\tsentence"),
-    "MRPC": ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", "index\t#1 ID\t#2 ID\t#1 String\t#2 String"),
-    "STS-B": ("index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
-              "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"),
-    "QQP": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "id\tquestion1\tquestion2"),
-    "MNLI": ("index\tpromptID\tpairID\tgenre\tbp1\tbp2\tp1\tp2\tsentence1\tsentence2\tlabel1\tgold_label",
-             "index\tpromptID\tpairID\tgenre\tbp1\tbp2\tp1\tp2\tsentence1\tsentence2"),
-    "QNLI": ("index\tquestion\tsentence\tlabel", "index\tquestion\tsentence"),
-    "RTE": ("index\tsentence1\tsentence2\tlabel", "index\tsentence1\tsentence2"),
-    "WNLI": ("index\tsentence1\tsentence2\tlabel", "index\tsentence1\tsentence2"),
-    "CoLA": (None, "index\tsentence"),
-}
-ROWS = {  # one row of train and dev: its cells with A, B and L for the sentences and the label; the same for test
-    "SST-2": ("A\tL", "0\tA"), "MRPC": ("L\t11\t12\tA\tB", "0\t11\t12\tA\tB"),
-    "STS-B": ("0\tg\tf\t2012\t1\ts\ts\tA\tB\tL", "0\tg\tf\t2012\t1\ts\ts\tA\tB"),
-    "QQP": ("7\t8\t9\tA\tB\tL", "0\tA\tB"),
-    "MNLI": ("0\t1\t2\tg\tx\tx\tx\tx\tA\tB\tneutral\tL", "0\t1\t2\tg\tx\tx\tx\tx\tA\tB"),
-    "QNLI": ("0\tA\tB\tL", "0\tA\tB"), "RTE": ("0\tA\tB\tL", "0\tA\tB"), "WNLI": ("0\tA\tB\tL", "0\tA\tB"),
-    "CoLA": ("src\tL\t*\tA", "0\tA"),
-}
-
+from data import demo
 
 def table(task, rows, labelled=True):
-    """The content of a TSV file of a task; rows: (sentence A, sentence B, label)."""
-    header, form = HEADERS[task][not labelled], ROWS[task][not labelled]
-    lines = [header] if header else []
-    for a, b, label in rows:
-        lines.append("\t".join({"A": a, "B": b, "L": label}.get(cell, cell) for cell in form.split("\t")))
-    return "".join(f"{line}\n" for line in lines)
+    """The content of a TSV file of a task, as the demo data have it; rows: (sentence A, sentence B, label)."""
+    columns = demo.GLUE[task.replace("WNLI", "RTE")][3 if labelled else 4]
+    rows = [(label, sentences[:len(glue.TASKS[task].text)]) for *sentences, label in rows]
+    return demo.tsv(columns, rows, header=task != "CoLA" or not labelled)
 
 
 def examples(count, longest=60):
@@ -71,7 +47,7 @@ def test_every_official_layout(task, tmp_path):
 
 
 def test_mnli_dev_has_more_columns_and_two_parts(tmp_path):
-    header = HEADERS["MNLI"][0].replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
+    header = "\t".join([*demo.MNLI_COLUMNS.split("|"), *(f"label{rater}" for rater in range(1, 6)), "gold_label"])
     row = "0\t1\t2\tg\tx\tx\tx\tx\t{}\tb\tneutral\tneutral\tneutral\tneutral\tneutral\tentailment"
     for split, part in (("dev", "matched"), ("dev_mismatched", "mismatched")):
         write(tmp_path / f"MNLI/dev_{part}.tsv", f"{header}\n{row.format(part)}\n")

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from common.cli import UserError
 from common.runs import RunFolder
 
 TINY = {"albert": "--layers 1", "autobert_zero": "--layers 2 --runs 1",
@@ -37,18 +36,3 @@ def test_config_json_says_what_is_computed_and_nothing_is_assigned_behind_it(fil
         assert record["settings"] | json.loads(json.dumps(dataclasses.asdict(cfg))) == record["settings"]
         assert all(record["settings"][name] for name in record.get("asked", ())) and record["settings"].get("steps", 1)
         assert not reads_text or record["vocabulary"]["pieces"] == 300 == cfg.vocab_size
-
-
-def test_0_steps_become_a_number_and_the_0_that_was_asked_for_resumes(ready, tmp_path, capsys):
-    """Ten passes over the corpus of a model from scratch; then the same command, and one that asks for that number."""
-    words = (f"--further_train --arch 1-8-8-1-8 --further_steps 0 --corpus {ready['corpus']} --length 16 --batch 512 "
-             f"--out {tmp_path}/run --device cpu").split()
-    autotinybert = importlib.import_module("autotinybert")
-    autotinybert.main(words)
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["settings"]["further_steps"] > 2 and config["asked"]["further_steps"] == 0
-    autotinybert.main(words)
-    assert "finished" in capsys.readouterr().out
-    steps = str(config["settings"]["further_steps"])
-    with pytest.raises(UserError, match=f"other settings: further_steps .0 there, {steps} here.;"):
-        autotinybert.main([*words, "--further_steps", steps])

@@ -19,8 +19,9 @@ import pytest
 
 from common import glue, squad
 from common.cli import UserError
-from data import demo, download, translation
+from data import download, translation
 from data.cifar10 import load_cifar10
+from data.demo import GLUE_DEV_ROWS, SHAPES, german
 from data.prepare import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -29,12 +30,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 def lines_of(*path):
     """The lines of a text file; the path in parts."""
     return pathlib.Path(*path).read_text(encoding="utf-8").splitlines()
-
-
-@pytest.fixture(scope="session")
-def made(demo):
-    """The paths of the demo data; `demo` of conftest.py under a name that leaves the module's free."""
-    return demo
 
 
 def test_passages_of_the_dev_sets_become_text(tmp_path, monkeypatch, capsys):
@@ -63,29 +58,29 @@ def test_passages_of_the_dev_sets_become_text(tmp_path, monkeypatch, capsys):
 # --- demo data -------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_every_build_is_equal(seed, made, tmp_path):
+def test_every_build_is_equal(seed, demo, tmp_path):
     """Also in processes that hash the strings of sets and dictionaries differently, and in any folder."""
     command = [sys.executable, ROOT / "data" / "prepare.py", "demo", "--to", tmp_path / "demo"]
     subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": seed})
-    assert json.loads((tmp_path / "demo" / "demo.json").read_text())["sha256"] == made["sha256"]
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text())["sha256"] == demo["sha256"]
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_corpus_is_sentences_and_documents_without_the_tasks_text(made):
-    lines = [line for path in sorted(pathlib.Path(made["corpus"]).glob("*.txt")) for line in lines_of(path)]
+def test_corpus_is_sentences_and_documents_without_the_tasks_text(demo):
+    lines = [line for path in sorted(pathlib.Path(demo["corpus"]).glob("*.txt")) for line in lines_of(path)]
     corpus = {line for line in lines if line}
     assert sum(len(line) + 1 for line in lines) > 2_000_000 and sum(1 for line in lines if not line) > 500
     assert all(line[-1] in ".!?" and not line[0].islower() for line in corpus)
     assert not any(">>>" in line or "::" in line or "\\" in line for line in corpus if line.count(" ") < 7)
-    held_out = {line.split("\t")[3] for line in lines_of(made["glue"], "CoLA", "dev.tsv")}
-    assert len(held_out) == demo.GLUE_DEV_ROWS and not held_out & corpus
+    held_out = {line.split("\t")[3] for line in lines_of(demo["glue"], "CoLA", "dev.tsv")}
+    assert len(held_out) == GLUE_DEV_ROWS and not held_out & corpus
 
 
 @pytest.mark.parametrize("task", ["CoLA", "SST-2", "MRPC", "QQP", "MNLI", "QNLI", "RTE"])
-def test_glue_is_balanced_and_lengths_give_nothing_away(made, task):
+def test_glue_is_balanced_and_lengths_give_nothing_away(demo, task):
     seen = {}
     for part, least in (("train", 2000), ("dev", 500)):
-        rows = glue.load(made["glue"], glue.TASKS[task], part)
+        rows = glue.load(demo["glue"], glue.TASKS[task], part)
         counts = np.bincount(rows.labels, minlength=len(glue.TASKS[task].labels))
         assert len(rows) >= least and max(counts) <= 1.02 * min(counts) + 1
         lengths = [np.mean([len(text) for text, own in zip(rows.first, rows.labels) if own == label])
@@ -96,16 +91,16 @@ def test_glue_is_balanced_and_lengths_give_nothing_away(made, task):
 
 
 @pytest.mark.parametrize("name", ["train-v1.1", "dev-v1.1", "train-v2.0", "dev-v2.0"])
-def test_squad_answers_stand_at_their_offsets(made, name):
-    questions = squad.load(pathlib.Path(made["squad"], f"{name}.json"))  # which looks at every offset
+def test_squad_answers_stand_at_their_offsets(demo, name):
+    questions = squad.load(pathlib.Path(demo["squad"], f"{name}.json"))  # which looks at every offset
     assert len(questions) > (2000 if "train" in name else 500)
     impossible = np.mean([question.impossible for question in questions])
     assert 0.2 < impossible < 0.4 if "v2" in name else impossible == 0
 
 
-def test_cifar10_records(made):
-    folder = pathlib.Path(made["cifar10"])
-    assert folder.joinpath("batches.meta.txt").read_text().split() == list(demo.SHAPES)
+def test_cifar10_records(demo):
+    folder = pathlib.Path(demo["cifar10"])
+    assert folder.joinpath("batches.meta.txt").read_text().split() == list(SHAPES)
     train, test = (load_cifar10(folder, split) for split in ("train", "test"))
     assert [np.bincount(labels).tolist() for _, labels in (train, test)] == [[400] * 10, [100] * 10]
     # the mean colour says nothing: the nearest class mean is no better than a guess
@@ -115,13 +110,13 @@ def test_cifar10_records(made):
     assert (nearest == test[1].numpy()).mean() < 0.2
 
 
-def test_parallel_text_is_aligned_word_by_word(made):
+def test_parallel_text_is_aligned_word_by_word(demo):
     for part, least in (("train_text", 8000), ("valid_text", 300), ("test_text", 300)):
-        english, german = lines_of(made[part] + ".en"), lines_of(made[part] + ".de")
-        assert len(english) == len(german) >= least
-        for left, right in zip(english, german):
+        english, translated = lines_of(demo[part] + ".en"), lines_of(demo[part] + ".de")
+        assert len(english) == len(translated) >= least
+        for left, right in zip(english, translated):
             words = [re.findall(r"\w+", line.lower()) for line in (left, right)]
-            assert 4 <= len(words[0]) <= 25 and sorted(map(demo.german, words[0])) == sorted(words[1])
+            assert 4 <= len(words[0]) <= 25 and sorted(map(german, words[0])) == sorted(words[1])
 
 
 # --- download --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from common.cli import UserError
 from common.distributed import Ranks
 from common.tasks import Recipe, Task, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
 from common.tokenization import load_tokenizer
-from common.weights import finite, keep_model, read_init, take_over
+from common.weights import finite, take_over
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 RECIPES = {name: Recipe(1e-5, 16, epochs=2, length=64, main=main) for name, main in (
@@ -22,15 +22,10 @@ RECIPES = {name: Recipe(1e-5, 16, epochs=2, length=64, main=main) for name, main
 class Config:
     glue: str = ""
     squad: str = ""
-    init: str = ""
-    tokenizer: str = ""
     train_rows: int = 40
     dry_run: bool = False
-    hidden: int = 4
     finetune_lr: float | None = None
     finetune_epochs: float | None = None
-    given = frozenset()
-    program = "albert"
 
 
 @pytest.fixture(scope="module")
@@ -154,20 +149,6 @@ def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path, capsys):
     assert (tmp_path / "RTE" / "who").read_text() == "b1"
     show(found, ALONE)
     assert "60.00 (median of 3" in capsys.readouterr().out
-
-
-def test_a_model_that_was_kept_is_read_back(tmp_path, tokenizer):
-    model, other = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
-    keep_model(tmp_path / "run", "finetune", Config(hidden=8), tokenizer, model=model)
-    config = Config(init=str(tmp_path / "run"))
-    owned = read_init(config, {"finetune": ("hidden",)})
-    assert config.hidden == 8 and config.tokenizer == str(tmp_path / "run")
-    assert "2 weights taken over; made anew: none" in take_over(other, owned["model"], "here")
-    assert torch.equal(model.weight, other.weight)
-    config.given, config.hidden = {"hidden"}, 3
-    for action, message in (("finetune", "--hidden 3: .* has 8"), ("search", "of albert.py --search but of albert")):
-        with pytest.raises(UserError, match=message):
-            read_init(config, {action: ("hidden",)})
 
 
 def test_weights_that_do_not_fit_are_refused():
