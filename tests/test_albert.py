@@ -16,10 +16,10 @@ import albert
 from common import tasks as common_tasks
 from common.cli import UserError
 from common.distributed import Ranks
-from common.files import read_jsonl
+from common.files import read_json, read_jsonl
 from common.tokenization import load_tokenizer
 from conftest import ROOT, claimed
-from small_runs import TRAINED
+from small_runs import TRAINED, write
 from test_corpus import made_by_hand
 from data import hf_folder, hf_models
 from data.corpus import Corpus
@@ -47,14 +47,6 @@ def example(vocab=60, B=3, T=12):
 
 def run_main(*words):
     assert albert.main([str(word) for word in words]) == 0
-
-
-def read(folder, name):
-    return json.loads((folder / name).read_text())
-
-
-def write_config(folder, content):
-    (folder / "config.json").write_text(json.dumps(content))
 
 
 # --- parameters ----------------------------------------------------------------------------------
@@ -238,7 +230,7 @@ def test_parity_with_transformers(kind, tmp_path):
     transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
     (model, ours), (batch, call), (_, outputs, name, labels) = our_numbers(kind), inputs_of_heads(), HEADS[kind]
     hf_folder.write_weights(tmp_path / "model.safetensors", hf_models.rename_albert(model.state_dict(), 2))
-    write_config(tmp_path, hf_models.albert_config(PARITY, f"AlbertFor{name}", outputs, 2))
+    write(tmp_path / "config.json", hf_models.albert_config(PARITY, f"AlbertFor{name}", outputs, 2))
     theirs, info = getattr(transformers, f"AlbertFor{name}").from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["mismatched_keys"]
     call = one_example(call) if kind == "choice" else call
@@ -285,7 +277,7 @@ def test_round_trip_through_a_hugging_face_folder(settings, tmp_path):
     cfg, model = tiny(**settings), albert.LanguageModel(tiny(**settings)).eval()
     groups = max(albert.blocks(cfg))
     hf_folder.write_weights(tmp_path / "model.safetensors", hf_models.rename_albert(model.state_dict(), groups))
-    write_config(tmp_path, hf_models.albert_config(cfg, "AlbertForPreTraining", 2, groups))
+    write(tmp_path / "config.json", hf_models.albert_config(cfg, "AlbertForPreTraining", 2, groups))
     back, source = read_back(tmp_path)
     again = albert.LanguageModel(back).eval()
     assert "made anew: none; left out: none" in albert.start_from(again, source)
@@ -312,7 +304,7 @@ def test_an_exported_tokenizer_cuts_text_as_ours_does(kind, tmp_path):
     path = train_sentencepiece([tmp_path / "text.txt"], tmp_path / "spiece.model", 1000, lower=kind == "spiece")
     ours = load_tokenizer(path, kind != "cased")
     hf_folder.write_tokenizer(tmp_path, ours, 77)
-    write_config(tmp_path, {"model_type": "albert"})
+    write(tmp_path / "config.json", {"model_type": "albert"})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     found = theirs(lines, add_special_tokens=False)["input_ids"]
     assert [line for line, one, other in zip(lines, ours.encode_batch(lines), found) if one != other] == []
@@ -327,7 +319,7 @@ def test_a_head_of_another_task_is_left_out_and_said(task, kept, ready, tmp_path
     """Whatever its labels are; and it is exported as what it is."""
     name, heads = "AlbertForSequenceClassification", albert.Classifier(tiny(), 2).state_dict()
     hf_folder.write_weights(tmp_path / "model.safetensors", hf_models.rename_albert(heads, 1))
-    write_config(tmp_path, hf_models.albert_config(TINY, name, 2, 1, ("NEG", "POS"), task))
+    write(tmp_path / "config.json", hf_models.albert_config(TINY, name, 2, 1, ("NEG", "POS"), task))
     cfg, source = read_back(tmp_path)
     model = albert.Classifier(cfg, 2)
     line = albert.start_from(model, source, "CoLA")
@@ -335,7 +327,7 @@ def test_a_head_of_another_task_is_left_out_and_said(task, kept, ready, tmp_path
     assert (f"the head of {task or name} is left out" in line) != kept
     tokenizer = load_tokenizer(ready["corpus"])
     said = hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, tokenizer)
-    assert f": {name}, " in said and read(tmp_path / "again", "config.json")["architectures"] == [name]
+    assert f": {name}, " in said and read_json(tmp_path / "again" / "config.json")["architectures"] == [name]
 
 
 # --- claims --------------------------------------------------------------------------------------
@@ -565,8 +557,8 @@ def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
     text.write_text("\n\n".join(f"the {a} river was small.\nthe house was {b}." for a in ("stone", "green", "early")
                                 for b in ("quiet", "old")))
     pretrain(ready, tmp_path / "run", "--dev_corpus", text)
-    assert read(tmp_path / "run" / "corpus" / "dev", "meta.json")["documents"] == 6
-    found, look = read(tmp_path / "run", "done.json"), lines_of(tmp_path / "run", "pretrain")[-1]
+    assert read_json(tmp_path / "run" / "corpus" / "dev" / "meta.json")["documents"] == 6
+    found, look = read_json(tmp_path / "run" / "done.json"), lines_of(tmp_path / "run", "pretrain")[-1]
     assert found["scored"]["mlm"] > 0 and found["sop"] == look["dev_sop_accuracy"]
 
 
@@ -581,7 +573,7 @@ def test_depth_warm_start_takes_everything_over(ready, tmp_path, capsys):
     deep = pretrain(ready, tmp_path, "--init", ready["albert"], "--layers", "4", "--lr", "1e-30", "--steps", "1")
     assert f"{len(shallow)} weights taken over; made anew: none; left out: none" in capsys.readouterr().out
     assert all(torch.allclose(shallow[name], deep[name]) for name in shallow)
-    assert read(tmp_path, "config.json")["settings"]["layers"] == 4
+    assert read_json(tmp_path / "config.json")["settings"]["layers"] == 4
 
 
 # --- fine-tuning ---------------------------------------------------------------------------------
@@ -608,18 +600,18 @@ def finetuned(ready, tmp_path_factory):
 @pytest.mark.slow
 def test_finetuning_every_kind_of_task(finetuned):
     folder = finetuned / "ft1"
-    result = read(folder, "done.json")["tasks"]
+    result = read_json(folder / "done.json")["tasks"]
     assert set(result) == set(KINDS) and all(line["n"] == 2 and not line["diverged"] for line in result.values())
     assert "made anew: head.bias, head.weight" in result["RTE"]["start"]
     assert "jobs/MNLI-" in result["RTE"]["start"]  # MNLI's best run
-    scores = [read(folder / "jobs", f"CoLA-{number}.json")["metrics"]["main"] for number in (0, 1)]
+    scores = [read_json(folder / "jobs" / f"CoLA-{number}.json")["metrics"]["main"] for number in (0, 1)]
     assert result["CoLA"]["median"] == pytest.approx(np.median(scores))
     metrics = {name: line["metrics"] for name, line in result.items()}
     assert {"f1", "exact"} <= set(metrics["SQuAD1.1"]) and metrics["SQuAD2.0"]["best_f1"] == metrics["SQuAD2.0"]["main"]
     assert {"middle", "high", "test middle", "test accuracy"} <= set(metrics["RACE"])
     assert "mismatched" in metrics["MNLI"] and "dev_mismatched accuracy" not in metrics["MNLI"]  # it stands there once
     assert (folder / "CoLA" / "CoLA.tsv").read_text().startswith("index\tprediction\n0\t")
-    answers, odds = (read(folder / "SQuAD2.0", f"{name}.json") for name in ("predictions", "null_odds"))
+    answers, odds = (read_json(folder / "SQuAD2.0" / f"{name}.json") for name in ("predictions", "null_odds"))
     limit = metrics["SQuAD2.0"]["best_f1_thresh"]
     assert answers.keys() == odds.keys() and all((odds[key] > limit) == (answers[key] == "") for key in answers)
 
@@ -629,7 +621,7 @@ def test_ensembles_average_what_run_folders_predict(finetuned, ready, tmp_path):
     members = [finetuned / "ft0", finetuned / "ft1"]
     words = ["--finetune", ",".join(KINDS), *FAST, *data_flags(ready), "--ensemble", *members]
     run_main(*words, "--out", tmp_path / "both")
-    chosen = read(tmp_path / "both" / "jobs", "CoLA-0.json")["members"]
+    chosen = read_json(tmp_path / "both" / "jobs" / "CoLA-0.json")["members"]
     averaged = sum(torch.load(Path(run) / "CoLA" / "predictions.pt")["found"]["test"] / len(chosen) for run in chosen)
     expected = "".join(f"{i}\t{row.argmax().item()}\n" for i, row in enumerate(averaged))
     assert (tmp_path / "both" / "CoLA" / "CoLA.tsv").read_text() == "index\tprediction\n" + expected
@@ -651,7 +643,7 @@ def test_models_of_tasks_are_exported(finetuned, tmp_path):
             ("RACE", ours / "RACE", "AlbertForMultipleChoice", ["LABEL_0"]),
             ("again", hf / "RACE", "AlbertForMultipleChoice", ["LABEL_0"])):
         run_main("--export", hf / target, "--init", source)
-        config = read(hf / target, "config.json")
+        config = read_json(hf / target / "config.json")
         assert config["architectures"] == [name] and list(config["id2label"].values()) == labels
 
 
@@ -699,7 +691,7 @@ def test_recipes_are_table_14():
 
 @pytest.mark.parametrize("preset, demo", [("demo", True), ("", False), ("base", False)])
 def test_the_demos_recipe_is_for_networks_of_its_preset(preset, demo, tmp_path):
-    write_config(tmp_path, {"settings": {"preset": preset}} if preset else {"model_type": "albert"})
+    write(tmp_path / "config.json", {"settings": {"preset": preset}} if preset else {"model_type": "albert"})
     cfg = albert.Config(**{**albert.PRESETS["demo"], "init": str(tmp_path), "finetune_lr": 7.0})
     table, line = albert.choose_recipe(cfg)
     expected = albert.PRESETS["demo"] if demo else {"finetune_batch": None, "finetune_epochs": None, "eval_every": 0}
@@ -711,7 +703,7 @@ def test_the_demos_recipe_is_for_networks_of_its_preset(preset, demo, tmp_path):
 def test_v2_models_have_a_recipe_of_their_own(tmp_path):
     """Known by their config.json: no dropout, and half the learning rate for RACE, at which they would diverge."""
     for dropout, kept, lr in ((0, [0, 0, 0], 1e-5), (0.1, [0.1, 0.1, 0], 2e-5)):
-        write_config(tmp_path, {"model_type": "albert", "hidden_dropout_prob": dropout})
+        write(tmp_path / "config.json", {"model_type": "albert", "hidden_dropout_prob": dropout})
         table, line = albert.choose_recipe(albert.Config(init=str(tmp_path)))
         found = albert.recipes(albert.Config(), table)
         assert [found[name].dropout for name in ("RACE", "RTE", "CoLA")] == kept

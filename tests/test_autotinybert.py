@@ -21,7 +21,7 @@ from small_runs import SEARCHES
 import autotinybert as atb
 from common import distributed, tasks, weights as common_weights
 from common.cli import UserError
-from common.files import load_file, read_jsonl
+from common.files import load_file, read_json, read_jsonl
 from common.tokenization import WordPieceTokenizer
 from data import hf_models, latency_log
 from tests.claims import autotinybert as claims
@@ -474,10 +474,6 @@ def run_here(argv, capsys=None, status=0):
     return capsys.readouterr().out if capsys else None
 
 
-def json_of(path):
-    return json.loads(path.read_text())
-
-
 def weights_of(folder):
     """The weights of a model that a run has kept."""
     return load_file(folder / "checkpoint.pt")["owned"]["model"]
@@ -535,7 +531,7 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
     second = tmp_path / "second"
     run_here(["--evolve", *flags, "--init", whole, "--speedup", "3", "--winners", "1", "--out", second])
     assert clock["count"] % 5 == 0 and clock["count"] <= 5 * 7
-    assert json_of(second / "best.json")["speedup"] >= 3 and not (second / "superplm").exists()
+    assert read_json(second / "best.json")["speedup"] >= 3 and not (second / "superplm").exists()
     run_here(["--export", tmp_path / "bert", "--init", whole / "superplm"])
     for init, flag, message in ((tmp_path / "bert", "--evolve", "parts of this model were never trained"),
                                 (whole / "model", "--search", "parts of this model were never trained"),
@@ -547,7 +543,7 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
 
 def test_parts_of_a_finished_search_come_from_its_superplm(whole, tmp_path):
     """An architecture that is not the winner's is cut out of the SuperPLM, even where it would fit into the winner."""
-    best = json_of(whole / "best.json")
+    best = read_json(whole / "best.json")
     assert best["speedup"] >= 2 and best["evaluated"] == 6 == len(read_jsonl(whole / "history.jsonl"))
     superplm = atb.LanguageModel(atb.parse_arch("2-24-40-4-24"), 300)
     superplm.load_state_dict(weights_of(whole / "superplm"))
@@ -584,10 +580,10 @@ def test_the_grid_is_that_of_the_paper_and_its_best_setting_stands(flags, whole,
     monkeypatch.setattr(atb, "GRID", [(1e-5, 1), (0.1, 3)])
     run_here(["--finetune", "SST-2,MLM-saved", *flags, "--init", whole, "--grid", "--runs", "2",
               "--out", tmp_path])
-    jobs = {path.stem: json_of(path) for path in (tmp_path / "jobs").glob("*.json")}
+    jobs = {path.stem: read_json(path) for path in (tmp_path / "jobs").glob("*.json")}
     assert jobs.keys() == {"MLM-saved-0", "MLM-saved-1", "SST-2-0-1e-05-1", "SST-2-1-1e-05-1",
                            "SST-2-0-0.1-3", "SST-2-1-0.1-3"}
-    found = json_of(tmp_path / "done.json")["tasks"]
+    found = read_json(tmp_path / "done.json")["tasks"]
     medians = {key: min(job["metrics"]["main"] for job in jobs.values() if job["setting"] == list(key))
                for key in atb.GRID}
     assert found["SST-2"]["median"] == max(medians.values()) == medians[tuple(found["SST-2"]["setting"])]

@@ -341,8 +341,6 @@ def test_split_by_documents(small):
     assert len(dev.ids) == 4 and sorted([*train.ids, *dev.ids]) == list(range(40))
     assert np.array_equal(dev.ids, small.split(0.1)[1].ids) and np.diff(dev.ids).min() >= 9
     assert train.slots(30) + dev.slots(30) == small.slots(30)
-    with pytest.raises(UserError, match="one document cannot be split"):
-        train.split(1.0)[0].split()
 
 
 def test_what_is_held_out_is_a_share_with_a_cap_or_a_number(small, tokenizer, monkeypatch):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from kills import COMMANDS, ROOT, differences
+from kills import COMMANDS, ROOT, differences, undisturbed
 
 
 def groups(words):
@@ -30,8 +30,5 @@ def groups(words):
 def test_two_groups_end_as_one(tmp_path, demo, program, name):
     words = [f"{program}.py", *shlex.split(COMMANDS[program][name])]
     groups([*words, "--out", str(tmp_path / "two")])
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    subprocess.run([*launch, *words, "--out", str(tmp_path / "one")], cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
-                   env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert (tmp_path / "one" / "done.json").exists()
-    assert differences(tmp_path / "one", tmp_path / "two") == []
+    one, _ = undisturbed(program, name, tmp_path, 2)
+    assert differences(one, tmp_path / "two") == []
