@@ -221,9 +221,9 @@ def run_settings(folder, Config, **others):
 def run_all(options, commands, done="done.json"):
     """Run commands of paper files, options.jobs at a time with one thread each; {name: run folder}.
 
-    commands: {name: [file, argument, ...]}; each gets --out options.runs/NAME, and is skipped where that run is
-    finished, which the file `done` says. What a command prints goes to NAME.txt beside its folder. UserError where one
-    fails.
+    commands: {name: [file or module, argument, ...]}; each gets --out options.runs/NAME, and is skipped where that run
+    is finished, which the file `done` says. What a command prints goes to NAME.txt beside its folder. UserError where
+    one fails.
     """
     folders = {name: options.runs / name for name in commands}
 
@@ -231,7 +231,9 @@ def run_all(options, commands, done="done.json"):
         if (folders[name] / done).exists():
             return
         folders[name].parent.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, str(ROOT / commands[name][0]), *map(str, commands[name][1:]), "--out", folders[name]]
+        program, *words = map(str, commands[name])
+        start = [str(ROOT / program)] if program.endswith(".py") else ["-m", program]
+        argv = [sys.executable, *start, *words, "--out", folders[name]]
         began = time.time()
         with open(folders[name].with_name(f"{folders[name].name}.txt"), "a") as log:
             status = subprocess.run(argv, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
