@@ -22,7 +22,7 @@ from common.runs import Checkpoint
 from common.tasks import parse_tasks
 from common.tokenization import load_tokenizer
 from data.inputs import fill_in, open_run
-from tests.claims import pictures, simulation, study
+from tests.claims import pictures, simulation, study, together
 from tests.claims.study import Found, Study, named
 
 
@@ -443,6 +443,8 @@ CLAIMS = {
                       {"samples": 6, "epochs": 0}, picture=pictures.draw_fidelity),
     "simulation": Study(simulation.simulation, "OP-NAS finds better networks than evolution and random search, on "
                         "simulated landscapes", {"repeats": 60, "noise": 0.5, "candidates": ()}),
+    "together": Study(together.together, "What is left of the four papers' ideas at equal time", {"updates": 3000},
+                      ["--ffn", 256]),
     "counts": Study(counts, "Parameters and FLOPs (Tables 2 to 5)"),
     "uniformity": Study(uniformity, "Tokens stay more different from each other than BERT's (Figure 5)",
                         {"samples": 1280}, picture=pictures.draw_uniformity),

@@ -1,0 +1,150 @@
+"""The layers of all four papers in the frame of autobert_zero.py: its study `together`; and as a program (python -m
+tests.claims.together --pretrain --arch NAME, with the flags of autobert_zero.py) the training of one network."""
+import dataclasses
+import json
+import statistics
+
+import torch
+from torch import nn
+
+import albert
+import autobert_zero as abz
+import autotinybert as tiny
+import mformer as mf
+from common.cli import run, start
+from common.distributed import Ranks, launch, prepare_model, seed_everything
+from common.files import read_json, write_atomic
+from common.runs import Checkpoint
+from data.inputs import open_run
+from tests.claims import study
+
+# Primary question, which none of the papers asks: at equal time, which of the four ideas beats BERT's rule? Networks of
+# four layers of width 64, an FFN of 256, four heads: BERT; one ALBERT layer in the place of four; AutoTinyBERT's shape,
+# found by the study `shape` in the time of that BERT; softmax and linear attention in turn, as mFormer's translator
+# begins; what the demo's search of AutoBERT-Zero found with the seed of the run; and the hybrid that a person types.
+# Each has the time of --updates of BERT's updates of 2,048 tokens, measured in turns on one thread: half of them in
+# rows of 16 tokens, half of 64. Then it is tuned on all rows of CoLA (Matthews), MRPC, QNLI and RTE (accuracy), whose
+# mean on dev is judged in pairs of seeds, by the 95% interval. H1: each idea beats BERT; H2: AutoBERT-Zero's network
+# beats the others. Pilot, seed 100: BERT has .788, without short rows some .46. Stopping rule: three seeds, no more.
+SHAPE = tiny.parse_arch("3-84-236-5-80")
+MIXTURE = "layers=4 hidden=64 ffn=256,256,256,256 heads=4,4,4,4 types=softmax,linear,softmax,linear"
+SHORT = 16  # tokens of the rows in the first half
+TASKS = ("CoLA", "MRPC", "QNLI", "RTE")
+
+
+class Placed(nn.Module):
+    """A layer of another file in the frame, run by call: x (B, T, H), mask (B, T) or None -> x."""
+
+    def __init__(self, layer, call):
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x, mask):
+        return self.call(self.layer, x, None if mask is None else mask[:, None, None])
+
+
+def albert_layers(cfg):
+    own = albert.Config(hidden=cfg.hidden, heads=cfg.heads, ffn=cfg.ffn, dropout=cfg.dropout)
+    shared = nn.ModuleList([albert.Attention(own), albert.FeedForward(own)])
+    return [Placed(shared, lambda layer, x, mask: layer[1](layer[0](x, x, mask)))] * cfg.layers
+
+
+def autotinybert_layers(cfg):
+    return [Placed(layer, lambda layer, x, mask: layer(x, mask)) for layer in tiny.Encoder(SHAPE, 1).layers]
+
+
+def mformer_layers(cfg):
+    """With one norm more at the end, since they have theirs in front."""
+    own = mf.Config(head_dim=cfg.hidden // cfg.heads)
+    arch = mf.parse_arch(MIXTURE, own)
+
+    def call(layer, x, mask):
+        T, mask = x.shape[1], mask if mask is None else mask[:, 0, 0]
+        return layer(x, arch, mf.cosines_at(torch.arange(T), T if mask is None else mask.sum(1)), mask)
+    return [*(Placed(mf.Layer(number, arch, own, None), call) for number in range(cfg.layers)),
+            Placed(mf.LayerNorm(cfg.hidden), lambda norm, x, mask: norm(x))]
+
+
+IDEAS = {"ALBERT": albert_layers, "AutoTinyBERT": autotinybert_layers, "mFormer": mformer_layers}
+
+
+def in_frame(Model, cfg, *outputs):
+    """abz.LanguageModel or abz.TaskModel with the layers of --arch: of IDEAS, or what autobert_zero.py takes."""
+    if cfg.arch not in IDEAS:
+        return Model(abz.read_arch(cfg.arch, cfg.layers), cfg, *outputs)
+    width = SHAPE.hidden if cfg.arch == "AutoTinyBERT" else cfg.hidden
+    model = Model((), dataclasses.replace(cfg, hidden=width), *outputs)
+    model.encoder.layers.extend(IDEAS[cfg.arch](cfg))
+    for name, value in model.encoder.layers.named_parameters():  # they begin like the frame's
+        if "bias" in name or value.dim() > 1:
+            nn.init.normal_(value, std=0.0 if "bias" in name else cfg.init_std)
+    return model
+
+
+def halves(cfg):
+    """The two halves of pre-training, of as many tokens an update."""
+    return [dataclasses.replace(cfg, length=length, batch=cfg.batch * cfg.length // length, steps=cfg.steps // 2)
+            for length in (SHORT, cfg.length)]
+
+
+def train(cfg):
+    """Train --arch on masked words, tune it on TASKS, and score both on held-out text and on dev."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        opened, data = open_run(cfg, "pretrain", ranks, "corpus", "glue", tasks=TASKS)
+        if opened.finished:
+            return
+        seed_everything(cfg.seed, "model")
+        model = in_frame(abz.LanguageModel, cfg)
+        for half in halves(cfg):
+            checkpoint = Checkpoint(opened.folder / f"checkpoint-{half.length}.pt", ranks, model=model)
+            abz.train_language_model(model, data, half, ranks, checkpoint)
+        found = abz.evaluate_language_model(model, data, cfg, ranks, batches=64)
+        for name in TASKS:
+            task = abz.open_task(name, cfg, data.tokenizer, abz.recipes(cfg))
+            seed_everything(cfg.seed, "head", name)
+            tuned = in_frame(abz.TaskModel, cfg, task.outputs)
+            tuned.load_state_dict(model.state_dict(), strict=False)
+            found[name] = abz.train_task(tuned, task, cfg, ranks.device)["main"]
+        opened.finish({**found, "parameters": sum(value.numel() for value in model.parameters())})
+
+
+def times_of(archs, cfg):
+    """{--arch: median ms of an update of each half} on one thread."""
+    torch.set_num_threads(1)
+    ranks, calls, batches = Ranks(0, 1, torch.device("cpu")), {}, []
+    for half in halves(cfg):
+        ids = torch.randint(cfg.vocab_size, (half.batch, half.length))
+        places = torch.arange(0, ids.numel(), 7)  # every seventh word is masked
+        batches.append((ids, 0 * ids, None, places, ids.flatten()[places], 0 * ids[:, 0]))
+    for arch in archs:
+        model = in_frame(abz.LanguageModel, dataclasses.replace(cfg, arch=arch))
+        parts = prepare_model(model, ranks, False), abz.make_optimizer(model, cfg.weight_decay)
+        calls[arch] = lambda parts=parts: [abz.update(*parts, iter([batch]), cfg, ranks, 0) for batch in batches]
+    return {arch: statistics.median(times) for arch, times in study.in_turns(calls, 40).items()}
+
+
+def together(options):
+    cfg, path = study.read_flags(abz, options, "pretrain"), options.runs / "ms.json"
+    found = read_json(study.RESULTS / "autobert_zero" / "op_nas.json")["networks"][:options.seeds]
+    arms = [{"BERT": "bert", **dict(zip(IDEAS, IDEAS)), "AutoBERT-Zero": each["OP-NAS"], "hybrid": each["hybrid"]}
+            for each in found]
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(times_of({arch for each in arms for arch in each.values()}, cfg)))
+    ms = read_json(path)
+    steps = {arch: round(options.updates * ms["bert"] / time) for arch, time in ms.items()}
+    folders = study.run_all(options, {f"{arm}-{seed}": [
+        "tests.claims.together", "--pretrain", *options.flags, "--arch", arch, "--steps", steps[arch], "--seed", seed]
+        for seed, each in enumerate(arms) for arm, arch in each.items()})
+    done = {arm: [read_json(folders[f"{arm}-{seed}"] / "done.json") for seed in range(len(arms))] for arm in arms[0]}
+    means = {arm: [100 * statistics.mean(one[name] for name in TASKS) for one in each] for arm, each in done.items()}
+    rows = [[arm, *(study.show_mean([100 * one[name] for one in each]) for name in ("mlm_accuracy", *TASKS)),
+             study.show_mean(means[arm]), each[0]["parameters"]] for arm, each in done.items()]
+    wanted = [(arm, "BERT") for arm in [*arms[0]][1:]] + [("AutoBERT-Zero", arm) for arm in (*IDEAS, "hybrid")]
+    return study.Found(["network", "masked words", *TASKS, "mean", "parameters"], rows, {
+        f"{one} - {two}": study.paired(means, one, two) for one, two in wanted}, n=options.seeds,
+        numbers={"seeds": done, "ms": ms, "updates": steps, "networks": arms})
+
+
+if __name__ == "__main__":
+    run(lambda: start(abz.Config, abz.PRESETS, {**abz.ACTIONS, "pretrain": (train, "a network of the study")}, __doc__))
