@@ -21,12 +21,6 @@ class Claim(NamedTuple):
     needs: str = ""  # what it takes to run it
 
 
-class Question(NamedTuple):
-    text: str  # asked of a claim, and not run
-    command: str
-    hours: float  # of one core, estimated from runs like it
-
-
 SEARCHED = ("Four layers of width 64 on demo data. Each search has the demo's 24 candidates and finalists. Its winner "
             "is trained from scratch as the demo pre-trains, tuned on all rows, and judged on dev rows that no search "
             "has seen. Differences are in pairs of search seeds, as shares of the mean of four tasks. What is typed by "
@@ -96,6 +90,9 @@ AUTOBERT_ZERO = (
                "both from scratch as the demo pre-trains",
           needs="`python -m tests.claims.autobert_zero attention --folders runs/autobert_zero-search-demo`: 0.5 "
                 "core-hours behind the demo's search, estimated"),
+    Claim("pretraining", "Pre-training helps on the demo's tasks", "Sec. 4.1", "our question",
+          needs="`python autobert_zero.py --finetune glue --eval_every 1000 --init runs/pre --out runs/tuned` and "
+                "without `--init`: 1 core-hour, estimated"),
     Claim("glue", "The published network beats BERT of its size", "Table 2",
           "GLUE dev {Table 2: AutoBERT-Zero, GLUE dev} against {Table 2: BERT-base, GLUE dev}. Started from the "
           "super-net it has {Table 2: AutoBERT-Zero*, GLUE dev}, and on test {Table 2: AutoBERT-Zero*, GLUE test}, "
@@ -141,7 +138,7 @@ AUTOBERT_ZERO = (
     Claim("uniformity", "Its tokens stay more different from each other", "Figure 5", "curves, no numbers",
           "uniformity",
           needs="`python -m tests.claims.autobert_zero uniformity --folders runs/bert-0 runs/autobert-zero-0 "
-                "--glue path/to/glue --tasks MRPC --length 64`: 0.1 core-hours behind the networks of claim 13"),
+                "--glue path/to/glue --tasks MRPC --length 64`: 0.1 core-hours behind [these networks](#glue)"),
     Claim("fidelity", "Scores with shared weights rank architectures as full training does", "Figure 8, App. B",
           "a picture of Kendall's correlations, no numbers", "fidelity", "mean", 0.3,
           needs="`python -m tests.claims.autobert_zero fidelity --folders RUN --samples 24 --steps 3000`: 3 "
@@ -183,6 +180,10 @@ AUTOTINYBERT = (
             needs=SHAPE_RUN) for layers, digit, plural in (("three", 3, "s"), ("two", 2, "s"), ("one", 1, ""))),
     Claim("shape-random", "The searched shape beats what a random search of the same size finds", "Sec. 3.5",
           "no number", "shape", ": random", digits=3, size=SHAPE, needs=SHAPE_RUN),
+    Claim("grid", "The searched shape is as good as the best of a grid within the limit, each trained alone",
+          "Sec. 3.5", "our question",
+          needs="`python autotinybert.py --further_train --arch 2-64-256-4-64 --further_steps 4500 --vocab_size 4000 "
+                "--length 48 --corpus path/to/corpus` and so on, some thirty shapes: 3 core-hours, estimated"),
     Claim("speedups", "The searched shapes are as many times as fast as BERT-base", "Tables 1, 4",
           "S1 {Table 4: AutoTinyBERT-S1, speed-up}, S2 {Table 4: AutoTinyBERT-S2, speed-up}, S3 {Table 4: "
           "AutoTinyBERT-S3, speed-up}, S4 {Table 4: AutoTinyBERT-S4, speed-up}, and in another table {Table 1: "
@@ -445,7 +446,7 @@ MFORMER = (
           older="Older code (0e46154) had -0.0028 nats [-0.0064, +0.0007] with three seeds"),
     Claim("importance", "Attention types matter most for the accuracy on images", "Sec. 7", "a picture, no numbers",
           "importance", "accuracy:", needs="`python -m tests.claims.mformer importance --folders runs/ranked`: seconds "
-                                          "behind the search of claim 17",
+                                          "behind [this search](#rankers)",
           older="Older code (9873c82) had the width first and the attention type second"),
     Claim("importance-layers", "The number of layers matters most for efficiency", "Sec. 7", "a picture, no numbers",
           "importance", "efficiency:", needs="the study of the claim before",
@@ -453,7 +454,7 @@ MFORMER = (
     Claim("structure", "cosFormer* wants shallower and thinner networks than Transformer*", "Tables 3, 4, Figures 5, 6",
           "layers of Transformer*, cosFormer*, mFormer: {Table 3: Transformer*, cosFormer*, mFormer: decoder "
           "layers} in the decoder (translation), {Table 4: Transformer*, cosFormer*, mFormer: layers} (images)",
-          needs="the searches of claims 1 and 9; `PUBLISHED` in mformer.py has the paper's lists"),
+          needs="the searches of claim 1 and of [translation](#translation); `PUBLISHED` in mformer.py has the paper's lists"),
     Claim("counts", "The networks for images have the printed parameters and FLOPs", "Tables 4, 5",
           "mFormer {Table 5: CIFAR-10, mformer, parameters} M and {Table 5: CIFAR-10, mformer, FLOPS} G, all "
           "softmax {Table 5: CIFAR-10, mformer-softmax, FLOPS} G", "counts", "printed numbers",
@@ -470,19 +471,3 @@ MFORMER = (
 )
 
 CLAIMS = {"autobert_zero": AUTOBERT_ZERO, "autotinybert": AUTOTINYBERT, "albert": ALBERT, "mformer": MFORMER}
-
-ASKED = {
-    "autobert_zero": (
-        Question("Does pre-training help on the demo's tasks?",
-                 "python autobert_zero.py --finetune glue --eval_every 1000 --init runs/pre --out runs/tuned", 1),),
-    "autotinybert": (
-        Question("The best shape of a grid within the limit, each trained alone (one of some thirty)",
-                 "python autotinybert.py --further_train --arch 2-64-256-4-64 --further_steps 4500 --vocab_size 4000 "
-                 "--length 48 --corpus path/to/corpus", 3),),
-    "albert": (
-        Question("What a small E and sharing cost in sentence order, for each of the networks of claims 6 to 9",
-                 "python albert.py --pretrain --init runs/16 --objective sop", 4),),
-    "mformer": (
-        Question("Other seeds of the three searches, and ten times the updates", "python -m tests.claims.mformer mixed "
-                 "--seeds 6 --steps 8000 --cifar10 path/to/cifar-10-batches-bin", 18),),
-}

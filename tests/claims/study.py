@@ -38,7 +38,7 @@ from common import cli, describe, metrics
 from common.cli import UserError, run
 from common.files import read_json, write_atomic
 from common.runs import environment
-from tests.claims.listed import ASKED, CLAIMS
+from tests.claims.listed import CLAIMS
 from tests.claims.pictures import draw_figure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -375,9 +375,6 @@ def page(paper, results=RESULTS):
     lines += ["", "## Beside the claims"] if rest else []
     for name, record in rest.items():
         lines += ["", f'### {record["claim"]} <a id="{name}"></a>', *show_result(paper, record)]
-    asked = [[question.text, f"`{question.command}`", question.hours] for question in ASKED[paper]]
-    lines += ["", '## Asked, and not run <a id="asked"></a>', "",
-              table(["question", "command", "core-hours, estimated"], asked)]
     hold, wide, other, none = (words.count(word) for word in VERDICTS)
     head = [f"# {paper}.py: what the paper claims, measured", "",
             f"**{len(words)} claims: holds {hold}, open {wide}, opposite {other}, not run {none}.**", "",
