@@ -454,7 +454,8 @@ MFORMER = (
     Claim("structure", "cosFormer* wants shallower and thinner networks than Transformer*", "Tables 3, 4, Figures 5, 6",
           "layers of Transformer*, cosFormer*, mFormer: {Table 3: Transformer*, cosFormer*, mFormer: decoder "
           "layers} in the decoder (translation), {Table 4: Transformer*, cosFormer*, mFormer: layers} (images)",
-          needs="the searches of claim 1 and of [translation](#translation); `PUBLISHED` in mformer.py has the paper's lists"),
+          needs="the searches of claim 1 and of [translation](#translation); `PUBLISHED` in mformer.py has the paper's "
+                "lists"),
     Claim("counts", "The networks for images have the printed parameters and FLOPs", "Tables 4, 5",
           "mFormer {Table 5: CIFAR-10, mformer, parameters} M and {Table 5: CIFAR-10, mformer, FLOPS} G, all "
           "softmax {Table 5: CIFAR-10, mformer-softmax, FLOPS} G", "counts", "printed numbers",
