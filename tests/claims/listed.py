@@ -374,9 +374,10 @@ PERIODS = ("Made-up pictures of 65 tokens, whose rows repeat themselves after 2,
 PERIODS_RUN = "`python -m tests.claims.mformer periods --jobs 2`: 0.7 core-hours"
 TRANSLATED = ("Multi30k, English to German. Three encoder and two decoder layers of width 64, 1,500 updates of 1,024 "
               "tokens; BLEU of 1,000 test sentences, four beams, differences in pairs of seeds. The mixture has a "
-              "linear second encoder layer; a linear decoder is so in both of its attentions")
+              "linear second encoder layer; a linear decoder is so in both of its attentions. A probe: the translation "
+              "of the training sentence with the most words in common has 6.8 BLEU, the source as it stands 0.5")
 TRANSLATED_RUN = ("`python -m tests.claims.mformer translation --train_text path/to/train --valid_text path/to/val "
-                  "--test_text path/to/test_2016_flickr --jobs 2`: 0.9 core-hours")
+                  "--test_text path/to/test_2016_flickr --jobs 2`: 1 core-hour")
 LENGTH = ("One attention of eight heads of 64, one row, CPU time, medians of 5 to 80 turns. Kept: for the backward "
           "pass; peak: of a GPU. Relative: with the paper's relative positions; causal: of a decoder")
 LENGTH_RUN = "`python -m tests.claims.mformer length --cost cpu`: 12 minutes of a core"
@@ -424,8 +425,9 @@ MFORMER = (
           "Table 5, Sec. 4.5", "mFormer {Table 5: WMT'14, mFormer} BLEU, all softmax {Table 5: WMT'14, mFormer (all "
           "Softmax)}, all linear {Table 5: WMT'14, mFormer (all linear)}", "translation", "mixture", digits=1,
           size=TRANSLATED, needs=TRANSLATED_RUN),
-    Claim("lengths", "True lengths in linear attention (D1) translate better than the released code's", "Eq. 3",
-          "our question", "translation", "as released", digits=1, size=TRANSLATED, needs=TRANSLATED_RUN),
+    *(Claim(name, f"True lengths in the {side}'s linear attention (D1) translate better than the released code's",
+            "Eq. 3", "our question", "translation", f"{side} as released", digits=1, size=TRANSLATED,
+            needs=TRANSLATED_RUN) for name, side in (("lengths", "decoder"), ("lengths-encoder", "encoder"))),
     Claim("length", "The time of linear attention grows with the length", "Sec. 1, Figure 3", "no numbers",
           "length", "linear attention's time", size=LENGTH, needs=LENGTH_RUN),
     Claim("length-softmax", "That of softmax attention grows with its square", "Sec. 1, Figure 3", "no numbers",
