@@ -13,7 +13,7 @@ import torch
 
 from common.cli import Stop, UserError
 from common.distributed import Pace, Ranks, ShardSum, prefetch, share_out, shard_range
-from common.files import lock, read_json, release_locks, write_atomic
+from common.files import fingerprints, lock, read_json, release_locks, write_atomic
 from common.runs import Checkpoint, RunFolder
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -122,6 +122,13 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
     assert done == ["a", "b", "c"]  # of the highest cost first
     assert jobs() == [{"name": name} for name in "dcba"]
     assert done == ["a", "b", "c", "c", "d"]
+
+
+def test_fingerprints_are_of_the_content_and_not_of_the_place(tmp_path):
+    for place, middle in ("a.txt", b"x"), ("b.txt", b"x"), ("c.txt", b"y"):
+        (tmp_path / place).write_bytes(b"a" * 250_000 + middle + b"a" * 250_000)
+    one, copy, other = fingerprints([tmp_path]).values()
+    assert one == copy != other
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, f'{{"a": {"9" * 5000}}}', '{"a": "\\ud800"}', "[1]", "", "\x00"])

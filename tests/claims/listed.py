@@ -330,8 +330,7 @@ ALBERT = (
                 "[-23.0, +8.9] for 8 against 4",
           needs="`python -m tests.claims.albert depth --jobs 2`: 0.4 core-hours"),
     Claim("depth-less", "With every doubling of the depth there is less to gain", "Table 11", "as in the claim before",
-          "depth", "less", digits=1, size=GENTLE, needs="the study of the claim before",
-          older="Older code and demo data (8feed9a) had +7.3 points [-8.2, +22.8]"),
+          "depth", "less", digits=1, size=GENTLE, needs="the study of the claim before"),
     Claim("groups", "Smaller groups of shared layers do better", "Sec. 4.5", "no numbers", "groups", digits=1,
           size=f"{GENTLE}. Four layers",
           needs="`python -m tests.claims.albert groups --jobs 2`: 0.5 core-hours"),
@@ -350,8 +349,7 @@ ALBERT = (
                                                                        "--jobs 2`: 0.2 core-hours",
           older="Older code and demo data (8feed9a) had -0.10 [-0.76, +0.57]; one of three networks had not learnt"),
     Claim("layers-last", "The last shared layer still changes its input", "Figure 1", "as in the claim before",
-          "smoothness", "last angle", digits=1, size=GENTLE, needs="the study of the claim before",
-          older="Older code and demo data (8feed9a) had +0.5 degrees [-10.2, +11.2]"),
+          "smoothness", "last angle", digits=1, size=GENTLE, needs="the study of the claim before"),
     Claim("data", "More text helps, but for SQuAD", "Table 7, Figure 2",
           "average {Table 7: with additional data, average} against {Table 7: no additional data, average}",
           needs="two trainings of base, {days: albert | base | pre-training, 64 rows of 512, 2 shards: 512e6} of "
@@ -392,10 +390,9 @@ MFORMER = (
                 "alone"),
     Claim("mixed-twin", "The mixed network is within a point of its softmax twin", "Table 5",
           "CIFAR-10 {Table 5: CIFAR-10, mFormer}% against {Table 5: CIFAR-10, mFormer (all Softmax)}%",
-          "mixed", "mixed, all softmax", -0.01, 3, MIXED, needs="the study of claim 1",
-          older="Older code (5a9df59) had found no mixture"),
+          "mixed", "mixed, all softmax", -0.01, 3, MIXED, needs="the study of claim 1"),
     Claim("mixed-time", "It takes 0.7 of the twin's time or less", "Figure 1", "a picture, no numbers",
-          "mixed", "time", size=MIXED, needs="the study of claim 1", older="Older code (5a9df59) had found no mixture"),
+          "mixed", "time", size=MIXED, needs="the study of claim 1"),
     Claim("mixed-linear", "Its linear twin is two points worse or more", "Table 5",
           "CIFAR-10 {Table 5: CIFAR-10, mFormer (all linear)}% against {Table 5: CIFAR-10, mFormer}%. Transformer* "
           "made linear {Table 5: CIFAR-10, Transformer* (all linear)}%, cosFormer* made softmax {Table 5: CIFAR-10, "
@@ -440,19 +437,16 @@ MFORMER = (
                "their 95% intervals. A mixture has one softmax layer and three linear ones, and stands beside softmax "
                "of its own kind", needs="`python -m tests.claims.mformer networks --cost cpu`: a minute of a core"),
     Claim("rankers", "A ranker orders architectures by their loss", "Sec. 3.1.2", "no numbers", "ranker", "tau", 0.8,
-          needs=RANKED, older="Older code (0e46154) had Kendall's tau of 0.78 ± 0.03 with 400 sub-nets, where 0.8 was "
-                              "asked"),
+          needs=RANKED, older="Older code (0e46154) had a tau of 0.78 ± 0.03 with 400 sub-nets, below the 0.8 asked"),
     Claim("pruning", "Pruning the space helps the search", "Sec. 3.1.2",
           "no numbers; the fastest and slowest {Sec. 3.1.2: fastest and slowest discarded} of the samples are left "
           "out", "ranker", "pruning", digits=4, needs=RANKED,
           older="Older code (0e46154) had -0.0028 nats [-0.0064, +0.0007] with three seeds"),
     Claim("importance", "Attention types matter most for the accuracy on images", "Sec. 7", "a picture, no numbers",
           "importance", "accuracy:", needs="`python -m tests.claims.mformer importance --folders runs/ranked`: seconds "
-                                          "behind [this search](#rankers)",
-          older="Older code (9873c82) had the width first and the attention type second"),
+                                          "behind [this search](#rankers)"),
     Claim("importance-layers", "The number of layers matters most for efficiency", "Sec. 7", "a picture, no numbers",
-          "importance", "efficiency:", needs="the study of the claim before",
-          older="Older code (9873c82) had the number of layers first"),
+          "importance", "efficiency:", needs="the study of the claim before"),
     Claim("structure", "cosFormer* wants shallower and thinner networks than Transformer*", "Tables 3, 4, Figures 5, 6",
           "layers of Transformer*, cosFormer*, mFormer: {Table 3: Transformer*, cosFormer*, mFormer: decoder "
           "layers} in the decoder (translation), {Table 4: Transformer*, cosFormer*, mFormer: layers} (images)",
