@@ -406,7 +406,7 @@ CLAIMS = {
     "simulation": Study(simulation.simulation, "OP-NAS finds better networks than evolution and random search, on "
                         "simulated landscapes", {"repeats": 60, "noise": 0.5, "candidates": ()}),
     "together": Study(together.together, "What is left of the four papers' ideas at equal time", {"updates": 3000},
-                      ["--ffn", 256], pictures.draw_networks),
+                      ["--ffn", 256, "--device", "cpu"], pictures.draw_networks),
     "counts": Study(counts, "Parameters and FLOPs (Tables 2 to 5)"),
     "uniformity": Study(uniformity, "Tokens stay more different from each other than BERT's (Figure 5)",
                         {"samples": 1280}, picture=pictures.draw_uniformity),
