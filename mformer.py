@@ -407,7 +407,7 @@ def linear_read(q, state, total):
 def linear_attention(q, k, v, cosines, mask=None):
     """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D); mask (B, T) is
     True where there is no padding. -> (B, N, T, D)"""
-    # D1: padding stays out of both sums, and M is the true length. The released code takes the padded one, so that the
+    # D1: padding stays out of both sums, and M is the true length. cosFormer's code takes the padded one, so that the
     # output of a sentence depends on its batch. In cross-attention M is the source's length on both sides; a longer
     # target stays at its end. In causal attention M is --length, since a prefix must not know where its sentence ends:
     # at 256, for sentences of 30, no cosine is below 0.984, so that Eq. 3's re-weighting is nearly off there.

@@ -39,7 +39,7 @@ from common import describe, distributed, glue
 from common.distributed import Ranks, prepare_model
 from common.runs import processor
 from data.prepare import make_demo
-from tests.claims.study import in_turns
+from tests.claims import study
 
 CLAIMS = ROOT / "tests" / "claims"
 CPU = torch.device("cpu")
@@ -48,15 +48,6 @@ CPU = torch.device("cpu")
 def this_machine():
     return {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
             "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
-
-
-def row_of(*cells):
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def markdown(head, rows=()):
-    """A table; head: its columns, with bars between them."""
-    return "\n".join([f"| {head} |", "|---" * (head.count("|") + 1) + "|", *(row_of(*row) for row in rows)])
 
 
 # --- peers ---------------------------------------------------------------------------------------
@@ -194,7 +185,7 @@ PEERS = {  # name: (function, shape, rows, tokens, goal of theirs / ours)
 
 
 def peers_table(found):
-    return markdown("step | ours s | theirs s | theirs / ours | lowest to highest | goal | n | load", [
+    return study.table("step | ours s | theirs s | theirs / ours | lowest to highest | goal | n | load".split(" | "), [
         (f"{name}, {row['rows']} x {row['tokens']}", f"{row['ours_s']:.3f}", f"{row['theirs_s']:.3f}",
          f"{row['ratio']:.2f}", f"{row['lowest']:.2f} to {row['highest']:.2f}", PEERS[name][-1], row["n"],
          "{} to {}".format(*row["load"])) for name, row in found["rows"].items()])
@@ -212,7 +203,7 @@ def peers(own):
         torch.manual_seed(0)
         ours, theirs, about = make(shape, rows, tokens)
         load = os.getloadavg()[0]
-        times = in_turns({"ours": ours, "theirs": theirs}, own.rounds, warm_up=1)
+        times = study.in_turns({"ours": ours, "theirs": theirs}, own.rounds, warm_up=1)
         seconds = {side: [each / 1000 for each in turns] for side, turns in times.items()}
         ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["theirs"])]
         found["rows"][name] = {
@@ -339,8 +330,9 @@ def gpu(own):
     card, found = next((known for known in describe.CARDS if known in name), "H100"), []
     make_demo(demo)
     write_vocabulary(Path(to, "vocab.txt"), demo)
-    print(f"{name}, torch {torch.__version__}, in {to}, beside {card}'s peak" + ", small sizes" * own.small, markdown(
-        "command | a second | expected | of the peak | peak GB | --describe | launches | s the host waits"), sep="\n")
+    head = "command, a second, expected, of the peak, peak GB, --describe, launches, s the host waits".split(", ")
+    print(f"{name}, torch {torch.__version__}, in {to}, beside {card}'s peak" + ", small sizes" * own.small,
+          study.table(head, []), sep="\n")
     commands = [f"{line} --dry_run" for line in DRY.split("\n")[1:]]
     commands += [f"{line} {small if own.small else base} --out {{to}}/{number}"
                  for number, (line, base, small) in enumerate(TRAININGS)]
@@ -355,7 +347,7 @@ def gpu(own):
                   flush=True)
             raise
         found[-1] += cells
-        print(row_of(*cells, *[""] * (7 - len(cells))), flush=True)
+        print("", *cells, *[""] * (7 - len(cells)), "", sep=" | ", flush=True)
     shutil.rmtree(to)
     return {"card": name, "rows": found}, f"{name}: all of it ran, in {time.time() - began:.0f} s"
 
@@ -363,7 +355,8 @@ def gpu(own):
 # --- page ----------------------------------------------------------------------------------------
 
 def fits_table(found):
-    return markdown("file | preset | phase | peak | evaluation | largest | largest there | smallest card, GB", [
+    head = "file | preset | phase | peak | evaluation | largest | largest there | smallest card, GB".split(" | ")
+    return study.table(head, [
         (*name.split(" | "), f"{phase['peak'] / 1e9:.1f}", f"{phase['evaluation'] / 1e9:.1f}",
          f"{phase['largest'] / 1e9:.2f}", f"{phase['evaluation_largest'] / 1e9:.2f}", phase["card_gb"] or "none")
         for name, phase in sorted(found.items())])

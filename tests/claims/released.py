@@ -1,5 +1,4 @@
-"""mformer.py with the lengths of its released code in linear attention (D1), which have no flag:
-python -m tests.claims.released, with mformer.py's flags."""
+"""mformer.py, and its flags, with the lengths of cosFormer's released code (D1), for which it has none."""
 import mformer
 from common.cli import run
 
