@@ -40,7 +40,7 @@ AUTOBERT_ZERO = (
     Claim("op-nas", "OP-NAS finds better networks than random search", "Figure 6", "curves, no numbers",
           "op_nas", "OP-NAS - random", digits=3, size=SEARCHED,
           needs="`python -m tests.claims.autobert_zero op_nas --seeds 6 --jobs 2`: 5.6 core-hours"),
-    Claim("op-nas-by-hand", "What OP-NAS finds beats BERT and convolutions", "Table 5",
+    Claim("op-nas-by-hand", "In long rows alone what OP-NAS finds beats BERT and convolutions", "Table 5",
           "mean of nine GLUE numbers: AutoBERT-Zero {Table 5: AutoBERT-Zero, average}, BERT-base {Table 5: BERT-base, "
           "average}, convolution alone {Table 5: Conv-only, average}",
           "op_nas", "OP-NAS - (BERT|convolution)", digits=3, size=SEARCHED, needs="the study of claim 1"),
