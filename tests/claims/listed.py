@@ -281,8 +281,8 @@ ALBERT = (
           "average of the tasks: none {Table 5: None, average}, NSP {Table 5: NSP, average}, SOP {Table 5: SOP, "
           "average}", "order", "on words", -1.0, 1, ORDER, needs=ORDER_RUN),
     Claim("order-novels", "On novels, too, the model of sentence order knows it better", "Table 5",
-          "as in the first claim", "order-many", "SOP model - (control|NSP model) on SOP", digits=1, size=ORDER,
-          needs=NOVELS_RUN),
+          "as in the first claim", "order-many", "SOP model - (control|NSP model) on SOP", digits=1, needs=NOVELS_RUN,
+          size=f"{ORDER}. A probe of twice the width at half the rate, one seed: SOP 50.7, control 51.2"),
     Claim("embedding", "A small E is enough where layers are shared", "Table 3",
           "average for E of 64, 128, 256, 768, shared: {Table 3: all-shared E=64, average}, {Table 3: all-shared "
           "E=128, average}, {Table 3: all-shared E=256, average}, {Table 3: all-shared E=768, average}",
