@@ -24,8 +24,8 @@ MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads: a tokenizer, the corpus cut in a part to train on and a held-out one, tasks {name: Task} and a
-    teacher; None where they are not needed."""
+    """What a run reads: a tokenizer, the corpus cut in a part to train on and a held-out one, and a teacher, each None
+    where it is not needed; and tasks, {name: Task}, of which that of MLM-saved is None."""
     device: torch.device
     tokenizer: object = None
     train: Corpus = None

@@ -60,7 +60,7 @@ def mformer_layers(cfg):
 
     def call(layer, x, mask):
         T, mask = x.shape[1], mask if mask is None else mask[:, 0, 0]
-        return layer(x, arch, mf.cosines_at(torch.arange(T), T if mask is None else mask.sum(1)), mask)
+        return layer(x, arch, mf.cosines_at(torch.arange(T, device=x.device), T if mask is None else mask.sum(1)), mask)
     return [*(Placed(mf.Layer(number, arch, own, None), call) for number in range(cfg.layers)),
             Placed(mf.LayerNorm(cfg.hidden), lambda norm, x, mask: norm(x))]
 
@@ -93,7 +93,7 @@ def train(cfg):
         if opened.finished:
             return
         seed_everything(cfg.seed, "model")
-        model = in_frame(abz.LanguageModel, cfg)
+        model = in_frame(abz.LanguageModel, cfg).to(ranks.device)
         for half in halves(cfg):
             checkpoint = Checkpoint(opened.folder / f"round-{half.length}.pt", ranks, model=model)
             abz.train_language_model(model, data, half, ranks, checkpoint)
