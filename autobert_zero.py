@@ -23,7 +23,7 @@ Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pai
          D25 dropout on n x n softmax · D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere ·
          D29 paths up to 12 · D30 one FFN · D31 diverged: the worst in Eq. 3 · D32 negative metrics: 0 ·
          D33 N_i by occurrence · D34 fixed rounds · D35 delete, rewire by chance · D36 best look by 2,000 rows ·
-         D37 finalists · D38 random attentions by their gain · D39 short rows first
+         D37 finalists · D38 random attentions by their gain · D39 short rows first · D40 warm start
 """
 import ast
 import dataclasses
@@ -84,7 +84,7 @@ class Config:
     batch: int = 160  # sequences an update, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
-    short: float = 0.0  # share of the steps, the first, in four times as many rows, a quarter as long (D39) [0, 1]
+    short: float = 0.0  # share of the steps, the first, in rows a quarter as long, four times as many (D39) [0, 1]
     weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
     accumulate: int = 1  # parts of a batch; in --pretrain, if not given, raised to a multiple of the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
@@ -108,29 +108,31 @@ class Config:
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
-    no_weight_sharing: bool = False  # candidates start from random weights
+    no_weight_sharing: bool = False  # candidates write nothing back to the super-net
+    warm_start: int = 0  # updates of a network by which all begin trained, but for their mixers (D40); 0: none [>= 0]
     finalists: int = 0  # of the best candidates, trained alone and scored again (D37); 0: none, as in the paper [>= 0]
     finalist_steps: int = 0  # updates of a finalist; 0: as many as of a candidate [>= 0]
     given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
     models = "init", "tokenizer"  # flags that name what is read beside the data
-    writes = ("round-*", "by-hand", "finalists", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI",
-              "SQuAD?.?")
+    writes = ("round-*", "warm-start", "by-hand", "finalists", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI",
+              "RTE", "WNLI", "SQuAD?.?")
 
 
 PRESETS = {
     "demo": dict(
-        vocab_size=1000, tasks="MLM,CoLA", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07, length=32,
-        batch=64, lr=2e-3, warmup=0.1, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
-        search=dict(batch=16, lr=4e-3, steps=600, train_rows=1600, finetune_batch=16, population=12, rounds=3,
-                    parents=2, children=2, finalists=2, no_weight_sharing=True),
-        pretrain=dict(length=64, batch=32, steps=3000, save_every=500), finetune=dict(length=64, runs=3, eval_every=0)),
+        vocab_size=1000, tasks="MLM,CoLA,RTE", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07,
+        length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2,
+        finetune_warmup=0.1,
+        search=dict(batch=8, lr=3e-3, steps=500, train_rows=1600, finetune_batch=16, population=8, rounds=3, parents=2,
+                    children=2, finalists=2, finalist_steps=1000, no_weight_sharing=True, warm_start=1500),
+        pretrain=dict(steps=3000, save_every=500), finetune=dict(runs=3, eval_every=0)),
     "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
                   finetune=dict(runs=3)),
     "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096, pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
     "dry_run": dict(steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
-                    population=2, rounds=1, parents=1, children=1, finalists=2, finalist_steps=0),
+                    population=2, rounds=1, parents=1, children=1, finalists=2, finalist_steps=0, warm_start=2),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
@@ -727,6 +729,11 @@ class SuperNet:
                 target[part] = torch.where(done[part], target[part], value)
                 done[part] = True
 
+    def warm_up(self, weights):
+        """Take over the embeddings, FFNs, norms and heads among a network's weights."""
+        self.weights.update({name: value.clone() for name, value in weights.items()
+                             if not re.search(r"layers\.\d+\.(attention|conv)\.", name)})
+
     def state_dict(self):
         return self.weights
 
@@ -1020,17 +1027,34 @@ def by_hand(layers):
             "conv3 | BERT's attention, in turn": parse_arch(" | ".join(both[:layers]))}
 
 
-def score_alone(archs, ranks, folder, tasks, data, cfg):
-    """[evaluate_candidate's result for each architecture], each trained from its first weights for --finalist_steps
-    updates; folder/NUMBER.pt has what it has learnt. D37: a candidate's score depends on the age of the super-net that
-    it started from, and the best of many noisy scores is in part luck; the paper returns that."""
-    own = dataclasses.replace(cfg, steps=cfg.finalist_steps or cfg.steps)
-    untrained = SuperNet(own)
+def train_alone(archs, begun, run, name, tasks, data, cfg):
+    """[evaluate_candidate's result for each architecture], which all begin with the weights of the super-net `begun`;
+    the run's folder NAME has what they have learnt."""
+    folder = run.folder / name
 
-    def evaluate(name):
-        return evaluate_candidate(archs[int(name)], 0, untrained, tasks, data, own, folder / name)
+    def evaluate(number):
+        return evaluate_candidate(archs[int(number)], 0, begun, tasks, data, cfg, folder / number)
 
-    return share_out(ranks, [*map(str, range(len(archs)))], folder, f"{folder.name}, trained alone", evaluate)
+    return share_out(run.ranks, [*map(str, range(len(archs)))], folder, f"{name}, trained alone", evaluate)
+
+
+def first_weights(run, data, cfg):
+    """The super-net with which a search begins. D40: its embeddings, FFNs, norms and heads may be those of a network
+    typed by hand, after --warm_start updates. So few updates show what a mixer is good for, and all candidates begin
+    with weights of the same age; the paper's begin with what those before them have left. Mixers begin random."""
+    begun = SuperNet(cfg)
+    if cfg.warm_start and not cfg.init:
+        *_, arch = by_hand(cfg.layers).values()
+        own = dataclasses.replace(cfg, steps=cfg.warm_start)
+        result, = train_alone([arch], begun, run, "warm-start", {"MLM": None}, data, own)
+        if not result["diverged"]:
+            begun.warm_up(load_file(run.folder / "warm-start" / "0.pt"))
+    return begun
+
+
+def longer(cfg):
+    """The settings with which finalists, and networks typed by hand, are trained."""
+    return dataclasses.replace(cfg, steps=cfg.finalist_steps or cfg.steps)
 
 
 def choose(history, finalists, alone):
@@ -1039,16 +1063,18 @@ def choose(history, finalists, alone):
     return (ranked([{**line, **result} for line, result in zip(finalists, alone)]) or ranked(history))[0]
 
 
-def score_finalists(history, supernet, run, tasks, data, cfg):
-    """(choose's line, [{id, score} of each finalist]). The super-net takes over the weights with which the chosen one
-    has scored, so that best.pt and --init have them."""
-    finalists, folder = ranked(history)[:cfg.finalists], run.folder / "finalists"
+def score_finalists(history, supernet, begun, run, tasks, data, cfg):
+    """(choose's line, [{id, score} of each finalist]). D37: each is trained once more, from the first weights for
+    --finalist_steps updates, since a candidate's score depends on the age of the super-net that it started from, and
+    the best of many noisy scores is in part luck; the paper returns that. The super-net takes over the weights with
+    which the chosen one has scored, so that best.pt and --init have them."""
+    finalists = ranked(history)[:cfg.finalists]
     archs = [parse_arch(line["arch"]) for line in finalists]
-    alone = score_alone(archs, run.ranks, folder, tasks, data, cfg) if finalists else []
+    alone = train_alone(archs, begun, run, "finalists", tasks, data, longer(cfg)) if finalists else []
     best = choose(history, finalists, alone)
     for number, (line, result) in enumerate(zip(finalists, alone)):
         if line["id"] == best["id"] and not result["diverged"]:
-            supernet.write_back([(archs[number], load_file(folder / f"{number}.pt"))])
+            supernet.write_back([(archs[number], load_file(run.folder / "finalists" / f"{number}.pt"))])
     return best, [{"id": line["id"], "score": result["score"]} for line, result in zip(finalists, alone)]
 
 
@@ -1081,9 +1107,12 @@ def search(cfg):
             supernet.write_back([(source[1], begun.state_dict())] if source[1] else [])
         checkpoint, typed = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet), {}
         history = checkpoint.restore().get("history", [])
+        begun = first_weights(run, data, cfg)
+        if not history and not source:
+            supernet.load_state_dict({name: value.clone() for name, value in begun.weights.items()})
         if cfg.finalists:
             known = by_hand(cfg.layers)
-            results = score_alone([*known.values()], ranks, run.folder / "by-hand", tasks, data, cfg)
+            results = train_alone([*known.values()], begun, run, "by-hand", tasks, data, longer(cfg))
             typed = {name: result["score"] for name, result in zip(known, results)}
         begin = history[-1]["round"] + 1 if history else 0
         on_main(ranks, record_round, run, begin - 1, history)
@@ -1110,7 +1139,7 @@ def search(cfg):
             run.log("search", number, candidates=len(history), best=max(line["score"] for line in history))
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        best, finalists = score_finalists(history, supernet, run, tasks, data, cfg)
+        best, finalists = score_finalists(history, supernet, begun, run, tasks, data, cfg)
         checkpoint.save(history=history)
         result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {
             "candidates": len(history), "by_hand": typed, "constants": constants, "finalists": finalists}
@@ -1204,8 +1233,8 @@ def language_batch(data, corpus, cfg, first, rows):
 def parts_of(cfg, ranks, first, step):
     """The settings, the number of the first example and the rows of each part of an update's batch that is this
     process's. D39: a network of attention alone hardly learns from long rows what stands where, so it begins in short
-    ones, as BERT did (90% of its updates, 128 tokens of 512); the paper does not say."""
-    times = 4 if step < round(cfg.short * cfg.steps) else 1
+    ones, as BERT did (90% of its updates, 128 tokens of 512); the paper does not say. None has fewer than 8 tokens."""
+    times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
     own, rows = dataclasses.replace(cfg, length=cfg.length // times), times * cfg.batch // cfg.accumulate
     for shard in shard_range(ranks, cfg.accumulate):
         yield own, times * (first + step * cfg.batch) + shard * rows, rows
@@ -1628,8 +1657,6 @@ def check(cfg, action):
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
-    if cfg.short and cfg.length < 32:
-        raise UserError(f"--short {cfg.short}: takes rows a quarter as long, so --length of 32 or more; not {cfg.length}")
     if action == "search" and not cfg.steps:
         raise UserError("--steps 0: a candidate needs updates")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():

@@ -322,6 +322,10 @@ def test_supernet_gives_and_takes_the_right_slices():
     rows = (supernet.weights[name] - before[name]).abs().sum(1)
     assert (rows[:16] > 0).all() and (rows[16:48] == 0).all() and (rows[48:] > 0).all()
     assert not any("layers.1.conv" in name or "layers.0.attention" in name for name in changed)
+    supernet.warm_up({name: 0 * value for name, value in state.items()})
+    kept = {name for name, value in supernet.weights.items() if value.any() and ".layers." in name}
+    assert kept and all(".conv." in name or ".attention." in name for name in kept)
+    assert supernet.weights[name].any() and not supernet.weights["encoder.words.weight"].any()
 
 
 def test_transforms_do_not_decay():
@@ -467,6 +471,15 @@ def test_next_sentence_pairs():
     elsewhere = labels[:300] == 1
     assert ((second[:300] == 30).all(1) == elsewhere).all() and ((second[:300] == 20).all(1) != elsewhere).all()
     assert (length[:300] == torch.where(elsewhere, 1, 2)).all()
+
+
+def test_short_rows_come_first_and_no_example_twice():
+    cfg, found = dataclasses.replace(TINY, steps=4, batch=8, accumulate=2, length=64, short=0.5), {16: [], 64: []}
+    for rank, step in itertools.product(range(2), range(4)):
+        for own, first, rows in abz.parts_of(cfg, abz.Ranks(rank, 2, torch.device("cpu")), 40, step):
+            assert (own.length, rows) == ((16, 16) if step < 2 else (64, 4))
+            found[own.length] += range(first, first + rows)
+    assert sorted(found[16]) == [*range(160, 224)] and sorted(found[64]) == [*range(56, 72)]
 
 
 def test_a_batch_without_labels_has_a_loss():

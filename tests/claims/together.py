@@ -82,8 +82,8 @@ def in_frame(Model, cfg, *outputs):
 
 
 def halves(cfg):  # of pre-training; their updates have as many tokens
-    return [dataclasses.replace(cfg, length=length, batch=cfg.batch * cfg.length // length, steps=cfg.steps // 2)
-            for length in (16, cfg.length)]
+    return [dataclasses.replace(cfg, length=length, batch=cfg.batch * cfg.length // length, steps=cfg.steps // 2,
+                                short=0.0) for length in (16, cfg.length)]
 
 
 def train(cfg):
@@ -127,7 +127,7 @@ def together(options):
     cfg, path = study.read_flags(abz, options, "pretrain"), options.runs / "ms.json"
     found = read_json(study.RESULTS / "autobert_zero" / "op_nas.json")["networks"][:options.seeds]
     arms = [{"AutoBERT-Zero": each["OP-NAS"], "hybrid": each["hybrid"], **dict(zip(IDEAS, IDEAS)),
-             "convolution": each["convolution only"], "BERT": "bert"} for each in found]
+             "convolution": " | ".join(["conv3"] * 4), "BERT": "bert"} for each in found]
     names = {arch for each in arms for arch in each.values()}
     if not path.exists() or not names <= {*read_json(path)}:
         path.parent.mkdir(parents=True, exist_ok=True)
