@@ -6,7 +6,7 @@ of ten operations on two to four projections of its input. An evolution whose mu
 scored so far (OP-NAS) proposes candidates; a super-net that remembers weights (BIWS) makes each cheap to judge.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
-         torchrun --nproc_per_node=2 autobert_zero.py --search    on demo data, five minutes on two CPU cores
+         torchrun --nproc_per_node=2 autobert_zero.py --search    on demo data, four minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
 Tour:    the map row by row: what a layer can be, how it runs and shares weights, the search. Skip at first
          in_order, the text form, find_softmax_attention, the edits and fine-tuning.
@@ -1057,6 +1057,13 @@ def longer(cfg):
     return dataclasses.replace(cfg, steps=cfg.finalist_steps or cfg.steps)
 
 
+def score_by_hand(begun, run, tasks, data, cfg):
+    """{name: score} of what a person types, where there are finalists to stand beside."""
+    known = by_hand(cfg.layers) if cfg.finalists else {}
+    results = train_alone([*known.values()], begun, run, "by-hand", tasks, data, longer(cfg)) if known else []
+    return {name: result["score"] for name, result in zip(known, results)}
+
+
 def choose(history, finalists, alone):
     """The line of history that a search returns: of the finalists the one that scores best alone, with the scores that
     it has there; without them, or where all of them diverge, the best candidate's (Alg. 1, line 13)."""
@@ -1102,18 +1109,15 @@ def search(cfg):
         tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
         constants = {name: task.constant if task else data.dev.commonest() for name, task in tasks.items()}
         if source:
-            begun = LanguageModel(source[1], cfg) if source[1] else supernet
-            say(ranks, start_from(begun, source))
-            supernet.write_back([(source[1], begun.state_dict())] if source[1] else [])
-        checkpoint, typed = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet), {}
+            loaded = LanguageModel(source[1], cfg) if source[1] else supernet
+            say(ranks, start_from(loaded, source))
+            supernet.write_back([(source[1], loaded.state_dict())] if source[1] else [])
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        begun = first_weights(run, data, cfg)
-        if not history and not source:
-            supernet.load_state_dict({name: value.clone() for name, value in begun.weights.items()})
-        if cfg.finalists:
-            known = by_hand(cfg.layers)
-            results = train_alone([*known.values()], begun, run, "by-hand", tasks, data, longer(cfg))
-            typed = {name: result["score"] for name, result in zip(known, results)}
+        begun = first_weights(run, data, cfg) if cfg.finalists or cfg.warm_start else supernet
+        if cfg.warm_start and not history and not source:
+            supernet.warm_up(begun.weights)
+        typed = score_by_hand(begun, run, tasks, data, cfg)
         begin = history[-1]["round"] + 1 if history else 0
         on_main(ranks, record_round, run, begin - 1, history)
         for number in range(begin, len(sizes)):

@@ -38,8 +38,7 @@ COMMANDS = {  # {program: {name: arguments}}; {name} there is the undisturbed ru
                     "--accumulate 2 --save_every 20 --dev_rows 32 " + TEXT,
         "finetune": "--finetune CoLA,MRPC --init {pretrain} --eval_every 9 --finetune_dropout 0.1 --runs 2 " + TUNE},
     "autobert_zero": {
-        "pretrain": "--pretrain --arch 'conv3 | softmax(scale(Q @ K.T)) @ V' --steps 90 --accumulate 2 " + ZERO + TEXT
-                    + "--short 0.5",
+        "pretrain": "--pretrain --arch 'conv3 | softmax(scale(Q @ K.T)) @ V' --steps 90 --accumulate 2 " + ZERO + TEXT,
         "search": "--search --tasks MLM,CoLA --steps 12 --population 3 --rounds 2 --parents 2 " + ZERO + TEXT + TUNE,
         "finetune": "--finetune CoLA,MRPC --init {pretrain} --eval_every 9 --save_every 3 --runs 2 " + TUNE},
     "autotinybert": {
