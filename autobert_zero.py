@@ -109,9 +109,9 @@ class Config:
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
-    warm_start: int = 0  # updates of a network by which all begin trained, but for their mixers (D40); 0: none [>= 0]
     finalists: int = 0  # of the best candidates, trained alone and scored again (D37); 0: none, as in the paper [>= 0]
-    finalist_steps: int = 0  # updates of a finalist; 0: as many as of a candidate [>= 0]
+    finalist_times: int = 1  # updates of a finalist, in a candidate's --steps [>= 1]
+    warm_times: int = 0  # of a network whose weights but for mixers all begin with (D40), in --steps; 0: none [>= 0]
     given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
     models = "init", "tokenizer"  # flags that name what is read beside the data
@@ -125,14 +125,14 @@ PRESETS = {
         length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2,
         finetune_warmup=0.1,
         search=dict(batch=8, lr=3e-3, steps=500, train_rows=1600, finetune_batch=16, population=8, rounds=3, parents=2,
-                    children=2, finalists=2, finalist_steps=1000, no_weight_sharing=True, warm_start=1500),
+                    children=2, finalists=2, finalist_times=2, no_weight_sharing=True, warm_times=3),
         pretrain=dict(steps=3000, save_every=500), finetune=dict(runs=3, eval_every=0)),
     "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
                   finetune=dict(runs=3)),
     "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096, pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
     "dry_run": dict(steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
-                    population=2, rounds=1, parents=1, children=1, finalists=2, finalist_steps=0, warm_start=2),
+                    population=2, rounds=1, parents=1, children=1, finalists=2, finalist_times=1, warm_times=1),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
@@ -1040,12 +1040,13 @@ def train_alone(archs, begun, run, name, tasks, data, cfg):
 
 def first_weights(run, data, cfg):
     """The super-net with which a search begins. D40: its embeddings, FFNs, norms and heads may be those of a network
-    typed by hand, after --warm_start updates. So few updates show what a mixer is good for, and all candidates begin
-    with weights of the same age; the paper's begin with what those before them have left. Mixers begin random."""
+    typed by hand, after --warm_times x --steps updates. Then a candidate's few updates show what its mixers are good
+    for, which begin random, and all candidates begin with weights of the same age. The paper's begin with what those
+    before them have left."""
     begun = SuperNet(cfg)
-    if cfg.warm_start and not cfg.init:
+    if cfg.warm_times and not cfg.init:
         *_, arch = by_hand(cfg.layers).values()
-        own = dataclasses.replace(cfg, steps=cfg.warm_start)
+        own = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
         result, = train_alone([arch], begun, run, "warm-start", {"MLM": None}, data, own)
         if not result["diverged"]:
             begun.warm_up(load_file(run.folder / "warm-start" / "0.pt"))
@@ -1054,7 +1055,7 @@ def first_weights(run, data, cfg):
 
 def longer(cfg):
     """The settings with which finalists, and networks typed by hand, are trained."""
-    return dataclasses.replace(cfg, steps=cfg.finalist_steps or cfg.steps)
+    return dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps)
 
 
 def score_by_hand(begun, run, tasks, data, cfg):
@@ -1072,9 +1073,9 @@ def choose(history, finalists, alone):
 
 def score_finalists(history, supernet, begun, run, tasks, data, cfg):
     """(choose's line, [{id, score} of each finalist]). D37: each is trained once more, from the first weights for
-    --finalist_steps updates, since a candidate's score depends on the age of the super-net that it started from, and
-    the best of many noisy scores is in part luck; the paper returns that. The super-net takes over the weights with
-    which the chosen one has scored, so that best.pt and --init have them."""
+    --finalist_times x --steps updates, since a candidate's score depends on the age of the super-net that it started
+    from, and the best of many noisy scores is in part luck; the paper returns that. The super-net takes over the
+    weights with which the chosen one has scored, so that best.pt and --init have them."""
     finalists = ranked(history)[:cfg.finalists]
     archs = [parse_arch(line["arch"]) for line in finalists]
     alone = train_alone(archs, begun, run, "finalists", tasks, data, longer(cfg)) if finalists else []
@@ -1114,8 +1115,8 @@ def search(cfg):
             supernet.write_back([(source[1], loaded.state_dict())] if source[1] else [])
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        begun = first_weights(run, data, cfg) if cfg.finalists or cfg.warm_start else supernet
-        if cfg.warm_start and not history and not source:
+        begun = first_weights(run, data, cfg) if cfg.finalists or cfg.warm_times else supernet
+        if cfg.warm_times and not history and not source:
             supernet.warm_up(begun.weights)
         typed = score_by_hand(begun, run, tasks, data, cfg)
         begin = history[-1]["round"] + 1 if history else 0

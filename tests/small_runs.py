@@ -23,7 +23,7 @@ TRAINED = {
 TRAINED = {program: f"{program} {flags} --steps 2 --save_every 1 --device cpu" for program, flags in TRAINED.items()}
 SEARCHES = {
     "autobert_zero": "--corpus {corpus} --tasks MLM --layers 2 --hidden 16 --heads 2 --ffn 16 --batch 4 --steps 4 "
-                     "--population 3 --rounds 1 --parents 2 --children 2 --finalists 1 --finalist_steps 4",
+                     "--population 3 --rounds 1 --parents 2 --children 2 --finalists 1 --finalist_times 1",
     "autotinybert": "--corpus {corpus} --tasks MLM-saved --largest 2-24-40-4-24 --smallest 1-8-8-1-8 --length 24 "
                     "--batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 --eval_every 1 --population 3 "
                     "--generations 2 --winners 2 --latency_archs 24 --latency_rounds 1 --latency_length 16 "

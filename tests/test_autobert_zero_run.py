@@ -203,7 +203,7 @@ def test_claims_run_at_the_smallest_size(searched, ready, tmp_path, name, more, 
 @pytest.mark.slow
 def test_claim_of_the_search(tmp_path):
     """OP-NAS and random search share their initial candidates; the search sees none of the dev rows that judge it."""
-    small = "--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --finalists 1 --finalist_steps 2".split()
+    small = "--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --finalists 1 --finalist_times 1".split()
     found = claimed("autobert_zero", "op_nas", tmp_path, *FEW.split(), *small)
     assert len(found["rows"]) == 4 and set(found["differences"]) == {f"OP-NAS - {row[0]}" for row in found["rows"][1:]}
     scores = {name: [score for score, _ in candidates] for name, candidates in found["searches"][0].items()}
