@@ -23,9 +23,10 @@ Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pai
          D25 dropout on n x n softmax · D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere ·
          D29 paths up to 12 · D30 one FFN · D31 diverged: the worst in Eq. 3 · D32 negative metrics: 0 ·
          D33 N_i by occurrence · D34 fixed rounds · D35 delete, rewire by chance · D36 best look by 2,000 rows ·
-         D37 finalists · D38 random attentions by their gain · D39 short rows first · D40 warm start
+         D37 finalists · D38 random attentions by their gain · D39 short rows · D40 warm start
 """
 import ast
+import copy
 import dataclasses
 import functools
 import itertools
@@ -84,7 +85,7 @@ class Config:
     batch: int = 160  # sequences an update, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
-    short: float = 0.0  # share of the steps, the first, in rows a quarter as long, four times as many (D39) [0, 1]
+    short: float = 0.0  # share of the steps, the first, in short rows: a quarter of --length, four times as many [0, 1]
     weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
     accumulate: int = 1  # parts of a batch; in --pretrain, if not given, raised to a multiple of the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
@@ -110,8 +111,8 @@ class Config:
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # of the best candidates, trained alone and scored again (D37); 0: none, as in the paper [>= 0]
-    finalist_times: int = 1  # updates of a finalist, in a candidate's --steps [>= 1]
-    warm_times: int = 0  # of a network whose weights but for mixers all begin with (D40), in --steps; 0: none [>= 0]
+    finalist_times: int = 1  # a finalist's updates, in a candidate's --steps [>= 1]
+    warm_times: int = 0  # updates of the warm start, in a candidate's --steps (D40); 0: candidates begin random [>= 0]
     given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
     models = "init", "tokenizer"  # flags that name what is read beside the data
@@ -729,9 +730,9 @@ class SuperNet:
                 target[part] = torch.where(done[part], target[part], value)
                 done[part] = True
 
-    def warm_up(self, weights):
-        """Take over the embeddings, FFNs, norms and heads among a network's weights."""
-        self.weights.update({name: value.clone() for name, value in weights.items()
+    def take_rest(self, weights):
+        """Take over a network's weights but for its convolutions and attentions."""
+        self.weights.update({name: value for name, value in weights.items()
                              if not re.search(r"layers\.\d+\.(attention|conv)\.", name)})
 
     def state_dict(self):
@@ -981,7 +982,7 @@ def propose(history, number, cfg):
 
 def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
     """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}; path.pt gets its
-    pre-trained weights. number: of the round, each of which has its own text."""
+    pre-trained weights. number: of the round, each of which has its own text; what is trained again has that of 0."""
     began, alone = time.perf_counter(), Ranks(0, 1, data.device)
     model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
     supernet.fetch(model)  # Alg. 1, line 8
@@ -1020,48 +1021,52 @@ def record_round(run, number, history):
     shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
 
+HYBRID = "conv3 | BERT's attention, in turn"
+
+
 def by_hand(layers):
     """{name: architecture} of what a person types in ten seconds, and a search has to beat."""
     both = ("conv3", BERT_ATTENTION) * layers
     return {"BERT": parse_arch(" | ".join([BERT_ATTENTION] * layers)), "convolutions": (3,) * layers,
-            "conv3 | BERT's attention, in turn": parse_arch(" | ".join(both[:layers]))}
+            HYBRID: parse_arch(" | ".join(both[:layers]))}
 
 
-def train_alone(archs, begun, run, name, tasks, data, cfg):
-    """[evaluate_candidate's result for each architecture], which all begin with the weights of the super-net `begun`;
-    the run's folder NAME has what they have learnt."""
-    folder = run.folder / name
+def train_again(archs, first, times, run, name, tasks, data, cfg):
+    """[evaluate_candidate's result for each architecture], trained for `times` a candidate's updates from the weights
+    of the super-net `first`; the run's folder NAME has what they have learnt."""
+    folder, own = run.folder / name, dataclasses.replace(cfg, steps=times * cfg.steps)
 
     def evaluate(number):
-        return evaluate_candidate(archs[int(number)], 0, begun, tasks, data, cfg, folder / number)
+        return evaluate_candidate(archs[int(number)], 0, first, tasks, data, own, folder / number)
 
-    return share_out(run.ranks, [*map(str, range(len(archs)))], folder, f"{name}, trained alone", evaluate)
-
-
-def first_weights(run, data, cfg):
-    """The super-net with which a search begins. D40: its embeddings, FFNs, norms and heads may be those of a network
-    typed by hand, after --warm_times x --steps updates. Then a candidate's few updates show what its mixers are good
-    for, which begin random, and all candidates begin with weights of the same age. The paper's begin with what those
-    before them have left."""
-    begun = SuperNet(cfg)
-    if cfg.warm_times and not cfg.init:
-        *_, arch = by_hand(cfg.layers).values()
-        own = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
-        result, = train_alone([arch], begun, run, "warm-start", {"MLM": None}, data, own)
-        if not result["diverged"]:
-            begun.warm_up(load_file(run.folder / "warm-start" / "0.pt"))
-    return begun
+    return share_out(run.ranks, [*map(str, range(len(archs)))], folder, name, evaluate)
 
 
-def longer(cfg):
-    """The settings with which finalists, and networks typed by hand, are trained."""
-    return dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps)
+def first_super_net(source, run, data, cfg):
+    """The super-net with whose weights a search begins: random ones, or those of --init. D40: or the embeddings, FFNs,
+    norms and heads of a network typed by hand, the one that learns soonest, after --warm_times x --steps updates; its
+    convolutions and attentions stay random. Then a candidate's few updates show what its mixers are good for, and
+    without sharing all candidates begin with weights of the same age. In the paper all begin random."""
+    first = SuperNet(cfg)
+    if source:
+        model = LanguageModel(source[1], cfg) if source[1] else first
+        say(run.ranks, start_from(model, source))
+        first.write_back([(source[1], model.state_dict())] if source[1] else [])
+    elif cfg.warm_times:
+        archs = [by_hand(cfg.layers)[HYBRID]]
+        result, = train_again(archs, first, cfg.warm_times, run, "warm-start", {"MLM": None}, data, cfg)
+        if result["diverged"]:
+            raise UserError(f"{run.folder}: the warm start failed ({result['diverged']}); lower --lr, --restart")
+        first.take_rest(load_file(run.folder / "warm-start" / "0.pt"))
+    return first
 
 
-def score_by_hand(begun, run, tasks, data, cfg):
+def score_by_hand(first, run, tasks, data, cfg):
     """{name: score} of what a person types, where there are finalists to stand beside."""
-    known = by_hand(cfg.layers) if cfg.finalists else {}
-    results = train_alone([*known.values()], begun, run, "by-hand", tasks, data, longer(cfg)) if known else []
+    if not cfg.finalists:
+        return {}
+    known = by_hand(cfg.layers)
+    results = train_again([*known.values()], first, cfg.finalist_times, run, "by-hand", tasks, data, cfg)
     return {name: result["score"] for name, result in zip(known, results)}
 
 
@@ -1071,14 +1076,14 @@ def choose(history, finalists, alone):
     return (ranked([{**line, **result} for line, result in zip(finalists, alone)]) or ranked(history))[0]
 
 
-def score_finalists(history, supernet, begun, run, tasks, data, cfg):
-    """(choose's line, [{id, score} of each finalist]). D37: each is trained once more, from the first weights for
+def score_finalists(history, supernet, first, run, tasks, data, cfg):
+    """(choose's line, [{id, score} of each finalist]). D37: each is trained once more, from the super-net `first` for
     --finalist_times x --steps updates, since a candidate's score depends on the age of the super-net that it started
     from, and the best of many noisy scores is in part luck; the paper returns that. The super-net takes over the
     weights with which the chosen one has scored, so that best.pt and --init have them."""
     finalists = ranked(history)[:cfg.finalists]
     archs = [parse_arch(line["arch"]) for line in finalists]
-    alone = train_alone(archs, begun, run, "finalists", tasks, data, longer(cfg)) if finalists else []
+    alone = train_again(archs, first, cfg.finalist_times, run, "finalists", tasks, data, cfg) if finalists else []
     best = choose(history, finalists, alone)
     for number, (line, result) in enumerate(zip(finalists, alone)):
         if line["id"] == best["id"] and not result["diverged"]:
@@ -1107,18 +1112,13 @@ def search(cfg):
         if run.finished:
             return show_best(run, cfg)
         run.settle(cfg)
-        tasks, supernet, sizes = open_proxies(cfg, data), SuperNet(cfg), round_sizes(cfg)
+        tasks, sizes = open_proxies(cfg, data), round_sizes(cfg)
         constants = {name: task.constant if task else data.dev.commonest() for name, task in tasks.items()}
-        if source:
-            loaded = LanguageModel(source[1], cfg) if source[1] else supernet
-            say(ranks, start_from(loaded, source))
-            supernet.write_back([(source[1], loaded.state_dict())] if source[1] else [])
+        first = first_super_net(source, run, data, cfg)
+        supernet = copy.deepcopy(first) if cfg.finalists else first
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        begun = first_weights(run, data, cfg) if cfg.finalists or cfg.warm_times else supernet
-        if cfg.warm_times and not history and not source:
-            supernet.warm_up(begun.weights)
-        typed = score_by_hand(begun, run, tasks, data, cfg)
+        typed = score_by_hand(first, run, tasks, data, cfg)
         begin = history[-1]["round"] + 1 if history else 0
         on_main(ranks, record_round, run, begin - 1, history)
         for number in range(begin, len(sizes)):
@@ -1144,7 +1144,7 @@ def search(cfg):
             run.log("search", number, candidates=len(history), best=max(line["score"] for line in history))
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        best, finalists = score_finalists(history, supernet, begun, run, tasks, data, cfg)
+        best, finalists = score_finalists(history, supernet, first, run, tasks, data, cfg)
         checkpoint.save(history=history)
         result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {
             "candidates": len(history), "by_hand": typed, "constants": constants, "finalists": finalists}
@@ -1238,7 +1238,7 @@ def language_batch(data, corpus, cfg, first, rows):
 def parts_of(cfg, ranks, first, step):
     """The settings, the number of the first example and the rows of each part of an update's batch that is this
     process's. D39: a network of attention alone hardly learns from long rows what stands where, so it begins in short
-    ones, as BERT did (90% of its updates, 128 tokens of 512); the paper does not say. None has fewer than 8 tokens."""
+    ones, of 8 tokens or more. BERT had 128 of 512 in 90% of its updates, for speed; this paper has 128 throughout."""
     times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
     own, rows = dataclasses.replace(cfg, length=cfg.length // times), times * cfg.batch // cfg.accumulate
     for shard in shard_range(ranks, cfg.accumulate):
@@ -1662,6 +1662,8 @@ def check(cfg, action):
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
+    if cfg.init and cfg.warm_times and "warm_times" in cfg.given:
+        raise UserError(f"--warm_times {cfg.warm_times}: --init is what the search begins with; leave one out")
     if action == "search" and not cfg.steps:
         raise UserError("--steps 0: a candidate needs updates")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():

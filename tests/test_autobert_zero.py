@@ -322,7 +322,7 @@ def test_supernet_gives_and_takes_the_right_slices():
     rows = (supernet.weights[name] - before[name]).abs().sum(1)
     assert (rows[:16] > 0).all() and (rows[16:48] == 0).all() and (rows[48:] > 0).all()
     assert not any("layers.1.conv" in name or "layers.0.attention" in name for name in changed)
-    supernet.warm_up({name: 0 * value for name, value in state.items()})
+    supernet.take_rest({name: 0 * value for name, value in state.items()})
     kept = {name for name, value in supernet.weights.items() if value.any() and ".layers." in name}
     assert kept and all(".conv." in name or ".attention." in name for name in kept)
     assert supernet.weights[name].any() and not supernet.weights["encoder.words.weight"].any()

@@ -77,8 +77,10 @@ def test_the_next_command_of_a_search_trains_what_it_found_on_its_text(searched,
 
 
 def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
-    with pytest.raises(UserError, match="every candidate diverged"):
-        abz.main(arguments(ready, "--search", tmp_path, "--lr", "1e30", "--finalists", "0"))
+    for flags, words in (["--warm_times", "1"], "the warm start failed"), (
+            ["--warm_times", "0", "--restart"], "every candidate diverged"):
+        with pytest.raises(UserError, match=words):
+            abz.main(arguments(ready, "--search", tmp_path, "--lr", "1e30", "--finalists", "0", *flags))
     assert all(line["diverged"] and line["score"] == 0 for line in read_jsonl(tmp_path / "history.jsonl"))
 
 

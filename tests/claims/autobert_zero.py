@@ -165,7 +165,7 @@ def uniformity(options):
 
 
 BLOCK = "softmax(scale(Q @ K.T)) @ V"
-ARMS = {"hybrid": f"conv3 | {BLOCK} | conv3 | {BLOCK}", "convolution only": " | ".join(["conv3"] * 4), "BERT": "bert"}
+ARMS = {"hybrid": f"conv3 | {BLOCK} | conv3 | {BLOCK}", "BERT": "bert"}
 PAIRS = ("CoLA", "MRPC", "QNLI", "RTE")
 
 
@@ -194,13 +194,15 @@ def gaps_of(each, pairs):
     return {f"{one} - {other}": study.paired(means, one, other) for one, other in pairs}
 
 
-# Primary question (b2): is the score in a search worth following? Hypothesis: Kendall's tau between it and the mean of
-# PAIRS of the same architecture, trained alone as the demo's second command does it, is above 0.3 by the 95% bootstrap
-# interval over architectures. --samples candidates of a search, spread by score, one training seed. The search is one of
-# the study op_nas, which has not seen the dev rows. Stopping rule: these architectures, whatever comes out.
+# Primary question (b2): is the score in a search worth following? Hypothesis: Kendall's tau is above 0.3 between it and
+# the mean of PAIRS of the same networks, each trained from scratch by --pretrain --arch with seed 0, by the 95%
+# bootstrap interval over the networks. --samples candidates of a search of the study op_nas, whose score has not seen PAIRS' dev
+# rows, spread by score; those that diverged are left out. Stopping rule: these networks, whatever comes out.
 def fidelity(options):
     folder, = named(options, one=True)
     history, settings = abz.ranked(read_history(folder)), read_json(folder / "config.json")["settings"]
+    if not history:
+        raise UserError(f"{folder}: every candidate diverged")
     options.flags = [word for name in abz.SHAPE for word in (f"--{name}", settings[name])] + options.flags
     count = min(options.samples, len(history))
     lines = [history[index * (len(history) - 1) // max(count - 1, 1)] for index in range(count)]
@@ -208,27 +210,26 @@ def fidelity(options):
     rows = [[line["id"], line["score"], *scores.values()] for line, scores in zip(lines, found.values())]
     tau = study.bootstrap(study.kendall, *([row[column] for row in rows] for column in (1, -1)))
     return Found(["id", "score in the search", "masked words: loss", "masked words", *PAIRS, "mean of four"], rows,
-                 {"Kendall's tau": tau}, n=count)
+                 {"Kendall's tau": tau}, n=count, numbers={"networks": {line["id"]: line["arch"] for line in lines}})
 
 
 # Primary question (b1): does OP-NAS find better networks than random search, at equal cost? Hypotheses: trained alone,
 # its winners beat random search's, BERT, and a hybrid that a person types, in the mean of CoLA (Matthews) and MRPC,
-# QNLI, RTE (accuracy); and in each seed they have 0.80. A difference holds where the 95% interval of its paired
-# differences over the search seeds lies above 0. Settings: the demo's search, of which random search has the sampler,
-# the number of candidates, the warm start and the finalists too. Its dev rows are cut from the tasks' training rows
-# (hold_out), so that no search sees the official dev rows, which judge the winners. Each network is trained from
-# scratch as the demo's second command does it, half of the updates in short rows, one training seed for each search
-# seed, and tuned on all training rows. Pilots: eight networks of older searches and of the sampler were trained in full
-# so and scored in nine ways. The demo's score had the best three before the others, but those that learn late, BERT and
-# a network of two attentions, too far behind. Of a search with seed 100, finalists that began without the warm start
-# had the best two the wrong way round. Stopping rule: four search seeds from FIRST on, whatever comes out; searches 0
-# to 5 of older settings gave networks to the pilots. Evolution is not run.
+# QNLI, RTE (accuracy); and each has 0.80, a goal that we set before. A difference holds where the 95% interval of its
+# paired differences over the search seeds lies above 0. Settings: the demo's search, of which random search has the
+# sampler, the number of candidates, the warm start and the finalists too. Its dev rows are cut from the tasks' training
+# rows (hold_out), so that no search sees the official dev rows, which judge the winners. Each network is trained from
+# scratch by --pretrain --arch, with the seed of its search, and tuned on all training rows. Pilots: eight networks of
+# older searches and of the sampler were trained in full with seeds 0 to 2, judged by these dev rows, and scored in nine
+# ways. The demo's score had the best three before the others, but BERT and a network of two attentions, which learn
+# late, too far behind. In a search with seed 100, finalists that began without the warm start had the best two the
+# wrong way round. Stopping rule: four search seeds from FIRST on, whatever comes out; searches 0 to 5 of older settings
+# gave networks to the pilots. The intervals will be wide. Evolution is not run.
 FIRST = 6
 PROGRAM = ["autobert_zero.py", "--search"]
 SEARCHES = {  # name of a search, for --against: (in the table, its command)
     "op-nas": ("OP-NAS", PROGRAM), "random": ("random search", [*PROGRAM, "--strategy", "random"]),
     "evolution": ("evolution", [*PROGRAM, "--strategy", "evolution"])}
-BESIDE = ("hybrid", "BERT")
 HELD_OUT = 600  # rows, as many as dev has
 
 
@@ -259,7 +260,7 @@ def winners(options, searches):
     for seed in seeds:
         found = {SEARCHES[name][0]: folders[f"search-{name}-{seed}"] for name in searches}
         best = {name: read_json(folder / "best.json") for name, folder in found.items()}
-        arms.append({name: each["arch"] for name, each in best.items()} | {name: ARMS[name] for name in BESIDE})
+        arms.append({name: each["arch"] for name, each in best.items()} | ARMS)
         ahead.append(best["OP-NAS"]["score"] - [*best["OP-NAS"]["by_hand"].values()][-1])
         curves.append({name: [(line["score"], line["seconds"]) for line in read_history(folder)]
                        for name, folder in found.items()})
@@ -276,16 +277,19 @@ def op_nas(options):
     each = []
     for seed, networks in enumerate(arms):
         names = {arch: name for name, arch in reversed(networks.items())}  # what two found is trained once
-        found = pretrain_and_tune(options, seed, {name: arch for arch, name in names.items()}, options.updates)
+        found = pretrain_and_tune(options, FIRST + seed, {name: arch for arch, name in names.items()}, options.updates)
         each.append({name: found[names[arch]] for name, arch in networks.items()})
     rows = [[arm] + [study.show_mean([seed[arm][key] for seed in each]) for key in ("loss", *PAIRS, "mean")]
             for arm in each[0]]
     gaps = gaps_of(each, [("OP-NAS", other) for other in each[0] if other != "OP-NAS"])
-    says = f"By their searches' scores OP-NAS's winners less the hybrid: {', '.join(f'{lead:+.3f}' for lead in ahead)}"
+    says = ("By their searches' scores, in which the hybrid has FFNs that were trained with its own mixers, OP-NAS's "
+            f"winners less the hybrid: {', '.join(f'{lead:+.3f}' for lead in ahead)}")
     rival = SEARCHES[options.against][0]
     if equal := sum(networks["OP-NAS"] == networks[rival] for networks in arms):
         says += f". In {equal} of {len(arms)} seeds both searches found the same network"
+    least = min(seed["OP-NAS"]["mean"] for seed in each)
     return Found(["network", "masked words: loss", *PAIRS, "mean of four"], rows, gaps, n=len(each), says=says,
+                 facts={f"goal: 0.80 for each of OP-NAS's winners; the least has {least:.3f}": least >= 0.8},
                  numbers={"seeds": each, "networks": arms, "searches": curves})
 
 
