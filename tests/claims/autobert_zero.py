@@ -196,8 +196,8 @@ def gaps_of(each, pairs):
 
 # Primary question (b2): is the score in a search worth following? Hypothesis: Kendall's tau is above 0.3 between it and
 # the mean of PAIRS of the same networks, each trained from scratch by --pretrain --arch with seed 0, by the 95%
-# bootstrap interval over the networks. --samples candidates of a search of the study op_nas, whose score has not seen PAIRS' dev
-# rows, spread by score; those that diverged are left out. Stopping rule: these networks, whatever comes out.
+# bootstrap interval over the networks. --samples candidates of a search of the study op_nas, whose score has not seen
+# PAIRS' dev rows, spread by score; those that diverged are left out. Stopping rule: these networks, whatever comes out.
 def fidelity(options):
     folder, = named(options, one=True)
     history, settings = abz.ranked(read_history(folder)), read_json(folder / "config.json")["settings"]
