@@ -287,6 +287,12 @@ def op_nas(options):
     rival = SEARCHES.get(options.against, [""])[0]
     if equal := sum(networks["OP-NAS"] == networks.get(rival) for networks in arms):
         says += f". In {equal} of {len(arms)} seeds both searches found the same network"
+    initial = read_flags(options, "search").population
+    for name in curves[0]:
+        later = [[score for score, _ in search[name][initial:]] for search in curves]
+        mean, best = (statistics.mean(map(of, later)) for of in (statistics.mean, max))
+        says += (f". After the first {initial} candidates those of {name} score {mean:.3f} in the mean, the best of a "
+                 f"search {best:.3f}")
     least = min(seed["OP-NAS"]["mean"] for seed in each)
     return Found(["network", "masked words: loss", *PAIRS, "mean of four"], rows, gaps, n=len(each), says=says,
                  facts={f"goal: 0.80 for each of OP-NAS's winners; the least has {least:.3f}": least >= 0.8},
