@@ -307,11 +307,11 @@ def op_nas(options):
 LONG = ["--population", 16, "--rounds", 5, "--parents", 4, "--children", 2, "--finalists", 4, "--finalist_times", 3]
 
 
-# Primary question (c): does the attention in the network that the demo's search found earn its place? Hypothesis: the
-# network beats itself with convolutions in the place of its attentions (/conv-only), in the mean of CoLA (Matthews) and
-# MRPC, QNLI, RTE (accuracy), each trained from scratch as the demo's second command does it. It holds where the 95%
-# interval of the paired differences over the seeds lies above 0. Stopping rule: three seeds, whatever comes out. About
-# 25 core-minutes.
+# Primary question (c): does the attention in a network that the demo's search found earn its place? Hypothesis: the
+# network, the best of (b1)'s four, beats itself with convolutions in the place of its attentions (/conv-only), in the
+# mean of CoLA (Matthews) and MRPC, QNLI, RTE (accuracy), each trained from scratch by --pretrain --arch. It holds where
+# the 95% interval of the paired differences over the seeds lies above 0. Stopping rule: three training seeds, 0 to 2,
+# whatever comes out. About 25 core-minutes.
 def attention(options):
     folder, = named(options, one=True)
     best, history = read_json(folder / "best.json")["arch"], read_history(folder)
