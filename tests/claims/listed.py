@@ -93,8 +93,8 @@ AUTOBERT_ZERO = (
           "the published network with its attentions replaced by convolutions: {Table 5: Conv-only, average} "
           "against {Table 5: AutoBERT-Zero, average}", "attention", digits=3,
           size="The best of the four networks that OP-NAS found in claim 1, of search seed 8, and itself with "
-               "convolutions in the place of its attentions, both from scratch as the demo pre-trains, with other seeds "
-               "than it was chosen by",
+               "convolutions in the place of its attentions, both from scratch as the demo pre-trains, with other "
+               "seeds than it was chosen by",
           needs="`python -m tests.claims.autobert_zero attention --folders RUN`: 0.4 core-hours behind a search"),
     Claim("pretraining", "Pre-training helps on the demo's tasks", "Sec. 4.1", "our question",
           needs="`python autobert_zero.py --finetune glue --eval_every 1000 --init runs/pre --out runs/tuned` and "
