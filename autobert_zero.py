@@ -6,7 +6,7 @@ of ten operations on two to four projections of its input. An evolution whose mu
 scored so far (OP-NAS) proposes candidates; a super-net that remembers weights (BIWS) makes each cheap to judge.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
-         torchrun --nproc_per_node=2 autobert_zero.py --search    on demo data, four minutes on two CPU cores
+         torchrun --nproc_per_node=2 autobert_zero.py --search    on demo data, five minutes on two CPU cores
          torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
 Tour:    the map row by row: what a layer can be, how it runs and shares weights, the search. Skip at first
          in_order, the text form, find_softmax_attention, the edits and fine-tuning.
@@ -112,7 +112,7 @@ class Config:
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # of the best candidates, trained alone and scored again (D37); 0: none, as in the paper [>= 0]
     finalist_times: int = 1  # a finalist's updates, in a candidate's --steps [>= 1]
-    warm_times: int = 0  # updates of the warm start, in a candidate's --steps (D40); 0: candidates begin random [>= 0]
+    warm_times: int = 0  # updates of the warm start, in a candidate's --steps (D40); 0: no warm start [>= 0]
     given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
     models = "init", "tokenizer"  # flags that name what is read beside the data

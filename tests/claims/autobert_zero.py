@@ -220,9 +220,9 @@ def fidelity(options):
 # sampler, the number of candidates, the warm start and the finalists too. Its dev rows are cut from the tasks' training
 # rows (hold_out), so that no search sees the official dev rows, which judge the winners. Each network is trained from
 # scratch by --pretrain --arch, with the seed of its search, and tuned on all training rows. Pilots: eight networks of
-# older searches and of the sampler were trained in full with seeds 0 to 2, judged by these dev rows, and scored in nine
-# ways. The demo's score had the best three before the others, but BERT and a network of two attentions, which learn
-# late, too far behind. In a search with seed 100, finalists that began without the warm start had the best two the
+# older searches and of the sampler were trained in full with seeds 0 to 2, judged by these dev rows, and most of them
+# scored in nine ways. The chosen way had the hybrid and the best of those networks first, but BERT, which learns late,
+# far behind. In a search with seed 100, finalists that began without the warm start had the best two the
 # wrong way round. Stopping rule: four search seeds from FIRST on, whatever comes out; searches 0 to 5 of older settings
 # gave networks to the pilots. The intervals will be wide. Evolution is not run.
 FIRST = 6
@@ -247,7 +247,7 @@ def hold_out(source, folder):
 
 def winners(options, searches):
     """[{arm: architecture}] of each search seed: the winners of the searches, and networks made by hand; [{search:
-    (score, seconds) of its candidates}]; and by how much OP-NAS's are ahead of the hybrid, both trained alone in their
+    (score, seconds) of its candidates}]; and by how much OP-NAS's are ahead of the hybrid, both trained again in their
     search."""
     cfg = read_flags(options, "search")
     with launch("cpu") as ranks:
