@@ -56,10 +56,10 @@ AUTOBERT_ZERO = (
           "our question: it names no network that was typed by hand", "op_nas_long", "OP-NAS - hybrid", digits=3,
           size=SEARCHED.replace("20 candidates", "56 candidates").replace(
               "OP-NAS and random search share the first eight. ", ""),
-          needs="`python -m tests.claims.autobert_zero op_nas_long --seeds 2 --jobs 2`: 1 core-hour, estimated"),
+          needs="`python -m tests.claims.autobert_zero op_nas_long --seeds 2 --jobs 2`: 0.9 core-hours, estimated"),
     Claim("op-nas-evolution", "OP-NAS finds better networks than an evolution with uniform mutations", "Figure 6",
           "curves, no numbers", "op_nas-evolution", "OP-NAS - evolution", digits=3, size=SEARCHED,
-          needs="`python -m tests.claims.autobert_zero op_nas --against evolution --seeds 4 --jobs 2`: 2 core-hours, "
+          needs="`python -m tests.claims.autobert_zero op_nas --against evolution --seeds 4 --jobs 2`: 1.5 core-hours, "
                 "estimated"),
     Claim("together", "At equal time the network that a search found beats BERT's rule", "Table 5",
           "mean of nine GLUE numbers: {Table 5: AutoBERT-Zero, average} against {Table 5: BERT-base, average}",
@@ -148,9 +148,8 @@ AUTOBERT_ZERO = (
                 "--glue path/to/glue --tasks MRPC --length 64`: 0.1 core-hours behind [these networks](#glue)"),
     Claim("fidelity", "A search's scores rank architectures as full training does", "Figure 8, App. B",
           "a picture of Kendall's correlations, no numbers", "fidelity", least=0.3,
-          size="Candidates of a search of the demo, without shared weights and after a warm start; one training seed",
-          needs="`python -m tests.claims.autobert_zero fidelity --folders RUN --samples 20 --jobs 2`: 1.1 core-hours, "
-                "estimated"),
+          size="Candidates of a search of 56, without shared weights and after a warm start; one training seed",
+          needs="`python -m tests.claims.autobert_zero fidelity --folders RUN --jobs 2`: 1.4 core-hours, estimated"),
     Claim("sharing", "Shared weights save most of a candidate's training", "Sec. 3.2, 4.1",
           "{Sec. 3.2: evaluation cost saved by BIWS}% of a candidate's cost, so {Sec. 4.1: cost of the search} "
           "V100 hours in place of {Sec. 4.1: cost of evolution without BIWS}",
