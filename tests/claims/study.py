@@ -331,7 +331,7 @@ def judge(claim, record):
 
 
 def show_claim(paper, number, claim, record, shown):
-    """The lines of a claim on its page. shown: {study: the number of the claim under which its table stands}."""
+    """The lines of a claim on its page. shown: {study or size: the claim under which its table or text stands}."""
     word, found = judge(claim, record)
     beyond = f", where more than {claim.least:g} is asked" if claim.least else ""
     said = "; ".join(show_gap(what, gap, claim.digits) for what, gap in found.items()) + beyond
@@ -340,11 +340,12 @@ def show_claim(paper, number, claim, record, shown):
              f"**{capital(word)}.** {capital(said) + count + '.' if found else sentence(claim.older)}".rstrip(), "",
              f"The paper ({claim.where}): {sentence(fill(claim.paper, paper))}"]
     if found:
-        lines += ["", f"Size: {sentence(claim.size)}"] if claim.size else []
+        size = "As under [claim {}](#{}).".format(*shown[claim.size]) if claim.size in shown else sentence(claim.size)
+        lines += ["", f"Size: {size}"] if claim.size else []
         if claim.study in shown:
             lines += ["", f"The table stands under [claim {shown[claim.study][0]}](#{shown[claim.study][1]})."]
         else:
-            shown[claim.study] = number, claim.name
+            shown[claim.study] = shown[claim.size] = number, claim.name
             lines += ["", sentence(record["says"])] if record.get("says") else []
             lines += show_result(paper, record)
     needed = claim.needs and word in ("open", "not run")
