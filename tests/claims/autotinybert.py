@@ -361,8 +361,7 @@ CLAIMS = {
     "latency": Study(latency, "Tables 1, 4, F.1: the speed-ups over BERT-base", picture=pictures.draw_speedups),
     "ranking": Study(ranking, "Table 3: identical layers, sub-matrix extraction and Alg. 1 make one-shot scores rank "
                      "right", {"variants": "hat,ils,sme,ebl"}, picture=pictures.draw_ranking),
-    "predictor": Study(predictor, "Sec. 3.5: latency is predicted from measurements of other architectures",
-                       picture=pictures.draw_predictor),
+    "predictor": Study(predictor, "Sec. 3.5: latency is predicted from measurements of other architectures"),
     "space": Study(space, "App. B: the sizes of the search spaces")}
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ class Claim(NamedTuple):
     asks: str = "."  # a pattern: of these intervals and facts of the file
     least: float = 0.0  # what an interval is to lie above
     digits: int = 2  # of an interval
-    size: str = ""  # of the runs behind the result: networks, data; what the columns mean
+    size: str = ""  # of the runs behind the result: networks, data; the first claim of a study tells it for all
     older: str = ""  # what code had measured that has changed since
-    needs: str = ""  # what it takes to run it
+    needs: str = ""  # what it takes to run it; the first claim of a study tells it for all
 
 
 SEARCHED = ("Four layers of width 64 on demo data. Each search is the demo's, of 20 candidates, which begin with the "
@@ -32,15 +32,12 @@ SEARCHED = ("Four layers of width 64 on demo data. Each search is the demo's, of
 SIMULATED = ("Networks have values that a rule makes up, and a search sees them with noise of half a deviation. What "
              "counts is the true value of the network that it returns, in deviations of random networks, on three "
              "kinds of landscape")
-SIMULATION_RUN = "`python -m tests.claims.autobert_zero simulation --candidates 24 100 --repeats 40`: 8 minutes"
 TOGETHER = ("Layers of all four files in one frame: four layers of width 64 with an FFN of 256 (AutoTinyBERT: "
             "3-84-236-5-80), pre-trained in the time of 3,000 of BERT's updates of 2,048 tokens, half of them in rows "
             "of 16 tokens, half of 64, and tuned on all rows of each task. Percent, on demo data; differences are in "
             "points of the mean, in pairs of seeds. Searches had time of their own, and AutoBERT-Zero's found its "
             "networks with other settings; a pilot of BERT chose the short rows; by later timings networks had 11% too "
             "few to 8% too many updates. From [CLS] the convolutions see five pieces")
-TOGETHER_RUN = "`python -m tests.claims.autobert_zero together --jobs 2`: 2.2 core-hours"
-EVOLUTION_RUN = "`python -m tests.claims.autobert_zero op_nas --against evolution --seeds 4 --jobs 2`: 2 core-hours"
 AUTOBERT_ZERO = (
     Claim("op-nas", "OP-NAS finds better networks than random search", "Figure 6", "curves, no numbers",
           "op_nas", "OP-NAS - random", digits=3, size=SEARCHED,
@@ -49,12 +46,11 @@ AUTOBERT_ZERO = (
                 "of 100, which are some 11 core-hours"),
     Claim("op-nas-by-hand", "What OP-NAS finds beats BERT", "Table 5",
           "mean of nine GLUE numbers: AutoBERT-Zero {Table 5: AutoBERT-Zero, average}, BERT-base {Table 5: BERT-base, "
-          "average}", "op_nas", "OP-NAS - BERT", digits=3, size=SEARCHED, needs="the study of claim 1"),
+          "average}", "op_nas", "OP-NAS - BERT", digits=3),
     Claim("op-nas-hybrid", "The demo's search finds more than a person types by hand", "Table 5",
-          "our question: it names no network that was typed by hand", "op_nas", "OP-NAS - hybrid", digits=3,
-          size=SEARCHED, needs="the study of claim 1"),
+          "our question: it names no network that was typed by hand", "op_nas", "OP-NAS - hybrid", digits=3),
     Claim("op-nas-goal", "Each of the demo's searches finds a network with 0.80", "Sec. 4",
-          "our goal: it has no such number", "op_nas", "goal", size=SEARCHED, needs="the study of claim 1"),
+          "our goal: it has no such number", "op_nas", "goal"),
     Claim("op-nas-long", "A search of 56 candidates finds more than a person types by hand", "Table 5",
           "our question: it names no network that was typed by hand", "op_nas_long", "OP-NAS - hybrid", digits=3,
           size=SEARCHED.replace("20 candidates", "56 candidates").replace(
@@ -62,40 +58,38 @@ AUTOBERT_ZERO = (
           needs="`python -m tests.claims.autobert_zero op_nas_long --seeds 2 --jobs 2`: 0.9 core-hours, estimated"),
     Claim("op-nas-evolution", "OP-NAS finds better networks than an evolution with uniform mutations", "Figure 6",
           "curves, no numbers", "op_nas-evolution", "OP-NAS - evolution", digits=3, size=SEARCHED,
-          needs=EVOLUTION_RUN),
-    Claim("op-nas-warm", "The weights of a search help the network that it found", "Table 2", "mean of GLUE on dev with "
-          "them {Table 2: AutoBERT-Zero*, GLUE dev}, without them {Table 2: AutoBERT-Zero, GLUE dev}",
-          "op_nas-evolution", "warm OP-NAS - OP-NAS", digits=3, size=SEARCHED, needs=EVOLUTION_RUN),
+          needs="`python -m tests.claims.autobert_zero op_nas --against evolution --seeds 4 --jobs 2`: 2 core-hours"),
+    Claim("op-nas-warm", "The weights of a search help the network that it found", "Table 2",
+          "GLUE dev {Table 2: AutoBERT-Zero*, GLUE dev} with them, {Table 2: AutoBERT-Zero, GLUE dev} without",
+          "op_nas-evolution", "warm OP-NAS - OP-NAS", digits=3),
     Claim("op-nas-warm-hybrid", "With them it is better than what a person types and begins with them too", "Table 2",
-          "our question", "op_nas-evolution", "warm OP-NAS - warm hybrid", digits=3, size=SEARCHED,
-          needs=EVOLUTION_RUN),
+          "our question", "op_nas-evolution", "warm OP-NAS - warm hybrid", digits=3),
     Claim("op-nas-warm-goal", "With them each of the demo's searches finds a network with 0.80", "Sec. 4",
-          "our goal: it has no such number", "op_nas-evolution", "goal.*warm", size=SEARCHED, needs=EVOLUTION_RUN),
+          "our goal: it has no such number", "op_nas-evolution", "goal.*warm"),
     Claim("together", "At equal time the network that a search found beats BERT's rule", "Table 5",
           "mean of nine GLUE numbers: {Table 5: AutoBERT-Zero, average} against {Table 5: BERT-base, average}",
-          "together", "AutoBERT-Zero - BERT", digits=1, size=TOGETHER, needs=TOGETHER_RUN),
-    *(Claim(f"together-{name}", claim, "Table 5", "our question", "together", asks, digits=1, size=TOGETHER,
-            needs=TOGETHER_RUN) for name, claim, asks in (
+          "together", "AutoBERT-Zero - BERT", digits=1, size=TOGETHER,
+          needs="`python -m tests.claims.autobert_zero together --jobs 2`: 2.2 core-hours"),
+    *(Claim(f"together-{name}", claim, "Table 5", "our question", "together", asks, digits=1) for name, claim, asks in (
         ("others", "It beats ALBERT's sharing, AutoTinyBERT's shape and mFormer's mixture",
          "AutoBERT-Zero - (ALBERT|AutoTinyBERT|mFormer)"),
         ("ideas", "At equal time each of these three beats BERT's rule", "^(ALBERT|AutoTinyBERT|mFormer) - BERT"),
         ("hybrid", "At equal time a searched network beats what a person types", "AutoBERT-Zero - hybrid"))),
     Claim("simulation", "On simulated landscapes OP-NAS beats random search with 100 candidates", "Figure 6",
-          "curves, no numbers", "simulation", "100: OP-NAS - random", size=SIMULATED, needs=SIMULATION_RUN),
+          "curves, no numbers", "simulation", "100: OP-NAS - random", size=SIMULATED,
+          needs="`python -m tests.claims.autobert_zero simulation --candidates 24 100 --repeats 40`: 8 minutes"),
     Claim("simulation-24", "On simulated landscapes OP-NAS beats random search with 24 candidates", "Figure 6",
-          "curves, no numbers", "simulation", "24: OP-NAS - random", size=SIMULATED, needs=SIMULATION_RUN),
+          "curves, no numbers", "simulation", "24: OP-NAS - random"),
     Claim("simulation-evolution", "On simulated landscapes OP-NAS beats uniform mutations with 100 candidates",
-          "Figure 6", "curves, no numbers", "simulation", "100: OP-NAS - evolution", size=SIMULATED,
-          needs=SIMULATION_RUN),
+          "Figure 6", "curves, no numbers", "simulation", "100: OP-NAS - evolution"),
     Claim("simulation-evolution-24", "On simulated landscapes OP-NAS beats uniform mutations with 24 candidates",
-          "Figure 6", "curves, no numbers", "simulation", "24: OP-NAS - evolution", size=SIMULATED,
-          needs=SIMULATION_RUN),
+          "Figure 6", "curves, no numbers", "simulation", "24: OP-NAS - evolution"),
     Claim("hybrid", "Networks of convolution and attention beat convolution alone", "Table 5",
           "mean of nine GLUE numbers (dev): AutoBERT-Zero {Table 5: AutoBERT-Zero, average}, convolution alone {Table "
-          "5: Conv-only, average}", "together", "hybrid - convolution", digits=1, size=TOGETHER, needs=TOGETHER_RUN),
+          "5: Conv-only, average}", "together", "hybrid - convolution", digits=1),
     Claim("hybrid-attention", "Networks of convolution and attention beat attention alone", "Table 5",
           "attention alone {Table 5: Att-only, average}, BERT-base {Table 5: BERT-base, average}", "together",
-          "^hybrid - BERT", digits=1, size=TOGETHER, needs=TOGETHER_RUN),
+          "^hybrid - BERT", digits=1),
     Claim("hybrid-real", "They do so on real text and tasks", "Table 5", "as in the claims before",
           older="Older code (567355e) had +0.057 [+0.018, +0.096] over convolution alone and +0.001 [-0.055, +0.056] "
                 "over attention alone, three seeds",
@@ -178,25 +172,21 @@ SHAPE = ("Real text. The SuperPLM is 4-96-384-6-96 with 4,000 updates of 32 rows
          "from there, with three seeds; each limit had one search, and one of random draws, of 100 shapes. The loss is "
          "of masked words, in nats. Times are of one row of 128 tokens, without the head for masked words where "
          "nothing else is said")
-SHAPE_RUN = "`python -m tests.claims.autotinybert shape --seed 7 --corpus path/to/corpus`: 0.7 core-hours"
 SPEEDUPS = ("Networks without training, one row of 128 tokens, CPU time, medians of five rounds in which all take "
             "turns. KD: for distillation; PF: BERTs that Turc et al. released; S5: of the paper's Table 5. Where two "
             "tables of the paper disagree, the other one is taken")
-SPEEDUPS_RUN = "`python -m tests.claims.autotinybert latency --preset base --latency_rounds 5`: a minute of a core"
-RANKING_RUN = ("`python -m tests.claims.autotinybert ranking --tasks MLM-saved --largest 4-64-256-8-64 "
-               "--smallest 1-16-28-1-8 --reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --steps 1000 "
-               "--further_steps 600 --corpus path/to/corpus --jobs 2`: 1.3 core-hours")
 AUTOTINYBERT = (
     Claim("shape", "The searched shape beats BERT's rule, in the time of four layers", "Figure 1, Table 1",
           "average with SQuAD, searched against rule: S1 {Table 1: AutoTinyBERT-S1, average} and {Table 1: "
           "BERT-S1, average}, S2 {Table 1: AutoTinyBERT-S2, average} and {Table 1: BERT-S2, average}, S3 {Table 1: "
           "AutoTinyBERT-S3, average} and {Table 1: BERT-S3, average}, S4 {Table 1: AutoTinyBERT-S4, average} and "
-          "{Table 1: BERT-S4, average}", "shape", "as fast as 4-.*: rule", digits=3, size=SHAPE, needs=SHAPE_RUN),
+          "{Table 1: BERT-S4, average}", "shape", "as fast as 4-.*: rule", digits=3, size=SHAPE,
+          needs="`python -m tests.claims.autotinybert shape --seed 7 --corpus path/to/corpus`: 0.7 core-hours"),
     *(Claim(f"shape-{layers}", f"The searched shape beats BERT's rule, in the time of {layers} layer{plural}",
-            "Figure 1, Table 1", "as in the first claim", "shape", f"as fast as {digit}-.*: rule", digits=3, size=SHAPE,
-            needs=SHAPE_RUN) for layers, digit, plural in (("three", 3, "s"), ("two", 2, "s"), ("one", 1, ""))),
+            "Figure 1, Table 1", "as in the first claim", "shape", f"as fast as {digit}-.*: rule", digits=3)
+      for layers, digit, plural in (("three", 3, "s"), ("two", 2, "s"), ("one", 1, ""))),
     Claim("shape-random", "The searched shape beats what a random search of the same size finds", "Sec. 3.5",
-          "no number", "shape", ": random", digits=3, size=SHAPE, needs=SHAPE_RUN),
+          "no number", "shape", ": random", digits=3),
     Claim("grid", "The searched shape is as good as the best of a grid within the limit, each trained alone",
           "Sec. 3.5", "our question",
           needs="`python autotinybert.py --further_train --arch 2-64-256-4-64 --further_steps 4500 --vocab_size 4000 "
@@ -204,21 +194,25 @@ AUTOTINYBERT = (
     Claim("speedups", "The searched shapes are as many times as fast as BERT-base", "Tables 1, 4",
           "S1 {Table 4: AutoTinyBERT-S1, speed-up}, S2 {Table 4: AutoTinyBERT-S2, speed-up}, S3 {Table 4: "
           "AutoTinyBERT-S3, speed-up}, S4 {Table 4: AutoTinyBERT-S4, speed-up}, and in another table {Table 1: "
-          "AutoTinyBERT-S4, speed-up}", "latency", "for pre-training", size=SPEEDUPS, needs=SPEEDUPS_RUN),
+          "AutoTinyBERT-S4, speed-up}", "latency", "for pre-training", size=SPEEDUPS,
+          needs="`python -m tests.claims.autotinybert latency --preset base --latency_rounds 5`: a minute of a core"),
     Claim("speedups-rule", "So are the shapes of BERT's rule", "Tables 1, 4", "the column published",
-          "latency", "BERT's rule", size=SPEEDUPS, needs=SPEEDUPS_RUN),
+          "latency", "BERT's rule"),
     Claim("speedups-distilled", "So are the shapes searched for distillation", "Table 4", "the column published",
-          "latency", "for distillation", size=SPEEDUPS, needs=SPEEDUPS_RUN),
+          "latency", "for distillation"),
     Claim("ranking", "Algorithm 1 ranks architectures better than the search HAT does", "Table 3, Figure 4",
           "pairwise accuracy {Table 3: HAT, pairwise accuracy}% (HAT) and {Table 3: ILS + SME + EBL, pairwise "
           "accuracy}% (all). SQuAD's F1 in one shot {Table 3: ILS + SME + EBL, SQuAD} (HAT {Table 3: HAT, SQuAD}), "
-          "trained alone {Table 3: stand-alone, SQuAD}", "ranking", "hat", digits=1, needs=RANKING_RUN,
+          "trained alone {Table 3: stand-alone, SQuAD}", "ranking", "hat", digits=1,
+          needs="`python -m tests.claims.autotinybert ranking --tasks MLM-saved --largest 4-64-256-8-64 --smallest "
+                "1-16-28-1-8 --reference 4-64-256-8-64 --length 32 --batch 32 --vocab_size 2000 --steps 1000 "
+                "--further_steps 600 --corpus path/to/corpus --jobs 2`: 1.3 core-hours",
           older="Older code (21e60ad) had -0.8 points [-2.9, +1.2] with three seeds; two seeds of the truth order 91% "
                 "of the pairs alike, and so did each way"),
     Claim("ranking-parts", "Algorithm 1 ranks better than its parts", "Table 3",
           "pairwise accuracy {Table 3: ILS, pairwise accuracy}%, {Table 3: ILS + SME, pairwise accuracy}%, and with "
           "all of it {Table 3: ILS + SME + EBL, pairwise accuracy}%", "ranking", "ils|sme", digits=1,
-          needs=RANKING_RUN, older="Older code (21e60ad) had +0.6 [-5.8, +6.9] over identical layers and -1.7 [-8.8, "
+          older="Older code (21e60ad) had +0.6 [-5.8, +6.9] over identical layers and -1.7 [-8.8, "
                                    "+5.5] over sub-matrices, in points, with three seeds"),
     Claim("distillation", "Searched shapes win under distillation too", "Table 2",
           "average, searched against rule: S1 {Table 2: AutoTinyBERT-KD-S1, average} and {Table 2: BERT-KD-S1, "
@@ -273,44 +267,43 @@ ORDER = ("Two layers of width 64, 3,000 updates of 64 rows of 16 tokens on words
          "with each objective. Percent of 23,453 masked words and some 1,990 pairs (novels: 28,794 and 2,475). NSP and "
          "SOP are told by a logistic regression on [CLS] of the frozen model; own head: by the one that was trained. "
          "Shuffled: SOP with random labels")
-ORDER_RUN = "`python -m tests.claims.albert order --jobs 2`: 1.1 core-hours on the demo text"
-NOVELS_RUN = "`python -m tests.claims.albert order --many path/to/corpus/books`: 0.6 core-hours on novels"
 WORDS = ("Two layers of width 64 that share everything, E = 32, 3,000 updates of 64 rows of 16 tokens, words alone, "
          "demo text. Percent of 21,176 masked words, differences in points")
 GENTLE = WORDS + ". Half the learning rate and three times the warm-up, at which eight layers learn"
 ALBERT = (
     Claim("order", "A model trained on sentence order knows it better than one trained on next sentences", "Table 5",
           "accuracy in SOP {Table 5: SOP, SOP} against {Table 5: NSP, SOP}", "order", "SOP model - (control|NSP model) "
-          "on SOP", digits=1, size=ORDER, needs=ORDER_RUN),
+          "on SOP", digits=1, size=ORDER,
+          needs="`python -m tests.claims.albert order --jobs 2`: 1.1 core-hours on the demo text"),
     Claim("order-chance", "A model trained on next sentences is at chance on sentence order", "Table 5",
           "accuracy in SOP {Table 5: NSP, SOP}, of a model of words alone {Table 5: None, SOP}", "order", "3 points",
-          digits=1, size=ORDER, needs=ORDER_RUN),
+          digits=1),
     Claim("order-next", "A model trained on sentence order can tell next sentences too", "Table 5",
           "accuracy in NSP {Table 5: SOP, NSP}, of NSP's own model {Table 5: NSP, NSP}, of words alone {Table 5: None, "
-          "NSP}", "order", "control on NSP", digits=1, size=ORDER, needs=ORDER_RUN),
+          "NSP}", "order", "control on NSP", digits=1),
     Claim("order-words", "Sentence order costs no masked words", "Table 5",
           "average of the tasks: none {Table 5: None, average}, NSP {Table 5: NSP, average}, SOP {Table 5: SOP, "
-          "average}", "order", "on words", -1.0, 1, ORDER, needs=ORDER_RUN),
+          "average}", "order", "on words", -1.0, 1),
     Claim("order-novels", "On novels, too, the model of sentence order knows it better", "Table 5",
-          "as in the first claim", "order-many", "SOP model - (control|NSP model) on SOP", digits=1, needs=NOVELS_RUN,
+          "as in the first claim", "order-many", "SOP model - (control|NSP model) on SOP", digits=1,
+          needs="`python -m tests.claims.albert order --many path/to/corpus/books`: 0.6 core-hours on novels",
           size=f"{ORDER}. A probe of twice the width at half the rate, one seed: SOP 50.7, control 51.2"),
     Claim("embedding", "A small E is enough where layers are shared", "Table 3",
           "average for E of 64, 128, 256, 768, shared: {Table 3: all-shared E=64, average}, {Table 3: all-shared "
           "E=128, average}, {Table 3: all-shared E=256, average}, {Table 3: all-shared E=768, average}",
-          "sharing", "E = 32 - E = 64", -0.5, 1, WORDS, needs="the study of claim 8"),
+          "sharing", "E = 32 - E = 64", -0.5, 1, WORDS,
+          needs="`python -m tests.claims.albert sharing --jobs 2`: 0.8 core-hours"),
     Claim("embedding-unshared", "Where nothing is shared, a larger E helps", "Table 3",
           "average for the smallest and the largest E: {Table 3: not-shared E=64, average} and {Table 3: not-shared "
-          "E=768, average}", "sharing", "E = 64 - E = 16", digits=1, size=WORDS, needs="the study of claim 8"),
+          "E=768, average}", "sharing", "E = 64 - E = 16", digits=1),
     Claim("sharing", "Sharing all weights costs a little", "Table 4",
           "average at E = 768 and 128: nothing shared {Table 4: not-shared E=768, average} and {Table 4: "
           "not-shared E=128, average}, all {Table 4: all-shared E=768, average} and {Table 4: all-shared E=128, "
-          "average}", "sharing", "not-shared - all-shared", digits=1, size=WORDS,
-          needs="`python -m tests.claims.albert sharing --jobs 2`: 0.8 core-hours"),
+          "average}", "sharing", "not-shared - all-shared", digits=1),
     Claim("sharing-parts", "Most of that cost is the feed-forward part's", "Table 4",
           "average at E = 768 and 128: attention shared {Table 4: shared-attention E=768, average} and {Table 4: "
           "shared-attention E=128, average}, feed-forward {Table 4: shared-FFN E=768, average} and {Table 4: "
-          "shared-FFN E=128, average}", "sharing", "shared-attention - shared-FFN", digits=1, size=WORDS,
-          needs="the study of claim 8"),
+          "shared-FFN E=128, average}", "sharing", "shared-attention - shared-FFN", digits=1),
     Claim("parameters", "ALBERT's configurations have a fraction of BERT's parameters", "Tables 1, 3, 4, 12",
           "{Table 1: ALBERT base, parameters} M for base in place of {Table 1: BERT base, parameters} M, and so "
           "on, in the column paper", "parameters", "of 24 rows",
@@ -347,7 +340,7 @@ ALBERT = (
                 "[-23.0, +8.9] for 8 against 4",
           needs="`python -m tests.claims.albert depth --jobs 2`: 0.4 core-hours"),
     Claim("depth-less", "With every doubling of the depth there is less to gain", "Table 11", "as in the claim before",
-          "depth", "less", digits=1, size=GENTLE, needs="the study of the claim before"),
+          "depth", "less", digits=1),
     Claim("groups", "Smaller groups of shared layers do better", "Sec. 4.5", "no numbers", "groups", digits=1,
           size=f"{GENTLE}. Four layers",
           needs="`python -m tests.claims.albert groups --jobs 2`: 0.5 core-hours"),
@@ -358,7 +351,7 @@ ALBERT = (
           "average for H of 1024, 2048, 4096, 6144: {Table 12: H of 1024, 2048, 4096, 6144, average}", "width", "beat",
           digits=1, size=GENTLE, needs="`python -m tests.claims.albert width --jobs 2`: 0.2 core-hours"),
     Claim("width-less", "With every doubling of the width there is less to gain", "Table 12", "as in the claim before",
-          "width", "less", digits=1, size=GENTLE, needs="the study of the claim before"),
+          "width", "less", digits=1),
     Claim("layers", "Shared layers change their input more smoothly than others", "Figure 1",
           "{Figure 1: layers of BERT-large and ALBERT-large} layers, curves, no numbers", "smoothness", "roughness",
           size=f"{GENTLE}. Eight layers; the angle between the input and the output of each. Roughness says how far "
@@ -366,7 +359,7 @@ ALBERT = (
                                                                        "--jobs 2`: 0.2 core-hours",
           older="Older code and demo data (8feed9a) had -0.10 [-0.76, +0.57]; one of three networks had not learnt"),
     Claim("layers-last", "The last shared layer still changes its input", "Figure 1", "as in the claim before",
-          "smoothness", "last angle", digits=1, size=GENTLE, needs="the study of the claim before"),
+          "smoothness", "last angle", digits=1, size=GENTLE),
     Claim("data", "More text helps, but for SQuAD", "Table 7, Figure 2",
           "average {Table 7: with additional data, average} against {Table 7: no additional data, average}",
           needs="two trainings of base, {days: albert | base | pre-training, 64 rows of 512, 2 shards: 512e6} of "
@@ -381,45 +374,43 @@ ALBERT = (
 MIXED = ("CIFAR-10, 10,000 pictures to train on and 2,000 to score, patches of 2, which make 257 tokens. Three "
          "searches of one seed with 100 samples and a limit of 0.09 GFLOPs. Each network that is found is trained from"
          " scratch, 800 updates of 16 pictures; accuracies are shares, differences are in pairs of training seeds")
-MIXED_RUN = ("`python -m tests.claims.mformer mixed --cifar10 path/to/cifar-10-batches-bin --jobs 2`: 1.2 core-hours")
 PERIODS = ("Made-up pictures of 65 tokens, whose rows repeat themselves after 2, 3, 4 or 5 columns: their class, and "
            "chance is 0.25. Three layers of width 64, 1,600 updates of 32 of 10,000 pictures, 2,000 to score. Two "
            "searches with 100 samples and a limit of 0.016 GFLOPs, which no network of softmax alone meets. Accuracies "
            "are shares. The task is easy for who reads rows: naive Bayes counts the white squares of each")
-PERIODS_RUN = "`python -m tests.claims.mformer periods --jobs 2`: 0.7 core-hours"
 TRANSLATED = ("Multi30k, English to German. Three encoder and two decoder layers of width 64, 1,500 updates of 1,024 "
               "tokens; BLEU of 1,000 test sentences, four beams, differences in pairs of seeds. The mixture has a "
               "linear second encoder layer; a linear decoder is so in both of its attentions. As released: with the "
               "lengths of cosFormer's code, of the padded batch and, in decoding, of the prefix. In a pilot linear "
               "attention everywhere had 14.4; the translation of the most similar training sentence has 6.8")
-TRANSLATED_RUN = ("`python -m tests.claims.mformer translation --train_text path/to/train --valid_text path/to/val "
-                  "--test_text path/to/test_2016_flickr --jobs 2`: 1 core-hour")
 LENGTH = ("One attention of eight heads of 64, one row, CPU time, medians of 5 to 80 turns. Kept: for the backward "
           "pass; peak: of a GPU. Relative: with the paper's relative positions; causal: of a decoder")
-LENGTH_RUN = "`python -m tests.claims.mformer length --cost cpu`: 12 minutes of a core"
 RANKED = ("`python -m tests.claims.mformer ranker --folders runs/ranked --cifar10 path/to/cifar-10-batches-bin`: 0.4 "
           "core-hours with the search before it, whose command stands in tests/claims/mformer.py")
 MFORMER = (
     Claim("mixed", "A search over mixed attention finds better networks than one over softmax", "Table 5, Figure 1",
           "CIFAR-10: mFormer {Table 5: CIFAR-10, mFormer}% with {Table 5: CIFAR-10, mformer, FLOPS} G, "
           "Transformer* {Table 5: CIFAR-10, Transformer*}% with {Table 5: CIFAR-10, transformer*, FLOPS} G",
-          "mixed", "- softmax search", digits=3, size=MIXED, needs=MIXED_RUN,
+          "mixed", "- softmax search", digits=3, size=MIXED,
+          needs="`python -m tests.claims.mformer mixed --cifar10 path/to/cifar-10-batches-bin --jobs 2`: 1.2 "
+                "core-hours",
           older="Older code (5a9df59) had +0.001 [-0.043, +0.046] with three seeds: the mixed search had found softmax "
                 "alone"),
     Claim("mixed-twin", "The mixed network is within a point of its softmax twin", "Table 5",
           "CIFAR-10 {Table 5: CIFAR-10, mFormer}% against {Table 5: CIFAR-10, mFormer (all Softmax)}%",
-          "mixed", "mixed, all softmax", -0.01, 3, MIXED, needs="the study of claim 1"),
+          "mixed", "mixed, all softmax", -0.01, 3),
     Claim("mixed-time", "It takes 0.7 of the twin's time or less", "Figure 1", "a picture, no numbers",
-          "mixed", "time", size=MIXED, needs="the study of claim 1"),
+          "mixed", "time"),
     Claim("mixed-linear", "Its linear twin is two points worse or more", "Table 5",
           "CIFAR-10 {Table 5: CIFAR-10, mFormer (all linear)}% against {Table 5: CIFAR-10, mFormer}%. Transformer* "
           "made linear {Table 5: CIFAR-10, Transformer* (all linear)}%, cosFormer* made softmax {Table 5: CIFAR-10, "
           "cosFormer* (all Softmax)}%",
-          "mixed", "mixed, all linear", 0.02, 3, MIXED, needs="the study of claim 1",
+          "mixed", "mixed, all linear", 0.02, 3,
           older="Older code (5a9df59) had -0.010 [-0.054, +0.034] with three seeds: the linear twin was no worse"),
     *(Claim(f"periods{name}", claim, "Figure 1", "our question, on pictures made for it", "periods", asks, least, 3,
-            PERIODS, "", PERIODS_RUN) for name, claim, asks, least in (
-        ("", "Softmax is better than linear attention where exact places count", "all softmax - ", 0),
+            *details) for name, claim, asks, least, *details in (
+        ("", "Softmax is better than linear attention where exact places count", "all softmax - ", 0, PERIODS, "",
+         "`python -m tests.claims.mformer periods --jobs 2`: 0.7 core-hours"),
         ("-one", "There one softmax layer of three is better than none", "softmax (first|second|third) -", 0),
         ("-search", "There a mixed search beats one over linear attention, at the same limit", "mixed .* linear", 0),
         ("-within", "There it finds what is within two points of softmax alone", "mixed .* softmax", -0.02))),
@@ -432,23 +423,25 @@ MFORMER = (
     Claim("linear", "Linear attention in the encoder collapses in translation, to half of softmax's BLEU or less",
           "Table 5, Sec. 4.2.2", "BLEU {Table 5: WMT'14, cosFormer*, BLEU} and, of mFormer made linear, {Table 5: "
           "WMT'14, mFormer (all linear)}, of Transformer* made linear {Table 5: WMT'14, Transformer* (all linear)}",
-          "translation", "half .* encoder", digits=1, size=TRANSLATED, needs=TRANSLATED_RUN),
+          "translation", "half .* encoder", digits=1, size=TRANSLATED,
+          needs="`python -m tests.claims.mformer translation --train_text path/to/train --valid_text path/to/val "
+                "--test_text path/to/test_2016_flickr --jobs 2`: 1 core-hour"),
     Claim("decoder", "Linear attention in the decoder does so too", "Sec. 8",
           "{Sec. 8: linear attention in the decoder} BLEU in all three cases", "translation", "half .* decoder",
-          digits=1, size=TRANSLATED, needs=TRANSLATED_RUN),
+          digits=1),
     Claim("types", "In translation softmax in all layers is better than a mixture, and that than a linear encoder",
           "Table 5, Sec. 4.5", "mFormer {Table 5: WMT'14, mFormer} BLEU, all softmax {Table 5: WMT'14, mFormer (all "
-          "Softmax)}, all linear {Table 5: WMT'14, mFormer (all linear)}", "translation", "mixture", digits=1,
-          size=TRANSLATED, needs=TRANSLATED_RUN),
+          "Softmax)}, all linear {Table 5: WMT'14, mFormer (all linear)}", "translation", "mixture", digits=1),
     *(Claim(name, f"True lengths in the {side}'s linear attention (D1) translate better than cosFormer's code's",
-            "Eq. 3", "our question", "translation", f"{side} as released", digits=1, size=TRANSLATED,
-            needs=TRANSLATED_RUN) for name, side in (("lengths", "decoder"), ("lengths-encoder", "encoder"))),
+            "Eq. 3", "our question", "translation", f"{side} as released", digits=1)
+      for name, side in (("lengths", "decoder"), ("lengths-encoder", "encoder"))),
     Claim("length", "The time of linear attention grows with the length", "Sec. 1, Figure 3", "no numbers",
-          "length", "linear attention's time", size=LENGTH, needs=LENGTH_RUN),
+          "length", "linear attention's time", size=LENGTH,
+          needs="`python -m tests.claims.mformer length --cost cpu`: 12 minutes of a core"),
     Claim("length-softmax", "That of softmax attention grows with its square", "Sec. 1, Figure 3", "no numbers",
-          "length", "plain softmax", size=LENGTH, needs=LENGTH_RUN),
+          "length", "plain softmax"),
     Claim("length-fastest", "Linear attention is the fastest of all for long inputs", "Sec. 1", "no numbers",
-          "length", "fastest", size=LENGTH, needs=LENGTH_RUN),
+          "length", "fastest"),
     Claim("networks", "One softmax layer of four takes 0.7 of the time of softmax alone, or less, at 1,025 tokens",
           "Figure 1", "a picture, no numbers", "networks",
           size="Whole networks of four layers of width 64, forward, one picture, CPU time, medians of 40 turns and "
@@ -458,14 +451,14 @@ MFORMER = (
           needs=RANKED, older="Older code (0e46154) had a tau of 0.78 ± 0.03 with 400 sub-nets, below the 0.8 asked"),
     Claim("pruning", "Pruning the space helps the search", "Sec. 3.1.2",
           "no numbers; the fastest and slowest {Sec. 3.1.2: fastest and slowest discarded} of the samples are left "
-          "out", "ranker", "pruning", digits=4, needs=RANKED,
+          "out", "ranker", "pruning", digits=4,
           older="Older code (0e46154) had -0.0028 nats [-0.0064, +0.0007] with three seeds"),
     Claim("importance", "Attention types matter most for the accuracy on images", "Sec. 7", "a picture, no numbers",
           "importance", "accuracy:", needs="`python -m tests.claims.mformer importance --folders runs/ranked`: seconds "
                                           "behind [this search](#rankers)",
           older="Older code (9873c82) had the width first and the attention type second"),
     Claim("importance-layers", "The number of layers matters most for efficiency", "Sec. 7", "a picture, no numbers",
-          "importance", "efficiency:", needs="the study of the claim before"),
+          "importance", "efficiency:"),
     Claim("structure", "cosFormer* wants shallower and thinner networks than Transformer*", "Tables 3, 4, Figures 5, 6",
           "layers of Transformer*, cosFormer*, mFormer: {Table 3: Transformer*, cosFormer*, mFormer: decoder "
           "layers} in the decoder (translation), {Table 4: Transformer*, cosFormer*, mFormer: layers} (images)",

@@ -133,16 +133,6 @@ def draw_speedups(axes, record):
     axes.legend(fontsize=8)
 
 
-def draw_predictor(axes, record):
-    """By how much each predictor errs on the shapes that it has not seen."""
-    for place, (kind, guessed) in enumerate(record["predicted"].items()):
-        errors = [100 * (guess / took - 1) for guess, took in zip(guessed, record["measured"])]
-        axes.semilogx(record["measured"], errors, MARKERS[place], markersize=4, color=COLOURS[place], label=kind)
-    axes.axhline(0, color=INK, linewidth=1)
-    axes.set(xlabel="measured, ms", ylabel="predicted too much, %",
-             title=f"{len(record['measured'])} shapes that no predictor has seen")
-
-
 def draw_ranking(axes, record):
     """Figure 4 of AutoTinyBERT: one-shot scores against those of models trained alone, a colour a variant."""
     scores = {tuple(key): score for *key, score in record["scores"]}
@@ -182,18 +172,10 @@ def draw_sharing(axes, record):
 
 
 def draw_layers(axes, record):
-    """Figure 1 of ALBERT: the distance and the angle between each layer's input and its output, means over seeds."""
-    curves = {}
-    for name, models in record["curves"].items():
-        for kind, lines in zip(("trained", "random weights"), models):
-            curves.setdefault(f"{name.partition(', seed')[0]}, {kind}", []).append(lines)
-    for side, key, style, label in ((axes, "l2", "-", "L2 distance of input and output (solid)"),
-                                    (axes.twinx(), "degrees", "--", "their angle in degrees (dashed)")):
-        for place, (name, seeds) in enumerate(curves.items()):
-            means = [statistics.mean(line[key] for line in lines) for lines in zip(*seeds)]
-            side.plot(range(1, len(means) + 1), means, style, color=COLOURS[place], label=name)
-        side.set(xlabel="layer", ylabel=label, ylim=(0, None))
-    axes.legend()
+    """Figure 1 of ALBERT: the angle between each layer's input and its output, means over seeds."""
+    for place, (name, *degrees, _) in enumerate(record["rows"]):
+        axes.plot(range(1, len(degrees) + 1), [*map(float, degrees)], color=COLOURS[place], label=name)
+    axes.set(xlabel="layer", ylabel="angle of input and output, degrees", ylim=(0, None))
 
 
 def draw_mixed(axes, record):

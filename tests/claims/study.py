@@ -330,8 +330,9 @@ def judge(claim, record):
     return sides.pop() if len(sides) == 1 else "open", found
 
 
-def show_claim(paper, number, claim, record, shown):
-    """The lines of a claim on its page. shown: {study or size: the claim under which its table or text stands}."""
+def show_claim(paper, number, claim, record, leads):
+    """The lines of a claim on its page. leads: {study: (number, the first claim that it judges)}; under that stand its
+    table and, for all claims that have no other, its size and command."""
     word, found = judge(claim, record)
     beyond = f", where more than {claim.least:g} is asked" if claim.least else ""
     said = "; ".join(show_gap(what, gap, claim.digits) for what, gap in found.items()) + beyond
@@ -339,15 +340,13 @@ def show_claim(paper, number, claim, record, shown):
     lines = ["", f'## {number}. {claim.claim} <a id="{claim.name}"></a>', "",
              f"**{capital(word)}.** {capital(said) + count + '.' if found else sentence(claim.older)}".rstrip(), "",
              f"The paper ({claim.where}): {sentence(fill(claim.paper, paper))}"]
-    if found:
-        size = "As under [claim {}](#{}).".format(*shown[claim.size]) if claim.size in shown else sentence(claim.size)
-        lines += ["", f"Size: {size}"] if claim.size else []
-        if claim.study in shown:
-            lines += ["", f"The table stands under [claim {shown[claim.study][0]}](#{shown[claim.study][1]})."]
-        else:
-            shown[claim.study] = shown[claim.size] = number, claim.name
-            lines += ["", sentence(record["says"])] if record.get("says") else []
-            lines += show_result(paper, record)
+    lines += ["", f"Size: {sentence(claim.size)}"] if found and claim.size else []
+    first, lead = leads.setdefault(claim.study or number, (number, claim))
+    if claim is not lead:
+        lines += ["", f"The rest stands under [claim {first}](#{lead.name})."]
+    elif found:
+        lines += ["", sentence(record["says"])] if record.get("says") else []
+        lines += show_result(paper, record)
     needed = claim.needs and word in ("open", "not run")
     return lines + (["", f"To run it: {sentence(fill(claim.needs, paper))}"] if needed else [])
 
@@ -367,12 +366,12 @@ def page(paper, results=RESULTS):
     """The Markdown page of a paper: how many claims hold, an overview, every claim of listed.py with the result that
     judges it, then the results that belong to none."""
     records = {path.stem: read_json(path) for path in sorted((results / paper).glob("*.json"))}
-    lines, overview, shown, words = [], [], {}, []
+    lines, overview, leads, words = [], [], {}, []
     for number, claim in enumerate(CLAIMS[paper], 1):
         words.append(judge(claim, records.get(claim.study))[0])
         overview.append([number, f"[{claim.claim}](#{claim.name})", claim.where, words[-1]])
-        lines += show_claim(paper, number, claim, records.get(claim.study), shown)
-    rest = {name: record for name, record in records.items() if name not in shown}
+        lines += show_claim(paper, number, claim, records.get(claim.study), leads)
+    rest = {name: record for name, record in records.items() if name not in leads}
     lines += ["", "## Beside the claims"] if rest else []
     for name, record in rest.items():
         lines += ["", f'### {record["claim"]} <a id="{name}"></a>', *show_result(paper, record)]
