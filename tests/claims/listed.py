@@ -55,7 +55,7 @@ AUTOBERT_ZERO = (
           "our question: it names no network that was typed by hand", "op_nas_long", "OP-NAS - hybrid", digits=3,
           size=SEARCHED.replace("20 candidates", "56 candidates").replace(
               "OP-NAS and random search share the first eight. ", ""),
-          needs="`python -m tests.claims.autobert_zero op_nas_long --seeds 2 --jobs 2`: 0.9 core-hours, estimated"),
+          needs="`python -m tests.claims.autobert_zero op_nas_long --seeds 2 --jobs 2`: 0.8 core-hours"),
     Claim("op-nas-evolution", "OP-NAS finds better networks than an evolution with uniform mutations", "Figure 6",
           "curves, no numbers", "op_nas-evolution", "OP-NAS - evolution", digits=3, size=SEARCHED,
           needs="`python -m tests.claims.autobert_zero op_nas --against evolution --seeds 4 --jobs 2`: 2 core-hours"),
