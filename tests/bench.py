@@ -338,7 +338,7 @@ def gpu(own):
                  for number, (line, base, small) in enumerate(TRAININGS)]
     for command in [command.format(to=to, demo=demo) for command in commands]:
         found.append([f"`{command.replace(f'{to}/', '')}`"])
-        print("|", *found[-1], end=" ", flush=True)  # a failure stands behind what failed
+        print(*found[-1], file=sys.stderr, flush=True)  # a failure, and what the profiler says, stand behind it
         seconds = math.inf if "--further_steps" in command else 3 if own.small else 30
         try:
             cells = [called(command) and "runs"] if "--dry_run" in command else train_on_card(command, seconds, card)
@@ -347,7 +347,7 @@ def gpu(own):
                   flush=True)
             raise
         found[-1] += cells
-        print("", *cells, *[""] * (7 - len(cells)), "", sep=" | ", flush=True)
+        print("|", " | ".join([*found[-1], *[""] * (7 - len(cells))]), "|", flush=True)
     shutil.rmtree(to)
     return {"card": name, "rows": found}, f"{name}: all of it ran, in {time.time() - began:.0f} s"
 
