@@ -353,7 +353,7 @@ CLAIMS = {
                          {"updates": DEMO_UPDATES, "against": "nothing"}, LONG, pictures.draw_searches),
     "attention": Study(attention, "The attention in the network that the demo found earns its place",
                        {"updates": DEMO_UPDATES}),
-    "fidelity": Study(fidelity, "Scores with shared weights rank architectures as full training does (Figure 8)",
+    "fidelity": Study(fidelity, "A search's scores rank architectures as full training does (Figure 8)",
                       {"samples": 24, "updates": DEMO_UPDATES}, picture=pictures.draw_fidelity),
     "simulation": Study(simulation.simulation, "OP-NAS finds better networks than evolution and random search, on "
                         "simulated landscapes", {"repeats": 60, "noise": 0.5, "candidates": ()}),
