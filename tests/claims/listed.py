@@ -141,7 +141,7 @@ AUTOBERT_ZERO = (
           "{Table 2: AutoBERT-Zero, FLOPs} against {Table 2: BERT-base, FLOPs}", "counts", "saving:"),
     Claim("latency", "It is faster than BERT", "Table 7",
           "{Table 7: AutoBERT-Zero, latency} s against {Table 7: BERT-base, latency} s, batches of 128 on a V100",
-          "latency", "time",
+          "latency", "time", size="Base size, random weights and ids, one thread; medians of five rounds in turns",
           needs="`python -m tests.claims.autobert_zero latency --preset base --sequences 8`: a minute of a core; on a "
                 "GPU the same with `--device cuda`"),
     Claim("memory", "It takes less memory than BERT", "Table 7",

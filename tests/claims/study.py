@@ -322,11 +322,9 @@ def count_of(record):
 def judge(claim, record):
     """(one of VERDICTS, {what: interval or fact} that it follows from) of a claim and the JSON record of its study, or
     None. A claim of several differences holds, or is opposite, where all of them are."""
-    if not record:
-        return "not run", {}
-    found = {what: gap for what, gap in {**record["differences"], **record.get("facts", {})}.items()
-             if re.search(claim.asks, what)}
-    sides = {side(gap, claim.least, count_of(record)) for gap in found.values()}
+    all_found = {**record["differences"], **record.get("facts", {})} if record else {}
+    found = {what: gap for what, gap in all_found.items() if re.search(claim.asks, what)}
+    sides = {side(gap, claim.least, count_of(record)) for gap in found.values()} or {"not run"}
     return sides.pop() if len(sides) == 1 else "open", found
 
 
