@@ -262,7 +262,8 @@ FLAGS = {  # of an action that would begin at once: what names the mistake; more
         "--hidden 30 --heads 4": "hidden 30", "--groups 3": "groups 3", "--length 300 --positions 200": "--length",
         "--layers 100000000": HUGE},
     "autobert_zero": {"--batch 9 --accumulate 2": "--accumulate", "--hidden 30 --heads 4": "--hidden 30",
-                      "--init {autobert_zero} --warm_times 2": "--warm_times", "--ffn 900000000": HUGE, "--arch nonsense": "arch", "--arch 'Q @ K.T'": "head dim"},
+                      "--init {autobert_zero} --warm_times 2": "--warm_times",
+                      "--ffn 900000000": HUGE, "--arch nonsense": "arch", "--arch 'Q @ K.T'": "head dim"},
     "autotinybert": {
         "--arch 1-8-8-1-8": "--superplm", "--largest 100000-8-8-1-8 --smallest 1-8-8-1-8": HUGE,
         "--setting distill": "--teacher", "--teacher {here}": "--teacher",
