@@ -538,10 +538,9 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
 
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
-    from common.distributed import (Pace, Ranks, autocast, gather, launch, move, no_sync_until, on_main, per_second,
-                                    prefetch, prepare_model, progress, say, seed_everything, seed_of, send, set_shards,
-                                    shard_range, to_host)
-    from common.describe import forecast, ids
+    from common.distributed import (Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
+                                    per_second, prefetch, prepare_model, print_device_use, progress, say, seed_everything,
+                                    seed_of, send, set_shards, shard_range, to_host, training_cost)
     from common.files import load_file, read_json, save_file
     from common.runs import Checkpoint
     from common.tasks import (Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs, show,
@@ -741,6 +740,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
                     lr=group["lr"], tokens_per_second=rate,
                     dev=accuracies(evaluate_language_model(model, text, cfg, ranks)) if look else None)
             bar.set_postfix(mlm_loss=f"{mlm:.3f}", order_loss=f"{order_loss:.3f}", tok_s=rate or "-")
+            if cfg.dry_run:
+                print_device_use(ranks, rate, flops(cfg) / cfg.length)
             sums.zero_()
             logged, began = done, time.perf_counter()
         if saved:
@@ -1203,33 +1204,20 @@ def finetune(cfg, words):
         end_tuning(run, cfg)
 
 
-def rehearsal(cfg):
-    """What common.describe forecasts from: the optimizer, step(rows, shards), an update of --pretrain, and look(), the
-    largest evaluation, on batches of zeros."""
-    model, T, M = LanguageModel(cfg), cfg.length, masked_count(cfg)
-    optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
-    ranks = Ranks(0, 1, torch.get_default_device())
-
-    def batch(rows):
-        return ids(rows, T), ids(rows, T), ids(rows), ids(rows, M), ids(rows, M), ids(rows)
-
-    def step(rows, shards):
-        batches, sums = map(batch, [rows] * shards), torch.zeros(3)
-        update(model.train(), model, optimizer, batches, sums, dataclasses.replace(cfg, accumulate=shards), ranks)
-
-    def look():
-        with autocast(cfg.dtype, ranks.device):
-            return model.eval()(*batch(min(64, cfg.dev_rows))[:4])[0].argmax(-1)
-
-    return optimizer, step, look
-
-
 def describe(cfg):
     """The model as JSON, and what training it takes."""
     read_source(cfg)
-    found = parts(cfg)
-    print(json.dumps({"parameters": sum(found.values()), "parts": found, "flops": flops(cfg),
-                      "flops_counting": flops.__doc__, **forecast(cfg, rehearsal, cfg.steps)}, indent=2))
+    by_part = parts(cfg)
+    total = sum(by_part.values())
+    activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
+    logits = masked_count(cfg) * cfg.vocab_size
+    print(json.dumps({
+        "parameters": total,
+        "parts": by_part,
+        "flops": flops(cfg),
+        "flops_counting": flops.__doc__,
+        **training_cost(cfg, total, flops(cfg), activations, logits, cfg.steps, cfg.batch),
+    }, indent=2))
 
 # --- command line ---------
 

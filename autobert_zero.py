@@ -1187,10 +1187,10 @@ def mask_tokens(ids, tokenizer, rate, generator):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
-    from common.describe import forecast, ids
-    from common.distributed import (Pace, Ranks, autocast, gather, launch, move, no_sync_until, on_main, per_second,
-                                    prefetch, prepare_model, progress, reduce_mean, say, seed_everything, seed_of,
-                                    send, set_shards, shard_range, share_out, to_host)
+    from common.distributed import (Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
+                                    per_second, prefetch, prepare_model, print_device_use, progress, reduce_mean, say,
+                                    seed_everything, seed_of, send, set_shards, shard_range, share_out, to_host,
+                                    training_cost)
     from common.files import load_file, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint
     from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
@@ -1351,6 +1351,8 @@ def pretrain(cfg):
             bar.update(step - bar.n)
             run.log("pretrain", step, loss=mlm + nsp, mlm_loss=mlm, order_loss=nsp, lr=rate, tokens_per_second=speed,
                     dev=held_out)
+            if cfg.dry_run:
+                print_device_use(ranks, speed, forward_flops(arch, cfg) / cfg.length)
             clock[:] = step, time.perf_counter()
 
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
@@ -1623,25 +1625,21 @@ def finetune(cfg, text):
         show_tuned(run, cfg)
 
 
-def rehearsal(cfg, arch, shared=False):
-    """(optimizer, step, look) of pre-training on batches without content (shared: of a search's candidate):
-    step(rows, shards) is an update, look() the largest evaluation."""
-    model = LanguageModel(arch, cfg, shared)
-    optimizer, alone = make_optimizer(model, cfg.weight_decay), Ranks(0, 1, model.bias.device)
+def forward_flops(arch, cfg):
+    """FLOPs of a forward pass of one pre-training sequence; the vocabulary's product at the masked tokens alone."""
+    counts = count(arch, cfg)
+    head = counts["flops_with_vocabulary_head"] - counts["flops"]
+    return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
-    def batch(rows):
-        T, M = cfg.length, max(1, round(MASK_RATE * rows * cfg.length))
-        return ids(rows, T), ids(rows, T), ids(rows), ids(M), ids(M), ids(rows)
 
-    def step(rows, shards):
-        own = dataclasses.replace(cfg, accumulate=shards)
-        update(model.train(), optimizer, map(batch, [rows] * shards), own, alone, "rehearsal")
-
-    def look():
-        _, answers = language_losses(model.eval(), batch(min(32, cfg.batch)), cfg, alone.device)
-        return [logits.argmax(-1) for logits, _ in answers]
-
-    return optimizer, step, look
+def graph_activations(layer, cfg):
+    """Bytes that a searched attention keeps beside layer_activations: it is not fused, and each operation keeps its
+    result for the backward pass."""
+    if isinstance(layer, int):
+        return 0
+    sizes = {"n": cfg.length, "d": cfg.hidden // cfg.heads}
+    results = infer_graph(layer)[len(INPUTS):]
+    return 2 * cfg.heads * sum(sizes[rows] * sizes[columns] for rows, columns in results)
 
 
 def describe(cfg):
@@ -1649,8 +1647,11 @@ def describe(cfg):
     if cfg.init:
         read_run(cfg)
     arch = settle_arch(cfg)
-    needs = forecast(cfg, functools.partial(rehearsal, arch=arch), cfg.steps)
-    print(json.dumps({"arch": cfg.arch, **count(arch, cfg), **needs}, indent=2))
+    counts = count(arch, cfg)
+    activations = [layer_activations(cfg.length, cfg.hidden, cfg.ffn) + graph_activations(layer, cfg) for layer in arch]
+    logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
+    cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits, cfg.steps, cfg.batch)
+    print(json.dumps({"arch": cfg.arch, **counts, **cost}, indent=2))
 
 # --- command line ---------
 

@@ -63,7 +63,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
-    accumulate: int = 16  # N of Alg. 1, sub-batches; if not given, raised to a multiple of the processes [>= 1]
+    accumulate: int = 16  # micro-batches a step, N of Alg. 1; default: raised to a multiple of the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run or Hugging Face folder to start from; in --search and --evolve, the SuperPLM
     # data
@@ -659,10 +659,9 @@ def distillation_loss(student, teacher, lengths):
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
-    from common.describe import forecast
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, move, on_main, per_second, pick_device,
-                                    prefetch, progress, reduce_mean, say, seed_everything, seed_of, send, set_shards,
-                                    shard_range, share_out, stop_requested)
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, launch, layer_activations, move, on_main, per_second,
+                                    pick_device, prefetch, print_device_use, progress, reduce_mean, say, seed_everything, seed_of,
+                                    send, set_shards, shard_range, share_out, stop_requested, training_cost)
     from common.files import load_file, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint, environment
     from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
@@ -781,9 +780,10 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None):
     checkpoint = Checkpoint(going, ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if draw else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
-    # where nothing is drawn, a process has one sub-batch, unless --accumulate is given; a checkpoint keeps their number
-    N = saved.get("shards", cfg.accumulate if draw or "accumulate" in cfg.given else ranks.size)
-    shards, rows = shard_range(ranks, N), cfg.batch // N
+    # the masks depend on the number of micro-batches N, so N is a setting and not the number of processes
+    N = cfg.accumulate
+    shards = shard_range(ranks, N)
+    rows = cfg.batch // N
     if cfg.compile and not draw:
         torch.compiler.reset()  # after eight networks torch would give up
         model.encoder.compile()
@@ -809,8 +809,11 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None):
             run.log(folder.name, done, loss=loss, **({} if data.teacher else {"mlm_loss": loss}), lr=lr,
                     tokens_per_second=speed, dev={"loss": found} if look else {})
             bar.set_postfix(loss=f"{loss:.3f}", held_out=f"{curve[-1][1]:.3f}" if curve else "", tok_s=speed or "?")
+            if cfg.dry_run:
+                samples = cfg.samples if draw else 0
+                print_device_use(ranks, speed, step_flops(cfg, model.encoder.arch, samples) / cfg.length)
         if save and done < steps:
-            checkpoint.save(step=done, curve=curve, shards=N)
+            checkpoint.save(step=done, curve=curve)
         if stop:
             raise Stop
     bar.close()
@@ -1318,27 +1321,19 @@ def export(cfg, folder):
                            model.encoder.dropout.p, tokenizer, place, head if model.encoder.arch == whole else {}))
 
 
-def rehearsal(cfg, arch, samples, teacher=None):
-    """(optimizer, step, look) for common.describe: a training on zeros, in which each sub-batch has so many sub-models,
-    the largest among them (0: an ordinary training), and a look at held-out text. teacher: its Arch, if any."""
-    device = torch.get_default_device()
-    model, data = LanguageModel(arch, cfg.vocab_size, cfg.dropout, teacher.hidden if teacher else 0), Data(device)
-    if teacher:
-        data.teacher = Encoder(teacher, cfg.vocab_size).eval().requires_grad_(False)
-    optimizer = make_optimizer(model.train(), cfg.weight_decay)
-    archs = [arch, *[smallest_arch(search_space(cfg))] * (samples - 1)] if samples else []
+def step_flops(cfg, arch, samples):
+    """FLOPs of the forward passes of one sequence in a step: of arch, or of the mean of so many sampled sub-models."""
+    if not samples:
+        return masked_flops(cfg, arch)
+    space = search_space(cfg)
+    rng = random.Random(0)
+    return samples * statistics.fmean(masked_flops(cfg, sample_arch(space, rng)) for _ in range(200))
 
-    def batch(rows):
-        """As text_batches makes them: on the CPU, and without masked words where there is a teacher."""
-        masked = [] if teacher else [max(1, round(MASK_RATE * cfg.length))] * 2
-        text = [torch.zeros(rows, count, dtype=torch.long, device="cpu") for count in [cfg.length] * 2 + masked]
-        return [*text[:2], None, *text[2:]]
 
-    def step(rows, shards):
-        batches = [(shard, batch(rows), archs) for shard in range(shards)]
-        update(model, optimizer, batches, shards, data, cfg, Ranks(0, 1, device), "rehearsal")
-
-    return optimizer, step, lambda: make_objective(data, cfg, batch(min(256, cfg.batch)))(model)
+def masked_flops(cfg, arch):
+    """flops() with the head at the masked tokens."""
+    masked = round(MASK_RATE * cfg.length)
+    return flops(arch, cfg.length) + 2 * masked * arch.hidden * (arch.hidden + cfg.vocab_size)
 
 
 def describe(cfg):
@@ -1349,7 +1344,11 @@ def describe(cfg):
         arch = arch if cfg.arch else whole
         vocab, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
     reference, parts = parse_arch(cfg.reference), parameters(arch, vocab, positions)
-    steps = cfg.further_steps if cfg.arch or cfg.init else cfg.steps
+    alone = cfg.arch or cfg.init  # a sub-model is trained, not the SuperPLM
+    samples = 0 if alone else cfg.samples
+    steps = (cfg.further_steps if alone else cfg.steps) or 1000  # 0: passes over a corpus, whose size is not known
+    ffns = [arch.shape(layer)[0] for layer in range(arch.layers)]
+    activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn in ffns]
     times = {each: statistics.median(took) for each, took in time_together([reference, arch], cfg, rounds=3).items()}
     print(json.dumps({
         "arch": str(arch), "parameters": sum(parts.values()), "parts": parts, "flops": flops(arch, cfg.latency_length),
@@ -1357,8 +1356,9 @@ def describe(cfg):
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
         "speedup": times[reference] / times[arch], "latency": latency_setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))},
-        **forecast(dataclasses.replace(cfg, vocab_size=vocab), functools.partial(
-            rehearsal, arch=arch, samples=0 if cfg.arch or cfg.init else cfg.samples), steps)}, indent=2))
+        **training_cost(cfg, sum(parts.values()), step_flops(cfg, arch, samples), activations,
+                        round(MASK_RATE * cfg.length) * vocab, steps, cfg.batch),
+    }, indent=2))
 
 # --- command line ---------
 

@@ -1179,9 +1179,9 @@ def learning_rate(step, cfg):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has the paper, but trains nothing
     from common.cli import Diverged, Stop, UserError, check_memory, run, start
-    from common.describe import forecast, ids
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, on_main, per_second, prefetch,
-                                    progress, say, seed_everything, set_shards, shard_range, stopping)
+    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
+                                    prefetch, print_device_use, progress, say, seed_everything, set_shards, shard_range,
+                                    stopping, training_cost)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init, take_settings
@@ -1307,6 +1307,9 @@ def train_network(model, data, cfg, ranks, run, space=None):
             bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
             run.log(name, step + 1, loss=value, norm=float(norm), lr=rate, dev=dev,
                     **{f"{data.unit}_per_second": speed})
+            if cfg.dry_run:
+                examples = 30 if cfg.task == "wmt14" else 1  # of model_flops: tokens or images
+                print_device_use(ranks, speed, model_flops(arch or model.arch, cfg) / examples)
             seen, began = 0, time.perf_counter()
         if saves or stop or due:
             checkpoint.save(step=step + 1)
@@ -1397,28 +1400,6 @@ def evaluate(cfg):
 # --- command line ---------
 
 
-def rehearsal(cfg, arch, space=None, device=torch.device("cpu")):
-    """What common/describe.py rehearses: (optimizer, update, largest evaluation) of a network or, with a space, of its
-    super-net, whose whole is trained. Rows are images, or tokens of the longer side in sentences of 64."""
-    model, ranks = make_model(arch, cfg, space), Ranks(0, 1, device)
-    optimizer = make_optimizer(model, cfg)
-
-    def batch(rows, length):
-        inputs = blank_inputs(cfg, rows if cfg.task == "cifar10" else max(1, rows // length), length)
-        return *inputs, ids(rows) if cfg.task == "cifar10" else inputs[-1].clone()
-
-    def step(rows, shards):
-        batches = (batch(rows, min(64, cfg.length)) for _ in range(shards))
-        update(model.train(), model, optimizer, batches, dataclasses.replace(cfg, accumulate=shards), ranks,
-               arch=arch if space else None)
-
-    def look():
-        with autocast(cfg.dtype, device):
-            rows = 500 if cfg.task == "cifar10" else 64 * cfg.length
-            smoothed_loss(model.eval(), batch(rows, cfg.length), smoothing=0.0)
-    return optimizer, step, look
-
-
 def describe(cfg):
     """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has Table 5's networks as
     the paper counts them, without the products of linear attention.)"""
@@ -1427,10 +1408,22 @@ def describe(cfg):
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
             mformer if cfg.preset == "base" else widest(space))
     parts = count_parameters(arch, cfg)
-    needs = forecast(cfg, functools.partial(rehearsal, arch=arch), cfg.steps, cfg.length if arch.decoder_layers else 1)
-    print(json.dumps({"parameters": sum(parts.values()), "parts": parts, "flops": model_flops(arch, cfg),
-                      "space": {"architectures": float(space_size(space)), **space}, "arch": arch_text(arch),
-                      **needs}))
+    total = sum(parts.values())
+    tokens = 30 if arch.decoder_layers else (cfg.image // cfg.patch) ** 2 + 1  # of an example
+    examples = cfg.batch / tokens if arch.decoder_layers else cfg.batch  # in a step
+    ffns = (*arch.ffn, *arch.decoder_ffn)
+    activations = [layer_activations(tokens, arch.hidden, ffn) for ffn in ffns]
+    logits = tokens * cfg.vocab_size if arch.decoder_layers else 10
+    cost = training_cost(cfg, total, model_flops(arch, cfg), activations, logits, cfg.steps, examples)
+    print(json.dumps({
+        "parameters": total,
+        "parts": parts,
+        "flops": model_flops(arch, cfg),
+        "flops_counting": model_flops.__doc__,
+        "space": {"architectures": float(space_size(space)), **space},
+        "arch": arch_text(arch),
+        **cost,
+    }))
 
 
 ACTIONS = {

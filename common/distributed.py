@@ -309,6 +309,57 @@ def seed_everything(*key):
     random.seed(seed)
 
 
+CARDS = {"A100": 312e12, "H100": 989e12}  # FLOP/s of dense bfloat16 products, from the data sheets
+UTILIZATION = 0.35  # fraction of a card's peak that a usual training run reaches
+
+
+def layer_activations(tokens, hidden, ffn):
+    """Bytes that a Transformer layer keeps for the backward pass of one example, in bfloat16: Korthikanti et al. 2022,
+    Sec. 4.1, without the tokens x tokens term, since fused attention keeps no scores."""
+    return tokens * (18 * hidden + 4 * ffn)
+
+
+def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
+    """What --describe estimates of a training run on one GPU: {"memory_gb": {...}, "days": {...}, ...}.
+
+    It is arithmetic and has not been measured; --dry_run on a GPU measures two real steps. parameters: of the model.
+    flops: of the forward pass of one example. activations: bytes that each layer keeps of one example, in bfloat16.
+    logits: numbers in the output of one example. examples: in one step.
+
+    Memory: 16 bytes a parameter (float32 weights, gradients and two moments of the optimizer), the activations of one
+    micro-batch (with --recompute those of the largest layer; the layers' inputs are small beside it), and logits, their
+    log-softmax and its gradient in float32. Days: 3 forward passes a step at UTILIZATION of the peak.
+    """
+    kept = max(activations) if getattr(cfg, "recompute", False) else sum(activations)
+    if cfg.dtype == "float32":
+        kept *= 2
+    micro_batch = math.ceil(examples / cfg.accumulate)
+    memory = {
+        "parameters_and_optimizer": 16 * parameters,
+        "activations": micro_batch * kept,
+        "logits": micro_batch * 12 * logits,
+    }
+    memory["total"] = sum(memory.values())
+    seconds = {card: 3 * flops * examples * steps / (UTILIZATION * peak) for card, peak in CARDS.items()}
+    return {
+        "memory_gb": {name: float(f"{value / 1e9:.3g}") for name, value in memory.items()},
+        "micro_batch": micro_batch,
+        "steps": steps,
+        "days": {card: float(f"{value / 86400:.3g}") for card, value in seconds.items()},
+    }
+
+
+def print_device_use(ranks, per_second, flops):
+    """Print what --dry_run measured on a GPU: tokens (or images) a second, peak memory, and the fraction of the card's
+    bfloat16 peak. per_second: of this run, or None; flops: of the forward pass of one of them."""
+    if ranks.device.type != "cuda" or per_second is None:
+        return
+    name = torch.cuda.get_device_name(ranks.device)
+    peak = next((value for card, value in CARDS.items() if card in name), None)
+    used = f", {3 * flops * per_second / ranks.size / peak:.1%} of its bfloat16 peak" if peak else ""
+    say(ranks, f"{name}: {per_second:,} a second, peak memory {peak_memory(ranks.device) / 1e3:.3g} GB{used}")
+
+
 def per_second(count, began):
     """`count` by the seconds since `began`, a time of time.perf_counter(). None without one, and where that clock
     stands still, as in some virtual machines."""

@@ -2,7 +2,6 @@
 
 peers     a training step of each file, fine-tuning and beam search beside Hugging Face's transformers
 gpu       the first ten minutes on a card: every action, every training at the paper's size beside what is forecast
-page      the tables of tests/claims/rehearsal.md, from what these have written; measures nothing
 
 Compare ratios: what is compared runs in turns, A B A B, after one turn to warm up. Seconds are wall clock.
 """
@@ -35,7 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import albert
 import autobert_zero
 import mformer
-from common import describe, distributed, glue
+from common import distributed, glue
 from common.distributed import Ranks, prepare_model
 from common.runs import processor
 from data.prepare import make_demo
@@ -312,10 +311,10 @@ def train_on_card(command, seconds, card):
         count = settings["batch"] * (settings["length"] if "mformer" not in command else 1)
         words = re.sub("--(pretrain|superplm|further_train|train) ", "--describe ", command)
         said = json.loads(called(re.sub(r"--tokenizer \S+", f"--vocab_size {PIECES}", words)))
-        usual = said["days"][card]["35%"] * 86400 / said["days"]["updates"]
-        speed, known = f"{count / each:,.0f} {unit}", [
-            f"{count / usual:,.0f}", f"{0.35 * usual / each:.1%}",
-            f"{max(said['memory']['update'], said['memory']['evaluation']) / 1e9:.3g}"]
+        usual = said["days"][card] * 86400 / said["steps"]
+        speed = f"{count / each:,.0f} {unit}"
+        share = f"{distributed.UTILIZATION * usual / each:.1%}"
+        known = [f"{count / usual:,.0f}", share, f"{said['memory_gb']['total']:.3g}"]
     return [speed, *known[:2], f"{peak:.3g}", known[2], f"{kernels or operators:,}", f"{waits / 1e6:.3f}"]
 
 
@@ -327,7 +326,7 @@ def gpu(own):
     if not torch.cuda.is_available():
         sys.exit("bench.py gpu: torch sees no CUDA device on this machine; run it where there is one")
     name, to, demo, began = torch.cuda.get_device_name(), tempfile.mkdtemp(), ROOT / "data" / "demo", time.time()
-    card, found = next((known for known in describe.CARDS if known in name), "H100"), []
+    card, found = next((known for known in distributed.CARDS if known in name), "H100"), []
     make_demo(demo)
     write_vocabulary(Path(to, "vocab.txt"), demo)
     head = "command, a second, expected, of the peak, peak GB, --describe, launches, s the host waits".split(", ")
@@ -352,39 +351,12 @@ def gpu(own):
     return {"card": name, "rows": found}, f"{name}: all of it ran, in {time.time() - began:.0f} s"
 
 
-# --- page ----------------------------------------------------------------------------------------
-
-def fits_table(found):
-    head = "file | preset | phase | peak | evaluation | largest | largest there | smallest card, GB".split(" | ")
-    return study.table(head, [
-        (*name.split(" | "), f"{phase['peak'] / 1e9:.1f}", f"{phase['evaluation'] / 1e9:.1f}",
-         f"{phase['largest'] / 1e9:.2f}", f"{phase['evaluation_largest'] / 1e9:.2f}", phase["card_gb"] or "none")
-        for name, phase in sorted(found.items())])
-
-
-def page(own=None, folder=CLAIMS):
-    """Each table stands between <!-- NAME --> and <!-- end -->; what stands around them is written by hand."""
-    text = (folder / "rehearsal.md").read_text(encoding="utf-8")
-    for name, table in {"rehearsal": fits_table, "peers": peers_table}.items():
-        path = folder / "results" / f"{name}.json"
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text())
-        about = {**found.get("machine", {}), **found}
-        head = ("{processor}, {cores} cores, {threads} threads, torch {torch}, {date}: `{command}`.\n\n".format(**about)
-                if "command" in about else "")
-        made = f"<!-- {name} -->\n{head}{table(found)}\n<!-- end -->"
-        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: made, text, flags=re.DOTALL)
-    (folder / "rehearsal.md").write_text(text, encoding="utf-8")
-    return {}, f"{folder / 'rehearsal.md'}: made anew"
-
-
 def main(argv):
     parser = argparse.ArgumentParser(prog="bench.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     chosen = parser.add_subparsers(required=True, metavar="PART")
     flags = {part: chosen.add_parser(part.__name__, description=part.__doc__) for part in (
-        peers, gpu, page)}
+        peers, gpu)}
     for part, own in flags.items():
         own.set_defaults(part=part)
         own.add_argument("--out", help="write JSON here")

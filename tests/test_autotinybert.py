@@ -639,8 +639,7 @@ def test_speedup_takes_an_architecture(flags, tmp_path, clock):
     assert line["speedup_range"][0] <= line["speedup"] <= line["speedup_range"][1]
 
 
-def test_describe(flags, capsys, clock, monkeypatch):
-    monkeypatch.setattr(atb, "forecast", lambda *others: {})  # test_rehearsal.py has it
+def test_describe(flags, capsys, clock):
     described = json.loads(run_here(["--describe", *flags, "--arch", "2-12-16-2-12"], capsys))
     assert described["parameters"] == sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 300).values())
     assert described["speedup"] > 0 and described["space"]["architectures"] == 2 * 5 * 9 * 4

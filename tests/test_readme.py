@@ -9,7 +9,8 @@ import shlex
 import pytest
 from conftest import ROOT
 
-from common import cli
+import albert
+from common import cli, distributed
 from data import prepare
 from tests.claims import study
 
@@ -168,28 +169,32 @@ def test_the_front_page_shows_a_real_search():
     assert f"```\n{shown['printed']}\n```" in FRONT and shown["commit"][:7] in FRONT
 
 
-FORECASTS = {  # file: the phase that takes the time and its shards, its rows, the phase that takes the memory
-    "autobert_zero": ("pre-training of autobert-zero, 160 rows of 128", 1, 775 * 40_000 * 160,
-                      "pre-training of a candidate, 160 rows of 128"),
-    "autotinybert": (*["SuperPLM, sub-batches of 16 rows of 128", 2, 1.5e8], "SuperPLM, sub-batches of 16 rows of 128"),
-    "albert": ("pre-training, 64 rows of 512", 2, 125_000 * 4096, "pre-training, 64 rows of 512"),
-    "mformer": ("training, 64 pictures", 2, 140_000 * 256, "training, 64 pictures")}
+COSTS = {  # flags of --describe, and how many such runs the front page's row is about
+    "autobert_zero": ("--preset base --arch autobert-zero", 775),  # candidates of a search
+    "autotinybert": ("--preset base --steps 586000", 1),  # 5 passes over 30 million sequences, 256 in a step
+    "albert": ("--preset base --accumulate 64", 1),
+    "mformer": ("--preset base", 1),
+}
 
 
 @pytest.mark.parametrize("file", PAPERS)
-def test_what_a_gpu_takes_is_what_was_rehearsed(file):
-    phase, shards, rows, largest = FORECASTS[file]
-    name = f"{file} | base" + " cifar10" * (file == "mformer")
-    days = study.days_of(f"{name} | {phase}", shards, rows)
+def test_costs_on_the_front_page_are_those_of_describe(file, capsys):
+    flags, runs = COSTS[file]
+    importlib.import_module(file).main(["--describe", *flags.split()])
+    cost = json.loads(capsys.readouterr().out)
     row = next(line for line in FRONT.splitlines() if line.startswith(f"| `{file}.py`"))
     number, unit, memory = re.search(r"([\d.]+) (days|hours|minutes), (\d+) GB", row).groups()
-    assert float(number) == pytest.approx(days * {"days": 1, "hours": 24, "minutes": 1440}[unit], rel=0.07)
-    found = json.loads((study.RESULTS / "rehearsal.json").read_text(encoding="utf-8"))[f"{name} | {largest}"]
-    assert int(memory) == round(max(found["update"], found["evaluation"]) / 1e9)
+    units = {"days": 1, "hours": 24, "minutes": 1440}
+    assert float(number) == pytest.approx(cost["days"]["H100"] * runs * units[unit], rel=0.07)
+    assert int(memory) == round(cost["memory_gb"]["total"])
 
 
-def test_days_are_those_of_the_rehearsed_flops():
-    """3 x 91.5 GFLOPs a row (albert.py's own count), 125,000 updates of 4,096 rows, 35% of 989 TFLOPs a second."""
-    days = study.days_of("albert | base | pre-training, 64 rows of 512", 2, 4096 * 125_000)
-    assert days == pytest.approx(3 * 91.543e9 * 4096 * 125_000 / (0.35 * 989e12) / 86400, rel=0.03)
-    assert study.fill("{days: albert | base | pre-training, 64 rows of 512, 2 shards: 512e6}", "albert") == "4.8 days"
+def test_days_by_hand():
+    """3 x 91.5 GFLOPs a sequence (albert.flops), 125,000 steps of 4,096, 35% of 989 TFLOPs a second."""
+    cfg = albert.Config(**albert.PRESETS["base"], preset="base", accumulate=64)
+    cost = distributed.training_cost(cfg, 0, albert.flops(cfg), [distributed.layer_activations(512, 768, 3072)] * 12,
+                                     0, 125_000, 4096)
+    days = 3 * 91.543e9 * 4096 * 125_000 / (0.35 * 989e12) / 86400
+    assert cost["days"]["H100"] == pytest.approx(days, rel=0.01)
+    # 34 bytes a number of the hidden states where ffn = 4 hidden: Korthikanti et al. 2022
+    assert cost["memory_gb"]["activations"] == pytest.approx(64 * 12 * 512 * 34 * 768 / 1e9, rel=0.01)

@@ -34,7 +34,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 import torch
 
-from common import cli, describe, metrics
+from common import cli, distributed, metrics
 from common.cli import UserError, run
 from common.files import read_json, write_atomic
 from common.runs import environment
@@ -302,7 +302,7 @@ def days_of(phase, shards, rows):
     are those of so many shards of as many rows as its name says."""
     flops = read_json(RESULTS / "rehearsal.json")[phase]["flops"]
     own = shards * int(re.search(r"(\d+) (rows|pictures)", phase)[1])
-    return flops / own * rows / (describe.CARDS["H100"][1] * 0.35) / 86400
+    return flops / own * rows / (distributed.CARDS["H100"] * 0.35) / 86400
 
 
 def capital(text):
