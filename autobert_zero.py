@@ -116,7 +116,7 @@ class Config:
     given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
     program = "autobert_zero"
     models = "init", "tokenizer"  # flags that name what is read beside the data
-    writes = ("round-*", "warm-start", "by-hand", "finalists", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI",
+    writes = ("round-*", "warm-start", "baselines", "finalists", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI",
               "RTE", "WNLI", "SQuAD?.?")
 
 
@@ -143,21 +143,24 @@ SHARPNESS = 4  # of the priorities (D9): a pilot of the simulation in tests/clai
 LOG_EVERY = 50  # steps between lines of the log
 
 # --- search space ---------
-# An architecture is a tuple of layers: an int, the kernel size of a convolution, or a graph, a tuple of operations in
-# order of evaluation, each ("name", operand[, operand]). Operands 0..3 are Q, K, V, P, operand 4 + i is operation i;
-# the last is the output. A shape is "nd", tokens x head dim, or "dn", "nn", "dd".
+# An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a
+# graph: a tuple of operations in order of evaluation, each ("name", operand[, operand]).
+# Operands 0 to 3 are Q, K, V, P; operand 4 + i is the result of operation i; the last operation is
+# the output. A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
 
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
-PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, those that sum over an axis
+PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, the operations that sum over an axis
 BINARY = ("add", *PRODUCTS)  # Table 1
-OPS = UNARY + BINARY  # D3: on matrices alone, no scalar nodes (Sec. 3.1); these reach all of Figure 7
+# D3: operations on matrices alone, no scalar nodes (Sec. 3.1); they build all of Figure 7
+OPS = UNARY + BINARY
 
 
 def infer(op, *shapes):
-    """Shape of op's result from its operands' shapes; None where it is not legal on them."""
-    first, second = shapes[0], shapes[-1]
+    """Shape of the result of `op` on operands of these shapes; None if it is illegal on them."""
+    first = shapes[0]
+    second = shapes[-1]
     if op == "transpose":
         return first[::-1]
     if op in UNARY:
@@ -166,102 +169,124 @@ def infer(op, *shapes):
         return first if first == second else None
     if op == "matmul":
         second = second[::-1]
-    # D4: cosine and euclidean hold rows against rows, n x d and m x d -> n x m: so they can score
+    # D4: cosine and euclidean compare rows with rows, n x d and m x d -> n x m, so they can score
     return first[0] + second[0] if first[1] == second[1] else None
 
 
 def infer_graph(graph):
-    """Shapes of Q, K, V, P and all operations; None where one is illegal."""
+    """Shapes of Q, K, V, P and all operations; None if an operation is illegal."""
     shapes = ["nd"] * len(INPUTS)
     for op, *operands in graph:
-        shapes.append(infer(op, *(shapes[operand] for operand in operands)))
-        if shapes[-1] is None:
+        shape = infer(op, *(shapes[operand] for operand in operands))
+        if shape is None:
             return None
+        shapes.append(shape)
     return shapes
 
 
 def in_order(graph, output, names):
-    """The operations that the operand `output` needs, inputs renamed by `names`: in post-order from it, equal parts
-    merged, of the operands of add that of fewer operations first, of as many that whose operations sort first."""
+    """The operations that make the operand `output`, in post-order, with equal subgraphs merged.
+
+    names: the new number of each input. The operands of `add` are sorted by size, then
+    lexicographically.
+    """
 
     @functools.cache
     def form(operand):
-        """(operations, number of the last of them) that make an operand."""
+        """(operations that make an operand, its number among them)."""
         if operand < len(INPUTS):
             return (), names[operand]
         op, *operands = graph[operand - len(INPUTS)]
-        parts, merged, reads = [form(each) for each in operands], [], []
+        parts = [form(each) for each in operands]
         if op == "add":
             parts.sort(key=lambda part: (len(part[0]), part))
+        merged = []
+        reads = []
         for operations, result in parts:
-            numbers = list(range(len(INPUTS)))  # where each operand of the part stands in `merged`
+            numbers = list(range(len(INPUTS)))  # of this part's operands in `merged`
             for name, *others in operations:
                 operation = (name, *[numbers[other] for other in others])
                 if operation not in merged:
                     merged.append(operation)
                 numbers.append(len(INPUTS) + merged.index(operation))
             reads.append(numbers[result])
-        return (*merged, (op, *reads)), len(INPUTS) + len(merged)
+        merged.append((op, *reads))
+        return tuple(merged), len(INPUTS) + len(merged) - 1
 
     return form(output)[0]
 
 
 def canonical(graph):
-    """The form by which graphs are compared, without operations that the last one does not need. Where the operands of
-    an add stand is a property of the graph, not of the names of its inputs: of all namings that with the smallest form
-    decides, so that Q + neg(K) and neg(Q) + K have the same operations at the same positions."""
-    graph = in_order(graph, len(INPUTS) + len(graph) - 1, range(len(INPUTS)))
+    """The form by which graphs are compared, without operations that the output does not need.
+
+    The order of the operands of `add` must not depend on the names of the inputs: Q + neg(K) and
+    neg(Q) + K have the same operations at the same positions. So every renaming of the inputs is
+    tried, and the lexicographically smallest form decides the order.
+    """
+    output = len(INPUTS) + len(graph) - 1
+    graph = in_order(graph, output, range(len(INPUTS)))
     if not any(op == "add" for op, *_ in graph):
         return graph
+    output = len(INPUTS) + len(graph) - 1
     forms = []
     for names in itertools.permutations(used_inputs(graph)):
-        form = in_order(graph, len(INPUTS) + len(graph) - 1, {name: number for number, name in enumerate(names)})
-        back = dict(enumerate(names))
-        forms.append((form, tuple((op, *[back.get(each, each) for each in operands]) for op, *operands in form)))
+        renamed = {name: number for number, name in enumerate(names)}
+        original = dict(enumerate(names))
+        form = in_order(graph, output, renamed)
+        restored = [(op, *[original.get(each, each) for each in operands]) for op, *operands in form]
+        forms.append((form, tuple(restored)))
     return min(forms)[1]
 
 
 def used_inputs(graph):
-    """Numbers of the inputs that a graph reads, sorted."""
-    return sorted({operand for _, *operands in graph for operand in operands if operand < len(INPUTS)})
+    """Sorted numbers of the inputs that a graph reads."""
+    operands = {operand for _, *operands in graph for operand in operands}
+    return sorted(operand for operand in operands if operand < len(INPUTS))
 
 
 def why_illegal(graph, max_path=None):
-    """None for a legal graph, else the reason. With max_path as a search wants it: no longer than that, and D22: a
-    mixer of tokens."""
+    """None for a legal graph, else the reason. max_path: for a search, the largest number of
+    operations; then the graph must also mix tokens."""
     shapes = infer_graph(graph)
     if shapes is None:
-        return "an operation's operands do not fit"
-    if shapes[-1] != "nd" or not graph:
-        return "the output is not tokens x head dim" if graph else "it does not end in an operation"
+        return "the shapes of an operation's operands do not fit"
+    if not graph:
+        return "it does not end in an operation"
+    if shapes[-1] != "nd":
+        return "the output is not tokens x head dim"
     if len(used_inputs(graph)) < 2:
         return "an attention reads 2 to 4 of Q, K, V, P"
-    if max_path and len(graph) > max_path:
+    if max_path is None:
+        return None
+    if len(graph) > max_path:
         return f"{len(graph)} operations, more than {max_path}"
-    over_tokens = [op in PRODUCTS or (op, shape) == ("softmax", "dn")
-                   for (op, *_), shape in zip(graph, shapes[len(INPUTS):])]
-    if max_path and not any(over_tokens):
-        return "no token sees another"
-    return None
+    # D22: a searched attention mixes tokens; the paper does not ask for it
+    mixes = [op in PRODUCTS or (op, shape) == ("softmax", "dn")
+             for (op, *_), shape in zip(graph, shapes[len(INPUTS):])]
+    return None if any(mixes) else "no token sees another"
 
 
-# The text form: layers joined by " | ", a convolution conv65, an attention a formula that names what is used twice:
-# "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+# The text form: layers joined by " | ". A convolution is "conv65", an attention a formula, in which
+# a result that is read twice has a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
-FUNCTIONS = {op: {"cosine": "cos", "euclidean": "dist"}.get(op, op) for op in OPS
-             if op not in ("transpose", "add", "matmul")}
+FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid": "logsigmoid",
+             "softsign": "softsign", "cosine": "cos", "euclidean": "dist"}
 
 
 def formula(graph):
     """The text form of a graph."""
     reads = [operand for _, *operands in graph for operand in operands]
-    lines, names, trees = [], iter("abcdefghijklmnorstuvwxyz"), [ast.Name(name) for name in INPUTS]
+    names = iter("abcdefghijklmnorstuvwxyz")
+    lines = []
+    trees = [ast.Name(name) for name in INPUTS]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
         parts = [trees[operand] for operand in operands]
         if op == "transpose":
-            tree = ast.Attribute(*parts, "T")
-        elif op in ("add", "matmul"):
-            tree = ast.BinOp(parts[0], ast.Add() if op == "add" else ast.MatMult(), parts[1])
+            tree = ast.Attribute(parts[0], "T")
+        elif op == "add":
+            tree = ast.BinOp(parts[0], ast.Add(), parts[1])
+        elif op == "matmul":
+            tree = ast.BinOp(parts[0], ast.MatMult(), parts[1])
         else:
             tree = ast.Call(ast.Name(FUNCTIONS[op]), parts, [])
         if reads.count(index) > 1:
@@ -273,31 +298,38 @@ def formula(graph):
 
 
 def parse_formula(text):
-    """The canonical graph of a formula; ValueError says what is wrong."""
-    graph, names = [], {name: index for index, name in enumerate(INPUTS)}
+    """The canonical graph of a formula. Raises ValueError with the reason."""
+    graph = []
+    names = {name: index for index, name in enumerate(INPUTS)}
     calls = {name: op for op, name in FUNCTIONS.items()}
 
     def read(tree):
-        """The operand number of an expression, appended to graph."""
+        """Append an expression to `graph`; returns its operand number."""
         match tree:
             case ast.Name(name) if name in names:
                 return names[name]
-            case ast.BinOp(left, ast.Add() | ast.MatMult() as sign, right):
-                op, *parts = "add" if isinstance(sign, ast.Add) else "matmul", left, right
+            case ast.BinOp(left, ast.Add(), right):
+                operation = "add", read(left), read(right)
+            case ast.BinOp(left, ast.MatMult(), right):
+                operation = "matmul", read(left), read(right)
             case ast.Attribute(value, "T"):
-                op, *parts = "transpose", value
+                operation = "transpose", read(value)
             case ast.UnaryOp(ast.USub(), operand):
-                op, *parts = "neg", operand
-            case ast.Call(ast.Name(name), parts, []) if name in calls and len(parts) == 1 + (calls[name] in BINARY):
-                op = calls[name]
+                operation = "neg", read(operand)
+            case ast.Call(ast.Name(name), [value], []) if calls.get(name) in UNARY:
+                operation = calls[name], read(value)
+            case ast.Call(ast.Name(name), [left, right], []) if calls.get(name) in BINARY:
+                operation = calls[name], read(left), read(right)
             case _:
                 known = ", ".join(f"{name}(x{', y' * (op in BINARY)})" for name, op in calls.items())
-                raise ValueError(f"{ast.unparse(tree)!r} is none of Q, K, V, P, x + y, x @ y, x.T, {known}")
-        graph.append((op, *map(read, parts)))
+                raise ValueError(f"{ast.unparse(tree)!r} is none of "
+                                 f"Q, K, V, P, x + y, x @ y, x.T, {known}")
+        graph.append(operation)
         return len(INPUTS) + len(graph) - 1
 
     try:
-        *bindings, output = [statement for part in text.split(";") for statement in ast.parse(part.strip()).body]
+        statements = [statement for part in text.split(";") for statement in ast.parse(part.strip()).body]
+        *bindings, output = statements
     except (SyntaxError, ValueError):
         raise ValueError(f"{text!r} is not a formula") from None
     for binding in bindings:
@@ -305,29 +337,82 @@ def parse_formula(text):
             case ast.Assign([ast.Name(name)], value) if name not in INPUTS:
                 names[name] = read(value)
             case _:
-                raise ValueError(f"{ast.unparse(binding)!r}: only other names than Q, K, V, P can be bound")
+                raise ValueError(f"{ast.unparse(binding)!r}: give a name other than Q, K, V, P")
     result = read(output.value) if isinstance(output, ast.Expr) else 0
-    graph = canonical(tuple(graph[:result - len(INPUTS) + 1])) if result >= len(INPUTS) else ()
+    graph = tuple(graph[:max(0, result - len(INPUTS) + 1)])
+    graph = canonical(graph) if graph else ()
     if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
     return graph
 
 
+def simplify(graph):
+    """An equal graph without minus signs that cancel: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
+
+    A minus sign moves through the operations that are linear or odd; a cosine also ignores the
+    scale of its operands, and a double transpose is nothing. The function of the graph stays the
+    same, so it is for people to read; a search works on the graphs that it drew.
+    """
+    result = []
+    signed = [(index, 1) for index in range(len(INPUTS))]  # each operand's number in result, sign
+
+    def append(op, *operands):
+        result.append((op, *operands))
+        return len(INPUTS) + len(result) - 1
+
+    def made(operand):
+        number, sign = operand
+        return number if sign > 0 else append("neg", number)
+
+    def source(operand, op):
+        """The operand of an unary operation `op` that made this operand, or None."""
+        made_by = result[operand - len(INPUTS)] if operand >= len(INPUTS) else ("input",)
+        return made_by[1] if made_by[0] == op else None
+
+    for op, *operands in graph:
+        parts = [signed[operand] for operand in operands]
+        numbers = [number for number, _ in parts]
+        sign = math.prod(sign for _, sign in parts)
+        if op == "neg":
+            signed.append((numbers[0], -sign))
+        elif op == "transpose" and source(numbers[0], op) is not None:
+            signed.append((source(numbers[0], op), sign))
+        elif op in ("transpose", "scale", "softsign", "matmul"):
+            signed.append((append(op, *numbers), sign))
+        elif op == "cosine":
+            unscaled = [number if source(number, "scale") is None else source(number, "scale")
+                        for number in numbers]
+            signed.append((append(op, *unscaled), sign))
+        elif op == "add" and parts[0][1] == parts[1][1]:
+            signed.append((append(op, *numbers), parts[0][1]))
+        elif op == "euclidean" and sign > 0:
+            signed.append((append(op, *numbers), 1))
+        else:  # softmax, logsigmoid, an add or a distance of operands with different signs
+            signed.append((append(op, *map(made, parts)), 1))
+    output = made(signed[-1])
+    simple = in_order(tuple(result), output, range(len(INPUTS)))
+    return canonical(simple) if len(simple) < len(graph) else graph
+
+
 def arch_text(arch):
     """The text form of an architecture, which parse_arch reads."""
-    return " | ".join(f"conv{layer}" if isinstance(layer, int) else formula(layer) for layer in arch)
+    layers = [f"conv{layer}" if isinstance(layer, int) else formula(layer) for layer in arch]
+    return " | ".join(layers)
 
 
 @functools.cache
 def parse_arch(text):
-    """The architecture of a text form; ValueError names the wrong layer."""
+    """The architecture of a text form. Raises ValueError, which names the wrong layer."""
     layers = []
     for number, part in enumerate(text.split("|"), 1):
         kernel = re.fullmatch(r"conv(\d+)", part.strip())
         try:
-            if kernel and int(kernel[1]) not in KERNELS:
-                raise ValueError(f"kernel size {kernel[1]}; there are {', '.join(map(str, KERNELS))}")
-            layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
+            if not kernel:
+                layers.append(parse_formula(part.strip()))
+                continue
+            if int(kernel[1]) not in KERNELS:
+                raise ValueError(f"kernel size {kernel[1]}; choose from {', '.join(map(str, KERNELS))}")
+            layers.append(int(kernel[1]))
         except (ValueError, RecursionError, MemoryError) as error:
             raise ValueError(f"layer {number}: {str(error) or 'too long'}") from None
     return tuple(layers)
@@ -339,39 +424,46 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: V alone in the last two, as in the text's formula; the figure draws an `add` of one operand
+    # D6: V alone in the last two, as in the text's formula; the figure has an `add` of one operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
 
 
 def ablate(arch, kind):
-    """Table 5: "att-only" replaces a convolution with the attention behind it (the last ones: before it), "conv-only"
-    an attention with the convolution before it (D14: our choice). D27: AutoBERT-att, -conv and
-    w/o-desc of Tables 2 and 3 are other searched networks, which only Figures 9 to 11 show."""
-    wanted, direction = (int, -1) if kind == "conv-only" else (tuple, 1)
+    """Table 5: "att-only" replaces a convolution with the attention after it (the last ones: before
+    it), "conv-only" an attention with the convolution before it."""
+    # D14: for conv-only, and for depths other than 12 and 24, the choice is ours
+    # D27: AutoBERT-att, -conv and w/o-desc of Tables 2, 3 are searched networks of Figures 9 to 11
+    wanted = int if kind == "conv-only" else tuple
+    direction = -1 if kind == "conv-only" else 1
     kept = [index for index, layer in enumerate(arch) if isinstance(layer, wanted)]
     if not kept:
         raise ValueError(f"the architecture has no layer to build {kind} from")
 
     def nearest(index):
-        """The layer for place `index`: in the direction first, then the nearest."""
-        return arch[min(kept, key=lambda other: ((other - index) * direction < 0, abs(other - index)))]
+        """The layer to put at `index`: the nearest in the direction, else the nearest."""
+        def distance(other):
+            return (other - index) * direction < 0, abs(other - index)
+        return arch[min(kept, key=distance)]
 
-    return tuple(map(nearest, range(len(arch))))
+    return tuple(nearest(index) for index in range(len(arch)))
 
 
 def stretch(arch, layers):
-    """Pairs of layers at another depth: more of them repeat each right after itself (App. D.2, large), fewer (D14: the
-    paper has none) are evenly spaced; an odd number drops the last layer."""
-    pairs, count = len(arch) // 2, (layers + 1) // 2
-    chosen = [index * pairs // count if count > pairs else round(index * (pairs - 1) / max(count - 1, 1))
-              for index in range(count)]
+    """An architecture of pairs of layers at another depth. More layers: each pair is repeated
+    after itself (App. D.2, large). Fewer: evenly spaced pairs. Odd: the last layer is dropped."""
+    pairs = len(arch) // 2
+    count = (layers + 1) // 2
+    if count > pairs:
+        chosen = [index * pairs // count for index in range(count)]
+    else:  # D14
+        chosen = [round(index * (pairs - 1) / max(count - 1, 1)) for index in range(count)]
     return tuple(layer for pair in chosen for layer in arch[2 * pair:2 * pair + 2])[:layers]
 
 
 def read_best(path):
-    """The text form of the architecture in a search's best.json; ValueError says why there is none."""
+    """The text form of the architecture in a search's best.json. Raises ValueError."""
     try:
         best = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -382,12 +474,14 @@ def read_best(path):
 
 
 def read_arch(name, layers):
-    """The architecture of --arch and --layers; ValueError says what is wrong."""
+    """The architecture of --arch and --layers. Raises ValueError with the reason."""
     text, kind = re.fullmatch("(.*?)(?:/(att-only|conv-only))?", name, re.DOTALL).groups()
     if text.endswith(".json"):
         text = read_best(text)
-    arch = parse_arch({"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}.get(text, text))
-    arch = ablate(arch, kind) if kind else arch
+    named = {"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}
+    arch = parse_arch(named.get(text, text))
+    if kind:
+        arch = ablate(arch, kind)
     if text == "autobert-zero" or (len(arch), layers) == (12, 24):
         arch = stretch(arch, layers)
     if len(arch) != layers:
@@ -397,106 +491,149 @@ def read_arch(name, layers):
 # --- model ----------------
 
 
-def hide(x, axes, contracted, mask):
-    """x (B, N, *, *) of shape `axes`, zero at padding where its axis `contracted` (0 or 1), over which a product will
-    sum, is one of tokens; mask (B, T) True at real tokens, or None. D5: no sum sees padding; the paper has none."""
+def zero_padding(x, axes, contracted, mask):
+    """x (B, N, *, *) with zeros at padding, if a product will sum over an axis of tokens.
+
+    axes: the shape of x, such as "nd". contracted: the axis (0 or 1) over which the product sums.
+    mask: (B, T), True at real tokens, or None.
+    """
+    # D5: no sum sees padding; the paper does not mention it
     if mask is None or axes[contracted] != "n":
         return x
-    return torch.where(mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :], x, 0.0)
+    visible = mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :]
+    return torch.where(visible, x, 0.0)
 
 
-SIMPLE = {"neg": torch.neg, "transpose": lambda x: x.transpose(-1, -2), "add": torch.add, "logsigmoid": F.logsigmoid,
-          "softsign": F.softsign}  # D1: x / (1 + |x|), as arXiv's Table 1; x / (1 + x) of the AAAI print has a pole
+SIMPLE = {
+    "neg": torch.neg,
+    "transpose": lambda x: x.transpose(-1, -2),
+    "add": torch.add,
+    "logsigmoid": F.logsigmoid,
+    "softsign": F.softsign,  # D1: x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+}
 
 
 def run_op(op, values, axes, mask, dropout):
-    """An operation of Table 1 but scale on (B, N, *, *) tensors; axes: the shape of each ("nd", ...)."""
+    """An operation of Table 1 other than scale, on (B, N, *, *) tensors of the shapes `axes`."""
     if op in SIMPLE:
         return SIMPLE[op](*values)
-    x, y = values[0], values[-1]
+    x = values[0]
+    y = values[-1]
     if op == "softmax":
         if axes[0][1] == "n" and mask is not None:
             x = x.masked_fill(~mask[:, None, None, :], float("-inf"))  # D5
         weights = F.softmax(x, dim=-1)
-        return F.dropout(weights, dropout) if axes[0] == "nn" else weights  # D25: on token-by-token weights alone
+        # D25: dropout on the n x n softmax alone; the paper does not say where
+        return F.dropout(weights, dropout) if axes[0] == "nn" else weights
     if op == "matmul":
-        return hide(x, axes[0], 1, mask) @ hide(y, axes[1], 0, mask)
-    x, y = hide(x, axes[0], 1, mask), hide(y, axes[1], 1, mask)
+        return zero_padding(x, axes[0], 1, mask) @ zero_padding(y, axes[1], 0, mask)
+    x = zero_padding(x, axes[0], 1, mask)
+    y = zero_padding(y, axes[1], 1, mask)
     if op == "cosine":
-        return F.normalize(x, dim=-1, eps=1e-6) @ F.normalize(y, dim=-1, eps=1e-6).transpose(-1, -2)
+        x = F.normalize(x, dim=-1, eps=1e-6)
+        y = F.normalize(y, dim=-1, eps=1e-6)
+        return x @ y.transpose(-1, -2)
     wide = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):  # differences of large numbers: never in bfloat16
-        x, y = x.to(wide), y.to(wide)
-        squares = x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :] - 2 * x @ y.transpose(-1, -2)
-        return squares.clamp_min(1e-6).sqrt()  # no (B, N, T, T, D) buffer; a finite gradient at 0
+    with torch.autocast(x.device.type, enabled=False):  # differences of large numbers: not in bfloat16
+        x = x.to(wide)
+        y = y.to(wide)
+        norms = x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :]
+        squares = norms - 2 * x @ y.transpose(-1, -2)  # without a (B, N, T, T, D) buffer
+        return squares.clamp_min(1e-6).sqrt()  # the gradient at 0 is finite
 
 
 def find_softmax_attention(graph):
-    """Where a graph ends in the pattern softmax(scale(A @ X)) @ C with A, C "nd" and X "dn", and nothing else reads its
-    parts: the operands A, X and C, and the set of its four operations; else None. Such an end runs as
-    scaled_dot_product_attention, which never keeps the "nn"."""
-    readers = [operand for _, *operands in graph for operand in operands]
-    operand, chain = len(INPUTS) + len(graph) - 1, []
-    for op in ("matmul", "softmax", "scale", "matmul"):  # from the output back, along the first operands
+    """The operands (A, X, C) and the set of four operations of softmax(scale(A @ X)) @ C, where the
+    graph ends in it, A and C are "nd", X is "dn" and nothing else reads its parts; else None.
+
+    Such an end runs as scaled_dot_product_attention, which never stores the n x n weights.
+    """
+    reads = [operand for _, *operands in graph for operand in operands]
+    operand = len(INPUTS) + len(graph) - 1
+    chain = []
+    for op in ("matmul", "softmax", "scale", "matmul"):  # from the output back, along first operands
         node = graph[operand - len(INPUTS)] if operand >= len(INPUTS) else (None,)
-        if node[0] != op or readers.count(operand) != bool(chain):  # nothing reads the output, one the others
+        readers = 1 if chain else 0  # nothing reads the output
+        if node[0] != op or reads.count(operand) != readers:
             return None
         chain.append(operand)
         operand = node[1]
-    (_, query, key), value, shapes = node, graph[-1][2], infer_graph(graph)
-    return (query, key, value, set(chain)) if (shapes[query], shapes[key]) == ("nd", "dn") else None
+    _, query, key = node
+    value = graph[-1][2]
+    shapes = infer_graph(graph)
+    if (shapes[query], shapes[key]) != ("nd", "dn"):
+        return None
+    return query, key, value, set(chain)
 
 
 def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
-    """The output (B, N, T, D) of a graph. inputs: {operand: (B, N, T, D)} of those it reads; mask (B, T) as in hide;
-    plan: (infer_graph, find_softmax_attention) of the graph, where it runs often."""
+    """The output (B, N, T, D) of a graph.
+
+    inputs: {operand: (B, N, T, D)} of the inputs that it reads. mask: (B, T), True at real tokens, or
+    None. plan: (infer_graph, find_softmax_attention) of the graph, to compute them once.
+    """
     shapes, fused = plan or (infer_graph(graph), find_softmax_attention(graph))
-    values, width = dict(inputs), next(iter(inputs.values())).shape[-1]
+    values = dict(inputs)
+    width = next(iter(inputs.values())).shape[-1]
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
         if fused and index in fused[3]:
             continue
         if op == "scale":
-            values[index] = values[operands[0]] / math.sqrt(width)  # D2: Eq. 2's d_h, not Table 1's d_x, the width of x
-        else:
-            axes = [shapes[each] for each in operands]
-            values[index] = run_op(op, [values[each] for each in operands], axes, mask, dropout)
+            # D2: by Eq. 2's d_h; Table 1's d_x is the width of x
+            values[index] = values[operands[0]] / math.sqrt(width)
+            continue
+        axes = [shapes[operand] for operand in operands]
+        values[index] = run_op(op, [values[operand] for operand in operands], axes, mask, dropout)
     if not fused:
         return values[len(shapes) - 1]
-    query, key, value = values[fused[0]], values[fused[1]].transpose(-1, -2), values[fused[2]]
-    visible = None if mask is None else mask[:, None, None, :]
-    return F.scaled_dot_product_attention(query, key, hide(value, "nd", 0, mask), visible, dropout)
+    query = values[fused[0]]
+    key = values[fused[1]].transpose(-1, -2)
+    value = zero_padding(values[fused[2]], "nd", 0, mask)
+    visible = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, T)
+    return F.scaled_dot_product_attention(query, key, value, visible, dropout)
 
 
 class AttentionMixer(nn.Module):
-    """Projections of x, the graph in each head, W_O (Eq. 1)."""
+    """Projections of x, a graph in each head, and W_O (Eq. 1). x (B, T, H), mask (B, T) -> (B, T, H)."""
 
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
-        self.graph, self.heads, self.dropout, self.reads = graph, heads, dropout, used_inputs(graph)
+        self.graph = graph
+        self.heads = heads
+        self.dropout = dropout
+        self.reads = used_inputs(graph)
         self.plan = infer_graph(graph), find_softmax_attention(graph)
         self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P
         self.output = nn.Linear(hidden, hidden)  # W_O
 
     def forward(self, x, mask):
         B, T, H = x.shape
-        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads)  # (B, T, I, N, D)
-        inputs = dict(zip(self.reads, stacked.permute(2, 0, 3, 1, 4)))  # (I, B, N, T, D)
-        mixed = run_graph(self.graph, inputs, mask, self.dropout if self.training else 0.0, self.plan)
-        return self.output(mixed.transpose(1, 2).reshape(B, T, H))  # (B, N, T, D) -> (B, T, H)
+        I = len(self.reads)
+        N = self.heads
+        stacked = self.inputs(x).view(B, T, I, N, H // N)  # (B, T, I, N, D)
+        inputs = dict(zip(self.reads, stacked.permute(2, 0, 3, 1, 4)))  # I x (B, N, T, D)
+        dropout = self.dropout if self.training else 0.0
+        mixed = run_graph(self.graph, inputs, mask, dropout, self.plan)  # (B, N, T, D)
+        return self.output(mixed.transpose(1, 2).reshape(B, T, H))
 
 
-BAND_FROM, BAND_TOKENS = 9, 1024  # smallest kernel, longest sequence that run as a band matrix
+BAND_FROM = 9  # smallest kernel that runs as a band matrix: 1.2 to 1.5 times a demo step's speed
+BAND_TOKENS = 1024  # longest sequence that does
 
 
 def band_matrix(weights, T):
-    """(N, T, T): a product with it convolves T tokens with kernels (N, K). Of T = 3 and a kernel a b c it is
+    """(N, T, T): a product with it convolves T tokens with kernels (N, K).
+
+    For T = 3 and a kernel a b c it is
 
         b c .
         a b c
         . a b
 
-    which are the columns 1 to 3 of a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows of T + K - 1 = 5: a copy of the
-    kernel and its T zeros are one longer than a row, so that each row begins one place further back in its copy."""
+    These are the columns 1 to 3 of the sequence a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows of
+    T + K - 1 = 5: a copy of the kernel with its T zeros is one longer than a row, so each row
+    begins one position further back in its copy.
+    """
     N, K = weights.shape
     copies = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)  # (N, T (K + T))
     rows = copies[:, :T * (T + K - 1)].view(N, T, T + K - 1)
@@ -504,27 +641,31 @@ def band_matrix(weights, T):
 
 
 def light_conv(x, kernel):
-    """Lightweight convolution (Wu et al. 2018) of x (B, T, H): softmax of kernel (N, K), one row for a head's channels.
-    As a product with a band matrix its cost does not grow with K."""
+    """Lightweight convolution (Wu et al. 2018) of x (B, T, H): the kernel (N, K) is normalised by a
+    softmax, and each of its rows is shared by the channels of a head."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
     if K < BAND_FROM or T > BAND_TOKENS:
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
-    heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (B, T, H) -> (N, T, B D)
+    heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (N, T, B D)
     mixed = band_matrix(weights, T) @ heads  # (N, T, B D)
     return mixed.view(N, T, B, H // N).permute(2, 1, 0, 3).reshape(B, T, H)
 
 
 class ConvMixer(nn.Module):
-    """Linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)). In a search a transform
-    adapts the centre of the shared 65-kernel (Sec. 3.2, BIWS (1))."""
+    """Linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)).
+
+    shared: in a search a transform adapts the centre of the shared 65-kernel (Sec. 3.2, BIWS (1)).
+    x (B, T, H), mask (B, T) -> (B, T, H).
+    """
 
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        self.kernel = nn.Parameter(torch.randn(heads, size))  # D18: 0 would make all heads average alike
+        # D18: random; with zeros all heads would average alike. The paper does not say
+        self.kernel = nn.Parameter(torch.randn(heads, size))
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
 
@@ -537,7 +678,7 @@ class ConvMixer(nn.Module):
 
 
 class Layer(nn.Module):
-    """BERT's layer with another mixer: x (B, T, H), mask (B, T) -> (B, T, H)."""
+    """BERT's layer with another mixer. x (B, T, H), mask (B, T) -> (B, T, H)."""
 
     def __init__(self, layer, cfg, shared):
         super().__init__()
@@ -554,17 +695,21 @@ class Layer(nn.Module):
     def forward(self, x, mask):
         mixer = self.conv if hasattr(self, "conv") else self.attention
         x = self.mixer_norm(x + self.dropout(mixer(x, mask)))
-        return self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
+        x = self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
+        return x
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers: ids, segments (B, T), lengths (B,) real tokens of each row, or None where every row is
-    full -> (B, T, H)."""
+    """Embeddings and layers. ids, token type ids (B, T), lengths (B,) -> (B, T, H).
+
+    lengths: the number of real tokens in each sequence, or None where all are full.
+    """
 
     def __init__(self, arch, cfg, shared=False):
         super().__init__()
         E = cfg.embedding or cfg.hidden
-        self.arch, self.recompute = arch, cfg.recompute
+        self.arch = arch
+        self.recompute = cfg.recompute
         self.words = nn.Embedding(cfg.vocab_size, E)
         self.positions = nn.Embedding(512, E)
         self.segments = nn.Embedding(2, E)
@@ -577,12 +722,17 @@ class Encoder(nn.Module):
     def forward(self, ids, segments, lengths):
         T = ids.shape[1]
         positions = torch.arange(T, device=ids.device)
-        # (B, T); an empty row sees its first piece: a softmax over nothing would be no number
-        mask = None if lengths is None else positions < lengths.clamp(min=1)[:, None]
+        mask = None
+        if lengths is not None:
+            # an empty sequence sees its first token: a softmax over nothing would be NaN
+            mask = positions < lengths.clamp(min=1)[:, None]  # (B, T)
         x = self.words(ids) + self.positions(positions) + self.segments(segments)  # (B, T, E)
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
         for layer in self.layers:
-            x = recompute(layer, x, mask, use_reentrant=False) if self.recompute and self.training else layer(x, mask)
+            if self.recompute and self.training:
+                x = recompute(layer, x, mask, use_reentrant=False)
+            else:
+                x = layer(x, mask)
         return x
 
 
@@ -596,7 +746,7 @@ def init_weights(model, std):
 
 
 class LanguageModel(nn.Module):
-    """Encoder with heads for masked words and for the next sentence."""
+    """Encoder with heads for masked tokens and for next-sentence prediction."""
 
     def __init__(self, arch, cfg, shared=False):
         super().__init__()
@@ -606,24 +756,26 @@ class LanguageModel(nn.Module):
         self.next_sentence = nn.Linear(cfg.hidden, 2)
         self.transform = nn.Linear(cfg.hidden, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
-        self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the output matrix is the word embedding
+        self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the matrix is the token embedding
         init_weights(self, cfg.init_std)
 
-    def forward(self, ids, segments, lengths, places):
-        """MLM logits (M, V) at places (M,) of ids.flatten(), and next-sentence logits (B, 2)."""
+    def forward(self, ids, segments, lengths, masked_positions):
+        """MLM logits (M, V) at masked_positions (M,) of ids.flatten(), and NSP logits (B, 2)."""
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
-        masked = x.flatten(0, 1)[places]  # (M, H)
+        masked = x.flatten(0, 1)[masked_positions]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
         logits = F.linear(masked, self.encoder.words.weight, self.bias)  # (M, V)
         return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 
 
 class TaskModel(nn.Module):
-    """Encoder and a linear head: logits (B, outputs) of the first token, or of spans (B, T, outputs)."""
+    """Encoder and a linear head: logits (B, outputs) of [CLS], or (B, T, outputs) of spans."""
 
     def __init__(self, arch, cfg, outputs, spans=False, shared=False):
         super().__init__()
-        self.encoder, self.spans, self.dropout = Encoder(arch, cfg, shared), spans, nn.Dropout(cfg.dropout)
+        self.encoder = Encoder(arch, cfg, shared)
+        self.spans = spans
+        self.dropout = nn.Dropout(cfg.dropout)
         if not spans:
             self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
         self.head = nn.Linear(cfg.hidden, outputs)
@@ -631,80 +783,110 @@ class TaskModel(nn.Module):
 
     def forward(self, ids, segments, lengths):
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
-        return self.head(x if self.spans else self.dropout(torch.tanh(self.pooler(x[:, 0]))))
+        if self.spans:
+            return self.head(x)
+        return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
 
 def count_products(graph, tokens, width):
     """Multiply-adds of a graph in one head."""
-    shapes, sizes, total = infer_graph(graph), {"n": tokens, "d": width}, 0
+    shapes = infer_graph(graph)
+    sizes = {"n": tokens, "d": width}
+    total = 0
     for (op, *operands), (rows, columns) in zip(graph, shapes[len(INPUTS):]):
         if op in PRODUCTS:
-            total += sizes[rows] * sizes[columns] * sizes[shapes[operands[0]][1]]
+            contracted = shapes[operands[0]][1]
+            total += sizes[rows] * sizes[columns] * sizes[contracted]
     return total
 
 
+def count_parameters(module):
+    return sum(value.numel() for value in module.parameters())
+
+
 def count(arch, cfg):
-    """Parameters of a LanguageModel by part; "#Params of Att" (Tables 3, 5), which are the projections that make the
-    mixers' inputs, without W_O; and FLOPs of one forward of 128 tokens."""
+    """Parameters of a LanguageModel by part; "#Params of Att" (Tables 3, 5): the projections that make
+    the mixers' inputs, without W_O; and FLOPs of a forward pass of 128 tokens."""
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
-    total, encoder, layers, pooler = (sum(value.numel() for value in module.parameters()) for module in (
-        model, model.encoder, model.encoder.layers, model.pooler))
-    parts = {"embeddings": encoder - layers, "layers": layers, "pooler": pooler, "heads": total - encoder - pooler}
-    H, E, T = cfg.hidden, cfg.embedding or cfg.hidden, 128
-    projections, products = 0, T * E * H if E != H else 0  # products: multiply-adds
+    total = count_parameters(model)
+    encoder = count_parameters(model.encoder)
+    layers = count_parameters(model.encoder.layers)
+    pooler = count_parameters(model.pooler)
+    H = cfg.hidden
+    E = cfg.embedding or cfg.hidden
+    T = 128
+    projections = 0
+    products = T * E * H if E != H else 0  # multiply-adds
     for layer in arch:
-        inputs = 2 if isinstance(layer, int) else len(used_inputs(layer))  # d -> 2d of a convolution, or Q, K, V, P
+        inputs = 2 if isinstance(layer, int) else len(used_inputs(layer))  # d -> 2d, or Q, K, V, P
         projections += inputs
-        products += (inputs + 1) * T * H * H + 2 * T * H * cfg.ffn  # W_O or its like, and the feed-forward
+        products += (inputs + 1) * T * H * H + 2 * T * H * cfg.ffn  # inputs, output; feed-forward
         if isinstance(layer, int):
-            products += layer * T * H  # the taps alone; as a band, light_conv multiplies T numbers in their place
+            products += layer * T * H
         else:
             products += cfg.heads * count_products(layer, T, H // cfg.heads)
     head = T * (H * E + E * cfg.vocab_size)
-    return {"parameters": total, "parts": parts, "attention_parameters": projections * (H * H + H),
-            "flops": 2 * products, "flops_with_vocabulary_head": 2 * (products + head),
-            "flops_counting": "one forward of 128 tokens, 2 per multiply-add, matrix products and convolutions; "
-                              "embeddings are look-ups"}
+    return {
+        "parameters": total,
+        "parts": {"embeddings": encoder - layers, "layers": layers, "pooler": pooler,
+                  "heads": total - encoder - pooler},
+        "attention_parameters": projections * (H * H + H),
+        "flops": 2 * products,
+        "flops_with_vocabulary_head": 2 * (products + head),
+        "flops_counting": "a forward pass of 128 tokens: matrix products and convolutions, "
+                          "2 per multiply-add; embeddings are look-ups",
+    }
 
 # --- supernet -------------
 
 
 def slot(name, value, arch):
-    """Where the super-net has a candidate's weight: (name there, index of the part)."""
-    found = re.fullmatch(r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)", name)
-    if not found:
+    """Where the super-net keeps a candidate's weight: (name there, index of the part)."""
+    pattern = r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)"
+    match = re.fullmatch(pattern, name)
+    if not match:
         return name, ...
-    layer = arch[int(found[1])]
-    if found[2] == "conv.transform":
+    layer = arch[int(match[1])]
+    if match[2] == "conv.transform":
         return f"{name}.{layer}", ...
-    if found[2] == "conv.kernel":  # the centre of the largest kernel, Figure 3
+    if match[2] == "conv.kernel":  # the centre of the largest kernel, Figure 3
         first = (max(KERNELS) - layer) // 2
         return name, (slice(None), slice(first, first + layer))
     reads = used_inputs(layer)
     width = value.shape[0] // len(reads)
-    return name, torch.cat([torch.arange(index * width, (index + 1) * width) for index in reads])
+    parts = [torch.arange(index * width, (index + 1) * width) for index in reads]
+    return name, torch.cat(parts)
 
 
 def cut_out(weights, model):
-    """{name: weight} that a model takes from a super-net. A candidate has transforms of its own; where a model stands
-    alone, the super-net's adapt its kernels (Sec. 3.2, BIWS (1))."""
-    state, found = model.state_dict(), {}
+    """{name: weight} that a model takes from a super-net's weights.
+
+    A candidate has transforms of its own. Into the kernels of a model that stands alone they are
+    multiplied (Sec. 3.2, BIWS (1)).
+    """
+    state = model.state_dict()
+    taken = {}
     for name, value in state.items():
         there, part = slot(name, value, model.encoder.arch)
-        if there in weights:
-            found[name] = weights[there][part]
-            transform = name.replace("conv.kernel", "conv.transform")
-            if transform not in state and value.shape[1] < max(KERNELS):
-                found[name] = found[name] @ weights[f"{transform}.{value.shape[1]}"]
-    return found
+        if there not in weights:
+            continue
+        taken[name] = weights[there][part]
+        transform = name.replace("conv.kernel", "conv.transform")
+        if transform not in state and value.shape[1] < max(KERNELS):
+            taken[name] = taken[name] @ weights[f"{transform}.{value.shape[1]}"]
+    return taken
 
 
 class SuperNet:
-    """Bi-branch weight sharing (Sec. 3.2, BIWS): a layer has an attention of four inputs, a convolution of kernel 65, a
-    matrix for each smaller kernel, one FFN (D30: our choice). It is never run: candidates take and return weights."""
+    """Bi-branch weight sharing (Sec. 3.2, BIWS). A layer has an attention with four inputs, a
+    convolution of kernel 65 with a matrix for each smaller kernel, and one FFN.
+
+    It is never run: candidates fetch weights and write them back.
+    """
 
     def __init__(self, cfg):
+        # D30: one FFN for both branches; the paper does not say
         everything = parse_formula("Q + K + V + P")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
@@ -719,8 +901,8 @@ class SuperNet:
         model.load_state_dict(cut_out(self.weights, model))
 
     def write_back(self, candidates):
-        """Take over a round's weights, (arch, state_dict) from the best score to the worst. D10: each writes what no
-        better one has written: layers trained together stay together, and a mean is no network."""
+        """Take over the weights of a round: pairs (arch, state_dict) from the best score down."""
+        # D10: a weight is written by the best candidate that has it; a mean would be no network
         written = {}
         for arch, state in candidates:
             for name, value in state.items():
@@ -731,9 +913,10 @@ class SuperNet:
                 done[part] = True
 
     def take_rest(self, weights):
-        """Take over a network's weights but for its convolutions and attentions."""
-        self.weights.update({name: value for name, value in weights.items()
-                             if not re.search(r"layers\.\d+\.(attention|conv)\.", name)})
+        """Take over a network's weights other than its convolutions and attentions."""
+        for name, value in weights.items():
+            if not re.search(r"layers\.\d+\.(attention|conv)\.", name):
+                self.weights[name] = value
 
     def state_dict(self):
         return self.weights
@@ -745,40 +928,51 @@ class SuperNet:
 
 
 def grow(rng, length, draw=None):
-    """A random graph of `length` operations, or None. Loose ends, what none reads yet, never outnumber what those
-    to come can tie. draw(position) gives an operation; uniform ones if it is left out."""
-    shapes = {operand: "nd" for operand in rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))}
-    loose, graph = set(shapes), []
+    """A random graph of `length` operations, or None.
+
+    draw(position): the operation at a position; uniform if left out. Results that nothing reads yet
+    never outnumber what the remaining operations can join.
+    """
+    inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
+    shapes = {operand: "nd" for operand in inputs}
+    unread = set(inputs)
+    graph = []
     for left in reversed(range(length)):
         for _ in range(30):
             op = draw(len(graph)) if draw else rng.choice(OPS)
-            pool = [sorted(loose) if rng.random() < 0.5 else list(shapes) for _ in range(1 if op in UNARY else 2)]
-            operands = [rng.choice(each) for each in pool]
-            shape, others = infer(op, *map(shapes.get, operands)), loose.difference(operands)
+            pools = [sorted(unread) if rng.random() < 0.5 else list(shapes)
+                     for _ in range(1 if op in UNARY else 2)]
+            operands = [rng.choice(pool) for pool in pools]
+            shape = infer(op, *[shapes[operand] for operand in operands])
+            others = unread.difference(operands)
             if shape and len(others) <= left and (left or shape == "nd"):
                 break
         else:
             return None
         newest = len(INPUTS) + len(graph)
         graph.append((op, *operands))
-        loose, shapes[newest] = others | {newest}, shape
+        shapes[newest] = shape
+        unread = others | {newest}
     return tuple(graph)
 
 
 @torch.no_grad()
 def gain(graph, tokens=32, width=16):
-    """How large what an attention of this graph adds to its input is before any training, the input's size being 1.
-    BERT's initialisation at hidden 768 makes inputs of deviation 0.55 of a token's, and W_O does so once more."""
+    """The size of what an attention of this graph adds to an input of size 1, before any training.
+
+    BERT's initialisation at hidden 768 gives projections a deviation of 0.55 of a token's; W_O does
+    so once more.
+    """
     generator = torch.Generator().manual_seed(0)
     values = 0.55 * torch.randn(len(INPUTS), 1, 1, tokens, width, generator=generator)
     return 0.55 * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
 
 
 def sample_graph(rng, draw=None):
-    """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected early). D38: none that
-    adds next to nothing, as V + neg(V), or more than half of its input's size, as many a product that sums over tokens
-    without a softmax: LayerNorm then leaves little of the input, and the network does not learn. Mutations still reach
-    all legal graphs."""
+    """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected early)."""
+    # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's size,
+    # such as many products over tokens without a softmax: LayerNorm then leaves little of the input,
+    # and the network does not learn. Mutations still reach all legal graphs
     while True:
         graph = canonical(grow(rng, rng.randint(1, MAX_PATH), draw) or ())
         if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
@@ -786,18 +980,22 @@ def sample_graph(rng, draw=None):
 
 
 def sample_arch(rng, layers):
-    """A random architecture. D23: a layer is an attention with a chance of one third, else a convolution, since three
-    random attentions in four layers hardly ever learn; the paper does not say."""
-    return tuple(sample_graph(rng) if rng.random() < 1 / 3 else rng.choice(KERNELS) for _ in range(layers))
+    """A random architecture."""
+    # D23: a layer is an attention with probability 1/3, else a convolution, since three random
+    # attentions in four layers hardly ever learn; the paper does not say
+    return tuple(sample_graph(rng) if rng.random() < 1 / 3 else rng.choice(KERNELS)
+                 for _ in range(layers))
 
 
 def ucb(totals, counts, alpha):
-    """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), from each option's summed scores and number of samples. D8: mu_i
-    averages one sample more, the mean of all, so that a single one decides nothing; an option never tried has just
-    that, and N_i = 1. D21: N counts the samples at this position alone."""
-    N = sum(counts)
-    mean, bonus = sum(totals) / max(N, 1), math.sqrt(2 * math.log(max(N, 1)))
-    return [(total + mean) / (count + 1) + alpha * bonus / math.sqrt(max(count, 1))
+    """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), for each option i. totals: summed scores of the
+    options; counts: N_i, numbers of samples."""
+    N = sum(counts)  # D21: of the samples at this position alone
+    mean = sum(totals) / max(N, 1)
+    bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
+    # D8: mu_i includes one sample more, the mean of all, so that a single sample decides nothing;
+    # an option that was never tried has only that, and N_i = 1
+    return [(total + mean) / (count + 1) + bonus / math.sqrt(max(count, 1))
             for total, count in zip(totals, counts)]
 
 
@@ -807,15 +1005,18 @@ def ranked(history):
 
 
 class OperationPriority:
-    """What the history says (Sec. 3.2): a distribution over OPS at each position, shared by all attention layers, and
-    one over KERNELS in each layer."""
+    """Priorities of operations from the history (Sec. 3.2): a distribution over OPS at each position,
+    shared by all attention layers, and one over KERNELS in each layer."""
 
     def __init__(self, history, cfg):
-        self.cfg, self.cells = cfg, {}  # {(options, position): (summed scores, numbers of samples)}
+        self.cfg = cfg
+        self.cells = {}  # {(options, position): (summed scores, numbers of samples)}
         scores = [line["score"] for line in ranked(history)] or [0.0]
-        mean, deviation = statistics.fmean(scores), statistics.pstdev(scores) or 1.0
+        mean = statistics.fmean(scores)
+        deviation = statistics.pstdev(scores) or 1.0
         for line in history:
-            score = scores[-1] if line["diverged"] else line["score"]  # D31: 0 would banish all that it is made of
+            # D31: a diverged candidate counts as the worst score; 0 would exclude all its operations
+            score = scores[-1] if line["diverged"] else line["score"]
             score = (score - mean) / deviation
             for number, layer in enumerate(parse_arch(line["arch"])):
                 if isinstance(layer, int):
@@ -825,72 +1026,87 @@ class OperationPriority:
                     self.add(OPS, position, op, score)
 
     def add(self, options, position, option, score):
-        """One sample more. D33: N_i of Eq. 3 counts the occurrences in evaluated candidates, which most mutations only
-        hand down; the paper's counts what was sampled."""
-        totals, counts = self.cells.setdefault((options, position), ([0.0] * len(options), [0] * len(options)))
+        """Count one sample."""
+        # D33: N_i of Eq. 3 counts occurrences in evaluated candidates, most of them inherited; the
+        # paper's counts what was sampled
+        if (options, position) not in self.cells:
+            self.cells[options, position] = [0.0] * len(options), [0] * len(options)
+        totals, counts = self.cells[options, position]
         totals[options.index(option)] += score
         counts[options.index(option)] += 1
 
     def probabilities(self, options, position, legal=None):
-        """Of OPS at a position of a path, or of KERNELS in the layer `position`; 0 for what is not `legal`: the softmax
-        (Sec. 3.2) of Eq. 3. D9: in units of a SHARPNESS-th of the standard deviation of all candidates' scores, so that
-        neither the unit of a metric nor their spread decides how strongly they are followed; a tenth is uniform, or
-        what failed once would never be tried again."""
+        """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
+        softmax (Sec. 3.2) of Eq. 3, and 0 for options that are not `legal`."""
         allowed = [option in (legal or options) for option in options]
-        cell = self.cells.get((options, position)) if self.cfg.strategy == "op-nas" else None
-        scores = ucb(*cell, self.cfg.alpha) if cell else [0.0] * len(options)
+        scores = [0.0] * len(options)
+        if self.cfg.strategy == "op-nas" and (options, position) in self.cells:
+            scores = ucb(*self.cells[options, position], self.cfg.alpha)
+        # D9: in units of 1 / SHARPNESS of the standard deviation of all scores, so that the unit of
+        # a metric does not matter; a tenth is uniform, so that what failed once is tried again
         top = max(itertools.compress(scores, allowed))
-        weights = [math.exp(SHARPNESS * (score - top)) if may else 0.0 for score, may in zip(scores, allowed)]
-        return [0.9 * weight / sum(weights) + 0.1 * may / sum(allowed) for weight, may in zip(weights, allowed)]
+        weights = [math.exp(SHARPNESS * (score - top)) if legal else 0.0
+                   for score, legal in zip(scores, allowed)]
+        return [0.9 * weight / sum(weights) + 0.1 * legal / sum(allowed)
+                for weight, legal in zip(weights, allowed)]
+
+
+# D7: the edits of an attention; the paper names none. Each yields (new operation or None,
+# operations in any order, the operand that is the output) for all that it can make at the
+# operation `index`; some results are illegal.
 
 
 def applied(operands, below):
-    """Every operation on these operands; to a single one a binary operation takes any numbered below `below`."""
+    """Every operation on these operands. With a single operand, the other operand of a binary
+    operation is any with a number below `below`."""
     for op in OPS:
         if op in UNARY:
             yield from ((op, operand) for operand in operands)
         elif len(operands) == 2:
-            yield (op, *operands)
+            yield op, *operands
         else:
-            yield from ((op, *both) for other in range(below) for both in ((operands[0], other), (other, operands[0])))
-
-
-# The edits of an attention (D7: the paper names none). Each yields (new operation or None, operations in any order, the
-# operand that is the output) for all that it can make at operation `index`; some of it is illegal.
+            for other in range(below):
+                yield op, operands[0], other
+                yield op, other, operands[0]
 
 
 def put(graph, index, operation):
-    """The graph with another operation in the place of one."""
+    """The graph with another operation at `index`."""
     return (*graph[:index], operation, *graph[index + 1:])
 
 
 def redirect(graph, old, new):
-    """The graph with all readers of one operand reading another, and its output."""
-    output = new if old == len(INPUTS) + len(graph) - 1 else len(INPUTS) + len(graph) - 1
-    return tuple((op, *[new if each == old else each for each in operands]) for op, *operands in graph), output
+    """(the graph in which all readers of operand `old` read `new`, its output)."""
+    output = len(INPUTS) + len(graph) - 1
+    if output == old:
+        output = new
+    changed = [(op, *[new if each == old else each for each in operands]) for op, *operands in graph]
+    return tuple(changed), output
 
 
 def replace(graph, index):
-    """Another operation on the same operands; a binary one in the place of a binary one also with one of them turned,
-    by a transpose that comes or goes. Without that cos(a, b), a @ b.T and dist(a, b) cannot become each other: the way
-    from one to the next leads through an illegal graph."""
+    """Another operation on the same operands. Between binary operations one operand may also gain or
+    lose a transpose: the step from cos(a, b) to a @ b.T leads through no other legal graph."""
     op, *operands = graph[index]
     added = len(INPUTS) + len(graph)
     for new in applied(operands, len(INPUTS) + index):
         yield new[0], put(graph, index, new), added - 1
     for side, new in itertools.product(range(len(operands)), BINARY if op in BINARY else ()):
-        source = graph[operands[side] - len(INPUTS)] if operands[side] >= len(INPUTS) else ("input",)
+        operand = operands[side]
+        source = graph[operand - len(INPUTS)] if operand >= len(INPUTS) else ("input",)
         turned = source[1] if source[0] == "transpose" else added
         changed = new, *operands[:side], turned, *operands[side + 1:]
-        yield new, (*put(graph, index, changed), ("transpose", operands[side])), added - 1
+        yield new, (*put(graph, index, changed), ("transpose", operand)), added - 1
 
 
 def insert(graph, index):
-    """A new operation behind this one, for all its readers, or on the edge from one of its operands."""
-    here, added, (op, *operands) = len(INPUTS) + index, len(INPUTS) + len(graph), graph[index]
-    behind, output = redirect(graph, here, added)
+    """A new operation after this one, for all its readers, or on the edge from one of its operands."""
+    op, *operands = graph[index]
+    here = len(INPUTS) + index
+    added = len(INPUTS) + len(graph)
+    redirected, output = redirect(graph, here, added)
     for new in applied([here], here):
-        yield new[0], (*behind, new), output
+        yield new[0], (*redirected, new), output
     for side, operand in enumerate(operands):
         reader = op, *operands[:side], added, *operands[side + 1:]
         for new in applied([operand], here):
@@ -898,54 +1114,67 @@ def insert(graph, index):
 
 
 def delete(graph, index):
-    """Its readers, or the output where it was the last, take one of its operands."""
+    """The readers of the operation, or the output, take one of its operands."""
     for operand in graph[index][1:]:
         yield None, *redirect(graph, len(INPUTS) + index, operand)
 
 
 def rewire(graph, index):
-    """It reads another operand."""
+    """The operation reads another operand."""
     op, *operands = graph[index]
     for side, other in itertools.product(range(len(operands)), range(len(INPUTS) + index)):
         rewired = op, *operands[:side], other, *operands[side + 1:]
         yield None, put(graph, index, rewired), len(INPUTS) + len(graph) - 1
 
 
-EDITS = (replace, insert, delete, rewire)  # D35: the last two make no new operation, so Eq. 3 has no say in them
+# D35: delete and rewire make no new operation, so they are drawn uniformly and not by Eq. 3
+EDITS = (replace, insert, delete, rewire)
+
+
+def shuffled(values, rng):
+    return sorted(values, key=lambda _: rng.random())
 
 
 def edit_graph(graph, rng, priority):
-    """A legal graph one edit away, or None. Edit and place are random; a new operation is drawn by the priorities of
-    that place: those of the first k positions for a path of k (Sec. 3.2), so that one put on an edge or behind counts
-    by the operation next to it."""
-    for edit, index in sorted(itertools.product(EDITS, range(len(graph))), key=lambda each: rng.random()):
-        children = {}  # {new operation or None: those that it makes}
+    """A legal graph one edit away, or None.
+
+    Edit and position are uniform. A new operation is drawn by the priorities of that position (Sec.
+    3.2: those of the first k positions for a path of length k).
+    """
+    for edit, index in shuffled(itertools.product(EDITS, range(len(graph))), rng):
+        children = {}  # {new operation or None: the children that have it}
         for op, *child in edit(graph, index):
             children.setdefault(op, []).append(child)
         while children:
-            op = None if None in children else rng.choices(OPS, priority.probabilities(OPS, index, children))[0]
-            for child in sorted(children.pop(op), key=lambda each: rng.random()):
-                child = in_order(*child, range(len(INPUTS)))
-                if not why_illegal(child, MAX_PATH) and (child := canonical(child)) != graph:
+            op = None
+            if None not in children:
+                op = rng.choices(OPS, priority.probabilities(OPS, index, children))[0]
+            for operations, output in shuffled(children.pop(op), rng):
+                child = in_order(operations, output, range(len(INPUTS)))
+                if why_illegal(child, MAX_PATH):
+                    continue
+                child = canonical(child)
+                if child != graph:
                     return child
     return None
 
 
 def mutate(parent, rng, priority):
-    """A child (Alg. 1, lines 6, 7): half the time (D16: so that it can differ in one attention alone) a random layer
-    changes its kind; then a random layer changes inside. All operations and kernels are drawn by the priorities."""
+    """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, then a
+    random layer changes inside. Operations and kernels are drawn by an OperationPriority."""
     child = list(parent)
 
     def draw(options, position):
         return rng.choices(options, priority.probabilities(options, position))[0]
 
+    # D16: only half of the children change a kind, so that a child can differ in one attention alone
     if rng.random() < 0.5:  # inter-layer
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
             child[layer] = draw(KERNELS, layer)
-        elif attentions and rng.random() < 0.5:  # D24: half of the new ones are another layer's
-            child[layer] = rng.choice(attentions)
+        elif attentions and rng.random() < 0.5:
+            child[layer] = rng.choice(attentions)  # D24: half of the new attentions are another layer's
         else:
             child[layer] = sample_graph(rng, draw=functools.partial(draw, OPS))
     layer = rng.randrange(len(child))  # intra-layer
@@ -957,230 +1186,295 @@ def mutate(parent, rng, priority):
 
 
 def round_sizes(cfg):
-    """Candidates in each round: the initial population, then children. D11: the population comes in rounds of the
-    same size, so that the super-net learns from its start."""
+    """Numbers of candidates in each round: the initial population, then children."""
     later = cfg.parents * cfg.children
+    # D11: the population comes in rounds of the same size, so that the super-net learns from its start
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(parent's id or None, arch)], none twice (D19), the same in every process."""
+    """The candidates of a round: [(id of the parent or None, architecture)]. The same in every process."""
     rng = random.Random(f"{cfg.seed} round {number}")
-    seen, proposals = {line["arch"] for line in history}, []
-    size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
-    parents = [] if number < initial or cfg.strategy == "random" else ranked(history)[:cfg.parents]  # Alg. 1, line 4
+    size = round_sizes(cfg)[number]
+    initial = number < len(round_sizes(cfg)) - cfg.rounds
+    parents = []
+    if not initial and cfg.strategy != "random":
+        parents = ranked(history)[:cfg.parents]  # Alg. 1, line 4
     priority = OperationPriority(history, cfg)  # Alg. 1, line 12
+    seen = {line["arch"] for line in history}
+    proposals = []
     while len(proposals) < size:
-        parent = parents[len(proposals) // cfg.children % len(parents)] if parents else None
-        arch = mutate(parse_arch(parent["arch"]), rng, priority) if parent else sample_arch(rng, cfg.layers)
-        if (text := arch_text(arch)) not in seen:
+        if parents:
+            parent = parents[len(proposals) // cfg.children % len(parents)]
+            arch = mutate(parse_arch(parent["arch"]), rng, priority)  # Alg. 1, lines 6, 7
+        else:
+            parent = None
+            arch = sample_arch(rng, cfg.layers)  # Alg. 1, line 1
+        text = arch_text(arch)
+        if text not in seen:  # D19: no candidate twice
             seen.add(text)
             proposals.append((parent["id"] if parent else None, arch))
     return proposals
 
 
-def evaluate_candidate(arch, number, supernet, tasks, data, cfg, path):
-    """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}; path.pt gets its
-    pre-trained weights. number: of the round, each of which has its own text; what is trained again has that of 0."""
-    began, alone = time.perf_counter(), Ranks(0, 1, data.device)
-    model, scores, diverged = LanguageModel(arch, cfg, shared=True), {}, False
+def evaluate_candidate(arch, number, supernet, data, cfg, path):
+    """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}.
+
+    number: of the round; each round reads its own text, a network that is trained again that of
+    round 0. path.pt gets the candidate's pre-trained weights.
+    """
+    began = time.perf_counter()
+    alone = Ranks(0, 1, data.device)
+    model = LanguageModel(arch, cfg, shared=True)
     supernet.fetch(model)  # Alg. 1, line 8
-    checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=move(model, data.device))
+    model = move(model, data.device)
+    checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model)
+    scores = {}
+    diverged = False
     try:
-        train_language_model(model, data, cfg, alone, checkpoint, first=number * cfg.steps * cfg.batch)
-        scores = score_tasks(model, arch, tasks, data, cfg, path.with_suffix(".scores"))
+        first = number * cfg.steps * cfg.batch
+        train_language_model(model, data, cfg, alone, checkpoint, first=first)
+        scores = score_tasks(model, arch, data, cfg, path.with_suffix(".scores"))
     except (Diverged, torch.OutOfMemoryError) as error:
         diverged = type(error).__name__  # D12: it scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.remove()
-    score = sum(scores.values()) / len(tasks)  # D19: the mean over --tasks, MNLI by its matched half alone
-    return {"score": score, "scores": scores, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
+    # D19: the mean over --tasks, with MNLI's matched half; the paper does not say
+    score = sum(scores.values()) / len(data.tasks)
+    seconds = round(time.perf_counter() - began, 3)
+    return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
-def score_tasks(model, arch, tasks, data, cfg, path, shared=True):
-    """{task: main metric on dev} of a copy of the model tuned on each, kept in path. D32: a negative metric counts as
-    0, which a diverged candidate has. D15: MLM is the share of held-out masked words that it finds; minutes leave GLUE
-    at chance."""
+def score_tasks(model, arch, data, cfg, path, shared=True):
+    """{task: main metric on dev} of copies of the model, each fine-tuned on a task. Kept in `path`."""
     scores = read_result(path) if path.exists() else {}
-    for name in [name for name in tasks if name not in scores]:
+    for name, task in data.tasks.items():
+        if name in scores:
+            continue
         if name == "MLM":
-            scores[name] = evaluate_language_model(model, data, cfg, Ranks(0, 1, data.device), 32)["mlm_accuracy"]
+            # D15: the accuracy at held-out masked tokens; in minutes of training GLUE stays at chance
+            alone = Ranks(0, 1, data.device)
+            scores[name] = evaluate_language_model(model, data, cfg, alone, 32)["mlm_accuracy"]
         else:
             seed_everything(cfg.seed, "head", name)
-            tuned = move(TaskModel(arch, cfg, tasks[name].outputs, shared=shared), data.device)
+            tuned = move(TaskModel(arch, cfg, task.outputs, shared=shared), data.device)
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
-            scores[name] = max(train_task(tuned, tasks[name], cfg, data.device)["main"], 0.0)
+            # D32: a negative metric counts as 0, which a diverged candidate has
+            scores[name] = max(train_task(tuned, task, cfg, data.device)["main"], 0.0)
         write_result(path, scores)
     return scores
 
 
-def record_round(run, number, history):
-    """Write history.jsonl as the checkpoint has it, and delete the folder of the round, whose results it now holds."""
-    write_atomic(run.folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
+def evaluate_all(archs, number, supernet, run, name, label, data, cfg):
+    """evaluate_candidate's results for {id: architecture}, shared out over the processes. The folder
+    NAME of the run keeps them, and the weights, until they are no longer needed."""
+    folder = run.folder / name
+
+    def evaluate(key):
+        return evaluate_candidate(archs[key], number, supernet, data, cfg, folder / key)
+
+    return dict(zip(archs, share_out(run.ranks, list(archs), folder, label, evaluate)))
 
 
-HYBRID = "conv3 | BERT's attention, in turn"
+def train_again(archs, first, times, run, name, data, cfg):
+    """evaluate_candidate's result for each architecture, trained for `times` a candidate's steps from
+    the weights of the super-net `first`."""
+    cfg = dataclasses.replace(cfg, steps=times * cfg.steps)
+    archs = {str(number): arch for number, arch in enumerate(archs)}
+    return list(evaluate_all(archs, 0, first, run, name, name, data, cfg).values())
 
 
-def by_hand(layers):
-    """{name: architecture} of what a person types in ten seconds, and a search has to beat."""
-    both = ("conv3", BERT_ATTENTION) * layers
-    return {"BERT": parse_arch(" | ".join([BERT_ATTENTION] * layers)), "convolutions": (3,) * layers,
-            HYBRID: parse_arch(" | ".join(both[:layers]))}
+HYBRID = "hybrid: conv3 and BERT's attention, alternating"
 
 
-def train_again(archs, first, times, run, name, tasks, data, cfg):
-    """[evaluate_candidate's result for each architecture], trained for `times` a candidate's updates from the weights
-    of the super-net `first`; the run's folder NAME has what they have learnt."""
-    folder, own = run.folder / name, dataclasses.replace(cfg, steps=times * cfg.steps)
-
-    def evaluate(number):
-        return evaluate_candidate(archs[int(number)], 0, first, tasks, data, own, folder / number)
-
-    return share_out(run.ranks, [*map(str, range(len(archs)))], folder, name, evaluate)
+def hand_designed(layers):
+    """{name: architecture} of the baselines that a search has to beat."""
+    alternating = ("conv3", BERT_ATTENTION) * layers
+    return {
+        "BERT": parse_arch(" | ".join([BERT_ATTENTION] * layers)),
+        "convolutions": (3,) * layers,
+        HYBRID: parse_arch(" | ".join(alternating[:layers])),
+    }
 
 
 def first_super_net(source, run, data, cfg):
-    """The super-net with whose weights a search begins: random ones, or those of --init. D40: or the embeddings, FFNs,
-    norms and heads of a network typed by hand, the one that learns soonest, after --warm_times x --steps updates; its
-    convolutions and attentions stay random. Then a candidate's few updates show what its mixers are good for, and
-    without sharing all candidates begin with weights of the same age. In the paper all begin random."""
+    """The super-net at the beginning of a search: random, as in the paper, or with --init's weights."""
     first = SuperNet(cfg)
     if source:
         model = LanguageModel(source[1], cfg) if source[1] else first
         say(run.ranks, start_from(model, source))
-        first.write_back([(source[1], model.state_dict())] if source[1] else [])
+        if source[1]:
+            first.write_back([(source[1], model.state_dict())])
     elif cfg.warm_times:
-        archs = [by_hand(cfg.layers)[HYBRID]]
-        result, = train_again(archs, first, cfg.warm_times, run, "warm-start", {"MLM": None}, data, cfg)
+        # D40: a warm start. The embeddings, FFNs, norms and heads are those of the hand-designed
+        # network that learns soonest, after --warm_times x --steps steps; convolutions and
+        # attentions stay random. A candidate's few steps then show what its mixers are good for
+        archs = [hand_designed(cfg.layers)[HYBRID]]
+        alone = dataclasses.replace(data, tasks={"MLM": None})
+        result, = train_again(archs, first, cfg.warm_times, run, "warm-start", alone, cfg)
         if result["diverged"]:
-            raise UserError(f"{run.folder}: the warm start failed ({result['diverged']}); lower --lr, --restart")
+            raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
+                            "lower --lr, --restart")
         first.take_rest(load_file(run.folder / "warm-start" / "0.pt"))
     return first
 
 
-def score_by_hand(first, run, tasks, data, cfg):
-    """{name: score} of what a person types, where there are finalists to stand beside."""
+def score_finalists(history, supernet, first, run, data, cfg):
+    """(the line of history that the search returns, [{id, score} of each finalist])."""
+    # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
+    # depends on the age of the super-net that it started from, and the best of many noisy scores is
+    # in part luck. The paper returns the best candidate (Alg. 1, line 13)
+    finalists = ranked(history)[:cfg.finalists]
+    if not finalists:
+        return ranked(history)[0], []
+    archs = [parse_arch(line["arch"]) for line in finalists]
+    alone = train_again(archs, first, cfg.finalist_times, run, "finalists", data, cfg)
+    again = [{**line, **result} for line, result in zip(finalists, alone)]
+    best = (ranked(again) or ranked(history))[0]  # the candidate, where all finalists diverge
+    for number, line in enumerate(again):
+        if line["id"] == best["id"] and not line["diverged"]:
+            weights = load_file(run.folder / "finalists" / f"{number}.pt")
+            supernet.write_back([(archs[number], weights)])  # what best.pt and --init use
+    return best, [{"id": line["id"], "score": line["score"]} for line in again]
+
+
+def score_baselines(first, run, data, cfg):
+    """{name: score} of the hand-designed networks, trained as long as finalists; {} without finalists."""
     if not cfg.finalists:
         return {}
-    known = by_hand(cfg.layers)
-    results = train_again([*known.values()], first, cfg.finalist_times, run, "by-hand", tasks, data, cfg)
-    return {name: result["score"] for name, result in zip(known, results)}
+    networks = hand_designed(cfg.layers)
+    results = train_again(networks.values(), first, cfg.finalist_times, run, "baselines", data, cfg)
+    return {name: result["score"] for name, result in zip(networks, results)}
 
 
-def choose(history, finalists, alone):
-    """The line of history that a search returns: of the finalists the one that scores best alone, with the scores that
-    it has there; without them, or where all of them diverge, the best candidate's (Alg. 1, line 13)."""
-    return (ranked([{**line, **result} for line, result in zip(finalists, alone)]) or ranked(history))[0]
+def write_history(run, number, history):
+    """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
+    text = "".join(json.dumps(line) + "\n" for line in history)
+    write_atomic(run.folder / "history.jsonl", text)
+    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
 
-def score_finalists(history, supernet, first, run, tasks, data, cfg):
-    """(choose's line, [{id, score} of each finalist]). D37: each is trained once more, from the super-net `first` for
-    --finalist_times x --steps updates, since a candidate's score depends on the age of the super-net that it started
-    from, and the best of many noisy scores is in part luck; the paper returns that. The super-net takes over the
-    weights with which the chosen one has scored, so that best.pt and --init have them."""
-    finalists = ranked(history)[:cfg.finalists]
-    archs = [parse_arch(line["arch"]) for line in finalists]
-    alone = train_again(archs, first, cfg.finalist_times, run, "finalists", tasks, data, cfg) if finalists else []
-    best = choose(history, finalists, alone)
-    for number, (line, result) in enumerate(zip(finalists, alone)):
-        if line["id"] == best["id"] and not result["diverged"]:
-            supernet.write_back([(archs[number], load_file(run.folder / "finalists" / f"{number}.pt"))])
-    return best, [{"id": line["id"], "score": result["score"]} for line, result in zip(finalists, alone)]
+def majority_baselines(data):
+    """{proxy task: the score of the most frequent answer}."""
+    return {name: task.constant if task else data.dev.commonest() for name, task in data.tasks.items()}
 
 
-def show_best(run, cfg):
-    """Print what a finished search found, one layer a line, and its score beside that of networks typed by hand."""
-    best, ranks = run.finished, run.ranks
-    constants = {name: f", one answer {100 * score:.2f}" for name, score in best.get("constants", {}).items()}
-    scores = "; ".join(f"{name} {100 * score:.2f}{constants.get(name, '')}" for name, score in best["scores"].items())
-    lines = [f"best of {best['candidates']} candidates: {best['id']}, with {100 * best['score']:.2f} ({scores})"]
-    lines += [f"  {number:2d}  {layer}" for number, layer in enumerate(best["arch"].split(" | "), 1)]
-    lines += ["trained as long, by hand:"] * bool(best["by_hand"])
-    lines += [f"{100 * score:6.2f}  {name}" for name, score in best["by_hand"].items()]
-    say(ranks, "\n".join(lines))
-    run.ends(cfg, "best.json", "--pretrain", "--init", run.folder)
+def run_round(number, history, supernet, run, data, cfg):
+    """Propose and evaluate the candidates of a round, and let the super-net learn: their lines of history."""
+    proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # lines 1, 4 to 7
+    archs = {str(key): arch for key, (_, arch) in proposals.items()}
+    best = max((line["score"] for line in history), default=0.0)
+    label = f"round {number + 1}/{len(round_sizes(cfg))}, best so far {100 * best:.2f}"
+    name = f"round-{number}"
+    results = evaluate_all(archs, number, supernet, run, name, label, data, cfg)  # lines 2, 8, 9
+    lines = []
+    for key, (parent, arch) in proposals.items():
+        place = {"id": key, "round": number, "parent": parent, "arch": arch_text(arch)}
+        lines.append({**place, **results[str(key)]})
+    if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
+        weights = ((archs[str(line["id"])], load_file(run.folder / name / f"{line['id']}.pt"))
+                   for line in ranked(lines))
+        supernet.write_back(weights)
+    return lines
 
 
 def search(cfg):
-    """OP-NAS (Alg. 1)."""
+    """OP-NAS (Algorithm 1)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = read_run(cfg, "search") if cfg.init else None
         run, data = open_run(cfg, "search", ranks, "corpus", "glue", tasks=proxy_names(cfg))
         if run.finished:
-            return show_best(run, cfg)
+            return print_best(run, cfg)
         run.settle(cfg)
-        tasks, sizes = open_proxies(cfg, data), round_sizes(cfg)
-        constants = {name: task.constant if task else data.dev.commonest() for name, task in tasks.items()}
+        data.tasks = open_proxies(cfg, data)
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first) if cfg.finalists else first
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         history = checkpoint.restore().get("history", [])
-        typed = score_by_hand(first, run, tasks, data, cfg)
         begin = history[-1]["round"] + 1 if history else 0
-        on_main(ranks, record_round, run, begin - 1, history)
-        for number in range(begin, len(sizes)):
-            folder, best = run.folder / f"round-{number}", max((line["score"] for line in history), default=0.0)
-            proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # Alg. 1, lines 1, 4 to 7
-
-            def evaluate(name):
-                parent, arch = proposals[int(name)]
-                result = evaluate_candidate(arch, number, supernet, tasks, data, cfg, folder / name)
-                return {"id": int(name), "round": number, "parent": parent, "arch": arch_text(arch), **result}
-
-            label = f"round {number + 1}/{len(sizes)}, best so far {100 * best:.2f}"
-            lines = share_out(ranks, [*map(str, proposals)], folder, label, evaluate)  # Alg. 1, lines 2, 8, 9
-            history += lines  # Alg. 1, line 11
-            if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
-                supernet.write_back((proposals[line["id"]][1], load_file(folder / f"{line['id']}.pt"))
-                                    for line in ranked(lines))
+        on_main(ranks, write_history, run, begin - 1, history)
+        for number in range(begin, len(round_sizes(cfg))):  # Algorithm 1
+            lines = run_round(number, history, supernet, run, data, cfg)
+            history += lines  # line 11
             checkpoint.save(history=history)
-            gather(ranks, None)  # a round's files go when all have read them
-            on_main(ranks, record_round, run, number, history)
-            if words := tells_nothing([line["scores"] for line in ranked(lines)], constants):
-                say(ranks, words)
+            gather(ranks, None)  # a round's files are deleted when all processes have read them
+            on_main(ranks, write_history, run, number, history)
+            if warning := tells_nothing([line["scores"] for line in ranked(lines)], majority_baselines(data)):
+                say(ranks, warning)
             run.log("search", number, candidates=len(history), best=max(line["score"] for line in history))
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        best, finalists = score_finalists(history, supernet, first, run, tasks, data, cfg)
-        checkpoint.save(history=history)
-        result = {key: best[key] for key in ("arch", "score", "scores", "id")} | {
-            "candidates": len(history), "by_hand": typed, "constants": constants, "finalists": finalists}
-        on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-        on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), (supernet.weights, None, ""), cfg,
-                data.tokenizer)
-        run.finish(result)
-        show_best(run, cfg)
+        finish_search(history, supernet, first, checkpoint, run, data, cfg)
+        print_best(run, cfg)
+
+
+def finish_search(history, supernet, first, checkpoint, run, data, cfg):
+    """Train finalists and baselines, and write best.json, best.py and done.json."""
+    baselines = score_baselines(first, run, data, cfg)
+    best, finalists = score_finalists(history, supernet, first, run, data, cfg)
+    checkpoint.save(history=history)
+    result = {key: best[key] for key in ("arch", "score", "scores", "id")}
+    result |= {"candidates": len(history), "baselines": baselines, "finalists": finalists,
+               "majority": majority_baselines(data)}
+    on_main(run.ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
+    source = supernet.weights, None, ""
+    on_main(run.ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), source, cfg, data.tokenizer)
+    run.finish(result)
+
+
+def print_best(run, cfg):
+    """Print what a finished search found, one layer a line, and the scores of the baselines."""
+    best = run.finished
+    scores = [f"{name} {100 * score:.2f} (majority baseline {100 * best['majority'][name]:.2f})"
+              for name, score in best["scores"].items()]
+    lines = [f"best of {best['candidates']} candidates: number {best['id']}, mean score {100 * best['score']:.2f}",
+             f"  {', '.join(scores)}"]
+    for number, layer in enumerate(parse_arch(best["arch"]), 1):
+        text = f"conv{layer}" if isinstance(layer, int) else formula(simplify(layer))
+        lines.append(f"  {number:2d}  {text}")
+    if best["baselines"]:
+        lines.append("hand-designed networks, trained as long as the best:")
+        lines += [f"{100 * score:6.2f}  {name}" for name, score in best["baselines"].items()]
+    say(run.ranks, "\n".join(lines))
+    run.ends(cfg, "best.json", "--pretrain", "--init", run.folder)
 
 # --- objective ------------
 
 
 def draw_next_sentence(segments, generator):
-    """Ids (B, width), lengths (B,) and labels (B,) of what stands behind B segments: the continuation (0) or, half the
-    time, text from elsewhere (1). D28: a run without a sentence boundary has no label, -100: text from elsewhere
-    begins with a sentence, which would give it away."""
+    """The second segments for B first ones: ids (B, width), lengths (B,) and NSP labels (B,).
+
+    Label 0 is the continuation, 1, with probability 1/2, text from elsewhere.
+    """
+    # D28: a stretch without a sentence boundary has no label (-100): text from elsewhere begins
+    # with a sentence, which would tell the two apart
     single = (segments.second_length == 0) | (segments.other_length == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
-    return (torch.where(other[:, None], segments.other, segments.second),
-            torch.where(other, segments.other_length, segments.second_length), other.long().masked_fill(single, -100))
+    ids = torch.where(other[:, None], segments.other, segments.second)
+    lengths = torch.where(other, segments.other_length, segments.second_length)
+    return ids, lengths, other.long().masked_fill(single, -100)
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking: `rate` of the text in ids (B, T) is predicted; 80% of it becomes [MASK], 10% a random piece, 10%
-    stays. Returns changed ids, places (M,) in ids.flatten() and labels (M,), -100 where padding leaves none. D17: the
-    share is of the batch, so that M depends on B and T alone."""
+    """BERT's masking of ids (B, T): `rate` of the tokens are predicted, of which 80% become [MASK], 10% a
+    random token and 10% stay.
+
+    Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for filler.
+    """
+    # D17: the rate holds for the batch, so that M depends on B and T alone
     M = max(1, round(rate * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
-    chosen = text[torch.randperm(len(text), generator=generator)[:max(1, round(rate * len(text)))]]
-    labels, kind = ids.flatten()[chosen], torch.rand(len(chosen), generator=generator)
-    random_piece = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
-    seen = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_piece, labels))
-    changed = ids.flatten().index_put((chosen,), seen)
-    left = (0, M - len(chosen))
-    return changed.view_as(ids), F.pad(chosen, left), F.pad(labels, left, value=-100)
+    count = max(1, round(rate * len(text)))
+    chosen = text[torch.randperm(len(text), generator=generator)[:count]]
+    labels = ids.flatten()[chosen]
+    kind = torch.rand(len(chosen), generator=generator)
+    random_token = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
+    shown = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_token, labels))
+    changed = ids.flatten().index_put((chosen,), shown).view_as(ids)
+    filler = (0, M - len(chosen))
+    return changed, F.pad(chosen, filler), F.pad(labels, filler, value=-100)
 
 # --- training -------------
 

@@ -49,7 +49,7 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):
     best = json.loads((out / "best.json").read_text())
     first = max(lines, key=lambda line: line["score"])  # --finalists 1: it is trained alone, and scored again
     assert best["arch"] == first["arch"] and best["finalists"] == [{"id": first["id"], "score": best["score"]}]
-    assert len(best["by_hand"]) == 3 and len([*(out / "by-hand").glob("*.json")]) == 3
+    assert len(best["baselines"]) == 3 and len([*(out / "baselines").glob("*.json")]) == 3
     assert not [*out.glob("round-*")]  # history.jsonl holds what they held
     tied = any(len({line["scores"]["CoLA"] for line in lines if line["round"] == number}) == 1 for number in (0, 1))
     below = any(max(line["score"] for line in lines if line["round"] == number) <= 0 for number in (0, 1))

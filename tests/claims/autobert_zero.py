@@ -280,7 +280,7 @@ def winners(options, searches):
         known = ARMS | {name: each["arch"] for name, each in best.items()} | {
             "warm OP-NAS": warm, "warm hybrid": (*warm, "--arch", ARMS["hybrid"])}
         arms.append({name: known[name] for pair in COMPARED[options.against] for name in pair})
-        ahead.append(best["OP-NAS"]["score"] - [*best["OP-NAS"]["by_hand"].values()][-1])
+        ahead.append(best["OP-NAS"]["score"] - [*best["OP-NAS"]["baselines"].values()][-1])
         curves.append({name: [(line["score"], line["seconds"]) for line in read_history(folder)]
                        for name, folder in found.items()})
     return arms, curves, ahead
