@@ -29,6 +29,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import random
 import re
 import statistics
@@ -36,6 +37,9 @@ import sys
 import time
 from pathlib import Path
 from typing import Literal
+
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":  # the import takes seconds
+    print("importing torch ...", file=sys.stderr)
 
 import torch
 import torch.nn.functional as F

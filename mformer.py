@@ -30,12 +30,16 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import random
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":  # the import takes seconds
+    print("importing torch ...", file=sys.stderr)
 
 import torch
 import torch.nn.functional as F
