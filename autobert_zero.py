@@ -935,9 +935,11 @@ def edit_graph(graph, rng, priority):
     return None
 
 
-def mutate(parent, rng, priority):
+def mutate(parent, rng, priority=None):
     """A child (Alg. 1, lines 6, 7): half the time (D16: so that it can differ in one attention alone) a random layer
-    changes its kind; then a random layer changes inside. All operations and kernels are drawn by the priorities."""
+    changes its kind; then a random layer changes inside. All operations and kernels are drawn by the OperationPriority,
+    uniformly without one."""
+    priority = priority or OperationPriority([], Config())
     child = list(parent)
 
     def draw(options, position):
@@ -969,7 +971,9 @@ def round_sizes(cfg):
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(parent's id or None, arch)], none twice (D19), the same in every process."""
+    """The candidates of a round, [(parent's id or None, arch)], none twice (D19), the same in every process.
+    history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score", "scores" (by task), "diverged"
+    (why, or False), "seconds"; of these id, arch, score and diverged are read."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds

@@ -588,7 +588,8 @@ def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow; here all are new and predicted
-    within the limit, fewer than S where the limit leaves no more.
+    within the limit, fewer than S where the limit leaves no more. history: dicts of "id", "round", "parent" (an id or
+    None), "arch" (text), "score" and what judge gives; of these the first five and "diverged" are read.
     """
     rng, space = random.Random(f"{cfg.seed} generation {number}"), search_space(cfg)
     if cfg.strategy == "fast":
