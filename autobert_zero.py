@@ -1435,6 +1435,8 @@ def export(cfg, name):
         raise UserError(f"--export {name}: it, or its .mmd or .pt, is there already; choose another name")
     if path.suffix != ".py" or not path.parent.is_dir() or not source:
         raise UserError(f"--export {name}: name a new .py in a folder that is there, and --init")
+    if not path.stem.isidentifier():
+        raise UserError(f"--export {name}: Python cannot import a module of this name; use letters, digits and _")
     tokenizer = load_tokenizer(cfg.tokenizer)
     beside = path.with_name(tokenizer.file_name)
     if beside.exists() and beside.read_bytes() != tokenizer.path.read_bytes():

@@ -108,6 +108,36 @@ def test_a_tuned_model_answers_a_file_as_it_answered_its_rows(program, task, sou
         assert len(answers) > 2
 
 
+@pytest.mark.parametrize("program, task, source, line", [
+    ("autobert_zero", "SST-2", "glue/SST-2/dev.tsv", "SST-2 on .*mine.tsv: accuracy (.+)"),
+    ("autotinybert", "SQuAD1.1", "squad/dev-v1.1.json", "SQuAD1.1 on .*mine.json: exact .+, f1 (.+)"),
+    ("albert", "RACE", "race/dev/middle/0.txt", "RACE on .*mine.txt: accuracy (.+)")])
+def test_a_file_with_labels_is_scored(program, task, source, line, ready, tmp_path, monkeypatch, capsys):
+    """As its fine-tuning scored these rows."""
+    kind, _, rest = source.partition("/")
+    given = Path(shutil.copy(ready[kind] / rest, tmp_path / f"mine{Path(rest).suffix}"))
+    tune = tuning(task, program).replace("{here}", f"{{{kind}}}") + " --out {run}"
+    assert not call(filled(tune, run=tmp_path / "run", **ready), monkeypatch)
+    command = filled(f"{program} --predict {{given}} --init {{model}}", given=given, model=tmp_path / "run" / task)
+    capsys.readouterr()
+    assert not call(command, monkeypatch)
+    printed = capsys.readouterr().out
+    assert Path(re.search("^(.+): predictions of", printed, re.MULTILINE)[1]).is_file()
+    score = float(re.search(line, printed)[1])
+    tuned = json.loads((tmp_path / "run" / "done.json").read_text())["tasks"][task]["metrics"]
+    assert task == "RACE" or score == pytest.approx(100 * tuned["main"], abs=0.01)
+
+
+def test_all_tasks_of_a_fine_tuning_are_named(ready, tmp_path, monkeypatch, capsys):
+    command = filled(TUNED.replace("CoLA", "CoLA,RTE") + " --out {out}", out=tmp_path / "run", **ready)
+    assert not call(command, monkeypatch)
+    printed = capsys.readouterr().out
+    best = re.search("best: (.+)", printed)[1].split(", ")
+    commands = re.findall("^next: python albert.py (.+)$", printed, re.MULTILINE)
+    assert [Path(path).parent.name for path in best] == ["CoLA", "RTE"] and all(Path(path).exists() for path in best)
+    assert [Path(re.search("--init (.+) --out", words)[1].strip("'")).name for words in commands] == ["CoLA", "RTE"]
+
+
 @pytest.mark.parametrize("program, worst", [("albert", -1.0), ("autobert_zero", 0.0), ("autotinybert", 0.0)])
 def test_a_diverged_fine_tuning_has_the_worst_score(program, worst, ready, tmp_path, monkeypatch, capsys):
     tune = tuning("CoLA", program).replace("{here}", "{glue}") + " --finetune_lr 1e30 --out {out}"
