@@ -38,8 +38,8 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":  # the import takes seconds
-    print("importing torch ...", file=sys.stderr)
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
+    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F

@@ -42,8 +42,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":  # the import takes seconds
-    print("importing torch ...", file=sys.stderr)
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
+    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F
@@ -937,8 +937,8 @@ def edit_graph(graph, rng, priority):
 
 def mutate(parent, rng, priority=None):
     """A child (Alg. 1, lines 6, 7): half the time (D16: so that it can differ in one attention alone) a random layer
-    changes its kind; then a random layer changes inside. All operations and kernels are drawn by the OperationPriority,
-    uniformly without one."""
+    changes its kind; then a random layer changes inside. All operations and kernels are drawn by
+    the OperationPriority, uniformly without one."""
     priority = priority or OperationPriority([], Config())
     child = list(parent)
 
@@ -972,8 +972,8 @@ def round_sizes(cfg):
 
 def propose(history, number, cfg):
     """The candidates of a round, [(parent's id or None, arch)], none twice (D19), the same in every process.
-    history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score", "scores" (by task), "diverged"
-    (why, or False), "seconds"; of these id, arch, score and diverged are read."""
+    history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score", "scores"
+    (by task), "diverged" (why, or False), "seconds"; id, arch, score and diverged are read."""
     rng = random.Random(f"{cfg.seed} round {number}")
     seen, proposals = {line["arch"] for line in history}, []
     size, initial = round_sizes(cfg)[number], len(round_sizes(cfg)) - cfg.rounds
@@ -1436,7 +1436,8 @@ def export(cfg, name):
     if path.suffix != ".py" or not path.parent.is_dir() or not source:
         raise UserError(f"--export {name}: name a new .py in a folder that is there, and --init")
     if not path.stem.isidentifier():
-        raise UserError(f"--export {name}: Python cannot import a module of this name; use letters, digits and _")
+        raise UserError(f"--export {name}: Python cannot import a module of this name; "
+                        "use letters, digits and _")
     tokenizer = load_tokenizer(cfg.tokenizer)
     beside = path.with_name(tokenizer.file_name)
     if beside.exists() and beside.read_bytes() != tokenizer.path.read_bytes():

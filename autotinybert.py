@@ -38,8 +38,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":  # the import takes seconds
-    print("importing torch ...", file=sys.stderr)
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
+    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F
@@ -588,8 +588,9 @@ def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow; here all are new and predicted
-    within the limit, fewer than S where the limit leaves no more. history: dicts of "id", "round", "parent" (an id or
-    None), "arch" (text), "score" and what judge gives; of these the first five and "diverged" are read.
+    within the limit, fewer than S where the limit leaves no more.
+    history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score" and what
+    judge gives; id, round, arch, score and diverged are read.
     """
     rng, space = random.Random(f"{cfg.seed} generation {number}"), search_space(cfg)
     if cfg.strategy == "fast":

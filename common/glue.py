@@ -46,7 +46,7 @@ class Task:
         return not self.labels
 
 
-LABELS = ("label", "Quality", "score", "is_duplicate", "gold_label")  # names of the label's column in a header
+LABELS = ("label", "Quality", "score", "is_duplicate", "gold_label")  # columns of labels
 PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
 TASKS = {task.name: task for task in (
@@ -157,8 +157,8 @@ def load(folder, task, split):
 def load_unlabelled(path, task, labelled=False):
     """Read a test file, or one of the user's own, in whose first line the task's text columns are named. Every row
     needs a prediction: of those of another length, which one warning counts, the text that is missing is empty.
-    labelled: read the labels too, if a column of LABELS has one in every row; otherwise a warning names the first row
-    without one."""
+    labelled: read the labels too, if a column of LABELS has one in every row; otherwise a warning
+    names the first row without one."""
     rows = list(read_rows(path))
     header = rows.pop(0)[1] if rows else []
     if 0 < len(header) == task.columns and not {*header} & {*task.test_text}:  # CoLA's train and dev have no header
@@ -179,12 +179,13 @@ def load_unlabelled(path, task, labelled=False):
 
 
 def read_labels(path, task, header, rows):
-    """Labels of all rows as an array; None where there is no column of labels, or a row has none."""
+    """Labels of all rows as an array; None if no column has labels, or a row has none."""
     column = next((header.index(name) for name in LABELS if name in header), None)
     if column is None:
         return None
     try:
-        labels = [read_label(task, "".join(cells[column:column + 1]), f"{path}:{number}") for number, cells in rows]
+        labels = [read_label(task, "".join(cells[column:column + 1]), f"{path}:{number}")
+                  for number, cells in rows]
     except UserError as error:
         warnings.warn(f"{error}; no score is computed", stacklevel=2)
         return None
@@ -286,8 +287,8 @@ def encode(examples, tokenizer, max_length, block=10_000):
 
 
 def warn_about_cuts(name, splits, positions):
-    """One warning where examples of a task were cut, with the length that keeps them whole, or the most that the model
-    has positions for. splits: its Features."""
+    """One warning where examples of a task were cut, with the length that keeps them whole, or the
+    most that the model has positions for. splits: its Features."""
     cut = sum(features.cut for features in splits)
     if not cut:
         return
@@ -295,7 +296,9 @@ def warn_about_cuts(name, splits, positions):
     longest = max(features.longest for features in splits)
     total = sum(map(len, splits))
     better = min(positions, -(-longest // 8) * 8)
-    hint = f"use --finetune_length {better}" if better > length else f"the model has {positions} positions"
+    hint = f"use --finetune_length {better}"
+    if better <= length:
+        hint = f"the model has {positions} positions"
     warnings.warn(f"{name}: {cut} of {total} examples are longer than {length} tokens and are cut; "
                   f"the longest has {longest}; {hint}", stacklevel=2)
 

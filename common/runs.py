@@ -186,7 +186,7 @@ class RunFolder:
         return on_main(self.ranks, lambda: read_result(path) if path.exists() else None)
 
     def ends(self, cfg, best, *words, **same):
-        """Say of a finished run its folder, its best file or files, and where there are words what next() says."""
+        """Print the folder and the best file or files of a finished run, and next(words)."""
         files = [best] if isinstance(best, str) else best
         best = ", ".join(str(self.folder / name) for name in files)
         say(self.ranks, f"{self.folder}: finished (--restart begins anew); best: {best}")
@@ -194,8 +194,8 @@ class RunFolder:
             self.next(cfg, *words, **same)
 
     def next(self, cfg, *words, same=("preset", "task", "device")):
-        """Print the command that comes next: these words, and of the flags that were given those that are the
-        `same`."""
+        """Print the command that comes next: these words, and of the flags that were given those
+        that are the `same`."""
         for name in [name for name in same if name in cfg.given]:
             value = getattr(cfg, name)
             several = value if isinstance(value, tuple) else () if value is True else (value,)

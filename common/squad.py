@@ -80,8 +80,8 @@ def load(path, asked=False):
 
 
 def load_answered(path):
-    """The questions of a user's file with their answers; None where it has no answers. A warning says which are wrong.
-    """
+    """The questions of a user's file with their answers; None if it has none. A warning names a
+    wrong one."""
     if '"answers"' not in read_text(path, MEND):
         return None
     try:

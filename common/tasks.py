@@ -97,12 +97,13 @@ class Task:
         return max(self.score("dev", answer)["main"] for answer in answers)
 
     def yardstick(self, outputs=None):
-        """What stands beside a score: "constant", and "one_answer": the answer that these outputs of dev give every
-        example, or ""."""
-        return {"constant": self.constant, "one_answer": "" if outputs is None else self.single_answer(outputs)}
+        """What stands beside a score: "constant", and "one_answer": the answer that these outputs
+        of dev give every example, or ""."""
+        answer = "" if outputs is None else self.single_answer(outputs)
+        return {"constant": self.constant, "one_answer": answer}
 
     def single_answer(self, outputs):
-        """The answer that outputs of dev give every example, by name; "" where they give several."""
+        """The answer that outputs of dev give every example, by name; "" if there are several."""
         answers = outputs if self.kind == "value" else outputs.argmax(-1)
         if (answers != answers[0]).any():
             return ""
@@ -137,8 +138,8 @@ class Task:
         features, index, rows, lengths = self.splits[split], [], [], self.splits[split].lengths
         longest, inputs = int(lengths.max()), lengths[0].size  # a row of RACE has four inputs
         size = min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))
-        for batch in tqdm(self.read(split, size), f"evaluating {self.name}", math.ceil(len(features) / size),
-                          disable=None, leave=False):
+        for batch in tqdm(self.read(split, size), f"evaluating {self.name}",
+                          math.ceil(len(features) / size), disable=None, leave=False):
             output, width = forward(batch), batch["ids"].shape[1]
             parts = [part.float() for part in (output if isinstance(output, tuple) else (output,))]
             if self.kind == "span":  # widened to the longest row; cut to it where the batch's width was rounded up
@@ -175,7 +176,8 @@ class GlueTask(Task):
 
     def score_file(self, outputs):
         """The metrics on the user's own file; {} where it has no labels."""
-        return {} if self.rows["test"].labels is None else glue.score(self.task, outputs, self.rows["test"].labels)
+        labels = self.rows["test"].labels
+        return {} if labels is None else glue.score(self.task, outputs, labels)
 
     def write(self, split, outputs, folder):
         """Write the leaderboard's file of a test split; returns its path."""
@@ -233,15 +235,16 @@ class SquadTask(Task):
         return (min(texts) or "no answer") if len(texts) == 1 else ""
 
     def score_file(self, outputs):
-        """The official scores of the user's own file at the tuned model's threshold; {} where it has no answers."""
+        """The official scores of the user's own file at the tuned model's threshold; {} if it has
+        no answers."""
         if not self.answered:
             return {}
         scores = squad.evaluate(self.answered, self.final(outputs)[1])
         return {name: scores[name] / 100 for name in ("exact", "f1")}
 
     def write(self, split, outputs, folder):
-        """Write predictions.json, answers above the best threshold withdrawn, nbest_predictions.json and
-        null_odds.json; returns the path of the first."""
+        """Write predictions.json, answers above the best threshold withdrawn,
+        nbest_predictions.json and null_odds.json; returns the path of the first."""
         found, texts = self.final(outputs)
         for name, content in (("predictions", texts), ("nbest_predictions", found.nbest),
                               ("null_odds", found.null_odds)):
@@ -275,8 +278,9 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
 
 
 def answer_file(path, cfg, task, outputs):
-    """Write what a model predicts for open_file's task, as fine-tuning writes it, to --out or to a folder beside the
-    file. Returns lines that name the file written and, where the examples have labels, the scores."""
+    """Write what a model predicts for open_file's task, as fine-tuning writes it, to --out or to a
+    folder beside the file. Returns lines that name the file written and, if the examples have
+    labels, the scores."""
     path, (split, rows) = Path(path), *task.rows.items()
     folder = Path(cfg.out) if "out" in cfg.given else path.with_name(f"{path.stem}-predictions")
     folder.mkdir(parents=True, exist_ok=True)
@@ -389,8 +393,9 @@ def tells_nothing(scores, constants=None):
 
 
 def end_tuning(run, cfg):
-    """Print where a finished fine-tuning is, and for each task the command that lets its model predict a file."""
-    names = [name for name in run.finished["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
+    """Print where a finished fine-tuning is, and for each task a command that predicts a file."""
+    names = [name for name in run.finished["tasks"]
+             if (run.folder / name / "checkpoint.pt").exists()]
     if names:
         run.ends(cfg, [f"{name}/checkpoint.pt" for name in names])
     for name in names:
@@ -415,7 +420,8 @@ def show(result, ranks, nine=""):
         others = "".join(f", {shown({key: found[key]})}" for key in found if key != main)
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
         beside = f"; majority baseline {100 * entry['constant']:.2f}" if "constant" in entry else ""
-        alone = f", and every prediction is {entry['one_answer']}" if entry.get("one_answer") else ""
+        answer = entry.get("one_answer")
+        alone = f", and every prediction is {answer}" if answer else ""
         say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{beside}{alone}{diverged}")
     for name, words in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
         missing = result["averages"].get(name.replace("avg", "missing"))

@@ -200,9 +200,10 @@ def open_text(cfg, ranks, folder):
 def corpus_line(cfg, data):
     """A line on how the corpus was read: its size, and the documents that are held out."""
     size, held = data.train.meta, len(data.dev.ids)
-    aside = f"{held:,} documents of {' '.join(cfg.dev_corpus)}" if getattr(cfg, "dev_corpus", ()) else f"{held:,}"
-    return (f"{' '.join(cfg.corpus)}: {size['documents']:,} documents, {size['sentences']:,} sentences, "
-            f"{size['tokens']:,} tokens; held out: {aside}")
+    other = f" documents of {' '.join(cfg.dev_corpus)}" if getattr(cfg, "dev_corpus", ()) else ""
+    return (f"{' '.join(cfg.corpus)}: {size['documents']:,} documents, "
+            f"{size['sentences']:,} sentences, {size['tokens']:,} tokens; "
+            f"held out: {held:,}{other}")
 
 
 def make_text(paths, target, cfg, tokenizer):

@@ -34,7 +34,7 @@ def passage_files(folder, split, level):
 
 
 def read_passage(path, level, asked=False):
-    """The questions of one passage's file. asked: one of the user's own, which may have no answers (-1)."""
+    """The questions of one passage's file. asked: a user's file, which may have no answers (-1)."""
     entry = read_json(path, mend="download it again")
     try:
         name, passage = str(entry["id"]), entry["article"]
@@ -51,7 +51,8 @@ def read_passage(path, level, asked=False):
     for number, (text, options, answer) in enumerate(rows):
         if answer not in tuple("ABCD") and not unanswered:
             raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must be A, B, C or D")
-        yield Question(f"{name}-{number}", passage, text, tuple(options), -1 if unanswered else "ABCD".index(answer), level)
+        right = -1 if unanswered else "ABCD".index(answer)
+        yield Question(f"{name}-{number}", passage, text, tuple(options), right, level)
 
 
 def load(folder, split):
@@ -145,7 +146,8 @@ class RaceTask(Task):
         return {"accuracy": self.score("test", outputs)["accuracy"]} if has_answers else {}
 
     def write(self, split, outputs, folder):
-        """Write the chosen option of each question of dev or test, a letter a line; returns the path."""
+        """Write the chosen option of each question of dev or test, a letter a line; returns the
+        path."""
         if split != "train":
             path = Path(folder) / f"{split}_predictions.txt"
             chosen = np.asarray(outputs).argmax(axis=1)

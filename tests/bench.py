@@ -311,7 +311,8 @@ def train_on_card(command, seconds, card):
         unit = "pictures" if settings.get("task") == "cifar10" else "tokens"
         count = settings["batch"] * (settings["length"] if "mformer" not in command else 1)
         words = re.sub("--(pretrain|superplm|further_train|train) ", "--describe ", command)
-        said = json.loads(called(re.sub(r"--tokenizer .*?vocab.txt", f"--vocab_size {PIECES}", words)))
+        words = re.sub(r"--tokenizer .*?vocab.txt", f"--vocab_size {PIECES}", words)
+        said = json.loads(called(words))
         usual = said["days"][card]["35%"] * 86400 / said["days"]["updates"]
         speed, known = f"{count / each:,.0f} {unit}", [
             f"{count / usual:,.0f}", f"{0.35 * usual / each:.1%}",

@@ -58,7 +58,7 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):
     assert best["constants"] == {"CoLA": 0} and ", one answer 0.00" in printed
     meta = json.loads((ready["corpus"] / "meta.json").read_text())
     held = max(1, round(0.05 * meta["documents"]))
-    size = f"{meta['documents']:,} documents, {meta['sentences']:,} sentences, {meta['tokens']:,} tokens"
+    size = f"{meta['documents']} documents, {meta['sentences']:,} sentences, {meta['tokens']:,} tokens"
     assert f"{ready['corpus']}: {size}; held out: {held}\n" in printed
     written = {}
     exec((out / "best.py").read_text(), written)
@@ -114,7 +114,7 @@ def test_a_search_is_exported_as_it_ended(searched, tmp_path, capsys):
     ours, theirs = (torch.load(file) for file in (tmp_path / "net.pt", searched[0] / "best.pt"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert "made anew: none" in capsys.readouterr().out
-    blank = str(tmp_path / "net work.py"), "--init", str(searched[0])  # no module of this name can be imported
+    blank = str(tmp_path / "net work.py"), "--init", str(searched[0])  # cannot be imported
     for name, *more in ((str(path), "--init", str(searched[0])), ("net.txt",), ("net.py",), blank):
         with pytest.raises(UserError, match="--export"):
             abz.main(["--export", name, *more])
