@@ -37,6 +37,7 @@ def test_a_terminal_shows_a_line_before_torch_is_imported(name, tmp_path):
     ours, theirs = pty.openpty()
     command = [sys.executable, ROOT / f"{name}.py", "--help"]
     result = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, stderr=theirs)
+    os.close(theirs)  # so that reading nothing is an error and not a wait
     assert result.returncode == 7 and os.read(ours, 99).startswith(b"importing torch")
 
 
