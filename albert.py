@@ -30,12 +30,16 @@ import functools
 import hashlib
 import json
 import math
+import os
 import statistics
 import sys
 import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Literal
+
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
+    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F

@@ -32,6 +32,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -40,6 +41,9 @@ import sys
 import time
 from pathlib import Path
 from typing import Literal
+
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
+    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F
@@ -127,7 +131,8 @@ PRESETS = {
         finetune_warmup=0.1,
         search=dict(batch=8, lr=3e-3, steps=500, train_rows=1600, finetune_batch=16, population=8, rounds=3, parents=2,
                     children=2, finalists=2, finalist_times=2, no_weight_sharing=True, warm_times=3),
-        pretrain=dict(steps=3000, save_every=500), finetune=dict(runs=3, eval_every=0)),
+        pretrain=dict(steps=3000, save_every=500),
+        finetune=dict(runs=3, eval_every=0, finetune_length=128)),
     "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
                   finetune=dict(runs=3)),
     "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
@@ -1159,9 +1164,11 @@ def edit_graph(graph, rng, priority):
     return None
 
 
-def mutate(parent, rng, priority):
+def mutate(parent, rng, priority=None):
     """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, then a
-    random layer changes inside. Operations and kernels are drawn by an OperationPriority."""
+    random layer changes inside. Operations and kernels are drawn by the OperationPriority, uniformly
+    without one."""
+    priority = priority or OperationPriority([], Config())
     child = list(parent)
 
     def draw(options, position):
@@ -1194,7 +1201,11 @@ def round_sizes(cfg):
 
 
 def propose(history, number, cfg):
-    """The candidates of a round: [(id of the parent or None, architecture)]. The same in every process."""
+    """The candidates of a round: [(id of the parent or None, architecture)]. The same in every process.
+
+    history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score", "scores" (by
+    task), "diverged" (why, or False), "seconds"; id, arch, score and diverged are read.
+    """
     rng = random.Random(f"{cfg.seed} round {number}")
     size = round_sizes(cfg)[number]
     initial = number < len(round_sizes(cfg)) - cfg.rounds
@@ -1723,6 +1734,9 @@ def export(cfg, name):
         raise UserError(f"--export {name}: it, or its .mmd or .pt, is there already; choose another name")
     if path.suffix != ".py" or not path.parent.is_dir() or not source:
         raise UserError(f"--export {name}: name a new .py in a folder that is there, and --init")
+    if not path.stem.isidentifier():
+        raise UserError(f"--export {name}: Python cannot import a module of this name; "
+                        "use letters, digits and _")
     tokenizer = load_tokenizer(cfg.tokenizer)
     beside = path.with_name(tokenizer.file_name)
     if beside.exists() and beside.read_bytes() != tokenizer.path.read_bytes():

@@ -29,6 +29,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import random
 import re
 import statistics
@@ -36,6 +37,9 @@ import sys
 import time
 from pathlib import Path
 from typing import Literal
+
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
+    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F
@@ -131,7 +135,8 @@ PRESETS = {
              "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32, "lr": 3e-3,
              "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100, "tasks": "MLM-saved,SST-2",
              "finetune_epochs": 2, "finetune_lr": 1e-3, "finetune_batch": 32, "reference": "8-96-384-6-96",
-             "population": 8, "generations": 3, "latency_archs": 120},
+             "population": 8, "generations": 3, "latency_archs": 120,
+             "finetune": {"finetune_length": 128}},
     "base": {},
     "dry_run": {"steps": 2, "further_steps": 2, "population": 2, "generations": 2, "winners": 1, "runs": 1,
                 "latency_archs": 20, "latency_rounds": 1, "finetune_epochs": 1, "finetune_batch": 16,
@@ -585,6 +590,8 @@ def propose(history, number, cfg, predict, limit):
 
     D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow; here all are new and predicted
     within the limit, fewer than S where the limit leaves no more.
+    history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score" and what
+    judge gives; id, round, arch, score and diverged are read.
     """
     rng, space = random.Random(f"{cfg.seed} generation {number}"), search_space(cfg)
     if cfg.strategy == "fast":

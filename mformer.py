@@ -30,12 +30,16 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import random
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
+    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F
@@ -1390,12 +1394,12 @@ def evaluate(cfg):
         name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"  # classes count from 0
         on_main(ranks, write_atomic, run.folder / name, "".join(f"{line}\n" for line in found))
         run.finish(result)  # never taken from a folder: the model may have changed
-        run.ends(cfg, name)
         shown = (f"accuracy {100 * scores['accuracy']:.2f}" if cfg.task == "cifar10" else
                  f"bleu {scores['bleu']:.2f}, repeated words {100 * scores['repeated_words']:.2f}")
         say(ranks, f"{shown} on {result['examples']} test examples "
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
                    f"latency {latency_text(result['latency'], cfg)} ({timed_text(cfg, ranks.device)})")
+        run.ends(cfg, name)
 
 # --- command line ---------
 

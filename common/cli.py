@@ -230,6 +230,8 @@ def run(main):
     for stream in filter(None, (sys.stdout, sys.stderr)):
         if hasattr(stream, "reconfigure"):  # help texts hold characters that an ASCII terminal has not
             stream.reconfigure(errors="replace")
+    if os.environ.get("RANK", "0") != "0":
+        warnings.simplefilter("ignore")  # the first process prints them
     warnings.formatwarning = lambda message, *place, **others: f"warning: {message}\n"  # no line of source below it
     try:
         status = main()

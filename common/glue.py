@@ -46,6 +46,7 @@ class Task:
         return not self.labels
 
 
+LABELS = ("label", "Quality", "score", "is_duplicate", "gold_label")  # columns of labels
 PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
 TASKS = {task.name: task for task in (
@@ -153,9 +154,11 @@ def load(folder, task, split):
     return Examples(first, second if len(text) == 2 else None, np.array(labels, kind), path)
 
 
-def load_unlabelled(path, task):
+def load_unlabelled(path, task, labelled=False):
     """Read a test file, or one of the user's own, in whose first line the task's text columns are named. Every row
-    needs a prediction: of those of another length, which one warning counts, the text that is missing is empty."""
+    needs a prediction: of those of another length, which one warning counts, the text that is missing is empty.
+    labelled: read the labels too, if a column of LABELS has one in every row; otherwise a warning
+    names the first row without one."""
     rows = list(read_rows(path))
     header = rows.pop(0)[1] if rows else []
     if 0 < len(header) == task.columns and not {*header} & {*task.test_text}:  # CoLA's train and dev have no header
@@ -171,7 +174,22 @@ def load_unlabelled(path, task):
     if not rows:
         raise UserError(f"{path}: no row follows the first line, so nothing is asked")
     sides = [[(cells + [""] * len(header))[header.index(name)] for _, cells in rows] for name in task.test_text]
-    return Examples(sides[0], sides[1] if len(sides) == 2 else None, None, path)
+    labels = read_labels(path, task, header, rows) if labelled else None
+    return Examples(sides[0], sides[1] if len(sides) == 2 else None, labels, path)
+
+
+def read_labels(path, task, header, rows):
+    """Labels of all rows as an array; None if no column has labels, or a row has none."""
+    column = next((header.index(name) for name in LABELS if name in header), None)
+    if column is None:
+        return None
+    try:
+        labels = [read_label(task, "".join(cells[column:column + 1]), f"{path}:{number}")
+                  for number, cells in rows]
+    except UserError as error:
+        warnings.warn(f"{error}; no score is computed", stacklevel=2)
+        return None
+    return np.array(labels, np.float32 if task.regression else np.int64)
 
 
 class Rows:
@@ -228,6 +246,8 @@ class Features:
     labels: np.ndarray | None
     specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
+    cut: int = 0  # examples that were longer than max_length
+    longest: int = 0  # tokens of the longest example before it was cut
 
     def __len__(self):
         return len(self.sides[0])
@@ -246,9 +266,11 @@ class Features:
 
 def encode(examples, tokenizer, max_length, block=10_000):
     """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens, cut from the longer sentence's end
-    (in a tie: B's); one warning counts the rows that were. UserError where max_length leaves no room."""
+    (in a tie: B's). UserError where max_length leaves no room."""
     texts = [side for side in (examples.first, examples.second) if side]
-    sides, room, cut = [Rows() for _ in texts], max_length - 1 - len(texts), 0
+    sides, room = [Rows() for _ in texts], max_length - 1 - len(texts)
+    cut = 0
+    longest = 0
     if room < 2:
         raise UserError(f"max_length {max_length}: too little room beside the special pieces; choose 8 or more")
     name = examples.path.parent.name
@@ -259,10 +281,26 @@ def encode(examples, tokenizer, max_length, block=10_000):
             for rows, ids, most in zip(sides, row, (keep, room - keep)):
                 rows.append(ids[:most])
             cut += first + second > room
-    if cut:
-        warnings.warn(f"{examples.path}: {cut} of {len(examples)} rows are longer than {max_length} tokens "
-                      "(--finetune_length) and are cut")
-    return Features(sides, examples.labels, (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id), max_length)
+            longest = max(longest, first + second + 1 + len(texts))
+    specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
+    return Features(sides, examples.labels, specials, max_length, cut, longest)
+
+
+def warn_about_cuts(name, splits, positions):
+    """One warning where examples of a task were cut, with the length that keeps them whole, or the
+    most that the model has positions for. splits: its Features."""
+    cut = sum(features.cut for features in splits)
+    if not cut:
+        return
+    length = splits[0].max_length
+    longest = max(features.longest for features in splits)
+    total = sum(map(len, splits))
+    better = min(positions, -(-longest // 8) * 8)
+    hint = f"use --finetune_length {better}"
+    if better <= length:
+        hint = f"the model has {positions} positions"
+    warnings.warn(f"{name}: {cut} of {total} examples are longer than {length} tokens and are cut; "
+                  f"the longest has {longest}; {hint}", stacklevel=2)
 
 
 def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):

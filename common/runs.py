@@ -185,15 +185,22 @@ class RunFolder:
         path = self.folder / "done.json"
         return on_main(self.ranks, lambda: read_result(path) if path.exists() else None)
 
-    def ends(self, cfg, best, *words, same=("preset", "task", "device")):
-        """Say of a finished run its folder, its best file, and where there are words the command that comes next: these
-        words, and of the flags that were given those that are the `same`."""
-        for name in [name for name in same if name in cfg.given] if words else ():
+    def ends(self, cfg, best, *words, **same):
+        """Print the folder and the best file or files of a finished run, and next(words)."""
+        files = [best] if isinstance(best, str) else best
+        best = ", ".join(str(self.folder / name) for name in files)
+        say(self.ranks, f"{self.folder}: finished (--restart begins anew); best: {best}")
+        if words:
+            self.next(cfg, *words, **same)
+
+    def next(self, cfg, *words, same=("preset", "task", "device")):
+        """Print the command that comes next: these words, and of the flags that were given those
+        that are the `same`."""
+        for name in [name for name in same if name in cfg.given]:
             value = getattr(cfg, name)
             several = value if isinstance(value, tuple) else () if value is True else (value,)
             words = [*words, f"--{name}", *several]
-        say(self.ranks, f"{self.folder}: finished (--restart begins anew); best: {self.folder / best}")
-        if words and not cfg.dry_run:
+        if not cfg.dry_run:
             say(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
 
     def finish(self, result):

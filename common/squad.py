@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import existing, read_json
+from common.files import existing, read_json, read_text
 from common.glue import Rows, join
 
 MEND = "point --squad at the folder with the official train and dev JSON files"
@@ -77,6 +77,17 @@ def load(path, asked=False):
     if not questions:
         raise UserError(f"{path}: no questions; take the official SQuAD file")
     return list(questions.values())
+
+
+def load_answered(path):
+    """The questions of a user's file with their answers; None if it has none. A warning names a
+    wrong one."""
+    if '"answers"' not in read_text(path, MEND):
+        return None
+    try:
+        return load(path)
+    except UserError as error:
+        warnings.warn(f"{error}; no score is computed", stacklevel=2)
 
 
 @lru_cache(maxsize=4096)

@@ -97,14 +97,20 @@ class Task:
         return max(self.score("dev", answer)["main"] for answer in answers)
 
     def yardstick(self, outputs=None):
-        """What stands beside a score: "constant", and "one_answer": whether these outputs of dev are the same answer
-        for every row."""
-        return {"constant": self.constant, "one_answer": outputs is not None and self.answers_alike(outputs)}
+        """What stands beside a score: "constant", and "one_answer": the answer that these outputs
+        of dev give every example, or ""."""
+        answer = "" if outputs is None else self.single_answer(outputs)
+        return {"constant": self.constant, "one_answer": answer}
 
-    def answers_alike(self, outputs):
-        """Whether outputs of dev give every row the same answer."""
-        found = outputs if self.kind == "value" else outputs.argmax(-1)
-        return bool((found == found[0]).all())
+    def single_answer(self, outputs):
+        """The answer that outputs of dev give every example, by name; "" if there are several."""
+        answers = outputs if self.kind == "value" else outputs.argmax(-1)
+        if (answers != answers[0]).any():
+            return ""
+        if self.kind == "value":
+            return f"{answers[0].item():.2f}"
+        names = "ABCD" if self.kind == "choice" else glue.TASKS[self.name].labels
+        return names[answers[0]]
 
     def standard_error(self, score):
         """The standard error of a score over the dev rows. It is exact for a share, an upper bound for a mean of shares
@@ -132,8 +138,8 @@ class Task:
         features, index, rows, lengths = self.splits[split], [], [], self.splits[split].lengths
         longest, inputs = int(lengths.max()), lengths[0].size  # a row of RACE has four inputs
         size = min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))
-        for batch in tqdm(self.read(split, size), f"looking at {split}", math.ceil(len(features) / size),
-                          disable=None, leave=False):
+        for batch in tqdm(self.read(split, size), f"evaluating {self.name}",
+                          math.ceil(len(features) / size), disable=None, leave=False):
             output, width = forward(batch), batch["ids"].shape[1]
             parts = [part.float() for part in (output if isinstance(output, tuple) else (output,))]
             if self.kind == "span":  # widened to the longest row; cut to it where the batch's width was rounded up
@@ -157,20 +163,26 @@ class GlueTask(Task):
         splits += ["test_diagnostic"] if "test_mismatched" in splits else []
         self.rows = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg)) for split in splits
                      if not split.startswith("test") or glue.path_of(cfg.glue, name, split).exists()} if not file else {
-                         "test": glue.load_unlabelled(file, self.task)}
+                         "test": glue.load_unlabelled(file, self.task, labelled=True)}
         super().__init__(name, "value" if self.task.regression else "class", self.task.classes,
                          (*self.task.metrics, "main"), recipe,
                          {split: glue.encode(part, tokenizer, recipe.length) for split, part in self.rows.items()})
+        glue.warn_about_cuts(name, [*self.splits.values()], getattr(cfg, "positions", 512))
 
     def score(self, split, outputs):
         """The official metrics as shares, and "main". outputs: logits (n, classes), or scores (n, 1)."""
         found = glue.score(self.task, outputs, self.splits[split].labels)
         return {**found, "main": statistics.mean(found[name] for name in self.recipe.main.split("+"))}
 
+    def score_file(self, outputs):
+        """The metrics on the user's own file; {} where it has no labels."""
+        labels = self.rows["test"].labels
+        return {} if labels is None else glue.score(self.task, outputs, labels)
+
     def write(self, split, outputs, folder):
-        """The leaderboard's file of a test split."""
+        """Write the leaderboard's file of a test split; returns its path."""
         if split.startswith("test"):
-            glue.write_submission(folder, self.task, outputs, split)
+            return glue.write_submission(folder, self.task, outputs, split)
 
 
 class SquadTask(Task):
@@ -181,6 +193,7 @@ class SquadTask(Task):
         if recipe.length < 16:
             raise UserError(f"--finetune_length {recipe.length}: a question and an answer do not fit; use 16 or more")
         self.threshold = read_threshold(cfg.init, name) if file else None
+        self.answered = squad.load_answered(file) if file else None
         self.rows = {"dev": squad.load(file, asked=True)} if file else {
             split: squad.load(path)[:limit(split, cfg) or None]
             for split, path in squad.files(cfg.squad, name).items()}
@@ -217,15 +230,26 @@ class SquadTask(Task):
         return found, {name: "" if found.null_odds.get(name, 0) > highest else text
                        for name, text in found.texts.items()}
 
-    def answers_alike(self, outputs):
-        return len({*self.final(outputs)[1].values()}) == 1
+    def single_answer(self, outputs):
+        texts = {*self.final(outputs)[1].values()}
+        return (min(texts) or "no answer") if len(texts) == 1 else ""
+
+    def score_file(self, outputs):
+        """The official scores of the user's own file at the tuned model's threshold; {} if it has
+        no answers."""
+        if not self.answered:
+            return {}
+        scores = squad.evaluate(self.answered, self.final(outputs)[1])
+        return {name: scores[name] / 100 for name in ("exact", "f1")}
 
     def write(self, split, outputs, folder):
-        """predictions.json, answers above the best threshold withdrawn, nbest_predictions.json and null_odds.json."""
+        """Write predictions.json, answers above the best threshold withdrawn,
+        nbest_predictions.json and null_odds.json; returns the path of the first."""
         found, texts = self.final(outputs)
         for name, content in (("predictions", texts), ("nbest_predictions", found.nbest),
                               ("null_odds", found.null_odds)):
             write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
+        return Path(folder) / "predictions.json"
 
 
 def read_threshold(init, name):
@@ -254,13 +278,17 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
 
 
 def answer_file(path, cfg, task, outputs):
-    """Write what a model gives for open_file's task, as fine-tuning writes it, to --out or to a folder beside the file;
-    returns a line on it."""
+    """Write what a model predicts for open_file's task, as fine-tuning writes it, to --out or to a
+    folder beside the file. Returns lines that name the file written and, if the examples have
+    labels, the scores."""
     path, (split, rows) = Path(path), *task.rows.items()
     folder = Path(cfg.out) if "out" in cfg.given else path.with_name(f"{path.stem}-predictions")
     folder.mkdir(parents=True, exist_ok=True)
-    task.write(split, outputs, folder)
-    return f"{folder}: answers to the {len(rows)} rows of {path}, as {cfg.init} gives them"
+    written = task.write(split, outputs, folder)
+    lines = [f"{written}: predictions of {cfg.init} for the {len(rows)} examples of {path}"]
+    scores = task.score_file(outputs)
+    lines += [f"{task.name} on {path}: {shown(scores)}"] * bool(scores)
+    return "\n".join(lines)
 
 
 def task_class(name, kinds=None):
@@ -365,10 +393,14 @@ def tells_nothing(scores, constants=None):
 
 
 def end_tuning(run, cfg):
-    """Say of a finished fine-tuning where it is, and how a tuned model of it answers a file."""
-    for name in [name for name in run.finished["tasks"] if (run.folder / name / "checkpoint.pt").exists()][:1]:
-        run.ends(cfg, f"{name}/checkpoint.pt", "--predict", file_of(name, cfg), "--init", run.folder / name,
-                 "--out", f"{run.folder}-answers")
+    """Print where a finished fine-tuning is, and for each task a command that predicts a file."""
+    names = [name for name in run.finished["tasks"]
+             if (run.folder / name / "checkpoint.pt").exists()]
+    if names:
+        run.ends(cfg, [f"{name}/checkpoint.pt" for name in names])
+    for name in names:
+        run.next(cfg, "--predict", file_of(name, cfg), "--init", run.folder / name,
+                 "--out", f"{run.folder}-answers/{name}")
 
 
 def shown(scores):
@@ -387,8 +419,9 @@ def show(result, ranks, nine=""):
         main = next((key for key, value in found.items() if value == entry["metrics"]["main"]), "mean of its metrics")
         others = "".join(f", {shown({key: found[key]})}" for key in found if key != main)
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
-        beside = f"; one answer to every row has {100 * entry['constant']:.2f}" if "constant" in entry else ""
-        alone = ", and that is all it gives" if entry.get("one_answer") else ""
+        beside = f"; majority baseline {100 * entry['constant']:.2f}" if "constant" in entry else ""
+        answer = entry.get("one_answer")
+        alone = f", and every prediction is {answer}" if answer else ""
         say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{beside}{alone}{diverged}")
     for name, words in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
         missing = result["averages"].get(name.replace("avg", "missing"))

@@ -58,6 +58,7 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
                    "data/README.md, Your own data in ten minutes")
     if reads_text:
         data.tokenizer, data.train, data.dev = open_text(cfg, ranks, run.folder)
+        say(ranks, corpus_line(cfg, data))
     elif "tokenizer" in needs:
         data.tokenizer = load_tokenizer(cfg.tokenizer)
         cfg.vocab_size = data.tokenizer.vocab_size
@@ -194,6 +195,15 @@ def open_text(cfg, ranks, folder):
         raise UserError(f"--held_out {held:.0f}: {target} has {len(corpus.ids)} documents, and some must be left to "
                         "train on; hold out fewer")
     return tokenizer, *corpus.split(min(held, 1.0), MOST_HELD_OUT if held < 1 else int(held))
+
+
+def corpus_line(cfg, data):
+    """A line on how the corpus was read: its size, and the documents that are held out."""
+    size, held = data.train.meta, len(data.dev.ids)
+    other = f" documents of {' '.join(cfg.dev_corpus)}" if getattr(cfg, "dev_corpus", ()) else ""
+    return (f"{' '.join(cfg.corpus)}: {size['documents']:,} documents, "
+            f"{size['sentences']:,} sentences, {size['tokens']:,} tokens; "
+            f"held out: {held:,}{other}")
 
 
 def make_text(paths, target, cfg, tokenizer):

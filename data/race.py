@@ -34,11 +34,12 @@ def passage_files(folder, split, level):
 
 
 def read_passage(path, level, asked=False):
-    """The questions of one passage's file, asked: without answers."""
+    """The questions of one passage's file. asked: a user's file, which may have no answers (-1)."""
     entry = read_json(path, mend="download it again")
     try:
         name, passage = str(entry["id"]), entry["article"]
-        answers = ["A"] * len(entry["questions"]) if asked else entry["answers"]
+        unanswered = asked and "answers" not in entry
+        answers = [None] * len(entry["questions"]) if unanswered else entry["answers"]
         rows = list(zip(entry["questions"], entry["options"], answers, strict=True))
         texts = [passage, *(text for question, options, _ in rows for text in (question, *options))]
         well = all(isinstance(text, str) for text in texts) and all(len(options) == OPTIONS for _, options, _ in rows)
@@ -48,9 +49,10 @@ def read_passage(path, level, asked=False):
         raise UserError(f"{path}: not a RACE passage (id, article, questions, {OPTIONS} options and an answer each); "
                         "download it again")
     for number, (text, options, answer) in enumerate(rows):
-        if answer not in tuple("ABCD"):
+        if answer not in tuple("ABCD") and not unanswered:
             raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must be A, B, C or D")
-        yield Question(f"{name}-{number}", passage, text, tuple(options), "ABCD".index(answer), level)
+        right = -1 if unanswered else "ABCD".index(answer)
+        yield Question(f"{name}-{number}", passage, text, tuple(options), right, level)
 
 
 def load(folder, split):
@@ -138,8 +140,16 @@ class RaceTask(Task):
         found = {name: float(np.mean(each)) for name, each in right.items() if each}
         return {**found, "main": found[self.recipe.main]}
 
+    def score_file(self, outputs):
+        """The accuracy on the user's own file; {} where it has no answers."""
+        has_answers = all(question.answer >= 0 for question in self.rows["test"])
+        return {"accuracy": self.score("test", outputs)["accuracy"]} if has_answers else {}
+
     def write(self, split, outputs, folder):
-        """The chosen option of each question of dev or test, a letter a line."""
+        """Write the chosen option of each question of dev or test, a letter a line; returns the
+        path."""
         if split != "train":
+            path = Path(folder) / f"{split}_predictions.txt"
             chosen = np.asarray(outputs).argmax(axis=1)
-            write_atomic(Path(folder) / f"{split}_predictions.txt", "".join("ABCD"[choice] + "\n" for choice in chosen))
+            write_atomic(path, "".join("ABCD"[choice] + "\n" for choice in chosen))
+            return path

@@ -27,7 +27,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from conftest import ROOT
+from conftest import ROOT, filled
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -310,7 +310,8 @@ def train_on_card(command, seconds, card):
         unit = "pictures" if settings.get("task") == "cifar10" else "tokens"
         count = settings["batch"] * (settings["length"] if "mformer" not in command else 1)
         words = re.sub("--(pretrain|superplm|further_train|train) ", "--describe ", command)
-        said = json.loads(called(re.sub(r"--tokenizer \S+", f"--vocab_size {PIECES}", words)))
+        words = re.sub(r"--tokenizer .*?vocab.txt", f"--vocab_size {PIECES}", words)
+        said = json.loads(called(words))
         usual = said["days"][card] * 86400 / said["steps"]
         speed = f"{count / each:,.0f} {unit}"
         share = f"{distributed.UTILIZATION * usual / each:.1%}"
@@ -335,8 +336,9 @@ def gpu(own):
     commands = [f"{line} --dry_run" for line in DRY.split("\n")[1:]]
     commands += [f"{line} {small if own.small else base} --out {{to}}/{number}"
                  for number, (line, base, small) in enumerate(TRAININGS)]
-    for command in [command.format(to=to, demo=demo) for command in commands]:
-        found.append([f"`{command.replace(f'{to}/', '')}`"])
+    for command in commands:
+        found.append([f"`{command.replace('{to}/', '').format(demo=demo)}`"])
+        command = filled(command, to=to, demo=demo)
         print(*found[-1], file=sys.stderr, flush=True)  # a failure, and what the profiler says, stand behind it
         seconds = math.inf if "--further_steps" in command else 3 if own.small else 30
         try:

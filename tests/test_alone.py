@@ -1,4 +1,6 @@
 """One paper file in another project: copied into an empty folder, without common/ and data/, it runs its example."""
+import os
+import pty
 import re
 import runpy
 import shutil
@@ -27,6 +29,16 @@ def test_a_command_of_a_file_alone_says_what_it_lacks(name, tmp_path, monkeypatc
     printed = capsys.readouterr()
     assert "to be imported" in printed.err and "common/ and data/" in printed.err
     assert printed.err.count("\n") == 1 and not printed.out
+
+
+@pytest.mark.parametrize("name", ["albert", "autobert_zero", "autotinybert", "mformer"])
+def test_a_terminal_shows_a_line_before_torch_is_imported(name, tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit(7)")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, ROOT / f"{name}.py", "--help"]
+    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, stderr=theirs)
+    os.close(theirs)  # so that reading nothing is an error and not a wait
+    assert result.returncode == 7 and os.read(ours, 99).startswith(b"importing torch")
 
 
 def test_autotinybert(tmp_path):

@@ -421,6 +421,15 @@ def test_priorities_follow_scores_by_position():
     assert first["softsign"] == pytest.approx(first["neg"])
 
 
+def test_a_mutation_without_priorities_is_uniform():
+    """As a file copied alone calls it."""
+    rng = random.Random(0)
+    attention = abz.parse_formula("softmax(scale(Q @ K.T)) @ V")
+    children = [abz.mutate((3, attention), rng, None) for _ in range(400)]
+    assert {child[0] for child in children if isinstance(child[0], int)} == {*abz.KERNELS}
+    assert len({child[1] for child in children}) > 50
+
+
 def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
     cfg = dataclasses.replace(TINY, population=5, rounds=2, parents=2, children=2)
     assert abz.round_sizes(cfg) == [4, 1, 4, 4]

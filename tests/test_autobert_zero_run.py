@@ -20,7 +20,7 @@ from common.files import read_jsonl
 from common.tasks import parse_tasks
 from common.tokenization import load_tokenizer
 from common.weights import keep_model
-from conftest import ROOT, claimed, slow
+from conftest import ROOT, claimed, filled, slow
 from small_runs import SEARCHES
 from tests.claims import autobert_zero as claims
 from tests.claims import study
@@ -30,7 +30,7 @@ FLAGS = (SEARCHES["autobert_zero"].replace("MLM", "CoLA") +
 
 
 def arguments(ready, action, out, *more):
-    return [*action.split(), *FLAGS.format(**ready).split(), "--out", str(out), *more]
+    return [*action.split(), *shlex.split(filled(FLAGS, **ready)), "--out", str(out), *more]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,10 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):
     assert tied == ("the same score on CoLA" in printed) and below == ("one answer to every row on CoLA" in printed)
     assert tied or below  # or this test asks nothing
     assert best["constants"] == {"CoLA": 0} and ", one answer 0.00" in printed
+    meta = json.loads((ready["corpus"] / "meta.json").read_text())
+    held = max(1, round(0.05 * meta["documents"]))
+    size = f"{meta['documents']} documents, {meta['sentences']:,} sentences, {meta['tokens']:,} tokens"
+    assert f"{ready['corpus']}: {size}; held out: {held}\n" in printed
     written = {}
     exec((out / "best.py").read_text(), written)
     assert written["load"](out / "best.pt").encoder.words.weight.shape == (300, 16)
@@ -110,7 +114,8 @@ def test_a_search_is_exported_as_it_ended(searched, tmp_path, capsys):
     ours, theirs = (torch.load(file) for file in (tmp_path / "net.pt", searched[0] / "best.pt"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert "made anew: none" in capsys.readouterr().out
-    for name, *more in ((str(path), "--init", str(searched[0])), ("net.txt",), ("net.py",)):
+    blank = str(tmp_path / "net work.py"), "--init", str(searched[0])  # cannot be imported
+    for name, *more in ((str(path), "--init", str(searched[0])), ("net.txt",), ("net.py",), blank):
         with pytest.raises(UserError, match="--export"):
             abz.main(["--export", name, *more])
 
@@ -150,7 +155,7 @@ def test_the_preset_of_the_weights_comes_with_them(ready, tmp_path):
     record = json.loads((tmp_path / "config.json").read_text())
     record["settings"] |= {"preset": "base", "length": 96, "dropout": 0.3}
     (tmp_path / "config.json").write_text(json.dumps(record))
-    argv = f"--finetune CoLA --init {tmp_path} --finetune_lr 1e-3".split()
+    argv = ["--finetune", "CoLA", "--init", str(tmp_path), "--finetune_lr", "1e-3"]
     cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", argv)[2]
     abz.read_run(cfg, "finetune")
     assert (cfg.preset, cfg.length, cfg.dropout, cfg.layers, cfg.tokenizer) == ("base", 96, 0.3, 1, str(tmp_path))
@@ -197,7 +202,7 @@ OF_A_SEARCH = "--corpus {corpus} --glue {glue} --folders"
     slow("fidelity", f"--samples 2 {FEW} {OF_A_SEARCH}", 2),
     slow("together", f"{FEW} --updates 8", 7)])
 def test_claims_run_at_the_smallest_size(searched, ready, tmp_path, name, more, rows):
-    words = [*more.format(**ready).split(), *[searched[0]] * more.endswith(OF_A_SEARCH)]
+    words = [*shlex.split(filled(more, **ready)), *[searched[0]] * more.endswith(OF_A_SEARCH)]
     found = claimed("autobert_zero", name, tmp_path, *words)
     assert len(found["rows"]) >= rows
 

@@ -1,6 +1,7 @@
 """common/cli.py: a dataclass as a command line."""
 import dataclasses
 import importlib
+import warnings
 from typing import Literal
 
 import pytest
@@ -73,6 +74,24 @@ def test_mistakes_end_in_one_line(text, words, capsys):
     assert error.value.code == 2
     printed = capsys.readouterr().err
     assert words in printed and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("file, searched", [("autobert_zero", None), ("autotinybert", 96)])
+def test_the_demo_tunes_with_128_tokens_and_searches_with_fewer(file, searched):
+    module = importlib.import_module(file)
+
+    def length(*argv):
+        found = cli.parse(module.Config, module.PRESETS, module.ACTIONS, "", argv)[2]
+        return found.finetune_length
+    assert length("--finetune", "RTE") == 128 and length("--search") == searched
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_first_process_alone_warns(rank, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(SystemExit):
+        cli.run(lambda: warnings.warn("some examples are cut"))
+    assert len(caught) == (rank == "0")
 
 
 # --- every preset on eight processes ---------------------------------------------------------------

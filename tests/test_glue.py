@@ -92,6 +92,27 @@ def test_mistakes_name_file_line_and_mend(task, content, message, tmp_path):
         glue.load(tmp_path, task, "train")
 
 
+def test_labels_of_a_users_file_are_read_where_every_row_has_one(tmp_path):
+    task, path = glue.TASKS["RTE"], tmp_path / "mine.tsv"
+    write(path, "sentence1\tsentence2\tlabel\na\tb\tentailment\nc\td\tnot_entailment\n")
+    assert glue.load_unlabelled(path, task).labels is None  # of an official test file nothing else is read
+    assert glue.load_unlabelled(path, task, labelled=True).labels.tolist() == [0, 1]
+    write(path, "sentence1\tsentence2\tlabel\na\tb\tentailment\nc\td\t-1\n")
+    with pytest.warns(UserWarning, match="mine.tsv:3: RTE has no label '-1'.*no score is computed"):
+        assert glue.load_unlabelled(path, task, labelled=True).labels is None
+    write(path, "sentence1\tsentence2\na\tb\n")
+    assert glue.load_unlabelled(path, task, labelled=True).labels is None
+
+
+@pytest.mark.parametrize("positions, hint", [(512, "use --finetune_length 24$"), (20, "use --finetune_length 20$"),
+                                             (12, "the model has 12 positions$")])
+def test_one_warning_says_how_many_examples_are_cut_and_what_keeps_them(positions, hint):
+    splits = [given(range(10), range(size), 12) for size in (8, 2, 1)]  # 21, 15 and 14 tokens
+    with pytest.warns(UserWarning, match=f"CoLA: 3 of 3 .* longer than 12 tokens .* longest has 21; {hint}") as caught:
+        glue.warn_about_cuts("CoLA", splits, positions)
+    assert len(caught) == 1
+
+
 # --- batches
 
 def given(first, second, longest):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from common import squad
 from common.cli import UserError
 from common.distributed import Ranks
 from common.tasks import Recipe, Task, open_task, parse_tasks, run_jobs, show, summarise, tells_nothing
@@ -16,6 +17,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 RECIPES = {name: Recipe(1e-5, 16, epochs=2, length=64, main=main) for name, main in (
     ("MNLI", "accuracy"), ("CoLA", "matthews"), ("STS-B", "pearson+spearman"), ("RTE", "accuracy"),
     ("SQuAD1.1", "f1"), ("SQuAD2.0", "f1"))}
+FIRST_ANSWER = {"MNLI": "contradiction", "CoLA": "0", "STS-B": "0.00", "RTE": "entailment"}
 
 
 @dataclasses.dataclass
@@ -102,7 +104,7 @@ def test_beside_a_score_stands_that_of_one_answer_to_every_row(tasks, capsys):
             assert constant == pytest.approx(impossible) and (impossible > 0) == (name == "SQuAD2.0")
             continue
         outputs = torch.zeros(len(rows), task.outputs)
-        assert task.yardstick(outputs) == {"constant": constant, "one_answer": True}
+        assert task.yardstick(outputs) == {"constant": constant, "one_answer": FIRST_ANSWER[name]}
         assert not task.yardstick()["one_answer"]
         outputs[1, -1] = 1
         assert not task.yardstick(outputs)["one_answer"]
@@ -111,12 +113,22 @@ def test_beside_a_score_stands_that_of_one_answer_to_every_row(tasks, capsys):
         else:
             assert constant == pytest.approx(max(np.bincount(rows.labels)) / len(rows))
     show({"tasks": {"RTE": {"metrics": {"main": 0.5}, "median": 0.5, "n": 1, "diverged": 0, "constant": 0.527,
-                            "one_answer": True}}, "averages": {}}, ALONE)
-    assert "50.00; one answer to every row has 52.70, and that is all it gives" in capsys.readouterr().out
+                            "one_answer": "entailment"}}, "averages": {}}, ALONE)
+    assert "50.00; majority baseline 52.70, and every prediction is entailment" in capsys.readouterr().out
     found = [{"RTE": 0.527, "CoLA": 0.1}, {"RTE": 0.527, "CoLA": 0.2}]
     assert "all 2 candidates have the same score on RTE, which tells nothing" in tells_nothing(found)
     assert "none of 2 candidates is above one answer to every row on CoLA" in tells_nothing(found, {"CoLA": 0.2})
     assert tells_nothing(found[:1]) == tells_nothing([]) == tells_nothing([{"a": 1}, {"a": 2}]) == ""
+
+
+def test_a_single_answer_of_squad_and_race_is_named(tasks):
+    questions = tasks["SQuAD1.1"].rows["dev"]
+    for text, name in (("", "no answer"), ("Paris", "Paris")):
+        texts = {question.id: text for question in questions}
+        found = squad.Predictions(texts, {}, dict.fromkeys(texts, 0.0))
+        assert tasks["SQuAD1.1"].single_answer(found) == name
+    race = Task("RACE", "choice", 1, (), RECIPES["RTE"], {})
+    assert race.single_answer(torch.eye(4)[[2, 2]]) == "C" and race.single_answer(torch.eye(4)) == ""
 
 
 def job(name, task, score, setting=0, diverged=False):

@@ -178,7 +178,8 @@ def pretrain_and_tune(options, seed, arms, steps):
         "autobert_zero.py", "--pretrain", *(["--arch", words] if isinstance(words, str) else words), "--steps", steps,
         *common] for arm, words in arms.items()})
     tuned = study.run_all(options, {name.replace("pretrain", "tune"): [
-        "autobert_zero.py", "--finetune", ",".join(PAIRS), "--init", folder, "--runs", 1, *common]
+        "autobert_zero.py", "--finetune", ",".join(PAIRS), "--init", folder, "--runs", 1,
+        "--finetune_length", 64, *common]  # as the results were made
         for name, folder in runs.items()})
     found = {}
     for arm, one, two in zip(arms, runs.values(), tuned.values()):

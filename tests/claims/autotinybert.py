@@ -189,7 +189,9 @@ def ranking(options):
     study.run_all(options, supers, "superplm/done.json")
     fine = {}
     for seed, arch in itertools.product(seeds, archs):
-        common = [PROGRAM, "--finetune", cfg.tasks, *options.flags, "--seed", seed, "--init"]
+        length = "--finetune_length", 96  # as the results were made
+        common = [PROGRAM, "--finetune", cfg.tasks, *length, *options.flags, "--seed", seed,
+                  "--init"]
         fine[seed, "stand-alone", arch] = [*common, options.runs / f"{seed}-alone-{arch}"]
         for name in variants:
             fine[seed, name, arch] = [*common, options.runs / f"{seed}-{name}", "--arch", part_for(arch, name, cfg)]
