@@ -15,15 +15,21 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> 
 Tour:    read Encoder, sentence_pairs, mask_tokens, Lamb, update: that is ALBERT. For later: pick_ngrams, AnswerModel
          (SQuAD v2.0's head), and from read_source on what fine-tunes
 Differs: from the paper's text; with a * from the official code where the text leaves it open. D1* segments without an
-         order have no label · D2* n-grams stay inside a segment · D3* 15% of the pieces are predicted · D4 intrinsic
-         evaluation on held-out text of the corpus · D5 masked words are scored on pairs in their order · D6* one clip
-         of the averaged gradient · D7* fine-tuning shuffles whole epochs · D8* evenly spaced looks at dev · D9 a
+         order have no label · D2* n-grams stay inside a segment · D3* 15% of the tokens are predicted, 77 of 512; the
+         official 20 are --max_predictions 20 · D4 intrinsic evaluation on held-out text of the corpus
+         · D5 masked words are scored on pairs in their order · D6* one clip of the averaged gradient
+         · D7* fine-tuning shuffles whole epochs · D8* evenly spaced looks at dev · D9 a
          mapping where E = H only for Hugging Face's · D10 WNLI and QNLI like the others · D11* segments are whole
          sentences, two that do not fit have no label · D12* xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
          head · D14* masks are drawn anew in each pass · D15* one dropout for attention and hidden states · D16 an
          ensemble is the n members best on dev · D17 xxlarge is trained from scratch · D18 LAMB has no bias correction
          · D19 the learning rate goes with the root of the batch · D20 one run a task in place of the median of five
-         · D21 sequences that are drawn short may come out longer
+         · D21* a sequence that is drawn short keeps two sentences, which may be longer than drawn
+         · D22 a span that a member of an ensemble does not list has probability 0 there
+         · D23* in a vocabulary made here, scores are rounded, symbols are plain pieces, and pieces that
+         end in a digit and a comma are unused (data/text.py)
+         · D24* how lines become sentences and documents; no document is longer than 100,000 characters
+         (data/text.py)
 """
 import dataclasses
 import functools
@@ -34,7 +40,7 @@ import os
 import statistics
 import sys
 import time
-from collections import namedtuple
+from collections import Counter, namedtuple
 from pathlib import Path
 from typing import Literal
 
@@ -54,7 +60,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 @dataclasses.dataclass
 class Config:
     """Every knob. Its comment is the help text and ends in the range; a preset overrides the default, a flag both."""
-    preset: str = "demo"  # demo (minutes, 2 cores), base, large, xlarge, xxlarge(-1m, -1.5m), bert-base, bert-large
+    preset: str = "base"  # demo (minutes, 2 cores), base, large, xlarge, xxlarge(-1m, -1.5m), bert-base, bert-large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # begin anew in the run folder
     seed: int = 0  # of everything that is drawn by chance
@@ -92,6 +98,7 @@ class Config:
     # pre-training
     objective: Literal["sop", "nsp", "none", "shuffled"] = "sop"  # Table 5; shuffled (control): SOP with random labels
     length: int = 512  # tokens a sequence, special ones included, Sec. 4.1 [>= 8]
+    max_predictions: int = 0  # masked tokens a sequence, at most; official code: 20; 0: 15% (D3)
     steps: int = 125000  # updates, Sec. 4.1 [>= 1]
     batch: int = 4096  # sequences an update, Sec. 4.1 [>= 1]
     lr: float = 1.76e-3  # peak learning rate of 4,096 sequences, Sec. 4.1; goes with the root of the batch [> 0]
@@ -133,8 +140,9 @@ PRESETS = {
 }
 SHAPE = ("hidden", "heads", "ffn", "embedding", "mapped", "share", "groups", "activation", "positions")  # --init's hold
 FREE = ("layers", "init_std", "dropout")  # --init's too, unless a flag differs
+FEWEST = 50  # pairs of an accuracy of sentence order
 CLIP = 1.0  # largest gradient norm (official code)
-MASKED = 0.15  # D3: share of the pieces that are predicted. The paper gives none, the official code 20 a sequence
+MASKED = 0.15  # D3: fraction of the tokens to predict, 77 of 512; in the official code at most 20
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
 SHORT = 0.1  # share of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
@@ -509,7 +517,8 @@ def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
 
 def masked_count(cfg):
     """M, predictions of a full sequence (D3)."""
-    return max(1, round(MASKED * cfg.length))
+    most = max(1, round(MASKED * cfg.length))
+    return min(most, cfg.max_predictions or most)
 
 
 def mask_tokens(ids, segments, tokenizer, cfg, generator):
@@ -610,9 +619,11 @@ def sentence_runs(corpus, number, rows, room, seed, short_prob=SHORT):
     would tell its order.) Of a share that is more than the size drawn, a run takes as many sentences as fit, from the
     share's beginning or up to its end, as a coin has it.
 
-    D21: a run has two sentences where `room` allows, even if the size drawn for it or its share does not. Where `room`
-    does not, and in a document of one sentence, the example is one part, cut out of the slot's stretch of the document:
-    second_length is 0. `other`, for NSP, is as whole, the end of a run elsewhere; other_length is 0 where none fits.
+    D21: a run, also a short one, has two sentences where `room` allows, even if the size drawn for it
+    or its share does not, so that it has an order. Where `room` does not, and in a document of one
+    sentence, the example is one part, cut out of the slot's stretch of the document: second_length
+    is 0. `other`, for NSP, is as whole, the end of a run elsewhere; other_length is 0 where none
+    fits.
     """
     document, left, right, target, draws = corpus.drawn(number, rows, room, seed, short_prob)
     low, high = (corpus.documents[corpus.ids[document] + part] for part in (0, 1))
@@ -680,19 +691,23 @@ def language_batch(corpus, tokenizer, cfg, objective, number, rows, device):
 
 
 def update(network, model, optimizer, batches, sums, cfg, ranks):
-    """One update from this process's batches. Adds to sums (3,) both losses and the norm of the gradient."""
+    """One step on this process's batches. Adds to sums (4,): both losses as they are optimized, the
+    fraction of sequences with an order, and the norm of the gradient."""
     share = cfg.accumulate // ranks.size
     for number, (*inputs, labels, order) in enumerate(batches, 1):
         with no_sync_until(network, ranks, number == share):  # processes meet once an update
             with autocast(cfg.dtype, ranks.device):
                 logits, order_logits = network(*inputs)
-            # D1: rows without an order count in the mean, as 0; few labels would drown the words in their noise
+            # D1: sequences without an order count in the mean, as 0; few labels would drown the
+            # words in their noise
+            labelled = (order != -100).float().mean()
             losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
-                                  mean_loss(order_logits, order) * (order != -100).float().mean()]) / share
+                                  mean_loss(order_logits, order) * labelled]) / share
             losses.sum().backward()
         sums[:2] += losses.detach()
+        sums[2] += labelled / share
     # D6: clipped once, averaged over the batch; the official code clips each replica's gradient and adds them up
-    sums[2] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    sums[3] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
 
@@ -707,7 +722,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     rows, network = cfg.batch // cfg.accumulate, prepare_model(model, ranks, cfg.compile)
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # D19: You et al.'s rule; the paper has batches of 4,096 alone
     warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
-    bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(3, device=ranks.device)
+    bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(4, device=ranks.device)
     began, logged, pace = None, start, Pace(ranks, cfg.save_minutes)
 
     # a thread makes the next batch; it draws from generators of its own
@@ -735,15 +750,18 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
         done, (stop, save, log) = step + 1, pace()  # SIGTERM, --save_minutes or a minute over
         saved = done % cfg.save_every == 0 or done == cfg.steps or stop or save
         if done % log_every == 0 or saved or log:
-            mlm, order_loss, norm = (torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)).tolist()
-            if not math.isfinite(mlm + order_loss + norm):
+            means = torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)
+            mlm, order, labelled, norm = means.tolist()
+            if not math.isfinite(mlm + order + norm):
                 raise Diverged(f"the loss or its gradient is not finite at update {done}")
             rate = per_second((done - logged) * cfg.batch * cfg.length, began)
             look = done % cfg.save_every == 0 and done < cfg.steps  # before it is saved: a resumed run repeats it
-            run.log("pretrain", done, loss=mlm + order_loss, mlm_loss=mlm, order_loss=order_loss, norm=norm,
+            order_loss = order / labelled if labelled else None  # mean over labelled sequences
+            run.log("pretrain", done, loss=mlm + order, mlm_loss=mlm, order_loss=order_loss, norm=norm,
                     lr=group["lr"], tokens_per_second=rate,
                     dev=accuracies(evaluate_language_model(model, text, cfg, ranks)) if look else None)
-            bar.set_postfix(mlm_loss=f"{mlm:.3f}", order_loss=f"{order_loss:.3f}", tok_s=rate or "-")
+            bar.set_postfix(mlm_loss=f"{mlm:.3f}", tok_s=rate or "-",
+                            order_loss=f"{order_loss:.3f}" if labelled else "-")
             if cfg.dry_run:
                 print_device_use(ranks, rate, flops(cfg) / cfg.length)
             sums.zero_()
@@ -779,6 +797,7 @@ def evaluate_language_model(model, text, cfg, ranks):
 
     D4: held-out documents of the corpus, or --dev_corpus; the paper reads SQuAD's and RACE's dev text. D5: words are
     scored on pairs in their order, the same tokens for every objective; with none the order head stays untrained.
+    None where fewer than FEWEST pairs, or no words, are scored.
     """
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
@@ -793,13 +812,27 @@ def evaluate_language_model(model, text, cfg, ranks):
             guesses, truths = (logits, labels) if name == "mlm" else (order_logits, order)
             found += torch.stack([(guesses.argmax(-1) == truths).sum(), (truths != -100).sum()])
         right, asked = torch.tensor(gather(ranks, found.tolist())).sum(0).tolist()
-        shares[name], scored[name] = right / asked if asked else None, int(asked)
+        shares[name] = right / asked if asked >= (1 if name == "mlm" else FEWEST) else None
+        scored[name] = int(asked)
     return {**shares, "scored": scored}
 
 
 def accuracies(found):
     """What evaluate_language_model found, as log.jsonl names it."""
     return {f"{name}_accuracy": found[name] for name in found["scored"]}
+
+
+def accuracy_line(found, objective):
+    """What a finished pre-training prints: accuracies of what it trained."""
+    beside = {name: f", {100 * share:.1f} by the first piece alone" for name, share in
+              found["by_first_piece"].items()}
+    if "mlm_constant" in found:
+        beside["mlm"] = f", one answer to all has {100 * found['mlm_constant']:.1f}"
+    trained = ["mlm"] if objective == "none" else list(found["scored"])
+    return "held-out accuracy in percent: " + ", ".join(
+        f"{name} {100 * found[name]:.1f} (of {found['scored'][name]}{beside.get(name, '')})"
+        if found[name] is not None else f"{name} not scored ({found['scored'][name]} held out)"
+        for name in trained)
 
 
 def pretrain(cfg):
@@ -833,14 +866,7 @@ def pretrain(cfg):
             beside = {f"{name}_by_first_piece": share for name, share in found["by_first_piece"].items()}
             run.log("pretrain", cfg.steps, dev=accuracies(found) | beside)
             run.finish({"steps": cfg.steps, **found})
-        found = run.finished
-        beside = {name: f", {100 * share:.1f} by the first piece alone" for name, share in
-                  found["by_first_piece"].items()}
-        if "mlm_constant" in found:
-            beside["mlm"] = f", one answer to all has {100 * found['mlm_constant']:.1f}"
-        say(ranks, "held-out accuracy in percent: " + ", ".join(
-            f"{name} {100 * found[name]:.1f} (of {total}{beside.get(name, '')})"
-            for name, total in found["scored"].items() if total))
+        say(ranks, accuracy_line(run.finished, cfg.objective))
         run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, f"{run.folder}-exported"))
 
 
@@ -921,6 +947,8 @@ def export(cfg, folder):
     if not source:
         raise UserError("--export needs --init, whose model is written")
     start_from(LanguageModel(cfg), source)  # a check
+    config = read_json(Path(cfg.init) / "config.json")
+    cfg.finetune_length = config.get("settings", config).get("finetune_length")  # for --predict
     tokenizer = load_tokenizer(cfg.tokenizer)
     print(hf_models.write_albert(folder, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer))
 
@@ -1057,9 +1085,6 @@ def write_predictions(task, found, folder):
     """Write what predict found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
     metrics, other labelled splits' under "SPLIT METRIC"."""
     metrics = task.score("dev", found["dev"])
-    if "best_f1_thresh" in metrics:  # SQuAD v2.0 at this split's own best threshold (official)
-        best = squad.evaluate(task.rows["dev"], found["dev"].texts, found["dev"].null_odds, metrics["best_f1_thresh"])
-        metrics |= {name: value / 100 for name, value in best.items() if name.endswith(("exact", "f1"))}
     for split, outputs in found.items():
         task.write(split, outputs, folder)
         if split != "dev" and getattr(task.splits[split], "labels", ()) is not None:
@@ -1076,7 +1101,7 @@ def answer(cfg, path):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = read_source(cfg)
         if not source:
-            raise UserError("--predict needs --init RUN/TASK, which answers")
+            raise UserError("--predict needs --init, a model of --finetune: RUN/TASK or its --export")
         task = open_file(path, cfg, load_tokenizer(cfg.tokenizer), recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
         start_from(model, source, task.name)
@@ -1117,17 +1142,18 @@ def choose_members(found, task):
 
 
 def average_predictions(several):
-    """Sec. 4.9: mean probabilities; SQuAD: mean scores of a span over the models that have it among their best, and of
-    "no answer" over all."""
+    """Sec. 4.9: mean probabilities; SQuAD: of a span, and of "no answer" the mean odds. D22: a span
+    that a model does not list has probability 0 there. The paper averages spans "that have multiple
+    probabilities", where a span of one model alone could beat one that all others agree on."""
     if isinstance(several[0], torch.Tensor):
         return torch.stack(several).mean(0)
     result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
-        scores = {}
+        scores = Counter()
         for member in several:
             for span in member["nbest"][key]:
-                scores.setdefault(span["text"], []).append(span["probability"])
-        ranked = sorted(((statistics.mean(values), text) for text, values in scores.items()), key=lambda pair: -pair[0])
+                scores[span["text"]] += span["probability"] / len(several)
+        ranked = [(value, text) for text, value in scores.most_common()]
         result.texts[key] = ranked[0][1]
         result.nbest[key] = [{"text": text, "score": value, "probability": value} for value, text in ranked]
         result.null_odds[key] = statistics.mean(member["null_odds"][key] for member in several)
@@ -1229,7 +1255,8 @@ def describe(cfg):
 ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
     "finetune": (finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)", "TASKS"),
-    "predict": (answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init", "FILE"),
+    "predict": (answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, "
+                "or with the folder that --export wrote of it", "FILE"),
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -29,6 +30,7 @@ MACHINE = re.compile("can't start new thread|the clock stands still")  # a Runti
 TOO_LARGE = re.compile("tried to allocate|Storage size calculation overflowed|exceeds? .*memory")  # RuntimeErrors
 MESSAGE = 20_000  # characters of an error that are shown: a file may hold one string of 50 MB
 LARGEST = {float: 3e38, int: 10 ** 9}  # of a knob: what a float32 holds, what no machine has the memory or time for
+PRESET = "demo"  # where no flag names one
 DEEPEST = 10_000  # layers; what torch keeps of a layer without weights takes 20 to 40 kB and 2 to 7 ms to build
 
 
@@ -73,6 +75,18 @@ def written(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def several_values(kind):
+    """Parses one word of a flag that takes several values: commas separate them as blanks do, but not
+    in the name of a path that exists."""
+    def split(word):
+        parts = [part for part in word.split(",") if part]
+        if not parts:
+            raise ValueError
+        return [kind(part) for part in ([word] if Path(word).exists() else parts)]
+    split.__name__ = kind.__name__
+    return split
+
+
 def add_field(parser, field, comment, preset, actions):
     """One dataclass field as one flag, with what a preset sets, for all actions and for single ones. bool fields are
     switches and default to False; tuple[X, ...] takes several."""
@@ -85,10 +99,11 @@ def add_field(parser, field, comment, preset, actions):
     options = {"dest": field.name, "default": argparse.SUPPRESS, "help": words.replace("%", "%%")}
     if kind is bool:
         options["action"] = "store_true"
+    elif several or field.name == "tasks":
+        options |= {"type": several_values(kind), "metavar": field.name.upper(), "nargs": "+"}
     else:
         options |= {"type": kind, "metavar": field.name.upper()}
         options |= {"choices": choices} if choices else {}
-        options |= {"nargs": "+"} if several else {}
     parser.add_argument(f"--{field.name}", **options)
 
 
@@ -154,22 +169,29 @@ def parse(config_class, presets, actions, description, argv=None):
     config); (None, None, config) where no action was given, after printing the help. Errors exit with status 2 and one
     line."""
     first = Parser(add_help=False, allow_abbrev=False)  # the help tells what the preset sets
-    first.add_argument("--preset", default=config_class().preset)
+    first.add_argument("--preset", default=PRESET)
     preset = first.parse_known_args(argv)[0].preset
     parser = Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one a call").add_mutually_exclusive_group()
     for name, (_, help_text, *metavar) in actions.items():
         kind = {"metavar": metavar[0]} if metavar else {"action": "store_true"}
+        if metavar == ["TASKS"]:
+            kind |= {"nargs": "+", "type": several_values(str)}
         group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS, help=help_text, **kind)
     settings, comments = parser.add_argument_group("settings"), field_comments(config_class)
     for field in dataclasses.fields(config_class):
-        add_field(settings, field, comments.get(field.name, ""), presets.get(preset, {}), actions)
+        shown = {"preset": preset, **presets.get(preset, {})}
+        add_field(settings, field, comments.get(field.name, ""), shown, actions)
     given = vars(parser.parse_args(argv))
+    tuples = {field.name for field in dataclasses.fields(config_class) if kind_of(field)[2]}
+    for name, words in given.items():
+        if isinstance(words, list):
+            values = tuple(itertools.chain(*words))
+            given[name] = values if name in tuples else ",".join(values)
     chosen = [(key.removeprefix("action_"), given.pop(key)) for key in list(given) if key.startswith("action_")]
     action, value = chosen[0] if chosen else (None, None)
     real = {name: values for name, values in presets.items() if name != "dry_run"}
-    given = {name: tuple(setting) if isinstance(setting, list) else setting for name, setting in given.items()}
-    config = config_class(**{**settings_of(real, preset, action, actions), **given})
+    config = config_class(**{"preset": preset, **settings_of(real, preset, action, actions), **given})
     config.given, config.action = frozenset(given), action
     config.program = Path(inspect.getsourcefile(config_class)).stem
     if config.dry_run:
@@ -180,7 +202,7 @@ def parse(config_class, presets, actions, description, argv=None):
     config.out = config.out or f"runs/{config.program}-{action}-{preset}"
     if config.dry_run:  # a folder of its own, made anew each time
         config.out, config.restart = config.out.rstrip("/") + "-dry", True
-    if not chosen and (given or preset != config_class().preset):
+    if not chosen and given:
         parser.error(f"these flags need an action: --{', --'.join(actions)}")
     if not chosen:
         parser.print_help()

@@ -273,37 +273,50 @@ def question_scores(question, prediction, version):
             max(metrics.squad_f1(prediction, text, version) for text in answers))
 
 
-def best_threshold(values, odds, answerable, texts):
-    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn, at first all of them,
-    as in the official script, which calls that threshold 0.0, though odds may be negative. values: (n,) score of each
-    answer if given; answerable: (n,) bool; texts: the answers."""
+def best_threshold(values, odds, answerable, texts, official=True):
+    """Best mean score, and the threshold that gives it: answers with larger odds are withdrawn.
+
+    values: (n,) score of each answer if given; answerable: (n,) bool; texts: the answers. The
+    official script calls the threshold that withdraws all answers 0.0, though odds may be negative,
+    and separates answers of equal odds. With official=False the threshold gives its score.
+    """
     order = np.argsort(odds, kind="stable")
     gain = np.where(answerable, values, [-1.0 * bool(text) for text in texts])[order]
-    totals = np.concatenate([[0.0], np.cumsum(gain)]) + np.sum(~answerable)
+    totals = np.concatenate([[0.0], np.cumsum(gain)]) + np.sum(~answerable)  # by answers kept
+    ranked = odds[order]
+    if not official:
+        totals[1:-1][ranked[1:] == ranked[:-1]] = -np.inf
     best = int(np.argmax(totals))
-    return totals[best] / len(values), float(odds[order[best - 1]]) if best else 0.0
+    below_all = 0.0 if official else np.nextafter(ranked[0], -np.inf)
+    return totals[best] / len(values), float(ranked[best - 1] if best else below_all)
 
 
 def evaluate(questions, predictions, null_odds=None, threshold=0.0):
     """The official scores in percent, as the official scripts print them.
 
-    predictions: {id: text}; null_odds: {id: odds of "no answer"}: answers with odds above the threshold are withdrawn.
-    Returns exact, f1, total; for a set with unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and,
-    with null_odds, best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the best threshold for this very set
-    would give.
+    predictions: {id: text}; null_odds: {id: odds of "no answer"}: answers with odds above the
+    threshold are withdrawn; None: the threshold that gives the best F1 on this set. Returns exact,
+    f1, total; for a set with unanswerable questions (2.0) also the same with HasAns_ and NoAns_ and,
+    with null_odds, the threshold and best_exact, best_exact_thresh, best_f1, best_f1_thresh: what
+    the official script finds for this set (see best_threshold).
     """
     version = 2 if any(question.impossible for question in questions) else 1
     answerable = np.array([not question.impossible for question in questions])
     texts = [predictions[question.id] for question in questions]
     raw = np.array([question_scores(question, text, version) for question, text in zip(questions, texts)])  # (n, 2)
     odds = np.array([null_odds[question.id] if null_odds else -np.inf for question in questions])
-    final = np.where((odds > threshold)[:, None] & (version == 2), ~answerable[:, None], raw)
+    if version == 1:
+        threshold = np.inf
+    elif threshold is None:
+        threshold = best_threshold(raw[:, 1], odds, answerable, texts, official=False)[1]
+    final = np.where((odds > threshold)[:, None], ~answerable[:, None], raw)
     groups = {"": np.ones_like(answerable)} | ({"HasAns_": answerable, "NoAns_": ~answerable} if version == 2 else {})
     result = {}
     for prefix, members in groups.items():
         exact, f1 = 100 * final[members].mean(axis=0) if members.any() else (0.0, 0.0)
         result |= {f"{prefix}exact": float(exact), f"{prefix}f1": float(f1), f"{prefix}total": int(members.sum())}
     if version == 2 and null_odds is not None:
+        result["threshold"] = threshold
         for name, values in zip(("exact", "f1"), raw.T):
             best, where = best_threshold(values, odds, answerable, texts)
             result |= {f"best_{name}": float(100 * best), f"best_{name}_thresh": where}

@@ -97,10 +97,10 @@ class Task:
         return max(self.score("dev", answer)["main"] for answer in answers)
 
     def yardstick(self, outputs=None):
-        """What stands beside a score: "constant", and "one_answer": the answer that these outputs
-        of dev give every example, or ""."""
+        """What is printed with a score: "headline", the names of the metrics whose mean is "main";
+        "constant"; "one_answer": the answer that these outputs of dev give every example, or ""."""
         answer = "" if outputs is None else self.single_answer(outputs)
-        return {"constant": self.constant, "one_answer": answer}
+        return {"headline": self.recipe.main, "constant": self.constant, "one_answer": answer}
 
     def single_answer(self, outputs):
         """The answer that outputs of dev give every example, by name; "" if there are several."""
@@ -209,22 +209,23 @@ class SquadTask(Task):
         return squad.extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
 
     def evaluated(self, outputs):
-        """(predictions, the official scores in percent)."""
+        """(predictions, the official scores in percent of the answers that `write` keeps)."""
         found = self.answers(outputs)
         odds = found.null_odds if self.name == "SQuAD2.0" else None
-        return found, squad.evaluate(self.rows["dev"], found.texts, odds)
+        return found, squad.evaluate(self.rows["dev"], found.texts, odds, threshold=None)
 
     def score(self, split, outputs):
-        """The official scores as shares; "main" is F1, in 2.0 at the threshold of "no answer" that suits dev best."""
-        scores = {name: value if name.endswith(("total", "thresh")) else value / 100
+        """The official scores as shares; "main" is F1. In 2.0 they are those of the answers that are
+        written: above the threshold of "no answer" with the best F1 on dev they are withdrawn."""
+        scores = {name: value if name.endswith(("total", "thresh", "threshold")) else value / 100
                   for name, value in self.evaluated(outputs)[1].items()}
-        return {**scores, "main": scores.get("best_f1", scores["f1"])}
+        return {**scores, "main": scores["f1"]}
 
     def final(self, outputs):
         """(predictions, {id: its answer}), where those above the threshold that suits dev best are withdrawn."""
         if self.threshold is None:
             found, scores = self.evaluated(outputs)
-            highest = scores.get("best_f1_thresh", math.inf)
+            highest = scores.get("threshold", math.inf)
         else:
             found, highest = self.answers(outputs), self.threshold
         return found, {name: "" if found.null_odds.get(name, 0) > highest else text
@@ -253,25 +254,33 @@ class SquadTask(Task):
 
 
 def read_threshold(init, name):
-    """The odds of "no answer" above which the job that made RUN/TASK or RUN/jobs/JOB withdraws an answer; of a folder
-    without its run 0, the official script's."""
+    """The odds of "no answer" above which the job that made RUN/TASK or RUN/jobs/JOB withdraws an
+    answer; of a folder without its run 0, the official script's. SQuAD1.1 withdraws none."""
+    if name != "SQuAD2.0":
+        return math.inf
     folder, found = Path(init).resolve(), {}
     if (path := folder.with_name(f"{folder.name}.json")).exists():
         found = read_json(path, dict)
     elif (path := folder.parent / "done.json").exists():
         found = read_json(path, dict)["tasks"][name]
-    return found["metrics"].get("best_f1_thresh", math.inf) if found else 0.0
+    if not found:
+        return 0.0
+    scores = found["metrics"]
+    return scores.get("threshold", scores.get("best_f1_thresh", math.inf))  # the latter: older runs
 
 
 def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
-    """The Task, with a single split, that has the rows of a file of the user's own, for the model RUN/TASK of --init.
-    name: of its task, which else config.json tells."""
+    """The Task, with a single split, that has the rows of a file of the user's own, for the model of
+    --init: RUN/TASK, or the folder that --export wrote of it. name: of its task, if config.json does
+    not have it."""
     existing(path, "name a file of your own")
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
-    settings = record.get("settings", {})
+    settings = record.get("settings", record)
     name = name or settings.get("tasks")
-    if record.get("action") != "finetune" or name not in recipes:
-        raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task; name RUN/TASK of a --finetune")
+    tuned = record.get("action") == "finetune" or "model_type" in record
+    if not tuned or name not in recipes:
+        raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its head; "
+                        "name RUN/TASK of a --finetune")
     own = cfg.finetune_length if "finetune_length" in cfg.given else settings.get("finetune_length")
     recipe = dataclasses.replace(recipes[name], length=own or recipes[name].length)
     return task_class(name, kinds)(name, cfg, tokenizer, recipe, file=Path(path))
@@ -416,13 +425,14 @@ def show(result, ranks, nine=""):
                    if entry["n"] > 1 else "")
         found = {key: value for key, value in entry["metrics"].items()
                  if key != "main" and "total" not in key and "thresh" not in key}
-        main = next((key for key, value in found.items() if value == entry["metrics"]["main"]), "mean of its metrics")
+        main = entry.get("headline", "score")
+        headline = f"{'mean of ' * ('+' in main)}{main} {100 * entry['median']:.2f}"
         others = "".join(f", {shown({key: found[key]})}" for key in found if key != main)
         diverged = f"; {entry['diverged']} diverged" if entry["diverged"] else ""
         beside = f"; majority baseline {100 * entry['constant']:.2f}" if "constant" in entry else ""
         answer = entry.get("one_answer")
         alone = f", and every prediction is {answer}" if answer else ""
-        say(ranks, f"{name:9} {main} {100 * entry['median']:.2f}{several}{others}{beside}{alone}{diverged}")
+        say(ranks, f"{name:9} {headline}{several}{others}{beside}{alone}{diverged}")
     for name, words in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
         missing = result["averages"].get(name.replace("avg", "missing"))
         if words and result["averages"].get(name) is not None and not missing:

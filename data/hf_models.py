@@ -64,8 +64,9 @@ def albert_settings(config):
 
 
 def read_albert(folder, config, groups):
-    """({our name: weight} of a folder, the task whose head is among them: that of our config.json, "RACE", for other
-    classes' heads their class, else ""). ValueError lists the names that belong to no ALBERT of so many groups."""
+    """({our name: weight} of a folder, the task whose head is among them: that of our config.json,
+    "RACE" and "SQuAD1.1" by their class, for other classes' heads their class, else ""). ValueError
+    lists the names that belong to no ALBERT of so many groups."""
     weights = read_weights(folder)
     if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
         weights = {f"albert.{name}": value for name, value in weights.items()}
@@ -76,8 +77,9 @@ def read_albert(folder, config, groups):
         raise ValueError(f"unexpected weights: {', '.join(strange)}")
     found = {f"{modules[module]}.{leaf}": weights[name].float() for name, (module, leaf) in split.items()}
     kind = next(iter(config.get("architectures") or ()), "")
-    own = "RACE" if kind == ALBERT_CLASSES["RACE"] else config.get("finetuning_task") or kind
-    return found, own * ("head.weight" in found)
+    by_class = {ALBERT_CLASSES["RACE"]: "RACE", ALBERT_CLASSES["span"]: "SQuAD1.1"}
+    own = by_class.get(kind) or config.get("finetuning_task") or kind
+    return found, own if {"head.weight", "span.weight"} & found.keys() else ""
 
 
 def rename_albert(weights, groups):
@@ -106,7 +108,9 @@ def albert_config(cfg, architecture, outputs, groups, labels=(), task=""):
             "num_hidden_groups": groups, "inner_group_num": 1, "type_vocab_size": 2,
             "attention_probs_dropout_prob": cfg.dropout, "classifier_dropout_prob": 0.1, "layer_norm_eps": EPSILON,
             "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
-            **({"finetuning_task": task} if task in glue.TASKS else {}), "id2label": dict(enumerate(names)),
+            **({"finetuning_task": task} if task in glue.TASKS else {}),
+            **({"finetune_length": cfg.finetune_length} if task and cfg.finetune_length else {}),
+            "id2label": dict(enumerate(names)),
             "label2id": {name: number for number, name in enumerate(names)}}
 
 

@@ -5,7 +5,7 @@
 
 Everything streams, so memory does not grow with the corpus, and the number of workers does not change the result.
 
-How text is read. A file's first 128 KiB decide its layout:
+How text is read (D24 of albert.py). A file's first 128 KiB decide its layout:
 - wrapped: most lines are so full that the next line's first word would not have fitted, and most do not end a
   sentence. The lines of a paragraph are joined and split into sentences.
 - split: lines hold several sentences each, so each line is split. Otherwise a line is a sentence (BERT).
@@ -208,7 +208,8 @@ def with_length(number, content):
 
 
 def steady(model, lower):
-    """A trained model (bytes) that every program reads alike. Three things differ from what SentencePiece writes:
+    """A trained model (bytes) that every program reads alike. Three things differ from what
+    SentencePiece writes (D23 of albert.py):
 
     - Scores are multiples of STEP, so that sums are exact whether they are kept in float32 (SentencePiece) or float64
       (Hugging Face's tokenizers), and the same of two cuts wins, also of those that score the same ("==" + "=").

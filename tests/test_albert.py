@@ -470,6 +470,16 @@ def test_masking_is_80_10_10():
     assert albert.masked_count(albert.Config()) == 77
 
 
+def test_the_number_of_predictions_can_be_the_official_20():
+    """D3: min(20, 15% of the tokens)."""
+    counts = [albert.masked_count(albert.Config(length=length, max_predictions=20)) for length in (128, 512)]
+    assert counts == [19, 20]
+    ids, segments, generator = text_batch(100)
+    cfg = albert.Config(length=64, max_predictions=4)
+    _, places, labels = albert.mask_tokens(ids, segments, FakeTokenizer, cfg, generator)
+    assert places.shape == (100, 4) and ((labels != -100).sum(1) == 4).float().mean() > 0.9
+
+
 def fake_parts(rows=600):
     """The first 400 rows have two parts, the others are one."""
     first, second = torch.tensor([[10, 11, 12, 0, 0, 0]]), torch.tensor([[20, 21, 0, 0, 0, 0]])
@@ -531,7 +541,9 @@ def test_evaluation_says_how_much_it_scored_and_is_the_same_for_every_seed(ready
     first, second = (albert.evaluate_language_model(model, text, dataclasses.replace(cfg, seed=seed), ranks)
                      for seed in (0, 1))
     assert first == second and 16 < first["scored"]["mlm"] <= 160 and 0 < first["scored"]["sop"] <= 16
-    assert all(0 <= first[name] <= 1 for name in ("mlm", "nsp", "sop"))  # shares
+    assert 0 <= first["mlm"] <= 1 and first["nsp"] is first["sop"] is None  # no accuracy of 16 pairs
+    more = albert.evaluate_language_model(model, text, dataclasses.replace(cfg, dev_rows=400), ranks)
+    assert more["scored"]["sop"] >= 50 and 0 <= more["nsp"] <= 1 and 0 <= more["sop"] <= 1
     batch, rows = albert.language_batch, []
     monkeypatch.setattr(albert, "language_batch", lambda *all: rows.append(all[5]) or batch(*all))
     albert.evaluate_language_model(model, text, dataclasses.replace(cfg, dev_rows=100), ranks)
@@ -561,6 +573,38 @@ def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
     assert read_json(tmp_path / "run" / "corpus" / "dev" / "meta.json")["documents"] == 6
     found, look = read_json(tmp_path / "run" / "done.json"), lines_of(tmp_path / "run", "pretrain")[-1]
     assert found["scored"]["mlm"] > 0 and found["sop"] == look["dev_sop_accuracy"]
+
+
+def test_only_what_was_trained_is_printed():
+    """And no accuracy of fewer than 50 pairs."""
+    found = {"mlm": 0.5, "nsp": None, "sop": 0.6, "scored": {"mlm": 9, "nsp": 1, "sop": 50},
+             "by_first_piece": {"nsp": 0.5}}
+    assert albert.accuracy_line(found, "none") == "held-out accuracy in percent: mlm 50.0 (of 9)"
+    line = albert.accuracy_line(found, "sop")
+    assert line.endswith("mlm 50.0 (of 9), nsp not scored (1 held out), sop 60.0 (of 50)")
+
+
+def test_order_loss_is_the_mean_over_labelled_sequences():
+    """Chance is ln 2 for any share of them; the loss that is optimized counts the others as 0 (D1)."""
+    torch.manual_seed(0)
+    model, (ids, segments, lengths) = albert.LanguageModel(tiny()), example()
+    torch.nn.init.zeros_(model.order.weight)
+    batch = ids, segments, lengths, torch.tensor([[1], [2], [3]]), ids[:, :1]
+    sums, optimizer = torch.zeros(4), albert.Lamb(model.parameters(), 0.0)
+    batches = [(*batch, torch.tensor(order)) for order in ([1, -100, -100], [-100, 0, -100])]
+    albert.update(model, model, optimizer, batches, sums, tiny(accumulate=2), Ranks(0, 1, CPU))
+    order, labelled = sums[1:3].tolist()
+    assert order == pytest.approx(math.log(2) / 3) and labelled == pytest.approx(1 / 3)
+
+
+def test_order_loss_in_the_log(ready, tmp_path):
+    pretrain(ready, tmp_path / "sop", "--steps", "1", "--batch", "64")
+    line = lines_of(tmp_path / "sop", "pretrain")[0]
+    assert line["order_loss"] == pytest.approx(math.log(2), abs=0.02)
+    assert line["loss"] <= line["mlm_loss"] + line["order_loss"] + 1e-6
+    pretrain(ready, tmp_path / "none", "--steps", "1", "--objective", "none")
+    line = lines_of(tmp_path / "none", "pretrain")[0]
+    assert line["order_loss"] is None and line["loss"] == line["mlm_loss"]
 
 
 def test_learning_rate_goes_with_the_root_of_the_batch(ready, tmp_path):
@@ -608,12 +652,12 @@ def test_finetuning_every_kind_of_task(finetuned):
     scores = [read_json(folder / "jobs" / f"CoLA-{number}.json")["metrics"]["main"] for number in (0, 1)]
     assert result["CoLA"]["median"] == pytest.approx(np.median(scores))
     metrics = {name: line["metrics"] for name, line in result.items()}
-    assert {"f1", "exact"} <= set(metrics["SQuAD1.1"]) and metrics["SQuAD2.0"]["best_f1"] == metrics["SQuAD2.0"]["main"]
+    assert {"f1", "exact"} <= set(metrics["SQuAD1.1"]) and metrics["SQuAD2.0"]["f1"] == metrics["SQuAD2.0"]["main"]
     assert {"middle", "high", "test middle", "test accuracy"} <= set(metrics["RACE"])
     assert "mismatched" in metrics["MNLI"] and "dev_mismatched accuracy" not in metrics["MNLI"]  # it stands there once
     assert (folder / "CoLA" / "CoLA.tsv").read_text().startswith("index\tprediction\n0\t")
     answers, odds = (read_json(folder / "SQuAD2.0" / f"{name}.json") for name in ("predictions", "null_odds"))
-    limit = metrics["SQuAD2.0"]["best_f1_thresh"]
+    limit = metrics["SQuAD2.0"]["threshold"]
     assert answers.keys() == odds.keys() and all((odds[key] > limit) == (answers[key] == "") for key in answers)
 
 
@@ -634,8 +678,20 @@ def test_ensembles_average_what_run_folders_predict(finetuned, ready, tmp_path):
                  *members)
 
 
+def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
+    hf, file = tmp_path / "hf", ready["glue"] / "CoLA" / "test.tsv"
+    run_main("--export", hf, "--init", ready["tuned"] / "CoLA")
+    assert read_json(hf / "config.json")["finetune_length"] == 16  # of the fine-tuning
+    for init, out in ((ready["tuned"] / "CoLA", "ours"), (hf, "theirs")):
+        run_main("--predict", file, "--init", init, "--out", tmp_path / out)
+    ours, theirs = ((tmp_path / out / "CoLA.tsv").read_text() for out in ("ours", "theirs"))
+    assert ours == theirs and len(ours.splitlines()) > 5
+    with pytest.raises(UserError, match="no model that was fine-tuned on a task, with its head"):
+        run_main("--predict", file, "--init", ready["hf"], "--out", tmp_path / "none")
+
+
 @pytest.mark.slow
-def test_models_of_tasks_are_exported(finetuned, tmp_path):
+def test_models_of_tasks_are_exported(finetuned, ready, tmp_path):
     hf, ours = tmp_path / "hf", finetuned / "ft0"
     for target, source, name, labels in (
             ("CoLA", ours / "CoLA", "AlbertForSequenceClassification", ["0", "1"]),
@@ -646,6 +702,11 @@ def test_models_of_tasks_are_exported(finetuned, tmp_path):
         run_main("--export", hf / target, "--init", source)
         config = read_json(hf / target / "config.json")
         assert config["architectures"] == [name] and list(config["id2label"].values()) == labels
+    file = ready["squad"] / "dev-v1.1.json"
+    for init, out in ((ours / "SQuAD1.1", "ours"), (hf / "SQuAD1.1", "theirs")):
+        run_main("--predict", file, "--init", init, "--out", tmp_path / out)
+    answers = [read_json(tmp_path / out / "predictions.json") for out in ("ours", "theirs")]
+    assert answers[0] == answers[1] and len(answers[0]) > 1
 
 
 def test_ensembles_take_the_members_that_are_best_on_dev():
@@ -672,6 +733,8 @@ def test_ensembles_of_spans_average_what_several_models_propose():
     assert [(span["text"], span["probability"]) for span in found.nbest["q"]] == [("b", pytest.approx(0.6)),
                                                                                  ("a", pytest.approx(0.4))]
     assert found.null_odds == {"q": -0.5} and found.texts == {"q": "b"}
+    agreed = [member("a", f"b{number}", 0.5, 0.0) for number in range(4)]  # D22: one model does not beat four
+    assert albert.average_predictions([*agreed, member("z", "y", 0.9, 0.0)]).texts == {"q": "a"}
 
 
 def test_paper_average_averages_squads_two_numbers_first():
@@ -693,7 +756,7 @@ def test_recipes_are_table_14():
 @pytest.mark.parametrize("preset, demo", [("demo", True), ("", False), ("base", False)])
 def test_the_demos_recipe_is_for_networks_of_its_preset(preset, demo, tmp_path):
     write(tmp_path / "config.json", {"settings": {"preset": preset}} if preset else {"model_type": "albert"})
-    cfg = albert.Config(**{**albert.PRESETS["demo"], "init": str(tmp_path), "finetune_lr": 7.0})
+    cfg = albert.Config("demo", **{**albert.PRESETS["demo"], "init": str(tmp_path), "finetune_lr": 7.0})
     table, line = albert.choose_recipe(cfg)
     expected = albert.PRESETS["demo"] if demo else {"finetune_batch": None, "finetune_epochs": None, "eval_every": 0}
     assert all(getattr(cfg, name) == expected[name] for name in ("finetune_batch", "finetune_epochs", "eval_every"))

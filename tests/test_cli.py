@@ -19,6 +19,8 @@ class Config:
     batch: int = 8  # rows an update [>= 1]
     lr: float = 1e-3  # learning rate [> 0]
     widths: tuple[int, ...] = (4, 8)  # choices
+    names: tuple[str, ...] = ()  # several
+    tasks: str = ""  # several in one word
     dropout: float = 0.1  # share dropped [0, 1)
     kind: Literal["one", "two"] = "one"  # of two
     tuned: float | None = None  # a rate, if given
@@ -40,6 +42,27 @@ def test_flags_override_the_action_which_overrides_the_preset():
     assert (config.batch, config.lr, config.widths, config.fast) == (16, 2e-3, (2, 4, 6), True)
     assert config.given == {"widths", "fast"} and config.out == "runs/test_cli-train-demo"
     assert parse("--tune a,b --batch 3 --preset base --out x")[1:] == ("a,b", Config("base", "x", batch=3))
+
+
+def test_commas_and_blanks_separate_values_alike(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b").touch()
+    for text in ("4 6 8", "4,6,8", "4, 6 ,8"):
+        assert parse(f"--train --widths {text}")[2].widths == (4, 6, 8)
+    assert parse("--train --names a,c d")[2].names == ("a", "c", "d")
+    assert parse("--train --names a,b d")[2].names == ("a,b", "d")  # a path that exists
+    assert parse("--tune a b")[1] == parse("--tune a,b,")[1] == "a,b" and parse("--train --tasks a b")[2].tasks == "a,b"
+    for text in ("--widths 4,x", "--names ,"):
+        with pytest.raises(SystemExit):
+            parse(f"--train {text}")
+
+
+def test_a_config_of_another_default_is_still_demo_on_the_command_line():
+    """Config() of albert.py holds the sizes of base and says so."""
+    albert = importlib.import_module("albert")
+    assert albert.Config() == albert.Config("base", **albert.PRESETS["base"])
+    config = cli.parse(albert.Config, albert.PRESETS, albert.ACTIONS, "", ["--describe"])[2]
+    assert (config.preset, config.hidden) == ("demo", albert.PRESETS["demo"]["hidden"])
 
 
 def test_a_dry_run_is_laid_over_all_and_stays_out_of_the_real_ones_folder():

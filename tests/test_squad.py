@@ -1,5 +1,6 @@
 """SQuAD and RACE: files of every shape, windows, answers cut from the text, the official scores."""
 import itertools
+import json
 import random
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from small_runs import write
 
 from common import glue, squad
 from common.cli import UserError
-from common.tasks import Recipe
+from common.tasks import Recipe, SquadTask
 from common.tokenization import load_tokenizer
 from data import race
 from data.text import train_sentencepiece
@@ -191,6 +192,28 @@ def test_evaluate_version_2_and_its_threshold():
     assert result["best_exact"] == pytest.approx(100 * 4 / 6) and result["best_exact_thresh"] == 0.5
     assert result["best_f1"] == pytest.approx(100 * (4 + 2 / 3) / 6) and result["best_f1_thresh"] == 0.5
     assert squad.evaluate(questions, predictions, odds, threshold=0.5)["f1"] == pytest.approx(result["best_f1"])
+    assert squad.evaluate(questions, predictions, odds, threshold=None)["threshold"] == 0.5
+
+
+@pytest.mark.parametrize("odds, official", [((-3.0, -2.0, -1.0), (200 / 3, 0.0)),
+                                            ((-1.0, -1.0, -1.0), (200 / 3, 0.0)),
+                                            ((1.0, 1.0, 3.0), (100, 1.0))])
+def test_the_main_score_is_that_of_the_written_answers(odds, official, tmp_path):
+    """Also where all odds are negative and no answer at all is best, and where odds are equal: the
+    official script's best F1 is then none that its threshold gives."""
+    questions = toy([(), ("cat",), ()]) if official[0] < 100 else toy([("cat",), (), ()])
+    predictions = {"q0": "cat", "q1": "x", "q2": "y"}
+    found = squad.Predictions(predictions, {}, dict(zip(predictions, odds)))
+    task = object.__new__(SquadTask)
+    task.name, task.rows, task.threshold = "SQuAD2.0", {"dev": questions}, None
+    scores = task.score("dev", found)
+    assert (100 * scores["best_f1"], scores["best_f1_thresh"]) == pytest.approx(official)
+    task.write("dev", found, tmp_path)
+    written = json.loads((tmp_path / "predictions.json").read_text())
+    assert scores["main"] == scores["f1"] == pytest.approx(squad.evaluate(questions, written)["f1"] / 100)
+    assert scores["main"] == pytest.approx(2 / 3)
+    again = squad.evaluate(questions, predictions, found.null_odds, scores["threshold"])
+    assert again["f1"] == pytest.approx(100 * scores["main"])
 
 
 # --- RACE

@@ -104,7 +104,8 @@ def test_beside_a_score_stands_that_of_one_answer_to_every_row(tasks, capsys):
             assert constant == pytest.approx(impossible) and (impossible > 0) == (name == "SQuAD2.0")
             continue
         outputs = torch.zeros(len(rows), task.outputs)
-        assert task.yardstick(outputs) == {"constant": constant, "one_answer": FIRST_ANSWER[name]}
+        beside = {"headline": task.recipe.main, "constant": constant, "one_answer": FIRST_ANSWER[name]}
+        assert task.yardstick(outputs) == beside
         assert not task.yardstick()["one_answer"]
         outputs[1, -1] = 1
         assert not task.yardstick(outputs)["one_answer"]
@@ -115,6 +116,12 @@ def test_beside_a_score_stands_that_of_one_answer_to_every_row(tasks, capsys):
     show({"tasks": {"RTE": {"metrics": {"main": 0.5}, "median": 0.5, "n": 1, "diverged": 0, "constant": 0.527,
                             "one_answer": "entailment"}}, "averages": {}}, ALONE)
     assert "50.00; majority baseline 52.70, and every prediction is entailment" in capsys.readouterr().out
+    line = {"metrics": {"best_exact": 0.5, "f1": 0.5, "exact": 0.4, "main": 0.5}, "median": 0.5, "n": 1, "diverged": 0}
+    show({"tasks": {"SQuAD2.0": {**line, **tasks["SQuAD2.0"].yardstick()},
+                    "STS-B": {**line, **tasks["STS-B"].yardstick()}}, "averages": {}}, ALONE)
+    printed = capsys.readouterr().out  # the name is the recipe's, also where another metric has the same value
+    assert "SQuAD2.0  f1 50.00, best_exact 50.00, exact 40.00" in printed
+    assert "STS-B     mean of pearson+spearman 50.00, best_exact" in printed
     found = [{"RTE": 0.527, "CoLA": 0.1}, {"RTE": 0.527, "CoLA": 0.2}]
     assert "all 2 candidates have the same score on RTE, which tells nothing" in tells_nothing(found)
     assert "none of 2 candidates is above one answer to every row on CoLA" in tells_nothing(found, {"CoLA": 0.2})
