@@ -22,7 +22,8 @@ Differs: (reasons where it happens) D1 GELU · D2 Mut() and the roulette · D3 c
          · D11 which fast candidate a depth · D12 MLM-saved is a task · D13 at most 1,000 documents are held out
          · D14 SQuAD trains positions above 128 · D15 a mean is the fitness
          · D16 AdamW with bias correction · D17 initial weights not truncated · D18 sequences of 128 tokens · D19 the
-         best winner is chosen on the search's dev rows
+         best winner is chosen on the search's dev rows · D20 a timing is a trimmed mean
+         · D21 the gradient is clipped as a whole
 """
 import copy
 import dataclasses
@@ -67,7 +68,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
-    accumulate: int = 16  # micro-batches a step, N of Alg. 1; default: raised to a multiple of the processes [>= 1]
+    accumulate: int = 16  # micro-batches a step, N of Alg. 1; raised to fit the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run or Hugging Face folder to start from; in --search and --evolve, the SuperPLM
     # data
@@ -125,9 +126,10 @@ class Config:
 
 
 MUTATION = EXPLORATION = 0.5  # p_m and p_e of Alg. 2
+DRAWS = 10_000  # draws in a row without a legal architecture that end a generation of Alg. 2
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # share of the tokens predicted, BERT's
-CLIP = 1.0  # largest gradient norm, the released code's
+CLIP = 1.0  # largest norm of the gradient. D21: the released code first clips each parameter to it
 
 PRESETS = {
     # D12: so short a pre-training is not seen in the paper's proxy tasks
@@ -168,9 +170,12 @@ class Arch:
         return "-".join(map(str, dataclasses.astuple(self)))
 
 
+ARCH = re.compile(r"[1-9]\d*(-[1-9]\d*){4}")
+
+
 def parse_arch(text):
     """The Arch of its text, any sizes that the heads divide; ValueError says what is wrong."""
-    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*){4}", text.strip()):
+    if not ARCH.fullmatch(text.strip()):
         raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, such as 5-564-1054-8-512")
     arch = Arch(*map(int, text.split("-")))
     if arch.qkv % arch.heads:
@@ -476,8 +481,9 @@ def latency_clock(cfg):
 
 
 def time_pass(forward, cfg):
-    """Milliseconds of forward(ids (B, T)) on the target device: two passes warm up, nine are timed, as in the released
-    code, and the fastest and the slowest quarter of them are left out."""
+    """Milliseconds of forward(ids (B, T)) on the target device: the mean of the middle five of nine
+    passes, after two passes that warm up. D20: the released code makes ten passes, drops the first
+    and takes the mean of all others; the paper does not say."""
     device, threads = torch.device(cfg.latency_device), torch.get_num_threads()
     ids = torch.arange(cfg.latency_batch * cfg.latency_length, device=device).view(cfg.latency_batch, -1) % 64
     clock = time.process_time if latency_clock(cfg) == "CPU" else time.perf_counter
@@ -558,9 +564,17 @@ def mutate(arch, space, rng):
     return make_arch(genes)
 
 
-def sample_within(space, rng, allowed):
-    """A random architecture that is allowed (D3), or the smallest where 10,000 draws find none."""
-    return next(filter(allowed, (sample_arch(space, rng) for _ in range(10_000))), smallest_arch(space))
+def draw_within(space, rng, predict, limit, seen):
+    """Random architectures within the limit that are not in `seen` (D3). Draws and predicts
+    DRAWS / 10 at a time; ends after DRAWS in a row without one."""
+    misses = 0
+    while misses < DRAWS:
+        archs = [sample_arch(space, rng) for _ in range(DRAWS // 10)]
+        misses += len(archs)
+        for arch, milliseconds in zip(archs, predict(archs)):
+            if milliseconds <= limit and str(arch) not in seen:
+                misses = 0
+                yield arch
 
 
 def fast_candidates(space, predict, limit):
@@ -589,7 +603,7 @@ def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     D3: as printed, Alg. 2 can draw an architecture twice, or one that is too slow; here all are new and predicted
-    within the limit, fewer than S where the limit leaves no more.
+    within the limit, fewer than S where DRAWS draws in a row find no more.
     history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score" and what
     judge gives; id, round, arch, score and diverged are read.
     """
@@ -599,25 +613,26 @@ def propose(history, number, cfg, predict, limit):
     last = [line for line in history if line["round"] == number - 1 and not line["diverged"]]
     seen, proposals = {line["arch"] for line in history}, []
 
-    def allowed(arch):
-        return str(arch) not in seen and predict([arch])[0] <= limit
-
     def append(parent, arch):
-        if allowed(arch) and len(proposals) < cfg.population:
+        legal = str(arch) not in seen and predict([arch])[0] <= limit
+        if legal and len(proposals) < cfg.population:
             seen.add(str(arch))
             proposals.append((parent, arch))  # Alg. 2, line 9
 
-    tries = 0
-    while len(proposals) < cfg.population and tries < 20 + 20 * len(proposals):  # Alg. 2, line 5
-        tries += 1
-        if not last or cfg.strategy == "random":  # Alg. 2, line 2
-            append(None, sample_within(space, rng, allowed))
-            continue
-        parent = roulette(last, rng)  # Alg. 2, line 6
-        if rng.random() < MUTATION:  # Alg. 2, line 7
-            append(parent["id"], mutate(parse_arch(parent["arch"]), space, rng))
-        if rng.random() < EXPLORATION:  # Alg. 2, line 8
-            append(None, sample_within(space, rng, allowed))
+    fresh = draw_within(space, rng, predict, limit, seen)
+    count = misses = 0
+    while len(proposals) < cfg.population and misses < DRAWS:  # Alg. 2, line 5
+        misses = misses + 1 if len(proposals) == count else 0
+        count = len(proposals)
+        explores = not last or cfg.strategy == "random"  # Alg. 2, line 2
+        if not explores:
+            parent = roulette(last, rng)  # Alg. 2, line 6
+            if rng.random() < MUTATION:  # Alg. 2, line 7
+                append(parent["id"], mutate(parse_arch(parent["arch"]), space, rng))
+            explores = rng.random() < EXPLORATION  # Alg. 2, line 8
+        if explores and (arch := next(fresh, None)):
+            append(None, arch)
+    append(None, smallest_arch(space))  # if the draws have missed it; always within the limit
     return proposals
 
 # --- objective ------------
@@ -672,7 +687,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone bui
     from common.files import load_file, read_json, read_result, save_file, write_atomic, write_result
     from common.runs import Checkpoint, environment
     from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
-                              show, shown, summarise, tells_nothing)
+                              show, summarise, tells_nothing)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
@@ -787,7 +802,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None):
     checkpoint = Checkpoint(going, ranks, model=model, optimizer=optimizer)
     saved, phase = checkpoint.restore(), "superplm" if draw else "further"
     first, curve, pace = saved.get("step", 0), saved.get("curve", []), Pace(ranks, cfg.save_minutes)
-    # the masks depend on the number of micro-batches N, so N is a setting and not the number of processes
+    # masks depend on the number of micro-batches N, so it is a setting, not the number of processes
     N = cfg.accumulate
     shards = shard_range(ranks, N)
     rows = cfg.batch // N
@@ -888,7 +903,9 @@ def start_model(arch, cfg, data, ranks, first="model"):
         raise UserError(f"{folder}: {reason}")
     seed_everything(cfg.seed, "weights made anew")
     model = LanguageModel(whole, vocab, cfg.dropout, fit or len(weights.get("fit.weight", ())), positions)
-    say(ranks, hf_models.fill(model, weights, folder))
+    words = hf_models.fill(model, weights, folder)
+    if data.train or data.tasks:  # an export says itself what it leaves out
+        say(ranks, words)
     return extract(model, parse_arch(arch), variant) if arch not in ("", str(whole)) else model
 
 
@@ -981,21 +998,40 @@ def score_task(model, name, data, cfg, number=0, folder=None):
 
 
 def judge(model, data, cfg):
-    """Perf(.) of Eq. 4: {score, error, scores, constants, diverged, seconds}. D15: the score is the mean over
-    data.tasks; the paper names its two proxy tasks (Sec. 3.5), not how they make one fitness. error: its standard
-    error; constants: what one answer to every row would score."""
+    """Perf(.) of Eq. 4: {score, error, scores, mlm_loss, constants, diverged, seconds}. D15: the
+    score is the mean over data.tasks; the paper names its two proxy tasks (Sec. 3.5), not how they
+    make one fitness. error: its standard error; mlm_loss: nats, where MLM-saved is a task;
+    constants: the majority baseline of each task."""
     began, score, scores, errors, diverged = time.perf_counter(), -1.0, {}, [], False
+    mlm_loss = None
     constants = {name: task.constant for name, task in data.tasks.items() if task}
     try:
         for name, task in data.tasks.items():
             found = score_task(model, name, data, cfg)["metrics"]
             scores[name] = found["main"]
+            mlm_loss = mlm_loss if task else found["loss"]
             errors.append(task.standard_error(found["main"]) if task else found["standard_error"])
         score = statistics.fmean(scores.values())
     except Diverged:  # the worst score, and the search goes on
         diverged = True
-    return {"score": score, "error": 0.0 if diverged else math.hypot(*errors) / len(errors), "scores": scores,
-            "constants": constants, "diverged": diverged, "seconds": round(time.perf_counter() - began, 3)}
+    return {"score": score, "error": 0.0 if diverged else math.hypot(*errors) / len(errors),
+            "scores": scores, "mlm_loss": mlm_loss, "constants": constants, "diverged": diverged,
+            "seconds": round(time.perf_counter() - began, 3)}
+
+
+def mlm_words(share, loss):
+    """The score of MLM-saved in words."""
+    return f"MLM loss {loss:.4f} nats per masked token ({100 * share:.2f}% below a uniform guess)"
+
+
+def score_words(line):
+    """The scores of a judged architecture in words."""
+    if line["diverged"]:
+        return "diverged"
+    words = {name: f"{name} {100 * share:.2f}%" for name, share in line["scores"].items()}
+    if "MLM-saved" in words:
+        words["MLM-saved"] = mlm_words(line["scores"]["MLM-saved"], line["mlm_loss"])
+    return ", ".join(words.values())
 
 
 def ties(lines):
@@ -1015,7 +1051,10 @@ def table_1(tasks):
 
 
 def show_tuned(run, cfg):
-    show(run.finished, run.ranks)
+    tasks = dict(run.finished["tasks"])
+    if entry := tasks.pop("MLM-saved", None):
+        say(run.ranks, mlm_words(entry["median"], entry["metrics"].get("loss", math.nan)))
+    show({**run.finished, "tasks": tasks}, run.ranks)
     for column, score in run.finished["averages"].items():
         say(run.ranks, f"{column} of Table 1: {100 * score:.2f}")
     end_tuning(run, cfg)
@@ -1070,12 +1109,20 @@ def answer(cfg, path):
 def show_found(run, cfg):
     """What a whole search found, and how its model is tuned on a task."""
     found = run.finished
-    say(run.ranks, f"{found['arch']}: {100 * found['score']:.2f} ({shown(found['scores'])}), {found['parameters']:,} "
-                   f"parameters, {found['milliseconds']:.3g} ms, {found['speedup']:.3g} times as fast as "
-                   f"{found['reference']}")
+    say(run.ranks, f"{found['arch']}: {found['parameters']:,} parameters; {score_words(found)}")
+    say(run.ranks, latency_words(found, cfg))
     task = next((name for name in found["scores"] if name != "MLM-saved"), "")
     action = ["--finetune", task] if task else ["--export", f"{run.folder}-exported"]
     run.ends(cfg, "best.json", *action, "--init", run.folder)
+
+
+def latency_words(found, cfg):
+    """What time_finalists measured of an architecture, in words."""
+    low, high = found["speedup_range"]
+    return (f"{found['arch']} takes {found['milliseconds']:.3g} ms; the limit of --speedup "
+            f"{cfg.speedup} is {found['limit_milliseconds']:.3g} ms; {found['reference']} takes "
+            f"{found['reference_milliseconds']:.3g} ms: {found['speedup']:.3g} times as fast "
+            f"({low:.3g} to {high:.3g} in {found['rounds']} rounds)")
 
 
 def show_trained(run, cfg):
@@ -1140,20 +1187,27 @@ def time_together(archs, cfg, rounds=5):
 
 def yardsticks(cfg):
     """What the limit is counted from: --reference, and --speedup where it is an architecture."""
-    return [parse_arch(text) for text in dict.fromkeys((cfg.reference, cfg.speedup)) if "-" in text]
+    texts = dict.fromkeys((cfg.reference, cfg.speedup))
+    return [parse_arch(text) for text in texts if ARCH.fullmatch(text)]
 
 
 def limit_of(cfg, times):
     """T of Eq. 4: milliseconds that a model may take, where the yardsticks take {Arch: milliseconds}."""
     last = times[yardsticks(cfg)[-1]]
-    return last if "-" in cfg.speedup else last / float(cfg.speedup)
+    return last if ARCH.fullmatch(cfg.speedup) else last / float(cfg.speedup)
 
 
 def learn_latency(cfg, run):
-    """(Predictor, limit in ms), learnt or as predictor.pt keeps them; UserError where nothing meets the limit."""
+    """(Predictor, limit in ms), learnt or as predictor.pt keeps them. UserError where nothing meets
+    the limit."""
     path = run.folder / "predictor.pt"
     on_main(run.ranks, lambda: path.exists() or save_file(path, measure_and_learn(cfg, run.folder)))
     saved = load_file(path)
+    say(run.ranks, f"latency, in {latency_clock(cfg)} time of {cfg.latency_batch} x "
+                   f"{cfg.latency_length} tokens: {cfg.reference} takes "
+                   f"{saved['reference']:.3g} ms; "
+                   f"the limit of --speedup {cfg.speedup} is {saved['limit']:.3g} ms; "
+                   f"the predictor's mean error is {100 * saved['error']:.1f}%")
     return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
 
 
@@ -1172,11 +1226,16 @@ def measure_and_learn(cfg, folder):
     times = latency_log.measure(folder, here, known, rounds, lambda arch: time_model(arch, cfg))
     inside = [arch for arch in times if not why_outside(arch, top, cfg.variant)]
     predict = Predictor(cfg.latency_length).fit(inside, [times[arch] for arch in inside])
+    unseen = inside[::5]  # the error is another fit's, on architectures that it has not seen
+    seen = [arch for arch in inside if arch not in unseen] or unseen
+    guesses = Predictor(cfg.latency_length).fit(seen, [times[arch] for arch in seen])(unseen)
+    errors = [abs(guess / times[arch] - 1) for arch, guess in zip(unseen, guesses)]
     limit, fastest = limit_of(cfg, times), max(times[smallest], *predict([smallest]))
     if fastest > limit:
         raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the fastest, {smallest}, "
                         f"takes {fastest:.3g} ms here, and the limit is {limit:.3g} ms")
-    return {"weights": predict.weights, "limit": limit}
+    return {"weights": predict.weights, "limit": limit, "error": statistics.fmean(errors),
+            "reference": times[parse_arch(cfg.reference)]}
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
@@ -1185,6 +1244,10 @@ def evolve(superplm, predict, limit, data, cfg, run):
     for number in range(generations):  # Alg. 2, line 3
         proposals = {str(len(history) + index): proposal
                      for index, proposal in enumerate(propose(history, number, cfg, predict, limit))}
+        if cfg.strategy != "fast" and len(proposals) < cfg.population:
+            say(run.ranks, f"generation {number + 1} has {len(proposals)} of {cfg.population} "
+                           f"architectures: {DRAWS:,} draws in a row gave no new one within "
+                           f"{limit:.3g} ms")
         results = share_out(  # Alg. 2, line 11
             run.ranks, list(proposals), folder, f"generation {number + 1} of {generations}",
             lambda name: judge(extract(superplm, proposals[name][1], cfg.variant), data, cfg))
@@ -1197,7 +1260,8 @@ def evolve(superplm, predict, limit, data, cfg, run):
                 "".join(json.dumps(line) + "\n" for line in history))
         best = max(history, key=lambda line: line["score"])
         run.log("evolve", number, candidates=len(history), best=best["score"])
-        say(run.ranks, f"{len(history)} architectures, best {best['arch']} with {100 * best['score']:.2f}")
+        say(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}, "
+                       f"predicted {best['predicted_ms']:.3g} ms: {score_words(best)}")
         scores = [line["scores"] for line in history if not line["diverged"]]
         if words := tells_nothing(scores, history[-1].get("constants")):
             say(run.ranks, words)
@@ -1216,6 +1280,9 @@ def time_finalists(lines, cfg):
             found.append({"arch": line["arch"], "one_shot": line["score"], "run_by": f"Encoder of {cfg.program}.py",
                           "milliseconds": statistics.median(took), "speedup": statistics.median(speedups),
                           "speedup_range": [speedups[0], speedups[-1]], "reference": cfg.reference,
+                          "reference_milliseconds": statistics.median(
+                              rounds[parse_arch(cfg.reference)]),
+                          "limit_milliseconds": statistics.median(limits),
                           "rounds": len(took), **latency_setting(cfg)})
     return found
 
@@ -1278,7 +1345,6 @@ def search(cfg, phase="search"):
         if phase != "superplm":  # first, so that a limit that nothing meets costs no training
             predict, limit = learn_latency(cfg, run)
         if phase == "latency":
-            say(ranks, f"--speedup {cfg.speedup} is {limit:.2f} ms")
             return end_phase("predictor.pt", "--search")
         if not superplm:  # Alg. 1
             superplm = start_model(cfg.largest, cfg, data, ranks)
@@ -1293,8 +1359,12 @@ def search(cfg, phase="search"):
         result |= {"evaluated": len(history), "search_seconds": round(sum(line["seconds"] for line in history), 1)}
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         if result["ties"]:
-            say(ranks, f"{len(result['ties'])} others are as good, within twice the standard error of the difference")
+            others = len(result["ties"]) - 5
+            more = f" and {others} more (best.json)" if others > 0 else ""
+            say(ranks, "scores within twice the standard error of the difference from the best: "
+                       f"{', '.join(result['ties'][:5])}{more}")
         if phase == "evolve":
+            say(ranks, latency_words(result, cfg))
             return end_phase("best.json", "--search")
         run.finish(result)
         show_found(run, cfg)
@@ -1323,9 +1393,13 @@ def export(cfg, folder):
         # what was made anew is left out, such as the masked-language-model head that an ELECTRA lacks
         state = {name: value for name, value in model.state_dict().items()
                  if name in weights and not name.startswith("fit.")}
-        head = {name: value for name, value in weights.items() if name.startswith("head.")}
+        head = {name: value for name, value in weights.items()
+                if name.startswith("head.") and model.encoder.arch == whole}
         say(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(model.encoder.arch),
-                           model.encoder.dropout.p, tokenizer, place, head if model.encoder.arch == whole else {}))
+                           model.encoder.dropout.p, tokenizer, place, head))
+        others = sorted(weights.keys() - state.keys() - head.keys())
+        if ignored := [name for name in others if not name.startswith("encoder.")]:
+            say(ranks, f"not exported: {', '.join(ignored)}")
 
 
 def step_flops(cfg, arch, samples):
@@ -1363,6 +1437,8 @@ def describe(cfg):
         "measured_ms": times[arch], "reference": cfg.reference, "reference_ms": times[reference],
         "speedup": times[reference] / times[arch], "latency": latency_setting(cfg),
         "space": {"setting": cfg.setting, "architectures": math.prod(map(len, search_space(cfg).values()))},
+        "days_counting": "arithmetic alone; small micro-batches on a GPU are bound by the launches "
+                         "of kernels, and can take five times as long",
         **training_cost(cfg, sum(parts.values()), step_flops(cfg, arch, samples), activations,
                         round(MASK_RATE * cfg.length) * vocab, steps, cfg.batch),
     }, indent=2))
@@ -1393,7 +1469,7 @@ def read_arch(text, place):
 
 def check_flags(cfg):
     """UserError where a flag is no architecture, no speed-up, or asks for more than this machine can hold."""
-    number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e\d+)?|nan|inf", cfg.speedup)
+    number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf", cfg.speedup)
     if not cfg.speedup or number and not 0 < float(cfg.speedup) < math.inf:
         raise UserError(f"--speedup {cfg.speedup}: choose a number > 0, or an architecture")
     for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):
@@ -1404,14 +1480,22 @@ def check_flags(cfg):
     check_sizes(parse_arch(cfg.largest), cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
 
 
+def why_too_large(cfg):
+    """(why --largest cannot be cut out of --init's model or None, that model's Arch)."""
+    folder, whole, _ = read_model(cfg.init, cfg, cfg.largest)
+    reason = why_outside(read_arch(cfg.largest, f"--largest {cfg.largest}"), whole)
+    return reason and f"{folder}: {reason}", whole
+
+
 def take_space(cfg):
     """Search where --init's SuperPLM was trained; UserError where a flag says otherwise, and where a plain model is:
     what its parts score says nothing, since Alg. 1 has not trained them (Sec. 3.4)."""
     folder = hf_models.model_folder(cfg.init, "superplm")
     record = read_json(folder / "config.json", dict)
     if record.get("action") != "superplm":
+        reason, whole = why_too_large(cfg)
         raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; make one of it with "
-                        f"--superplm --init {cfg.init}")
+                        f"--superplm --init {cfg.init}" + f" --largest {whole}" * bool(reason))
     take_settings(cfg, record["settings"], folder, ("largest", "smallest", "setting", "variant"))
 
 
@@ -1423,6 +1507,10 @@ def check(cfg, action):
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
     cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
     check_flags(cfg)
+    if cfg.init and action == "superplm":  # before the corpus is prepared
+        reason, whole = why_too_large(cfg)
+        if reason:
+            raise UserError(f"{reason}; give --largest {whole}, or a part of it")
     try:
         search_space(cfg)
     except ValueError as error:

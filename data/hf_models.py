@@ -8,6 +8,7 @@ inputs) in autotinybert.py; their output projection (hidden, heads x width) is (
 taken as it is.
 """
 import dataclasses
+import math
 import re
 from pathlib import Path
 
@@ -214,12 +215,19 @@ def read_model(path, cfg, arch="", first="model"):
 
 
 def fill(model, weights, folder):
-    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned says what was taken
-    over, made anew and left out; UserError where a part of the encoder is missing or does not fit."""
-    for name in model.state_dict().keys() - weights.keys():
+    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. The line returned
+    says what was loaded, newly initialised and ignored; UserError where a part of the encoder is
+    missing or does not fit."""
+    state = model.state_dict()
+    for name in state.keys() - weights.keys():
         if name.startswith("encoder.") and "pooler" not in name:
             raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
-    return take_over(model, weights, folder)
+    vocab, padded = (len(each["encoder.words.weight"]) for each in (state, weights))
+    if padded == vocab or padded not in [math.ceil(vocab / size) * size for size in (8, 64, 128)]:
+        return take_over(model, weights, folder)
+    by_token = {"encoder.words.weight", "decoder_bias"} & weights.keys()
+    words = take_over(model, weights | {name: weights[name][:vocab] for name in by_token}, folder)
+    return f"{words}; the last {padded - vocab} rows of its embedding are padding and ignored"
 
 
 def bert_sizes(folder, config):
@@ -302,6 +310,13 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
     if name != "Bert":
         write_atomic(folder / "modeling_autotinybert.py", MODELING)
-    numbers, own = sum(value.numel() for value in weights.values()), ", trust_remote_code=True" * (name != "Bert")
-    return (f"{folder}: {name}{kind} {'-'.join(map(str, shape))}, {numbers:,} numbers; "
-            f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR{own})")
+    encoder = sum(value.numel() for key, value in weights.items() if key.startswith("encoder."))
+    rest = sum(value.numel() for value in weights.values()) - encoder
+    opens = f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR)"
+    if name != "Bert":  # its width of query, key and value needs code, which comes with the folder
+        trust = "DIR, trust_remote_code=True)"
+        opens = (f"{opens.replace('DIR)', trust)} and AutoTokenizer.from_pretrained({trust}; "
+                 "without that argument both ask whether to run the code in DIR")
+    head = f" and {rest:,} of the head" * bool(rest)
+    return (f"{folder}: {name}{kind} {'-'.join(map(str, shape))}, {encoder:,} parameters of the "
+            f"encoder{head}; open it with {opens}")

@@ -116,12 +116,16 @@ def keep_vocabulary(run, tokenizer):
 
 
 def check_vocabulary(folder, tokenizer):
-    """UserError where the tokenizer in a model's folder, if there is one, has other pieces, be it as many, or case."""
+    """UserError where the vocabulary in a model's folder, if there is one, is another.
+    SentencePiece cuts text by its scores too, so the whole file must be the same."""
     if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt")):
         own = load_tokenizer(folder)
-        if (own.names, own.lower) != (tokenizer.names, tokenizer.lower):
-            raise UserError(f"{tokenizer.path}: other pieces (or case) than in {own.path}; a model, its teacher and "
-                            "the corpus share one: leave --tokenizer out, and give the text itself as --corpus")
+        same = own.fingerprint == tokenizer.fingerprint or (
+            own.file_name == "vocab.txt" and own.names == tokenizer.names)
+        if not same or own.lower != tokenizer.lower:
+            raise UserError(f"{tokenizer.path}: other pieces, scores or case than in {own.path}; a "
+                            "model, its teacher and the corpus share one vocabulary: leave "
+                            "--tokenizer out, and give the text itself as --corpus")
 
 
 def is_demo(paths):

@@ -10,21 +10,24 @@ import os
 import random
 import shlex
 import signal
+import struct
+import subprocess
+import sys
 import tempfile
 import types
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import claimed, filled
+from conftest import ROOT, claimed, filled
 from small_runs import SEARCHES
 
 import autotinybert as atb
 from common import distributed, tasks, weights as common_weights
 from common.cli import UserError
 from common.files import load_file, read_json, read_jsonl
-from common.tokenization import WordPieceTokenizer
-from data import hf_models, latency_log
+from common.tokenization import WordPieceTokenizer, load_tokenizer
+from data import hf_models, inputs, latency_log
 from tests.claims import autotinybert as claims
 
 BASE = atb.Config(preset="base")
@@ -313,6 +316,22 @@ def test_a_generation_is_smaller_where_the_limit_leaves_no_more():
     assert len(played_search(dataclasses.replace(TINY, generations=1), fastest)) == 1
 
 
+def test_a_generation_near_the_fastest_architecture_takes_few_predictions():
+    """The limit leaves a few architectures of 11 million: after DRAWS draws in a row without one of
+    them the generation ends, with one prediction for many draws."""
+    fastest = pretended_latency(atb.smallest_arch(atb.search_space(BASE)))
+    calls = []
+
+    def counted(archs):
+        calls.append(len(archs))
+        return predict(archs)
+    for share in (1.003, 1.25):
+        calls.clear()
+        found = atb.propose([], 0, BASE, counted, share * fastest)
+        assert all(pretended_latency(arch) <= share * fastest for _, arch in found)
+        assert 1 <= len(found) < 25 and len(calls) < 200 and sum(calls) < 20 * atb.DRAWS
+
+
 @pytest.mark.parametrize("variant", atb.VARIANTS)
 def test_a_search_proposes_nothing_that_its_superplm_has_not_trained(variant):
     """Every choice of every proposal was drawn while the variant's SuperPLM trained; so without SME all of d^q|k|v."""
@@ -369,9 +388,10 @@ def write_hugging_face(folder, model):
 
 
 def opened(folder, train=None, **more):
-    """start_model of a folder for data that is nothing but a vocabulary."""
+    """start_model of a folder, as for a fine-tuning."""
     cfg = dataclasses.replace(TINY, init=str(folder), **more)
-    return atb.start_model("", cfg, atb.Data(CPU, Vocabulary(), train=train), HERE)
+    data = atb.Data(CPU, Vocabulary(), train=train, tasks={"SST-2": None})
+    return atb.start_model("", cfg, data, HERE)
 
 
 def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, capsys):
@@ -387,6 +407,49 @@ def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, capsys):
     for more, message in (({}, "no masked-language-model head"), ({"length": 600}, "512 positions are too few")):
         with pytest.raises(UserError, match=message):
             opened(tmp_path / text, train=object(), **more)
+
+
+def test_the_padding_of_a_teachers_embedding_is_cut(tmp_path, capsys):
+    """50 tokens in 56 or 64 rows, multiples of 8 and of 64. 60 rows are another vocabulary."""
+    for rows in (56, 64, 60):
+        model = tiny_model(dataclasses.replace(TINY, vocab_size=rows))
+        write_hugging_face(tmp_path / f"{rows}", model)
+        cfg = dataclasses.replace(TINY, teacher=str(tmp_path / f"{rows}"))
+        load = functools.partial(atb.load_teacher, cfg, HERE, 50, 4)
+        if rows == 60:
+            with pytest.raises(UserError, match="words.weight is"):
+                load()
+            return
+        assert torch.equal(load()(*tiny_batch()), model.encoder(*tiny_batch()))
+        assert f"the last {rows - 50} rows" in capsys.readouterr().out
+
+
+def test_an_export_counts_parameters_and_names_what_is_not_exported(tmp_path, capsys):
+    """Of a tuned model nothing is missing; of a distilled one the projection to its teacher is."""
+    encoder = atb.extract(tiny_model(), atb.parse_arch("2-12-16-3-18")).encoder
+    count = sum(atb.parameters(encoder.arch, 50).values())
+    keep(tmp_path / "tuned", atb.TaskModel(encoder, 2))
+    text = run_here(["--export", tmp_path / "one", "--init", tmp_path / "tuned"], capsys)
+    assert f"{count:,} parameters of the encoder and 26 of the head" in text
+    assert text.count("trust_remote_code=True") == 2 and "AutoTokenizer" in text
+    assert "made anew" not in text and "left out" not in text and "not exported" not in text
+    keep(tmp_path / "distilled", tiny_model(fit=20))
+    text = run_here(["--export", tmp_path / "two", "--init", tmp_path / "distilled"], capsys)
+    assert "not exported: fit.bias, fit.weight" in text and "trust_remote_code" not in text
+
+
+def test_a_vocabulary_of_equal_pieces_and_other_scores_is_refused(ready, tmp_path):
+    own = load_tokenizer(ready["corpus"])
+    content = own.path.read_bytes()
+    place = content.index("▁the\x15".encode()) + len("▁the\x15".encode())
+    score, = struct.unpack("<f", content[place:place + 4])
+    (tmp_path / "spiece.model").write_bytes(
+        content[:place] + struct.pack("<f", score - 1) + content[place + 4:])
+    other = load_tokenizer(tmp_path / "spiece.model")
+    assert other.names == own.names
+    with pytest.raises(UserError, match="other pieces, scores or case"):
+        inputs.check_vocabulary(ready["corpus"], other)
+    inputs.check_vocabulary(Path(own.save(tmp_path / "same")).parent, own)
 
 
 @pytest.mark.peers
@@ -459,6 +522,20 @@ def test_exports_open_with_auto_model(kind, text, tmp_path, monkeypatch):
         close(model.encoder(*batch)[real], theirs.last_hidden_state[real])
 
 
+@pytest.mark.peers
+@pytest.mark.parametrize("trust", ["", ", trust_remote_code=True", ", trust_remote_code=False"])
+def test_a_tokenizer_opens_without_a_terminal(trust, tmp_path):
+    """The width of an AutoTinyBERT needs code of its own; without stdin nobody is asked."""
+    pytest.importorskip("transformers")
+    write_hugging_face(tmp_path / "ours", atb.extract(tiny_model(), atb.parse_arch("2-20-16-3-18")))
+    code = ("from transformers import AutoTokenizer\n"
+            f"print(AutoTokenizer.from_pretrained('ours'{trust})('w3 w7')['input_ids'])")
+    environment = {**os.environ, "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, env=environment)
+    assert "[2, 8, 12, 3]" in done.stdout, done.stderr
+
+
 # --- whole runs -----------
 
 @pytest.fixture(scope="module")
@@ -494,6 +571,34 @@ def clock(monkeypatch):
     monkeypatch.setattr(distributed, "_stop_requested", False)  # and back to False afterwards
     monkeypatch.setattr(atb, "time_model", time_model)
     return state
+
+
+def test_a_training_goes_on_with_another_number_of_processes(ready, tmp_path, monkeypatch):
+    """Without --accumulate: killed after a step of one process and continued by two, a further
+    training leaves what one process leaves."""
+    words = ["--further_train", "--corpus", ready["corpus"], "--arch", "2-16-16-2-16", "--smallest",
+             "1-8-8-1-8", "--largest", "2-16-16-2-16", "--batch", 8, "--length", 32,
+             "--dropout", 0.1, "--further_steps", 3, "--eval_every", 2, "--save_every", 1,
+             "--device", "cpu", "--out"]
+    words = list(map(str, words))
+    run_here([*words, tmp_path / "whole"])
+    with monkeypatch.context() as patch:
+        save = atb.Checkpoint.save
+
+        def save_and_stop(checkpoint, **values):
+            save(checkpoint, **values)
+            raise atb.Stop
+        patch.setattr(atb.Checkpoint, "save", save_and_stop)
+        run_here([*words, tmp_path / "killed"], status=143)
+    distributed.release_locks()
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
+                           "--nproc_per_node=2", "autotinybert.py", *words, tmp_path / "killed"],
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    log = (tmp_path / "killed" / "log.jsonl").read_text()
+    assert '"event": "resumed"' in log and '"processes": 2' in log
+    one, two = (weights_of(tmp_path / name / "model") for name in ("whole", "killed"))
+    torch.testing.assert_close(one, two)
 
 
 @pytest.fixture(scope="module")
@@ -542,6 +647,41 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
             run_here([*["--search"] * ("=" in flag), *flags, flag, "--init", init, "--out", tmp_path / "run"])
 
 
+def test_a_model_smaller_than_the_superplm_is_answered_before_the_corpus_is_read(
+        ready, flags, whole, tmp_path):
+    """The line names the flag that makes a SuperPLM of it."""
+    small = tmp_path / "small"
+    run_here(["--export", small, "--init", whole, "--arch", "1-16-16-2-12"])
+    for action in ("--search", "--superplm"):
+        with pytest.raises(UserError, match="--largest 1-16-16-2-12"):
+            run_here([action, *flags, "--init", small, "--out", tmp_path / "run"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_prints_milliseconds_with_the_limit_and_the_reference(
+        flags, whole, tmp_path, clock, capsys, monkeypatch):
+    """A finished search what its winner takes; measuring, the error of the predictor; an evolution
+    that the limit cuts short, that it is."""
+    best = read_json(whole / "best.json")
+    reference = pretended_latency(atb.parse_arch("6-128-512-4-128"))
+    limit = f"the limit of --speedup 2 is {reference / 2:.3g} ms"
+    words = run_here(["--search", *flags, "--out", whole], capsys)
+    assert f"{best['arch']} takes {best['milliseconds']:.3g} ms; {limit}; 6-128-512-4-128" in words
+    assert f" takes {reference:.3g} ms: {best['speedup']:.3g} times as fast (" in words
+    assert f"{best['parameters']:,} parameters" in words
+    monkeypatch.setattr(atb, "judge", lambda *others: {
+        "score": 0.2, "error": 0.1, "scores": {"MLM-saved": 0.2}, "mlm_loss": 4.5,
+        "diverged": False, "seconds": 1.0})
+    words = run_here(["--evolve", *flags, "--init", whole, "--population", "400", "--generations",
+                      "1", "--out", tmp_path], capsys)
+    count = len(read_jsonl(tmp_path / "history.jsonl"))
+    assert limit in words and "the predictor's mean error is " in words and 100 < count <= 360
+    assert f"generation 1 has {count} of 400 architectures: 10,000 draws in a row" in words
+    assert "MLM loss 4.5000 nats per masked token (20.00% below a uniform guess)" in words
+    ties = read_json(tmp_path / "best.json")["ties"]
+    assert f"from the best: {', '.join(ties[:5])} and {count - 6} more (best.json)" in words
+
+
 def test_parts_of_a_finished_search_come_from_its_superplm(whole, tmp_path):
     """An architecture that is not the winner's is cut out of the SuperPLM, even where it would fit into the winner."""
     best = read_json(whole / "best.json")
@@ -575,12 +715,14 @@ def test_zero_steps_are_the_papers_passes_over_the_corpus(ready, whole, tmp_path
         assert (cfg.steps, cfg.further_steps) == (math.ceil(5 * a_pass), math.ceil(passes * a_pass)) and a_pass > 3
 
 
-def test_the_grid_is_that_of_the_paper_and_its_best_setting_stands(flags, whole, tmp_path, monkeypatch):
+def test_the_grid_is_that_of_the_paper_and_its_best_setting_stands(
+        flags, whole, tmp_path, monkeypatch, capsys):
     """MLM-saved is a task without fine-tuning, with the same masked pieces for every seed. No task starts from MNLI."""
     assert len(atb.GRID) == 9 and all((lr, epochs) in atb.GRID for _, lr, epochs, _ in atb.TABLE_D1.values())
     monkeypatch.setattr(atb, "GRID", [(1e-5, 1), (0.1, 3)])
-    run_here(["--finetune", "SST-2,MLM-saved", *flags, "--init", whole, "--grid", "--runs", "2",
-              "--out", tmp_path])
+    words = run_here(["--finetune", "SST-2,MLM-saved", *flags, "--init", whole, "--grid", "--runs",
+                      "2", "--out", tmp_path], capsys)
+    assert " nats per masked token" in words and "SST-2     accuracy" in words
     jobs = {path.stem: read_json(path) for path in (tmp_path / "jobs").glob("*.json")}
     assert jobs.keys() == {"MLM-saved-0", "MLM-saved-1", "SST-2-0-1e-05-1", "SST-2-1-1e-05-1",
                            "SST-2-0-0.1-3", "SST-2-1-0.1-3"}
@@ -638,6 +780,16 @@ def test_speedup_takes_an_architecture(flags, tmp_path, clock):
     line, = atb.confirm(history, cfg, types.SimpleNamespace(ranks=HERE, folder=tmp_path))
     assert line["arch"] == "1-12-16-2-12" and line["rounds"] == 5
     assert line["speedup_range"][0] <= line["speedup"] <= line["speedup_range"][1]
+
+
+def test_a_speedup_may_have_an_exponent():
+    for text, limit in (("1e-1", 10.0), ("2e0", 0.5), ("+4", 0.25)):
+        cfg = dataclasses.replace(TINY, speedup=text)
+        atb.check_flags(cfg)
+        assert atb.limit_of(cfg, {atb.parse_arch(cfg.reference): 1.0}) == limit
+    for text in ("-1e-1", "0e-1", "1e"):
+        with pytest.raises(UserError, match="--speedup"):
+            atb.check_flags(dataclasses.replace(TINY, speedup=text))
 
 
 def test_describe(flags, capsys, clock):
