@@ -729,44 +729,59 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, pe
     """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark, what it scores):
     log-probability / tokens ** penalty, as fairseq has it. barred: ids that are never produced.
 
-    A beam may end at every step without giving up its place, and must end after 1.5 S + 10 tokens or `longest`. A row
-    is finished when none of its living beams can still win: log-probabilities, which are kept in float32, only fall, so
-    what a beam scores is never above what it would at the greatest length. Finished rows leave every eighth step: there
-    the host waits for a GPU, and at the beginning for the greatest length. Of B rows, R are left; each has K beams.
+    As in fairseq, each step takes the 2K best continuations of a row. Those of the first K that
+    end are finished; the best K that do not end go on. A row is done with K finished translations,
+    or after 1.5 S + 10 tokens or `longest`, where all its beams end. No translation is empty. Rows
+    that are done leave every eighth step: there the host waits for a GPU, and at the beginning for
+    the greatest length. Of B rows, R are left; each has K beams and V tokens.
     """
     B, device = len(source), source.device
-    barred = torch.tensor([eos, *barred], device=device)
+    barred = torch.tensor([*barred], dtype=torch.long, device=device)
     # D26: the paper names no limit.
     limits, memories = (lengths + lengths // 2 + 10).clamp(max=longest), model.encode(source, lengths)
     steps, caches = int(limits.max()), [[] for _ in memories]
-    best = torch.full((B,), float("-inf"), device=device)  # what the best ended beam of each row scores, its tokens ...
+    # of each row's best finished translation: score, tokens, number of tokens
+    best = torch.full((B,), float("-inf"), device=device)
     found = torch.zeros(B, steps, dtype=torch.long, device=device)
-    sizes = torch.zeros(B, dtype=torch.long, device=device)  # ... and their number
+    sizes = torch.zeros(B, dtype=torch.long, device=device)
     rows, living = torch.arange(B, device=device), limits > 0
     tokens = torch.full((B * beam, 1), bos, device=device)
     history = torch.zeros(B, beam, 0, dtype=torch.long, device=device)
     sums = torch.full((B, beam), float("-inf"), device=device)  # log-probabilities of the living beams
     sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
+    finished = torch.zeros(B, dtype=torch.long, device=device)
+    no_end = torch.arange(model.cfg.vocab_size, device=device) != eos
     for step in range(steps):
         logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
         total = F.log_softmax(logits, dim=-1).view(len(rows), beam, -1).add_(sums[..., None])  # (R, K, V)
-        end, which = (total[..., eos] / (step + 1) ** penalty).max(1)  # the beam that would end best here
-        better = living & (end > best[rows])  # D25: in fairseq only if the end is among the 2K best continuations
-        ended = history.gather(1, which[:, None, None].expand(-1, 1, step))[:, 0]  # (R, step)
+        total.index_fill_(-1, barred, float("-inf"))
+        last = step + 1 >= limits[rows]
+        total.masked_fill_(last[:, None, None] & no_end, float("-inf"))
+        if step == 0:
+            total[..., eos] = float("-inf")
+        sums, flat = total.flatten(1).topk(2 * beam)  # (R, 2K)
+        parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
+        ends = (tokens == eos) & sums.isfinite()
+        end, which = sums[:, :beam].masked_fill(~ends[:, :beam], float("-inf")).max(1)
+        end = end / (step + 1) ** penalty
+        better = living & (end > best[rows])
+        parent = parents.gather(1, which[:, None])[..., None].expand(-1, 1, step)
+        ended = history.gather(1, parent)[:, 0]  # (R, step)
         found[rows, :step] = torch.where(better[:, None], ended, found[rows, :step])
         best[rows], sizes[rows] = torch.where(better, end, best[rows]), torch.where(better, step, sizes[rows])
-        total.index_fill_(-1, barred, float("-inf"))
-        sums, flat = total.flatten(1).topk(beam)  # (R, K)
-        parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
-        history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), tokens[..., None]], dim=-1)
-        living = living & (step + 1 < limits[rows]) & (sums[:, 0] / limits[rows] ** penalty > best[rows])
+        finished = finished + ends[:, :beam].sum(1)
+        sums, chosen = sums.masked_fill(ends, float("-inf")).topk(beam)  # (R, K)
+        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
+        history = history.gather(1, parents[..., None].expand_as(history))
+        history = torch.cat([history, tokens[..., None]], dim=-1)
+        living = living & ~last & (finished < beam)
         parents = parents + beam * torch.arange(len(rows), device=device)[:, None]
         left = living.nonzero()[:, 0] if step % 8 == 7 else rows  # read once: each tensor[living] would read it again
         if not len(left):
             break
         if len(left) < len(rows):
-            rows, sums, history, tokens, parents, living = (
-                part[left] for part in (rows, sums, history, tokens, parents, living))
+            rows, sums, history, tokens, parents, living, finished = (
+                part[left] for part in (rows, sums, history, tokens, parents, living, finished))
             memories = [tuple(part[left] for part in kept) for kept in memories]
         lines, tokens = parents.flatten(), tokens.view(-1, 1)
         caches = [[part.index_select(0, lines) for part in cache] for cache in caches]
@@ -1147,7 +1162,9 @@ def end_search(run, ranks, cfg):
         if ranker["tau"] < WEAK:
             say(ranks, f"warning: the {name} ranker hardly orders sub-nets that it has not seen, so that the search is "
                        "nearly a random one; give it more --samples, or the super-net more --steps")
-    say(ranks, f"{result['architectures']:.2e} architectures, {result['architectures_pruned']:.2e} after pruning; "
+    whole, pruned = (f"{count:,.0f}" if count < 1e9 else f"{count:.2e}"
+                     for count in (result["architectures"], result["architectures_pruned"]))
+    say(ranks, f"{whole} architectures, {pruned} after pruning; "
                f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
                f"{latency_text(result['scores']['latency'], cfg)} ({result['timed']}), limit "
                f"{latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
@@ -1235,7 +1252,8 @@ def score_test_data(model, data, cfg):
     if cfg.task == "cifar10":
         found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
                                              for images, labels in data.test_batches())))
-        return {"accuracy": (found == labels).double().mean().item(), "examples": len(found)}, found.tolist()
+        return {"accuracy": (found == labels).double().mean().item(), "examples": len(found),
+                "majority_baseline": labels.bincount().max().item() / len(labels)}, found.tolist()
     pieces, (sources, references) = data.tokenizer, data.test_lines()
     found = data.translate(sources, functools.partial(
         beam_search, model, longest=cfg.length - 1, bos=pieces.bos_id, eos=pieces.eos_id,
@@ -1308,7 +1326,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
             if saves and not space and ranks.main:
                 dev = {"loss": held_out_loss(model.eval(), data, cfg)} if data.set_aside else {}
                 last.save(step + 1, model)
-            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed or "?"})
+            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed} if speed else {})
             run.log(name, step + 1, loss=value, norm=float(norm), lr=rate, dev=dev,
                     **{f"{data.unit}_per_second": speed})
             if cfg.dry_run:
@@ -1331,7 +1349,8 @@ def read_run(cfg):
     """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg takes its geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
     record, own = read_json(Path(cfg.init) / "config.json"), Config()
-    cfg.vocab_size = len(weights.get("words", ()))
+    if "words" in weights:  # a model for images has none
+        cfg.vocab_size = len(weights["words"])
     known = [field.name for field in dataclasses.fields(own) if field.name in record["settings"]]
     take_settings(own, record["settings"], Path(cfg.init), known)
     if record["action"] == "search":
@@ -1375,8 +1394,9 @@ def train(cfg):
             train_network(model.to(ranks.device), data, cfg, ranks, run)
             on_main(ranks, warn_where_loss_rose, run, ranks)
             run.finish({"arch": cfg.arch, "parameters": size})
-        scored = cfg.task == "cifar10" or cfg.test_text  # without a test text there is nothing to evaluate
-        run.ends(cfg, "checkpoint.pt", *["--evaluate", "--init", run.folder] * bool(scored))
+        scored = cfg.task == "cifar10" or cfg.test_text  # else the user has to name a test text
+        test_text = [] if scored else ["--test_text", "PREFIX"]
+        run.ends(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder, *test_text)
 
 
 def evaluate(cfg):
@@ -1394,8 +1414,9 @@ def evaluate(cfg):
         name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"  # classes count from 0
         on_main(ranks, write_atomic, run.folder / name, "".join(f"{line}\n" for line in found))
         run.finish(result)  # never taken from a folder: the model may have changed
-        shown = (f"accuracy {100 * scores['accuracy']:.2f}" if cfg.task == "cifar10" else
-                 f"bleu {scores['bleu']:.2f}, repeated words {100 * scores['repeated_words']:.2f}")
+        shown = (f"accuracy {scores['accuracy']:.2%} (majority baseline {scores['majority_baseline']:.2%})"
+                 if cfg.task == "cifar10" else
+                 f"BLEU {scores['bleu']:.2f} of 100, repeated words {scores['repeated_words']:.2%}")
         say(ranks, f"{shown} on {result['examples']} test examples "
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
                    f"latency {latency_text(result['latency'], cfg)} ({timed_text(cfg, ranks.device)})")
@@ -1464,10 +1485,24 @@ def check(cfg, action):
         cfg.vocab_size = min(cfg.vocab_size, 2000)
 
 
+def task_of(init):
+    """The task of the run folder --init, or the default task."""
+    path = Path(init, "config.json")
+    record = read_json(path, dict, "name another folder") if init and path.is_file() else {}
+    settings = record.get("settings")
+    task = settings.get("task") if isinstance(settings, dict) else None
+    return task if task in list(PRESETS) else Config.task
+
+
 def presets_of(argv):
+    """The presets of --task, or of the task of --init."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--task", default=Config.task)
-    return {**PRESETS.get(first.parse_known_args(argv)[0].task, PRESETS[Config.task]), "dry_run": DRY_RUN}
+    first.add_argument("--task")
+    first.add_argument("--init", default="")
+    flags = first.parse_known_args(argv)[0]
+    task = flags.task or task_of(flags.init)
+    presets = PRESETS.get(task, PRESETS[Config.task])  # a task that does not exist is refused later
+    return {"dry_run": DRY_RUN, **{name: {**preset, "task": task} for name, preset in presets.items()}}
 
 
 def main(argv=None):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from common.cli import UserError
-from common.distributed import seed_of, send
+from common.distributed import progress, seed_of, send
 
 RECORD = 1 + 3 * 32 * 32
 
@@ -57,7 +57,7 @@ class Pictures:
     unit = "images"
 
     def __init__(self, cfg, ranks, folder, training=True):
-        self.cfg, self.device = cfg, ranks.device
+        self.cfg, self.ranks, self.device = cfg, ranks, ranks.device
         if not training:
             return
         images, labels = load_cifar10(cfg.cifar10, "train")
@@ -91,9 +91,13 @@ class Pictures:
         return self.made
 
     def test_batches(self):
-        """The test images; in a dry run the first of them."""
-        return self.plain_batches(*(part[:64 if self.cfg.dry_run else None]
-                                    for part in load_cifar10(self.cfg.cifar10, "test")))
+        """The test images, with a progress bar; in a dry run the first of them."""
+        images, labels = (part[:64 if self.cfg.dry_run else None] for part in load_cifar10(self.cfg.cifar10, "test"))
+        bar = progress(self.ranks, len(labels), "evaluating")
+        for batch in self.plain_batches(images, labels):
+            yield batch
+            bar.update(len(batch[1]))
+        bar.close()
 
 
 # --- images as a network sees them ---------------------------------------------------------------

@@ -497,7 +497,7 @@ def exhaustive(model, source, length, limit, penalty):
     """The best of all sequences of up to `limit` tokens, each scored by an uncached pass."""
     words = [word for word in range(model.cfg.vocab_size) if word not in (BOS, EOS, PAD)]
     best = (-math.inf, None)
-    for size in range(limit):
+    for size in range(1, limit):
         rows = torch.tensor(list(itertools.product(words, repeat=size)), dtype=torch.long)
         rows = rows.view(len(words) ** size, size)
         given = torch.cat([torch.full((len(rows), 1), BOS), rows], 1)
@@ -511,13 +511,53 @@ def exhaustive(model, source, length, limit, penalty):
 @pytest.mark.parametrize("types, penalty", [(("softmax", "softmax"), 0.6), (("linear", "softmax"), 0.0),
                                             (("linear", "linear"), 1.0)])
 def test_beam_search_equals_exhaustive_search(types, penalty):
-    """Every prefix of up to 4 of 3 words fits into 81 beams; the limit of 5 tokens comes from the model's length."""
+    """128 beams hold all translations of up to 4 of 3 words, so the search does not end early."""
     model = toy_translator(text_arch(*types), 6, 6)
     source, lengths = torch.randint(3, 6, (3, 4)), torch.tensor([4, 2, 1])
-    found = mf.beam_search(model, source, lengths, 5, BOS, EOS, (PAD, BOS), beam=81, penalty=penalty)
+    found = mf.beam_search(model, source, lengths, 5, BOS, EOS, (PAD, BOS), beam=128, penalty=penalty)
     for row in range(3):
         score, ids = exhaustive(model, source[row], lengths[row], 5, penalty)
         assert found[row][0] == ids and found[row][1] == pytest.approx(score, abs=1e-4)
+
+
+def fairseq_search(model, source, limit, beam, penalty):
+    """fairseq's search for one sentence, without a cache. -> (ids, score, decoder steps)"""
+    memories, beams, finished = model.encode(source, torch.tensor([source.shape[1]])), [([], 0.0)], []
+    for step in range(limit):
+        candidates = []
+        for ids, score in beams:
+            logits = model.decode(torch.tensor([[BOS, *ids]]), memories)[0, -1].log_softmax(-1)
+            last = step + 1 == limit
+            candidates += [([*ids, word], score + logits[word].item()) for word in range(model.cfg.vocab_size)
+                           if word not in (BOS, PAD) and (word == EOS if last else step or word != EOS)]
+        candidates = sorted(candidates, key=lambda pair: -pair[1])[:2 * beam]
+        finished += [(score / (step + 1) ** penalty, ids[:-1]) for ids, score in candidates[:beam] if ids[-1] == EOS]
+        beams = [(ids, score) for ids, score in candidates if ids[-1] != EOS][:beam]
+        if len(finished) >= beam:
+            break
+    score, ids = max(finished)
+    return ids, score, step + 1
+
+
+@pytest.mark.parametrize("beam, penalty", [(1, 0.6), (2, 1.0), (4, 0.6), (4, 0.0)])
+def test_beam_search_is_fairseqs(beam, penalty, monkeypatch):
+    """The translations, their scores, and where the search ends."""
+    model = toy_translator(text_arch("softmax", "softmax"), 12, 40)
+    with torch.no_grad():  # the end is likely
+        model.words.div_(4)
+        model.decoder_norm.bias.add_(4 * model.words[EOS, :model.arch.decoder_hidden])
+    calls, decode = [], model.decode
+    monkeypatch.setattr(model, "decode", lambda *given: calls.append(given) or decode(*given))
+    steps = []
+    for seed in range(8):
+        source = torch.randint(4, 12, (1, 5), generator=torch.Generator().manual_seed(seed))
+        ids, score, size = fairseq_search(model, source, 17, beam, penalty)
+        calls.clear()
+        (found, scored), = mf.beam_search(model, source, torch.tensor([5]), 39, BOS, EOS, (PAD, BOS), beam, penalty)
+        assert found == ids and scored == pytest.approx(score, abs=1e-4)
+        assert len(calls) == min(17, 8 * math.ceil(size / 8))  # what is done leaves every eighth step
+        steps.append(size)
+    assert min(steps) < 17
 
 
 def test_beams_in_a_batch_equal_one_by_one():
@@ -573,7 +613,7 @@ def test_augmentation():
 
 # --- whole runs ----------------------------------------------------------------------------------
 
-def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, demo):
+def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, demo, capsys):
     network, model = tmp_path / "network", mf.make_model(ARCH, IMAGES)
     settings = {**dataclasses.asdict(IMAGES), "arch": mf.arch_text(ARCH), "of_an_older_version": 3}
     network.mkdir()
@@ -589,12 +629,17 @@ def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, demo
     assert settings["arch"] == mf.arch_text(ARCH) and settings["patch"] == 8
     trained = load_file(tmp_path / "run" / "checkpoint.pt")["owned"]["model"]
     torch.testing.assert_close(trained, dict(model.state_dict()))
-    mf.main(["--evaluate", "--init", str(network), *rest, str(tmp_path / "scored")])
+    mf.main(["--evaluate", "--init", str(tmp_path / "run"), *rest, str(tmp_path / "scored")])
     done = json.loads((tmp_path / "scored" / "done.json").read_text())
     classes = map(int, (tmp_path / "scored" / "classes.txt").read_text().split())
     labels = cifar10.load_cifar10(demo["cifar10"], "test")[1]
     right = [found == label for found, label in zip(classes, labels, strict=True)]
     assert done["examples"] == len(right) and statistics.fmean(right) == pytest.approx(done["accuracy"])
+    common = max(labels.tolist().count(label) for label in range(10))
+    assert done["majority_baseline"] == common / len(labels)
+    shown = capsys.readouterr()
+    assert f"accuracy {done['accuracy']:.2%} (majority baseline {done['majority_baseline']:.2%})" in shown.out
+    assert "evaluating: 100%" in shown.err
 
 
 def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monkeypatch, ready):
@@ -611,6 +656,21 @@ def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monk
     assert not call(command, monkeypatch)
     assert kept["files"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list(run.glob("weights-*"))
     torch.testing.assert_close(dict(load_file(run / "checkpoint.pt")["owned"]["model"]), kept["mean"])
+
+
+def test_init_brings_its_task_and_training_prints_the_next_command(tmp_path, monkeypatch, capsys, ready):
+    """With a test text (which config.json names) and without."""
+    init = f"mformer --evaluate --init {ready['mformer']} --device cpu --out {tmp_path}"
+    assert not call(f"{init}/scored", monkeypatch)
+    assert "BLEU" in capsys.readouterr().out
+    assert json.loads((tmp_path / "scored" / "config.json").read_text())["settings"]["task"] == "wmt14"
+    assert call(f"{init}/other --task cifar10", monkeypatch) == 2
+    command = TRAINED["mformer"].replace("--test_text {pairs}/train", "").format(**ready)
+    capsys.readouterr()
+    assert not call(f"{command} --out {tmp_path}/run", monkeypatch)
+    printed = capsys.readouterr()
+    assert f"next: python mformer.py --evaluate --init {tmp_path}/run --test_text PREFIX" in printed.out
+    assert "tokens_s=?" not in printed.err
 
 
 def test_validation_text_is_what_is_given_or_carved_out_of_the_training_text(tmp_path, ready):
