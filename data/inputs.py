@@ -14,7 +14,7 @@ from common.tasks import task_files
 from common.tokenization import describe_file, load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta
-from data.demo import make_demo
+from data.demo import MARK, make_demo
 from data.text import make_corpus, text_files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,8 +124,9 @@ def check_vocabulary(folder, tokenizer):
 
 
 def is_demo(paths):
-    """Whether the value of a data flag is demo data, of this copy of the repository or of another."""
-    return all("data/demo" in str(path) for path in ([paths] if isinstance(paths, str) else paths))
+    """Whether the value of a data flag is demo data, wherever it was made: demo.json stands above it."""
+    real = [Path(path).resolve() for path in ([paths] if isinstance(paths, str) else paths)]
+    return all(any((folder / MARK).is_file() for folder in (path, *path.parents)) for path in real)
 
 
 def data_of(init):
