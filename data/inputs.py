@@ -72,8 +72,8 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
 
 
 def find_data(cfg, flags, tasks, action):
-    """The files and folders that data flags stand for, found by those who read them: UserError where they are not
-    there, or are no text."""
+    """The files that data flags stand for, found by those who read them: UserError where they are not there, or are no
+    text. Of a prepared corpus it is meta.json, which has the digests of the others."""
     found = []
     flags = [flag for flag in flags if getattr(cfg, flag)]  # of --init's data some translations may lack a part
     for flag in [*flags, *["dev_corpus"] * bool(getattr(cfg, "dev_corpus", ()))]:
@@ -83,17 +83,13 @@ def find_data(cfg, flags, tasks, action):
         elif flag.endswith("_text"):
             found += translation.find_sides(value, cfg.languages)
         elif flag == "cifar10":
-            cifar10.find_batches(value, "test" if action == "evaluate" else "train")
-            found.append(value)
+            found += cifar10.find_batches(value, "test" if action == "evaluate" else "train")
         elif flag == "race":
-            for split in ("train", "dev"):
+            for split in ("train", "dev", *["test"] * Path(value, "test").is_dir()):
                 for level in race.LEVELS:
-                    race.passage_files(value, split, level)
-            found.append(value)
+                    found += race.passage_files(value, split, level)
         else:
-            if not is_prepared(value):
-                text_files(value)
-            found += value
+            found += [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
     return [str(path) for path in found]
 
 
