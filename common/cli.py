@@ -14,6 +14,7 @@ import functools
 import inspect
 import os
 import re
+import signal
 import sys
 import types
 import typing
@@ -40,8 +41,9 @@ class MissingFile(UserError):
     """A file that the user names, or a setting, is not there."""
 
 
-class Stop(Exception):
-    """Raised by a loop that has saved its state because SIGTERM asked it to stop."""
+class Stop(BaseException):
+    """Raised because SIGTERM asked to stop, by a loop that has saved its state, or wherever the program was. As with
+    KeyboardInterrupt, no `except Exception` takes it for a broken file."""
 
 
 class Diverged(Exception):
@@ -164,6 +166,9 @@ def parse(config_class, presets, actions, description, argv=None):
     settings, comments = parser.add_argument_group("settings"), field_comments(config_class)
     for field in dataclasses.fields(config_class):
         add_field(settings, field, comments.get(field.name, ""), presets.get(preset, {}), actions)
+    for word in sys.argv[1:] if argv is None else argv:
+        if word != word.encode("utf-8", "replace").decode():
+            parser.error(f"{word!r}: a name that is not UTF-8; rename the file or folder")
     given = vars(parser.parse_args(argv))
     chosen = [(key.removeprefix("action_"), given.pop(key)) for key in list(given) if key.startswith("action_")]
     action, value = chosen[0] if chosen else (None, None)
@@ -227,6 +232,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
 
 def run(main):
     """Call main() as a program: a UserError or a full disk ends in one line and exit status 2, Ctrl-C in status 130."""
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where the caller has closed it
     for stream in filter(None, (sys.stdout, sys.stderr)):
         if hasattr(stream, "reconfigure"):  # help texts hold characters that an ASCII terminal has not
             stream.reconfigure(errors="replace")
@@ -245,6 +251,7 @@ def run(main):
             raise
         status, message = 2, f"error: {error.filename or ('output' if error.errno == 32 else 'disk')}: {error.strerror}"
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # keys that are held down
         status, message = 130, "interrupted; the same command continues where it stopped"
     else:
         sys.exit(status)

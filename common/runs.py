@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, freeze
-from common.distributed import on_main, peak_memory, say
+from common.distributed import on_main, peak_memory, say, uninterrupted
 from common.files import (digest, fingerprints, load_file, lock, newest, no_link, partials, previous, read_json,
                           read_result, save_file, write_atomic, write_result)
 
@@ -223,7 +223,8 @@ class Checkpoint:
         def write():
             owned = {name: thing.state_dict() for name, thing in self.owned.items()}
             save_file(self.path, {"values": values, "owned": owned, "run": self.ranks.run})
-        on_main(self.ranks, write)
+        with uninterrupted():
+            on_main(self.ranks, write)
 
     def restore(self):
         """The values of the newest save that can be read, after the owned objects have taken their state."""
