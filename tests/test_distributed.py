@@ -15,7 +15,7 @@ import torch
 from small_runs import write
 
 from common.cli import Stop, UserError
-from common.distributed import Pace, Ranks, ShardSum, prefetch, share_out, shard_range
+from common.distributed import Pace, Ranks, ShardSum, launch, prefetch, share_out, shard_range
 from common.files import fingerprints, lock, read_json, release_locks, write_atomic
 from common.runs import Checkpoint, RunFolder
 from data.inputs import find_data
@@ -210,6 +210,57 @@ def test_a_loop_asks_by_the_clock(monkeypatch):
         if stop:
             break
     assert 600 < now[0] < 605 and saves in (4, 5) and logs in (9, 10)
+
+
+@pytest.fixture
+def told_to_stop(monkeypatch):
+    """Tell this process to stop, with a tenth of a second to do it; returns the time."""
+    monkeypatch.setattr("common.distributed._stop_requested", False)
+    monkeypatch.setattr("common.distributed._busy_until", 0.0)
+    monkeypatch.setattr("common.distributed.GRACE", 0.1)
+
+    def tell():
+        os.kill(os.getpid(), signal.SIGTERM)
+        return time.monotonic()
+    before = signal.getsignal(signal.SIGTERM)
+    yield tell
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_what_no_loop_saves_is_left_soon_and_what_is_being_saved_is_not(told_to_stop, tmp_path):
+    with pytest.raises(Stop), launch("cpu"):  # as in reading, or in an evaluation
+        began = told_to_stop()
+        time.sleep(20)
+    assert time.monotonic() - began < 2
+    checkpoint = Checkpoint(tmp_path / "checkpoint.pt", ALONE, thing=SimpleNamespace(
+        state_dict=lambda: time.sleep(1) or {}, load_state_dict=lambda state: None))
+    with pytest.raises(Stop), launch("cpu"):
+        told_to_stop()
+        checkpoint.save(step=7)
+        time.sleep(20)
+    assert checkpoint.restore() == {"step": 7}
+
+
+def test_a_loop_ends_its_step_and_saves(told_to_stop):
+    saved = []
+    with pytest.raises(Stop), launch("cpu") as ranks:
+        pace = Pace(ranks)
+        pace()
+        told_to_stop()
+        while not pace()[0]:
+            time.sleep(0.5)  # a step, five times as long as what else may be under way
+        time.sleep(0.5)
+        saved.append("all")
+        raise Stop
+    assert saved
+
+
+def test_a_run_may_be_started_from_another_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(launch("cpu").__enter__() and "a"))
+    thread.start()
+    thread.join()
+    assert found == ["a"]
 
 
 def test_items_made_ahead_are_the_same_and_one_ahead():
