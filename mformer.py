@@ -57,6 +57,7 @@ class Config:
     """Every knob; a preset (by task) overrides the default, a flag the preset."""
     given, program = frozenset(), "mformer"  # the flags that were given, the file's name
     models = "init", "tokenizer"  # flags that name what is read beside the data
+    compared = "save_every",  # may not differ in a resumed run: the last saved weights are averaged (D24)
     writes = ("weights-*.pt", "text", "valid", "translations.*", "classes.txt")  # --restart deletes
     fixed_lengths = True  # D1; no flag: a study of what D1 is worth sets Config.fixed_lengths to False
     preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (257 tokens) | base (the paper)

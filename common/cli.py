@@ -15,6 +15,7 @@ import inspect
 import itertools
 import os
 import re
+import signal
 import sys
 import types
 import typing
@@ -42,8 +43,9 @@ class MissingFile(UserError):
     """A file that the user names, or a setting, is not there."""
 
 
-class Stop(Exception):
-    """Raised by a loop that has saved its state because SIGTERM asked it to stop."""
+class Stop(BaseException):
+    """Raised because SIGTERM asked to stop, by a loop that has saved its state, or wherever the program was. As with
+    KeyboardInterrupt, no `except Exception` takes it for a broken file."""
 
 
 class Diverged(Exception):
@@ -182,6 +184,9 @@ def parse(config_class, presets, actions, description, argv=None):
     for field in dataclasses.fields(config_class):
         shown = {"preset": preset, **presets.get(preset, {})}
         add_field(settings, field, comments.get(field.name, ""), shown, actions)
+    for word in sys.argv[1:] if argv is None else argv:
+        if word != word.encode("utf-8", "replace").decode():
+            parser.error(f"{word!r}: a name that is not UTF-8; rename the file or folder")
     given = vars(parser.parse_args(argv))
     tuples = {field.name for field in dataclasses.fields(config_class) if kind_of(field)[2]}
     for name, words in given.items():
@@ -249,6 +254,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
 
 def run(main):
     """Call main() as a program: a UserError or a full disk ends in one line and exit status 2, Ctrl-C in status 130."""
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where the caller has closed it
     for stream in filter(None, (sys.stdout, sys.stderr)):
         if hasattr(stream, "reconfigure"):  # help texts hold characters that an ASCII terminal has not
             stream.reconfigure(errors="replace")
@@ -269,6 +275,7 @@ def run(main):
             raise
         status, message = 2, f"error: {error.filename or ('output' if error.errno == 32 else 'disk')}: {error.strerror}"
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # keys that are held down
         status, message = 130, "interrupted; the same command continues where it stopped"
     else:
         sys.exit(status)

@@ -23,6 +23,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,19 +52,27 @@ class Ranks:
 
 @contextlib.contextmanager
 def launch(device="auto", dtype="auto"):
-    """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a request to stop. With
+    """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a request to stop: a
+    training loop saves first, and what else is under way is left after GRACE seconds. With
     --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10 bits, unless torch was told something else
     before; NVIDIA_TF32_OVERRIDE=0 in the environment keeps all bits."""
     rank, size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
     ranks = Ranks(rank, size, pick_device(device, from_environment("LOCAL_RANK", 0)))
     if ranks.device.type == "cuda" and dtype == "float32" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
-    signal.signal(signal.SIGTERM, _note_sigterm)
+    if threading.current_thread() is threading.main_thread():  # no other thread may ask for signals
+        signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects
         ranks.store = join_group("cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo", rank, size)
     try:
         yield ranks
+    except RuntimeError:
+        if size > 1 and _stop_requested:  # another rank, which this one waited for, has stopped
+            raise Stop from None
+        raise
     finally:
+        if _stop_requested:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         release_locks()
         if size > 1:
             gc.collect()  # a DDP left in a cycle keeps gloo's threads running: some runs aborted when they had finished
@@ -375,12 +384,36 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
+GRACE = 3  # seconds after SIGTERM in which a loop may ask whether it is to stop
 _stop_requested = False
+_busy_until = 0.0  # until then, by time.monotonic(), a loop is in its step, or saves
 
 
 def _note_sigterm(signum, frame):
     global _stop_requested
     _stop_requested = True
+    signal.signal(signal.SIGALRM, _stop_here)
+    signal.setitimer(signal.ITIMER_REAL, GRACE)
+
+
+def _stop_here(signum, frame):
+    """Raise Stop wherever the program is, since no loop has asked. The last checkpoint is what the run goes on from."""
+    wait = _busy_until - time.monotonic()
+    if wait <= 0:
+        raise Stop
+    signal.setitimer(signal.ITIMER_REAL, min(wait, 1))
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """A context that SIGTERM does not leave before its end."""
+    global _busy_until
+    before = _busy_until
+    _busy_until = math.inf
+    try:
+        yield
+    finally:
+        _busy_until = before
 
 
 def stop_requested():
@@ -390,7 +423,10 @@ def stop_requested():
 
 def stopping(ranks):
     """True on every rank once SIGTERM has reached any rank. All ranks must ask at the same places."""
-    return any(gather(ranks, _stop_requested))
+    stop = any(gather(ranks, _stop_requested))
+    if stop:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop ends by itself, when it has saved
+    return stop
 
 
 class Pace:
@@ -404,6 +440,7 @@ class Pace:
         self.every = 1  # updates between two meetings
 
     def __call__(self):
+        global _busy_until
         self.wait -= 1
         if self.wait > 0:
             return False, False, False
@@ -414,6 +451,7 @@ class Pace:
         every = max(1, min(2 * self.every, int(2 / max(each, 1e-6))))
         save, log, self.every = broadcast(self.ranks, (save, log, every))
         self.wait, self.asked = self.every, now
+        _busy_until = now + 4 + 10 * each  # a step may take longer than others; an evaluation takes longer than that
         self.saved, self.logged = now if save else self.saved, now if log else self.logged
         return stop, save, log
 

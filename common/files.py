@@ -237,5 +237,4 @@ def fingerprints(paths, without=None):
              if path.exists() and without not in path.resolve().parents}
     if len(found) <= 500:
         return found
-    joined = hashlib.blake2b("".join(found.values()).encode(), digest_size=16).hexdigest()
-    return {f"{len(found)} files below {', '.join(map(str, paths))}": joined}
+    return {f"{len(found)} files from {next(iter(found))} on": digest(found)}

@@ -14,12 +14,14 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, freeze
-from common.distributed import on_main, peak_memory, say
+from common.distributed import on_main, peak_memory, say, uninterrupted
 from common.files import (digest, fingerprints, load_file, lock, newest, no_link, partials, previous, read_json,
                           read_result, save_file, write_atomic, write_result)
 
 LOCK = "run.lock"
-NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute"}  # may differ in a resumed run
+FORMAT = 1  # of a run folder; raised when this program cannot continue the runs of its older versions
+# may differ in a resumed run, unless Config.compared names it
+NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "save_every", "save_minutes"}
 WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py", "best.pt",
           "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs", "spiece.model", "vocab.txt",
           "tokenizer_config.json")  # names in a run folder; also Config.writes
@@ -56,18 +58,19 @@ class RunFolder:
     with other settings, or from other data, is refused. With cfg.restart what a run of the same action wrote goes.
 
     settings: what was asked for, which is compared with what the folder was asked for, NOT_COMPARED aside; default:
-    every knob as it stands in cfg. reads: files and folders that the run reads, whose fingerprints are kept and
-    compared. When the data are open the run calls settle(), and cfg is never assigned to again.
+    every knob as it stands in cfg. reads: files and folders that the run reads; their names and the fingerprints of
+    their contents are kept and compared, so that a copy of the data is the same. When the data are open the run calls settle(), and cfg is never assigned to again.
     """
 
     def __init__(self, cfg, action, ranks, settings=None, reads=(), **extra):
         self.folder, self.ranks, self.began = Path(cfg.out), ranks, time.time()
         self.asked = settings = as_json(settings or dataclasses.asdict(cfg))
-        record = {"program": cfg.program, "action": action, "settings": settings, "argv": sys.argv,
+        record = {"format": FORMAT, "program": cfg.program, "action": action, "settings": settings, "argv": sys.argv,
                   "processes": ranks.size, **extra}
         cfg.run, self.new, self.facts = self, False, {}
-        ruling = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
-        ranks.run = digest(ruling)
+        free = NOT_COMPARED - {*getattr(cfg, "compared", ())}
+        self.ruling = {name: value for name, value in settings.items() if name not in free}
+        ranks.run = digest(self.ruling)
         self.began -= on_main(ranks, self._open, record, cfg, reads)
 
     def content(self):
@@ -116,14 +119,20 @@ class RunFolder:
         if not whole:
             return
         asked = {**old["settings"], **old.get("asked", {})}
-        differ = [f"{name} ({asked.get(name)} there, {value} here)" for name, value in record["settings"].items()
-                  if name not in NOT_COMPARED and asked.get(name) != value]
+        if old.get("format") != FORMAT or asked.keys() != record["settings"].keys():
+            raise UserError(f"{self.folder}: made by another version of this program, which alone can continue it; "
+                            "choose another --out (--restart would delete this run)")
+        differ = [f"{name} ({asked[name]} there, {value} here)" for name, value in self.ruling.items()
+                  if asked[name] != value]
         if differ:
             raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; "
                             "choose another --out, or --restart to begin anew")
-        changed = [path for path, found in old.get("read", {}).items() if record["read"].get(path) != found]
+        before, now = old.get("read", {}), record["read"]
+        changed = [path for path in {**before, **now} if before.get(path) != now.get(path)]
         if changed:
-            raise UserError(f"{self.folder}: begun with other data: {changed[0]} has changed since"
+            how = "was not there" if changed[0] not in before else (
+                "has changed since" if changed[0] in now else "is not there now")
+            raise UserError(f"{self.folder}: begun with other data: {changed[0]} {how}"
                             + (f", and {len(changed) - 1} more" if changed[1:] else "")
                             + "; choose another --out, or --restart to begin anew")
 
@@ -221,7 +230,8 @@ class Checkpoint:
         def write():
             owned = {name: thing.state_dict() for name, thing in self.owned.items()}
             save_file(self.path, {"values": values, "owned": owned, "run": self.ranks.run})
-        on_main(self.ranks, write)
+        with uninterrupted():
+            on_main(self.ranks, write)
 
     def restore(self):
         """The values of the newest save that can be read, after the owned objects have taken their state."""

@@ -9,6 +9,7 @@ import torch
 from common.cli import UserError, check_setting
 from common.distributed import to_host
 from common.files import newest, partials, read_json, save_file, write_atomic, write_result
+from common.runs import FORMAT
 from common.tokenization import describe_file
 
 
@@ -54,9 +55,11 @@ def read_init(cfg, names, also=()):
     settings, action = record.get("settings"), record.get("action")
     if not isinstance(settings, dict) or not isinstance(action, str):
         raise UserError(f"{folder / 'config.json'}: none of a run; name a run folder of {cfg.program}.py")
-    if action not in names or record.get("program") != cfg.program or not {*names[action], *also} <= settings.keys():
+    if action not in names or record.get("program") != cfg.program:
         made_by = f" but of {record.get('program')}.py --{action}"
         raise UserError(f"{folder}: no run folder of {cfg.program}.py --{' or --'.join(names)}{made_by}; name another")
+    if not {*names[action], *also} <= settings.keys():
+        raise UserError(f"{folder}: made by another version of this program, which alone can read it; name another")
     take_settings(cfg, settings, folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
     if not (folder / "checkpoint.pt").exists() and not (folder / "checkpoint.pt.previous").exists():
@@ -100,7 +103,7 @@ def keep_model(folder, action, cfg, tokenizer, **owned):
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
         left.unlink()
-    record = {"program": cfg.program, "action": action, "settings": dataclasses.asdict(cfg), "argv": sys.argv,
+    record = {"format": FORMAT, "program": cfg.program, "action": action, "settings": dataclasses.asdict(cfg), "argv": sys.argv,
               "vocabulary": describe_file(tokenizer, tokenizer.save(folder))}
     write_atomic(folder / "config.json", json.dumps(record, indent=2))
     states = {name: thing.state_dict() if hasattr(thing, "state_dict") else thing for name, thing in owned.items()}

@@ -30,7 +30,8 @@ from common.cli import UserError
 from common.files import lock, read_json, release_locks
 from data.text import split_sentences
 
-RECIPE = 14  # raised when a rule in this file changes: demo data of an older recipe is made anew
+RECIPE = 14  # raised when a rule in this file changes: demo data of another recipe is refused
+MARK = "demo.json"  # the file that says what a folder is; in an unfinished one it is empty
 SEED = 20
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -445,7 +446,9 @@ def cifar10_files():
 
 # --- the folder ------------------------------------------------------------------------------------------------------
 def build(folder):
-    """Write all demo data below `folder`, demo.json last."""
+    """Write all demo data below `folder`, the content of demo.json last."""
+    folder.mkdir(exist_ok=True)
+    (folder / MARK).touch()
     documents = read_documents()
     size = sum(len(line.encode()) + 1 for document in documents for line in document.lines)
     parts, digest = deal(documents), hashlib.sha256()
@@ -458,7 +461,18 @@ def build(folder):
             (folder / name / path).write_bytes(content)
             digest.update(f"{name}/{path} {len(content)}\n".encode() + content)
     about = {"recipe": RECIPE, "sha256": digest.hexdigest(), "text_bytes": size, "documents": len(documents)}
-    (folder / "demo.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    (folder / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def is_complete(folder):
+    """Whether demo data of this recipe is in the folder. UserError where something else is there."""
+    if not (folder / MARK).exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder}: not empty and not demo data; choose another folder with --to")
+        return False
+    if read_json(folder / MARK, dict).get("recipe") != RECIPE:
+        raise UserError(f"{folder}: made by another version of this program; delete it, the same command makes it")
+    return True
 
 
 def make_demo(folder):
@@ -467,23 +481,29 @@ def make_demo(folder):
     Returns {corpus, glue, squad, race, cifar10: folders; train_text, valid_text, test_text: prefixes of .en and .de;
     sha256: of the contents}, all strings. The folder appears under its name only when it is complete, so a killed run
     leaves nothing half-made there; of two processes that want it at once one makes it and the other waits. UserError
-    where `folder` holds something else.
+    where `folder` holds something else. Complete demo data is only read: it may stand on a read-only disk.
     """
     folder = pathlib.Path(folder)
-    made, held = folder.with_name(f"{folder.name}.part"), folder.with_name(f"{folder.name}.lock")
-    about = folder / "demo.json"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock(held, wait=True, what="the demo data")
-    try:
-        if not about.exists() or read_json(about, dict).get("recipe") != RECIPE:
-            if folder.exists() and any(folder.iterdir()) and not about.exists():
-                raise UserError(f"{folder}: not empty and not demo data; choose another folder with --to")
-            shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
-            build(made)
-            shutil.rmtree(folder, ignore_errors=True)  # an older recipe makes way
-            made.rename(folder)
-    finally:
-        release_locks(held)
+    place = folder.resolve()  # a link to an empty folder stays a link
+    made, held = place.with_name(f"{place.name}.part"), place.with_name(f"{place.name}.lock")
+    if not is_complete(folder):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock(held, wait=True, what="the demo data")
+        try:
+            if not is_complete(folder):
+                remove_unfinished(made)
+                build(made)
+                made.rename(place)
+        finally:
+            release_locks(held)
     paths = {name: str(folder / name) for name in ("corpus", "glue", "squad", "race", "cifar10")}
     paths.update((f"{part}_text", str(folder / "translation" / part)) for part in ("train", "valid", "test"))
-    return {**paths, "sha256": read_json(about, dict)["sha256"]}
+    return {**paths, "sha256": read_json(folder / MARK, dict)["sha256"]}
+
+
+def remove_unfinished(made):
+    """Delete what a killed process left of the folder that build() makes. UserError where it is somebody else's."""
+    if made.exists() and any(made.iterdir()) and not (made / MARK).exists():
+        raise UserError(f"{made}: in the way of the demo data, and this command has not made it; move it away")
+    if made.exists():
+        shutil.rmtree(made)

@@ -14,7 +14,7 @@ from common.tasks import task_files
 from common.tokenization import describe_file, load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta
-from data.demo import make_demo
+from data.demo import MARK, make_demo
 from data.text import make_corpus, text_files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,8 +73,8 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
 
 
 def find_data(cfg, flags, tasks, action):
-    """The files and folders that data flags stand for, found by those who read them: UserError where they are not
-    there, or are no text."""
+    """The files that data flags stand for, found by those who read them: UserError where they are not there, or are no
+    text. Of a prepared corpus it is meta.json, which has the digests of the others."""
     found = []
     flags = [flag for flag in flags if getattr(cfg, flag)]  # of --init's data some translations may lack a part
     for flag in [*flags, *["dev_corpus"] * bool(getattr(cfg, "dev_corpus", ()))]:
@@ -84,17 +84,13 @@ def find_data(cfg, flags, tasks, action):
         elif flag.endswith("_text"):
             found += translation.find_sides(value, cfg.languages)
         elif flag == "cifar10":
-            cifar10.find_batches(value, "test" if action == "evaluate" else "train")
-            found.append(value)
+            found += cifar10.find_batches(value, "test" if action == "evaluate" else "train")
         elif flag == "race":
-            for split in ("train", "dev"):
+            for split in ("train", "dev", *["test"] * Path(value, "test").is_dir()):
                 for level in race.LEVELS:
-                    race.passage_files(value, split, level)
-            found.append(value)
+                    found += race.passage_files(value, split, level)
         else:
-            if not is_prepared(value):
-                text_files(value)
-            found += value
+            found += [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
     return [str(path) for path in found]
 
 
@@ -129,8 +125,9 @@ def check_vocabulary(folder, tokenizer):
 
 
 def is_demo(paths):
-    """Whether the value of a data flag is demo data, of this copy of the repository or of another."""
-    return all("data/demo" in str(path) for path in ([paths] if isinstance(paths, str) else paths))
+    """Whether the value of a data flag is demo data, wherever it was made: demo.json stands above it."""
+    real = [Path(path).resolve() for path in ([paths] if isinstance(paths, str) else paths)]
+    return all(any((folder / MARK).is_file() for folder in (path, *path.parents)) for path in real)
 
 
 def data_of(init):

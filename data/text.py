@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import struct
 import sys
 import threading
@@ -240,24 +241,29 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
     lines). The same text, settings, threads and sentencepiece version: the same file.
     UserError where the text cannot fill vocab_size: it names the largest that works.
     """
-    files, out_path, model = text_files(files), Path(out_path), io.BytesIO()
-    lines = sample_lines(files, lower)
-    if not lines:
-        raise UserError(f"{files[0]}: there is no text to train on; give files with text")
-    sentencepiece.set_random_generator_seed(0)
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=vocab_size,
-            character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
-            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-            user_defined_symbols=ALBERT_SYMBOLS if lower else [], num_threads=threads, input_sentence_size=10_000_000,
-            max_sentence_length=1 << 20, minloglevel=2)
+    files, out_path = text_files(files), Path(out_path)
+    try:  # in a process of its own, which a signal can end: in this one SentencePiece would let none through
+        model, = in_order(partial(sentencepiece_model, vocab_size, lower, threads), [files], 1)
     except (RuntimeError, ValueError) as error:
         said = str(error).rpartition("] ")[2].strip()  # without the place in SentencePiece's code
         raise UserError(f"{files[0]}: no vocab_size {vocab_size} can be trained on this text: {said}") from None
     out_path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out_path, steady(model.getvalue(), lower))
+    write_atomic(out_path, steady(model, lower))
     return out_path
+
+
+def sentencepiece_model(vocab_size, lower, threads, files):
+    """The model (bytes) that SentencePiece trains on text files."""
+    lines, model = sample_lines(files, lower), io.BytesIO()
+    if not lines:
+        raise UserError(f"{files[0]}: there is no text to train on; give files with text")
+    sentencepiece.set_random_generator_seed(0)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=vocab_size,
+        character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"], user_defined_symbols=ALBERT_SYMBOLS if lower else [],
+        num_threads=threads, input_sentence_size=10_000_000, max_sentence_length=1 << 20, minloglevel=2)
+    return model.getvalue()
 
 
 # --- token files -----------------------------------------------------------------------------------------------------
@@ -282,24 +288,34 @@ def encode_chunk(tokenizer, job):
     return path, end - start, tokens, lengths[lengths > 0], counts[counts > 0], broken
 
 
-def end_with_parent():
-    """In a worker process: end when the parent does, however it ends."""
+def be_worker():
+    """In a worker process: leave signals to the parent, and end when it does, however it ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def in_order(work, jobs, workers):
-    """work(job) of each job, in order; eight jobs a worker at a time, so that a slow disk does not fill the memory."""
-    if workers <= 1:
+    """work(job) of each job, in order, by worker processes; eight jobs a worker at a time, so that a slow disk does not
+    fill the memory. Where this process is told to stop, or the caller ends early, the work under way is given up."""
+    jobs = iter(jobs)
+    try:
+        pool = ProcessPoolExecutor(workers, initializer=be_worker)
+    except (OSError, NotImplementedError) as error:
+        print(f"warning: no worker processes on this machine (/dev/shm: {error}); one does it all", file=sys.stderr)
         yield from map(work, jobs)
         return
-    jobs = iter(jobs)
-    with ProcessPoolExecutor(workers, initializer=end_with_parent) as pool:
+    with pool:
         try:
             while some := list(islice(jobs, 8 * workers)):
                 yield from pool.map(work, some)
         except BrokenProcessPool:
             raise UserError("a worker process was killed, perhaps for want of memory; use fewer --workers") from None
+        except BaseException:
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
 
 
 def write_tokens(results, tokens, sentences, documents, bar):
@@ -334,8 +350,9 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder, "*.bin"):  # of a process that was killed
         left.unlink()
-    results = in_order(partial(encode_chunk, tokenizer), chain.from_iterable(map(chunks, files)), workers)
     with contextlib.ExitStack() as stack:  # at its end the files get their names
+        jobs = chain.from_iterable(map(chunks, files))
+        results = stack.enter_context(contextlib.closing(in_order(partial(encode_chunk, tokenizer), jobs, workers)))
         made = [stack.enter_context(atomic(folder / f"{name}.bin")) for name in NAMES]
         bar = tqdm(total=sum(size for _, size, _ in sources), unit="B", unit_scale=True, desc="tokens", disable=None)
         count = write_tokens(results, *made, stack.enter_context(bar))
@@ -349,25 +366,30 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
 
 def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1):
     """A tokenizer, trained on the text or copied from the path `tokenizer`, and the token files, all in a folder;
-    returns (tokenizer, Corpus). A vocabulary trained on the same files before is used again (vocabulary.json beside
-    it). UserError before any work where a file is no text, and for another command's vocabulary in the folder.
+    returns (tokenizer, Corpus). A vocabulary trained on the same files before is used again. vocabulary.json, which is
+    written first, says what the vocabulary is made from. UserError before any work where a file is no text, and where
+    the folder holds a file of others under a name that is written here.
     """
     folder, files = Path(folder), text_files(paths)
-    model, made_from = folder / "spiece.model", folder / "vocabulary.json"
+    model, mark = folder / "spiece.model", folder / "vocabulary.json"
+    given = tokenizer and load_tokenizer(tokenizer, lower)
     about = {"pieces": vocab_size, "lower": lower is not False, "sources": fingerprints(files)}
-    own = tokenizer and load_tokenizer(tokenizer).fingerprint  # what a killed command copied is still its own
-    if model.exists() and not made_from.exists() and load_tokenizer(model).fingerprint != own:
-        raise UserError(f"{model}: another command made this vocabulary; choose another folder, or give it as "
-                        "--tokenizer")
+    about |= {"tokenizer": given.fingerprint} if given else {}
+    before = read_json(mark, dict) if mark.exists() else {}
+    if not read_meta(folder) and "sources" not in before:
+        names = [*(f"{name}.bin" for name in NAMES), "meta.json", mark.name, model.name, "vocab.txt"]
+        for path in [folder / name for name in names if (folder / name).exists()]:
+            if not (given and path.samefile(given.path)):
+                raise UserError(f"{path}: in the way, and this command has not made it; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if tokenizer:
-        found = load_tokenizer(tokenizer, lower)
-        found.save(folder)
-    else:
-        if not (model.exists() and read_json(made_from) == about):
-            print(f"training a vocabulary of {vocab_size} pieces", flush=True)
-            made_from.unlink(missing_ok=True)
-            train_sentencepiece(files, model, vocab_size, lower is not False, threads=workers)
-            write_atomic(made_from, json.dumps(about, indent=1))
-        found = load_tokenizer(model, lower)
+    if before != about:
+        if not given:
+            model.unlink(missing_ok=True)
+        write_atomic(mark, json.dumps(about, indent=1))
+    if given:
+        given.save(folder)
+    elif not model.exists():
+        print(f"training a vocabulary of {vocab_size} pieces", flush=True)
+        train_sentencepiece(files, model, vocab_size, lower is not False, threads=workers)
+    found = given or load_tokenizer(model, lower)
     return found, prepare_corpus(files, found, folder, workers=workers)

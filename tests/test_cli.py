@@ -87,6 +87,12 @@ def test_values_that_a_flag_does_not_take_end_in_one_line(text, words):
         parse(f"--train {text}")
 
 
+def test_a_name_that_is_not_utf8_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse("--train --out caf\udce9")
+    assert "not UTF-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text, words", [
     ("--train --batch x", "invalid int value: 'x'"), ("--train --tune a", "not allowed with"),
     ("--train --bat 3", "unrecognized"), ("--train --kind three", "choose from"),

@@ -1,6 +1,9 @@
 """Corpora: how text is read, whole or no token files, and the segments cut from them."""
 import json
+import multiprocessing
+import signal
 import textwrap
+import time
 from itertools import chain
 from types import SimpleNamespace
 
@@ -10,13 +13,13 @@ import torch
 from small_runs import write
 
 from albert import sentence_runs
-from common.cli import UserError
+from common.cli import Stop, UserError
 from common.distributed import Ranks
 from common.tokenization import load_tokenizer
 from data import inputs
 from data import text as module
 from data.corpus import Corpus, Segments, join, permute
-from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences
+from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences, train_sentencepiece
 from tests.claims.albert import fit_head
 
 WORDS = [f"w{i}" for i in range(3000)]
@@ -129,6 +132,49 @@ def test_workers_do_not_change_the_files(tmp_path, tokenizer, monkeypatch):
     monkeypatch.undo()
     whole = prepare_corpus([text], tokenizer, tmp_path / "whole")
     assert len(list(chunks(text))) == 1 and contents(one.folder) == contents(whole.folder) and len(whole.tokens) > 10000
+
+
+@pytest.mark.parametrize("what", ["read_documents", "sentencepiece.SentencePieceTrainer.train"])
+def test_what_workers_do_is_given_up_at_once(what, tmp_path, tokenizer, monkeypatch):
+    """As by SIGTERM, while the caller waits. The process that trains a vocabulary is a worker too."""
+    def too_long(*_, **more):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # as C++ does, which lets no handler run
+        time.sleep(8)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+
+    def stop(*_):
+        raise Stop
+    monkeypatch.setattr(f"data.text.{what}", too_long)
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    text, began = write(tmp_path / "text.txt", "w1 w2\n"), time.monotonic()
+    with pytest.raises(Stop):
+        if what == "read_documents":
+            prepare_corpus([text], tokenizer, tmp_path / "out", workers=2)
+        else:
+            train_sentencepiece([text], tmp_path / "spiece.model", 30)
+    signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 5 and not multiprocessing.active_children()
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_one_process_does_it_all_where_there_can_be_no_workers(tmp_path, tokenizer, monkeypatch, capsys):
+    def none(*args, **more):
+        raise FileNotFoundError(2, "No such file or directory")
+    monkeypatch.setattr(module, "ProcessPoolExecutor", none)
+    text = write(tmp_path / "text.txt", "w1 w2\n")
+    assert len(prepare_corpus([text], tokenizer, tmp_path / "out", workers=2).tokens) == 2
+    assert "/dev/shm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "meta.json", "vocabulary.json", "spiece.model", "vocab.txt"])
+def test_no_file_of_others_is_overwritten(name, tmp_path, tokenizer):
+    text, out = write(tmp_path / "text.txt", "w1 w2\n" * 9), tmp_path / "out"
+    out.mkdir()
+    write(out / name, "{}")
+    with pytest.raises(UserError, match=f"{name}: in the way"):
+        module.make_corpus([text], out, 30, str(tokenizer.path) if name == "vocab.txt" else "")
+    assert (out / name).read_text() == "{}" and len(list(out.iterdir())) == 1
 
 
 def test_bad_bytes_are_replaced_counted_and_told_once(tmp_path, tokenizer, capsys):

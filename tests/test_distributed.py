@@ -4,17 +4,21 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from small_runs import write
 
 from common.cli import Stop, UserError
-from common.distributed import Pace, Ranks, ShardSum, prefetch, share_out, shard_range
+from common.distributed import Pace, Ranks, ShardSum, launch, prefetch, share_out, shard_range
 from common.files import fingerprints, lock, read_json, release_locks, write_atomic
 from common.runs import Checkpoint, RunFolder
+from data.inputs import find_data
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -25,12 +29,14 @@ class Config:
     restart: bool = False
     lr: float = 1.0
     widths: tuple = ()
+    save_every: int = 10
+    save_minutes: float = 0
     dry_run: bool = False
     program = "albert"
 
 
-def open_run(folder, action="search", **settings):
-    return RunFolder(Config(str(folder), **settings), action, ALONE)
+def open_run(folder, action="search", reads=(), **settings):
+    return RunFolder(Config(str(folder), **settings), action, ALONE, reads=reads)
 
 
 def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
@@ -40,7 +46,8 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
     run.log("train", 1, loss=2.0)
     run.discard()  # what a mistake does before anything has begun; of this run nothing goes
     (run.folder / "log.jsonl").open("a").write('{"phase": "train", "st\n')  # torn by a crash
-    open_run(tmp_path / "run", lr=1.0, widths=(1, 2)).log("train", 2, loss=1.0)  # the same settings: taken up
+    resumed = open_run(tmp_path / "run", lr=1.0, widths=(1, 2), save_every=5, save_minutes=1)  # as good as the same
+    resumed.log("train", 2, loss=1.0)
     first, _, resumed, last = (run.folder / "log.jsonl").read_text().splitlines()
     assert json.loads(resumed)["event"] == "resumed"
     assert 100 <= json.loads(first)["seconds"] <= json.loads(last)["seconds"] < 160  # in all
@@ -52,6 +59,59 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
         open_run(tmp_path / "run", "train", lr=1.0)
     open_run(tmp_path / "run", restart=True, lr=2.0)
     assert not (run.folder / "checkpoint.pt").exists()
+
+
+def test_a_knob_that_a_file_compares_may_not_differ(tmp_path, monkeypatch):
+    monkeypatch.setattr(Config, "compared", ("save_every",), raising=False)
+    (open_run(tmp_path / "run").folder / "checkpoint.pt").touch()
+    open_run(tmp_path / "run", save_minutes=1)
+    with pytest.raises(UserError, match=r"save_every \(10 there, 5 here\)"):
+        open_run(tmp_path / "run", save_every=5)
+
+
+@pytest.mark.parametrize("change", [lambda record: record.pop("format"), lambda record: record["settings"].pop("lr")])
+def test_a_run_of_another_version_is_refused_in_one_line(tmp_path, change):
+    config = open_run(tmp_path / "run").folder / "config.json"
+    (tmp_path / "run" / "done.json").touch()
+    record = read_json(config)
+    change(record)
+    config.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="another version of this program.*--restart would delete this run"):
+        open_run(tmp_path / "run", lr=2.0)
+
+
+def test_files_that_come_or_go_are_other_data(tmp_path):
+    data, out = tmp_path / "data", tmp_path / "run"
+    for number in (1, 2):
+        for level in ("middle", "high"):
+            write(data / "train" / level / f"{number}.txt", "")
+            write(data / "dev" / level / f"{number}.txt", "")
+        write(data / f"data_batch_{number}.bin", f"{number}")
+    cfg = SimpleNamespace(cifar10=str(data), race=str(data))
+
+    def begin():
+        return open_run(out, reads=find_data(cfg, ["cifar10", "race"], (), "train"))
+
+    (begin().folder / "checkpoint.pt").touch()
+    (data / "notes.txt").touch()  # which no reader opens
+    shutil.copytree(data, tmp_path / "copy")
+    shutil.rmtree(data)
+    shutil.copytree(tmp_path / "copy", data, copy_function=shutil.copy)  # with other times
+    begin()
+    for name, words in (("data_batch_3.bin", "was not there"), ("train/high/0.txt", "was not there"),
+                        ("dev/middle/2.txt", "is not there now"), ("data_batch_1.bin", "has changed since")):
+        path = data / name
+        kept = path.read_text() if path.exists() else None
+        if "not there now" in words:
+            path.unlink()
+        else:
+            path.write_text("another")
+        with pytest.raises(UserError, match=f"{name} {words}; choose"):
+            begin()
+        path.unlink(missing_ok=True)
+        if kept is not None:
+            path.write_text(kept)
+        begin()
 
 
 def test_what_killed_writes_left_bars_no_run_and_goes_with_the_checkpoint(tmp_path):
@@ -150,6 +210,57 @@ def test_a_loop_asks_by_the_clock(monkeypatch):
         if stop:
             break
     assert 600 < now[0] < 605 and saves in (4, 5) and logs in (9, 10)
+
+
+@pytest.fixture
+def told_to_stop(monkeypatch):
+    """Tell this process to stop, with a tenth of a second to do it; returns the time."""
+    monkeypatch.setattr("common.distributed._stop_requested", False)
+    monkeypatch.setattr("common.distributed._busy_until", 0.0)
+    monkeypatch.setattr("common.distributed.GRACE", 0.1)
+
+    def tell():
+        os.kill(os.getpid(), signal.SIGTERM)
+        return time.monotonic()
+    before = signal.getsignal(signal.SIGTERM)
+    yield tell
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_what_no_loop_saves_is_left_soon_and_what_is_being_saved_is_not(told_to_stop, tmp_path):
+    with pytest.raises(Stop), launch("cpu"):  # as in reading, or in an evaluation
+        began = told_to_stop()
+        time.sleep(20)
+    assert time.monotonic() - began < 2
+    checkpoint = Checkpoint(tmp_path / "checkpoint.pt", ALONE, thing=SimpleNamespace(
+        state_dict=lambda: time.sleep(1) or {}, load_state_dict=lambda state: None))
+    with pytest.raises(Stop), launch("cpu"):
+        told_to_stop()
+        checkpoint.save(step=7)
+        time.sleep(20)
+    assert checkpoint.restore() == {"step": 7}
+
+
+def test_a_loop_ends_its_step_and_saves(told_to_stop):
+    saved = []
+    with pytest.raises(Stop), launch("cpu") as ranks:
+        pace = Pace(ranks)
+        pace()
+        told_to_stop()
+        while not pace()[0]:
+            time.sleep(0.5)  # a step, five times as long as what else may be under way
+        time.sleep(0.5)
+        saved.append("all")
+        raise Stop
+    assert saved
+
+
+def test_a_run_may_be_started_from_another_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(launch("cpu").__enter__() and "a"))
+    thread.start()
+    thread.join()
+    assert found == ["a"]
 
 
 def test_items_made_ahead_are_the_same_and_one_ahead():

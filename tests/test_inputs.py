@@ -1,13 +1,15 @@
 """What a command works out of its flags and data is settled before config.json is written, and stands there."""
 import dataclasses
 import importlib
+import importlib.machinery
 import json
 import shlex
 
 import pytest
-from conftest import filled
+from conftest import ROOT, filled
 
 from common.runs import RunFolder
+from data.inputs import is_demo
 
 TINY = {"albert": "--layers 1", "autobert_zero": "--layers 2 --runs 1",
         "mformer": "--cost flops --layers 1 --hidden 16 24 --ffn 16 24 32",
@@ -38,3 +40,19 @@ def test_config_json_says_what_is_computed_and_nothing_is_assigned_behind_it(fil
         assert record["settings"] | json.loads(json.dumps(dataclasses.asdict(cfg))) == record["settings"]
         assert all(record["settings"][name] for name in record.get("asked", ())) and record["settings"].get("steps", 1)
         assert not reads_text or record["vocabulary"]["pieces"] == 300 == cfg.vocab_size
+
+
+def test_demo_data_is_known_by_what_is_there_and_not_by_its_name(demo, tmp_path, monkeypatch):
+    mine = tmp_path / "data" / "demographics"
+    mine.mkdir(parents=True)
+    assert not is_demo(str(mine)) and not is_demo((demo["corpus"], str(mine)))
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "link").symlink_to(demo["glue"])
+    assert is_demo(demo["train_text"]) and is_demo(("data/demo/corpus", str(tmp_path / "link")))
+
+
+@pytest.mark.parametrize("name", ["data", "tests"])
+def test_a_module_of_the_user_does_not_hide_ours(name, tmp_path):
+    (tmp_path / f"{name}.py").touch()
+    found = importlib.machinery.PathFinder.find_spec(name, [str(ROOT), str(tmp_path)])
+    assert found.origin == str(ROOT / name / "__init__.py")

@@ -21,7 +21,7 @@ from common import glue, squad
 from common.cli import UserError
 from data import download, translation
 from data.cifar10 import load_cifar10
-from data.demo import GLUE_DEV_ROWS, SHAPES, german
+from data.demo import GLUE_DEV_ROWS, SHAPES, german, make_demo
 from data.prepare import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -64,6 +64,43 @@ def test_every_build_is_equal(seed, demo, tmp_path):
     subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": seed})
     assert json.loads((tmp_path / "demo" / "demo.json").read_text())["sha256"] == demo["sha256"]
     assert not list(tmp_path.glob("*.part"))
+
+
+def small_build(monkeypatch):
+    """Demo data of one short document; returns how often a part of it was made."""
+    made, lines = [], ["This is a sentence of the demo data."] * 9
+    monkeypatch.setattr("data.demo.read_documents", lambda: [SimpleNamespace(name="one", lines=lines)])
+    monkeypatch.setattr("data.demo.deal", lambda documents: dict.fromkeys(("corpus", "train", "dev", "test"), []))
+    for name in ("corpus", "glue", "squad", "race", "cifar10", "translation"):
+        monkeypatch.setattr(f"data.demo.{name}_files", lambda parts=None: made.append(1) or [("a.txt", "A")])
+    return made
+
+
+def test_demo_data_replaces_no_folder_of_others_and_follows_links(tmp_path, monkeypatch):
+    made = small_build(monkeypatch)
+    (tmp_path / "texts.part").mkdir()
+    (tmp_path / "texts.part" / "mine").write_text("mine")
+    with pytest.raises(UserError, match="texts.part: in the way"):
+        make_demo(tmp_path / "texts")
+    assert (tmp_path / "texts.part" / "mine").read_text() == "mine" and not made
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near").symlink_to("far")
+    assert make_demo(tmp_path / "near")["corpus"] == str(tmp_path / "near" / "corpus")
+    assert (tmp_path / "near").is_symlink() and (tmp_path / "far" / "demo.json").exists()
+    monkeypatch.setattr("data.demo.build", lambda folder: (folder.mkdir(), (folder / "demo.json").touch(), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        make_demo(tmp_path / "killed")
+    monkeypatch.undo()
+    small_build(monkeypatch)
+    assert make_demo(tmp_path / "killed")["sha256"]
+    (tmp_path / "killed" / "demo.json").write_text('{"recipe": 1}')
+    with pytest.raises(UserError, match="killed: made by another version"):
+        make_demo(tmp_path / "killed")
+
+
+def test_complete_demo_data_is_only_read(demo, monkeypatch):
+    monkeypatch.setattr("data.demo.lock", lambda *args, **more: pytest.fail("a read-only disk has no locks"))
+    assert make_demo(ROOT / "data" / "demo") == demo
 
 
 def test_corpus_is_sentences_and_documents_without_the_tasks_text(demo):

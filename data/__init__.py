@@ -1,0 +1,1 @@
+"""What comes from or goes to the outside."""
