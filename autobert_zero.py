@@ -1331,6 +1331,11 @@ def first_super_net(source, run, data, cfg):
     return first
 
 
+def pick_best(finalists, history):
+    """The best line of the finalists; the best candidate's where all of them diverged."""
+    return (ranked(finalists) or ranked(history))[0]
+
+
 def score_finalists(history, supernet, first, run, data, cfg):
     """(the line of history that the search returns, [{id, score} of each finalist])."""
     # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
@@ -1338,11 +1343,11 @@ def score_finalists(history, supernet, first, run, data, cfg):
     # in part luck. The paper returns the best candidate (Alg. 1, line 13)
     finalists = ranked(history)[:cfg.finalists]
     if not finalists:
-        return ranked(history)[0], []
+        return pick_best([], history), []
     archs = [parse_arch(line["arch"]) for line in finalists]
     alone = train_again(archs, first, cfg.finalist_times, run, "finalists", data, cfg)
     again = [{**line, **result} for line, result in zip(finalists, alone)]
-    best = (ranked(again) or ranked(history))[0]  # the candidate, where all finalists diverge
+    best = pick_best(again, history)
     for number, line in enumerate(again):
         if line["id"] == best["id"] and not line["diverged"]:
             weights = load_file(run.folder / "finalists" / f"{number}.pt")

@@ -109,7 +109,7 @@ def albert_base(shape, rows, tokens):
     from transformers import AlbertConfig, AlbertForPreTraining
     E = min(128, shape["hidden"] // 2)
     cfg, ranks = albert.Config(**shape, embedding=E, dtype="float32", dropout=0.1, length=tokens), Ranks(0, 1, CPU)
-    ours, sums = prepare_model(albert.LanguageModel(cfg).train(), ranks), torch.zeros(3)
+    ours, sums = prepare_model(albert.LanguageModel(cfg).train(), ranks), torch.zeros(4)
     optimizer = albert.Lamb(ours.parameters(), 1e-4, weight_decay=cfg.weight_decay)
     (ids, segments, places, words, order), inputs = masked_text(rows, tokens, cfg.vocab_size)
     batch = ids, segments, torch.full((rows,), tokens), places, words, order

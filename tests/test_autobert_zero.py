@@ -150,10 +150,32 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
     assert abz.parse_formula("Q @ K.T @ V") != abz.parse_formula("K @ Q.T @ V")
 
 
+@pytest.mark.parametrize("text, simple", [
+    ("neg(cos(Q, K)) @ neg(P)", "cos(Q, K) @ P"),
+    ("neg(neg(Q)) + K", "Q + K"),
+    ("cos(scale(Q), neg(K)) @ V", "neg(cos(Q, K) @ V)"),
+    ("dist(neg(Q), neg(K)) @ softsign(neg(V))", "neg(dist(Q, K) @ softsign(V))"),
+])
+def test_a_formula_is_shown_without_signs_that_cancel(text, simple):
+    assert abz.formula(abz.simplify(abz.parse_formula(text))) == simple
+
+
+def test_a_simplified_graph_computes_the_same():
+    rng = random.Random(0)
+    values = dict(enumerate(torch.randn(4, 2, 2, 5, 3, dtype=torch.float64)))
+    shorter = 0
+    for _ in range(150):
+        graph = abz.sample_graph(rng)
+        simple = abz.simplify(graph)
+        shorter += len(simple) < len(graph)
+        torch.testing.assert_close(abz.run_graph(simple, values), abz.run_graph(graph, values))
+    assert shorter > 10
+
+
 @pytest.mark.parametrize("text, words", [
     ("Q", "end in an operation"), ("a = Q + K", "end in an operation"), ("Q.T", "not tokens x head dim"),
     ("cos(Q)", r"cos\(x, y\)"), ("Q +", "not a formula"), ("Q @ K", "do not fit"), ("softmax(Q)", "reads 2 to 4"),
-    ("a = b = Q; a + K", "can be bound"), ("Q = K; Q + K", "can be bound"), ("__import__('os')", "none of Q, K, V, P"),
+    ("a = b = Q; a + K", "give a name other"), ("Q = K; Q + K", "give a name other"), ("__import__('os')", "none of Q, K, V, P"),
     ("conv4", "kernel size 4")])
 def test_illegal_text_is_refused(text, words):
     with pytest.raises(ValueError, match=f"layer 1: .*{words}"):

@@ -55,7 +55,7 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):
     below = any(max(line["score"] for line in lines if line["round"] == number) <= 0 for number in (0, 1))
     assert tied == ("the same score on CoLA" in printed) and below == ("one answer to every row on CoLA" in printed)
     assert tied or below  # or this test asks nothing
-    assert best["constants"] == {"CoLA": 0} and ", one answer 0.00" in printed
+    assert best["majority"] == {"CoLA": 0} and "(majority baseline 0.00)" in printed
     meta = json.loads((ready["corpus"] / "meta.json").read_text())
     held = max(1, round(0.05 * meta["documents"]))
     size = f"{meta['documents']} documents, {meta['sentences']:,} sentences, {meta['tokens']:,} tokens"
@@ -81,7 +81,7 @@ def test_the_next_command_of_a_search_trains_what_it_found_on_its_text(searched,
 
 
 def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
-    for flags, words in (["--warm_times", "1"], "the warm start failed"), (
+    for flags, words in (["--warm_times", "1"], "the warm start diverged"), (
             ["--warm_times", "0", "--restart"], "every candidate diverged"):
         with pytest.raises(UserError, match=words):
             abz.main(arguments(ready, "--search", tmp_path, "--lr", "1e30", "--finalists", "0", *flags))
@@ -94,8 +94,8 @@ def test_a_candidate_that_fails_scores_0(monkeypatch, tmp_path, error):
         raise error
     cfg = abz.Config(vocab_size=40, layers=1, hidden=8, heads=2, ffn=8)
     monkeypatch.setattr(abz, "train_language_model", fail)
-    data = type("Data", (), {"device": torch.device("cpu")})
-    result = abz.evaluate_candidate((3,), 0, abz.SuperNet(cfg), {"CoLA": None}, data, cfg, tmp_path / "0")
+    data = type("Data", (), {"device": torch.device("cpu"), "tasks": {"CoLA": None}})
+    result = abz.evaluate_candidate((3,), 0, abz.SuperNet(cfg), data, cfg, tmp_path / "0")
     assert result["score"] == 0 and result["diverged"] == type(error).__name__ and (tmp_path / "0.pt").exists()
 
 
@@ -103,8 +103,9 @@ def test_the_best_finalist_is_returned():
     """The scores that count are those of training alone (D37); one that diverges there does not win."""
     history = [{"id": number, "arch": "", "score": score, "diverged": False} for number, score in enumerate((3, 2, 1))]
     alone = [{"score": score, "diverged": score == 9} for score in (0.1, 0.3, 9)]
-    assert abz.choose(history, history, alone) == {**history[1], **alone[1]}
-    assert abz.choose(history, history[2:], alone[2:]) == abz.choose(history, [], []) == history[0]
+    again = [{**line, **result} for line, result in zip(history, alone)]
+    assert abz.pick_best(again, history) == {**history[1], **alone[1]}
+    assert abz.pick_best(again[2:], history) == abz.pick_best([], history) == history[0]
 
 
 def test_a_search_is_exported_as_it_ended(searched, tmp_path, capsys):
