@@ -2,7 +2,6 @@
 
 peers     a training step of each file, fine-tuning and beam search beside Hugging Face's transformers
 gpu       the first ten minutes on a card: every action, every training at the paper's size beside what is forecast
-page      the tables of tests/claims/rehearsal.md, from what these have written; measures nothing
 
 Compare ratios: what is compared runs in turns, A B A B, after one turn to warm up. Seconds are wall clock.
 """
@@ -41,7 +40,6 @@ from common.runs import processor
 from data.prepare import make_demo
 from tests.claims import study
 
-CLAIMS = ROOT / "tests" / "claims"
 CPU = torch.device("cpu")
 
 
@@ -352,39 +350,12 @@ def gpu(own):
     return {"card": name, "rows": found}, f"{name}: all of it ran, in {time.time() - began:.0f} s"
 
 
-# --- page ----------------------------------------------------------------------------------------
-
-def fits_table(found):
-    head = "file | preset | phase | peak | evaluation | largest | largest there | smallest card, GB".split(" | ")
-    return study.table(head, [
-        (*name.split(" | "), f"{phase['peak'] / 1e9:.1f}", f"{phase['evaluation'] / 1e9:.1f}",
-         f"{phase['largest'] / 1e9:.2f}", f"{phase['evaluation_largest'] / 1e9:.2f}", phase["card_gb"] or "none")
-        for name, phase in sorted(found.items())])
-
-
-def page(own=None, folder=CLAIMS):
-    """Each table stands between <!-- NAME --> and <!-- end -->; what stands around them is written by hand."""
-    text = (folder / "rehearsal.md").read_text(encoding="utf-8")
-    for name, table in {"rehearsal": fits_table, "peers": peers_table}.items():
-        path = folder / "results" / f"{name}.json"
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text())
-        about = {**found.get("machine", {}), **found}
-        head = ("{processor}, {cores} cores, {threads} threads, torch {torch}, {date}: `{command}`.\n\n".format(**about)
-                if "command" in about else "")
-        made = f"<!-- {name} -->\n{head}{table(found)}\n<!-- end -->"
-        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: made, text, flags=re.DOTALL)
-    (folder / "rehearsal.md").write_text(text, encoding="utf-8")
-    return {}, f"{folder / 'rehearsal.md'}: made anew"
-
-
 def main(argv):
     parser = argparse.ArgumentParser(prog="bench.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     chosen = parser.add_subparsers(required=True, metavar="PART")
     flags = {part: chosen.add_parser(part.__name__, description=part.__doc__) for part in (
-        peers, gpu, page)}
+        peers, gpu)}
     for part, own in flags.items():
         own.set_defaults(part=part)
         own.add_argument("--out", help="write JSON here")

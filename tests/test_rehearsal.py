@@ -12,7 +12,12 @@ import autobert_zero
 import autotinybert
 import mformer
 from common import describe
-from tests.claims.rehearsal import albert_at
+
+
+
+def albert_at(preset="base", **settings):
+    return albert.Config(**{**albert.PRESETS[preset], "preset": preset, "accumulate": 1, **settings})
+
 
 ALBERT = albert.rehearsal
 TINY = dict(layers=2, hidden=128, heads=4, ffn=512, vocab_size=500)

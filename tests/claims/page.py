@@ -22,8 +22,8 @@ where a rank correlation is judged):
 - **opposite**: every interval is on the other side; **mixed**: some hold, some are opposite;
 - **open**: an interval contains both, or fewer than three seeds were run.
 
-A verdict is about the size below the table, which is never the paper's own. Older commits made some
-results; each command gives its commit.
+The number before an interval is the first value less the second. A verdict is about the size below
+the table, which is never the paper's own. Each command belongs to the commit next to it.
 """
 
 
@@ -32,7 +32,7 @@ def show_study(paper, one, record):
     about = f"commit {record['commit'][:7]}, {record['hardware']}, torch {record['torch']}"
     if record.get("core_hours"):
         about += f", {record['core_hours']:.2f} core-hours"
-    size = " ".join([*inspect.getdoc(one.function).split(), record.get("note", "")])
+    size = " ".join(f"{inspect.getdoc(one.function)} {record.get('note', '')}".split())
     link = f"[{one.name}.json](results/{paper}/{one.name}.json)"
     text = [f"**{one.name}** ({link}): {size} `{record['command']}` ({about})."]
     if one.picture:
