@@ -3,7 +3,7 @@ import statistics
 
 import albert
 from tests.claims.pictures import bars
-from tests.claims.study import Claim, counted, main, read, run_all, study
+from tests.claims.study import Claim, counted, main, read, run_all, run_name, study
 
 PROGRAM = "albert.py"
 SHORT = ["--length", 16, "--batch", 64, "--lr", 0.08, "--steps", 3000]  # the demo's first run
@@ -17,8 +17,7 @@ def run_arms(options, arms):
     """
     commands = {}
     for (arm, seed), flags in arms.items():
-        name = f"{arm}-{seed}".replace(" ", "").replace(",", "-")
-        commands[name] = [PROGRAM, "--pretrain", *flags, "--seed", seed, *options.flags]
+        commands[run_name(arm, seed)] = [PROGRAM, "--pretrain", *flags, "--seed", seed, *options.flags]
     return dict(zip(arms, run_all(options, commands).values()))
 
 

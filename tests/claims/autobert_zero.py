@@ -13,7 +13,7 @@ from common.tokenization import load_tokenizer
 from data.demo import make_demo
 from tests.claims.pictures import bars, lines
 from tests.claims.study import (
-    ROOT, Claim, bootstrap, counted, in_turns, kendall, main, read, run_all, study)
+    ROOT, Claim, bootstrap, counted, in_turns, kendall, main, read, run_all, run_name, study)
 
 PROGRAM = "autobert_zero.py"
 TASKS = {"CoLA": "matthews", "MRPC": "accuracy", "QNLI": "accuracy", "RTE": "accuracy"}
@@ -60,7 +60,7 @@ def train(options, arms):
     pretraining = {}
     for (arm, seed), network in arms.items():
         start = ["--arch", network] if isinstance(network, str) else network
-        name = f"pretrain-{arm}-{seed}".replace(" ", "-")
+        name = run_name("pretrain", arm, seed)
         pretraining[name] = [PROGRAM, "--pretrain", *start, "--seed", seed, *options.flags]
     finetuning = {}
     for (arm, seed), (name, folder) in zip(arms, run_all(options, pretraining).items()):
@@ -241,7 +241,7 @@ def uniformity(options):
         arms["BERT", seed] = "bert"
         arms["hybrid", seed] = HYBRID
     train(options, arms)
-    curves = {key: cosines_of(options.runs / "pretrain-{}-{}".format(*key)) for key in arms}
+    curves = {key: cosines_of(options.runs / run_name("pretrain", *key)) for key in arms}
     return {
         "values": by_arm({key: curve[-1] for key, curve in curves.items()}),
         "lines": {f"{arm}, {seed}": [*enumerate(curves[arm, seed])] for arm, seed in curves},

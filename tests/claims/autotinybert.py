@@ -4,7 +4,7 @@ import statistics
 
 import autotinybert as atb
 from tests.claims.pictures import bars, lines
-from tests.claims.study import Claim, interval, kendall, main, read, run_all, study
+from tests.claims.study import Claim, interval, kendall, main, read, run_all, run_name, study
 
 PROGRAM = "autotinybert.py"
 LOSS = "held-out loss of masked words, nats"
@@ -160,7 +160,7 @@ def distillation(options):
     teacher = run_all(options, {"teacher": first})["teacher"]
     ways = {"masked words": [], "distilled": ["--setting", "distill", "--teacher", teacher]}
     commands = {
-        f"{way}-{seed}".replace(" ", "-"): [*begin, STUDENT, *flags, "--further_steps", 700,
+        run_name(way, seed): [*begin, STUDENT, *flags, "--further_steps", 700,
                                             "--tokenizer", teacher, "--seed", seed, *options.flags]
         for way, flags in ways.items() for seed in seeds
     }

@@ -8,7 +8,7 @@ import torch
 
 import mformer as mf
 from tests.claims.pictures import bars, lines
-from tests.claims.study import Claim, counted, in_turns, main, read, run_all, study
+from tests.claims.study import Claim, counted, in_turns, main, read, run_all, run_name, study
 
 PROGRAM = "mformer.py"
 
@@ -16,7 +16,7 @@ PROGRAM = "mformer.py"
 def train_and_score(options, flags, archs, metric):
     """{arm: [test score of each seed]} of {arm: architecture}, trained from scratch."""
     training = {
-        f"{arm}-{seed}".replace(" ", "-"): [PROGRAM, "--train", *flags, "--arch", arch, "--seed",
+        run_name(arm, seed): [PROGRAM, "--train", *flags, "--arch", arch, "--seed",
                                             seed, *options.flags]
         for arm, arch in archs.items() for seed in range(options.seeds)
     }
@@ -66,7 +66,7 @@ def found_networks(options, flags, data):
                 "--seed", 0, *options.flags]
         for space in ("mixed", "softmax", "linear")
     }
-    names = {f"{data}-search-{space}".replace(" ", "-"): words for space, words in commands.items()}
+    names = {run_name(data, "search", space): words for space, words in commands.items()}
     folders = dict(zip(commands, run_all(options, names).values()))
     archs = {f"{data}: {space} search": read(folder / "best.json")["arch"]
              for space, folder in folders.items()}

@@ -19,6 +19,7 @@ import math
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -139,6 +140,11 @@ def show(label, measured):
 
 def read(path):
     return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def run_name(*parts):
+    """The name of a run folder: words and numbers joined by dashes."""
+    return "-".join(re.findall(r"[\w.=]+", " ".join(map(str, parts))))
 
 
 def run_all(options, commands, done="done.json"):
