@@ -17,7 +17,8 @@ def run_arms(options, arms):
     """
     commands = {}
     for (arm, seed), flags in arms.items():
-        commands[run_name(arm, seed)] = [PROGRAM, "--pretrain", *flags, "--seed", seed, *options.flags]
+        words = [PROGRAM, "--pretrain", *flags, "--seed", seed, *options.flags]
+        commands[run_name(arm, seed)] = words
     return dict(zip(arms, run_all(options, commands).values()))
 
 
