@@ -2,7 +2,7 @@
 import statistics
 
 import albert
-from tests.claims.pictures import bars
+from tests.claims.pictures import dots
 from tests.claims.study import Claim, counted, main, read, run_all, run_name, study
 
 PROGRAM = "albert.py"
@@ -57,7 +57,7 @@ def pair_scores(options, folders):
     Claim("order-tasks", "SOP helps tasks on pairs of sentences",
           "mean of five tasks: SOP 80.1, NSP 79.2, none 79.0 (Table 5)",
           [("sop on tasks", "nsp on tasks"), ("sop on tasks", "none on tasks")]),
-    picture=bars("accuracy, %"))
+    picture=dots("accuracy, %"))
 def order(options):
     """Two layers of width 64: 3,000 steps of 64 sequences of 16 tokens on masked words alone,
     then 3,000 of 32 sequences of 64 tokens with each objective. SOP and NSP are answered by the
@@ -105,7 +105,7 @@ SIZES = (64, 128)
     Claim("sharing", "Sharing all weights costs accuracy",
           "E = 128: not shared 81.6, all shared 80.1 (Table 4)",
           [(arm_of("none", H // 2, H), arm_of("all", H // 2, H)) for H in SIZES]),
-    picture=bars(PERCENT))
+    picture=dots(PERCENT))
 def sharing(options):
     """Two layers of width H, 3,000 steps of 64 sequences of 16 tokens, masked words alone."""
     arms = {}
@@ -121,7 +121,7 @@ def sharing(options):
     "0.2 core-hours",
     Claim("dropout", "Taking dropout out helps", "90.4 with dropout, 90.7 without (Table 8)",
           [("no dropout", "dropout 0.1")]),
-    picture=bars(PERCENT))
+    picture=dots(PERCENT))
 def dropout(options):
     """Two layers of width 64 that share all weights, E = 32, 3,000 steps of 64 sequences of 16
     tokens, masked words alone."""

@@ -11,7 +11,7 @@ import autobert_zero as abz
 from common import glue
 from common.tokenization import load_tokenizer
 from data.demo import make_demo
-from tests.claims.pictures import bars, lines
+from tests.claims.pictures import dots, lines
 from tests.claims.study import (
     ROOT, Claim, bootstrap, counted, in_turns, kendall, main, read, run_all, run_name, study)
 
@@ -94,7 +94,7 @@ def winner(folder):
           "GLUE 86.3 against 83.1 (Table 5)", [("OP-NAS", "BERT")]),
     Claim("search-hybrid", "The search finds more than a person: convolution and attention in turn",
           "our question", [("OP-NAS", "hybrid")]),
-    picture=bars(MEAN))
+    picture=dots(MEAN))
 def search(options):
     """Four layers of width 64 on demo data; searches of 20 candidates. The search scores
     networks on CoLA, RTE and masked words. Winners and baselines are then trained from scratch
@@ -113,7 +113,7 @@ def search(options):
     "0.6 core-hours after `search`",
     Claim("weights", "The weights of the search help the network that it found",
           "GLUE 87.7 against 86.3 (Table 2)", [("warm OP-NAS", "OP-NAS")]),
-    picture=bars(MEAN))
+    picture=dots(MEAN))
 def weights(options):
     """As in `search`. Warm networks start from the weights of the search: OP-NAS's winner, and
     the hybrid from what fits it."""
@@ -136,7 +136,7 @@ def without_attention(arch, replacement):
     Claim("attention", "The attention that was found is better than what may stand in its place",
           "GLUE 86.3; BERT's attention alone 84.8, convolution alone 73.3 (Table 5)",
           [("winner", "BERT's attention"), ("winner", "convolutions")]),
-    picture=bars(MEAN))
+    picture=dots(MEAN))
 def attention(options):
     """The network with the best score of all searches of `search`, and itself with BERT's
     attention or convolutions in the place of its attentions; other training seeds than those of

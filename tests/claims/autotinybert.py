@@ -3,7 +3,7 @@ import json
 import statistics
 
 import autotinybert as atb
-from tests.claims.pictures import bars, lines
+from tests.claims.pictures import dots, lines
 from tests.claims.study import Claim, interval, kendall, main, read, run_all, run_name, study
 
 PROGRAM = "autotinybert.py"
@@ -59,7 +59,7 @@ def by_arch(losses):
           [(f"{rule}: BERT's rule", f"{rule}: searched") for rule in RULES]),
     Claim("shape-random", "The evolution finds better shapes than a random search", "no numbers",
           [(f"{rule}: random search", f"{rule}: searched") for rule in RULES]),
-    picture=bars(LOSS))
+    picture=dots(LOSS))
 def shape(options):
     """A limit is the latency of a shape of BERT's rule. SuperPLM 4-96-384-6-96: 4,000 steps of
     32 sequences of 48 tokens; a search of 100 shapes for each limit, by evolution and at
@@ -150,7 +150,7 @@ TASKS = ("SST-2", "MRPC", "CoLA")
     "0.6 core-hours",
     Claim("distillation", "Distillation makes better models than masked words",
           "S1: average 81.9 against 78.9 (Tables 1, 2)", [("distilled", "masked words")]),
-    picture=bars("mean of SST-2, MRPC, CoLA"))
+    picture=dots("mean of SST-2, MRPC, CoLA"))
 def distillation(options):
     """Teacher 4-96-384-6-96, 3,000 steps of 32 sequences of 48 tokens; student 3-48-192-6-48
     from scratch, 700 steps with the teacher's losses or on masked words, then fine-tuned."""

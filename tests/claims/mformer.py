@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import mformer as mf
-from tests.claims.pictures import bars, lines
+from tests.claims.pictures import dots, lines
 from tests.claims.study import Claim, counted, in_turns, main, read, run_all, run_name, study
 
 PROGRAM = "mformer.py"
@@ -88,7 +88,7 @@ def found_networks(options, flags, data):
           [(f"{data}: mixed search", f"{data}: linear search") for data in DATA]),
     Claim("mixture-search", "The search finds better mixtures than random sampling", "no numbers",
           [(f"{data}: mixed search", f"{data}: random sample") for data in DATA]),
-    picture=bars("test accuracy"))
+    picture=dots("test accuracy"))
 def mixture(options):
     """Three layers of width 64, images of 65 tokens, a limit of 0.016 GFLOPs, 1,600 steps of 32
     images for super-nets and networks, 100 samples a search. Stripes are images made for the
@@ -120,7 +120,7 @@ TRANSLATOR = (
           "3.05 against 28.34 BLEU (Table 5)", [("half of softmax", "linear encoder")]),
     Claim("translation-mixture", "A mixture is better than a linear encoder in translation",
           "25.79 against 3.53 BLEU (Table 5)", [("mixture", "linear encoder")]),
-    picture=bars("BLEU"))
+    picture=dots("BLEU"))
 def translation(options):
     """Three encoder and two decoder layers of width 64, 1,500 steps of 1,024 tokens, four
     beams. In the mixture the second encoder layer is linear; all decoders are softmax. Demo

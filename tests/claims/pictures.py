@@ -1,4 +1,4 @@
-"""The pictures of the studies, drawn from their records: bars with a dot for each seed, or
+"""The pictures of the studies, drawn from their records: dots with a dot for each seed, or
 lines."""
 import statistics
 
@@ -33,7 +33,7 @@ def draw(path, picture, record):
         figure.savefig(path, dpi=110)
 
 
-def bars(label):
+def dots(label):
     """A picture of record["values"]: a bar is the mean of an arm, a dot is a seed."""
     def picture(axes, record):
         arms = record["values"]

@@ -4,7 +4,7 @@ A study is a function below a decorator that says what the paper claims, with th
 numbers:
 
 @study("0.2 core-hours", Claim("dropout", "Dropout hurts ...", "90.4 -> 90.7 (Table 8)", [("no
-dropout", "dropout 0.1")]), picture=bars("accuracy, %")) def dropout(options): ... # commands of
+dropout", "dropout 0.1")]), picture=dots("accuracy, %")) def dropout(options): ... # commands of
 the paper file, two at a time return {"values": {arm: [value of each seed]}}
 
 `python -m tests.claims.PAPER NAME --jobs 2` runs it and writes results/PAPER/NAME.json. Flags
