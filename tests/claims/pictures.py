@@ -1,4 +1,4 @@
-"""The pictures of the studies, drawn from their records: dots with a dot for each seed, or
+"""The pictures of the studies, drawn from their records: a dot for each seed, or
 lines."""
 import statistics
 
@@ -34,15 +34,15 @@ def draw(path, picture, record):
 
 
 def dots(label):
-    """A picture of record["values"]: a bar is the mean of an arm, a dot is a seed."""
+    """A picture of record["values"]: a diamond is the mean of an arm, a dot is a seed."""
     def picture(axes, record):
         arms = record["values"]
         for row, values in enumerate(arms.values()):
-            axes.barh(row, statistics.mean(values), color=COLOURS[0], alpha=0.5)
+            axes.plot(statistics.mean(values), row, "D", color=COLOURS[1])
             axes.plot(values, [row] * len(values), ".", color=INK)
         axes.set_yticks(range(len(arms)), arms)
         axes.invert_yaxis()
-        axes.set_xlabel(f"{label} (bar: mean, dot: seed)")
+        axes.set_xlabel(f"{label} (diamond: mean, dot: seed)")
     return picture
 
 
