@@ -40,7 +40,6 @@ from common.runs import processor
 from data.prepare import make_demo
 from tests.claims import study
 
-CLAIMS = ROOT / "tests" / "claims"
 CPU = torch.device("cpu")
 
 

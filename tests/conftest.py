@@ -1,6 +1,4 @@
 """Shared by all tests: the repository on the path, a fixed number of threads, the demo data made once, markers."""
-import importlib
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +9,6 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from common.files import release_locks  # noqa: E402
-from tests.claims import study  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -55,13 +52,6 @@ def ready(demo, tmp_path_factory):
     """{name: folder} of small data and finished runs; tests/small_runs.py says which. Nothing is written into them."""
     from small_runs import make_ready
     return make_ready(demo, tmp_path_factory.mktemp("ready"))
-
-
-def claimed(paper, name, folder, *words):
-    """The record that a claim of a paper leaves in a folder, its runs in runs/NAME there."""
-    claims = importlib.import_module(f"tests.claims.{paper}").CLAIMS
-    study.main(paper, claims, [name, "--results", str(folder), "--runs", str(folder / "runs" / name), *map(str, words)])
-    return json.loads((folder / f"{name}.json").read_text())
 
 
 @pytest.fixture(autouse=True)

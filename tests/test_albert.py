@@ -19,7 +19,7 @@ from common.cli import UserError
 from common.distributed import Ranks
 from common.files import read_json, read_jsonl
 from common.tokenization import load_tokenizer
-from conftest import ROOT, claimed, filled
+from conftest import ROOT, filled
 from small_runs import TRAINED, write
 from test_corpus import made_by_hand
 from data import hf_folder, hf_models
@@ -27,7 +27,6 @@ from data.corpus import Corpus
 from data.inputs import Data
 from data.text import train_sentencepiece
 from tests.claims import albert as claims
-from tests.claims import study
 
 CPU = torch.device("cpu")
 TINY = albert.Config(vocab_size=60, layers=4, hidden=16, heads=2, ffn=32, embedding=8, dropout=0.0, positions=40,
@@ -84,9 +83,9 @@ def test_other_countings():
     assert wide == [12_013_824, 18_146_304, 59_715_584, 224_643_072]
     groups = [round(claims.countings(albert.Config(groups=G))["B"] / 1e4) / 100 for G in (1, 2, 3, 4, 6, 12)]
     assert groups == [11.68, 18.77, 25.86, 32.95, 47.12, 89.65]
-    odd = [name for _, name, settings, size in claims.PUBLISHED
-           if size not in [round(value / 1e6) for value in claims.countings(albert.Config(**settings)).values()]]
-    assert odd == ["ALBERT xxlarge"] and len(claims.PUBLISHED) == 24
+    odd = [name for name, (cfg, size) in claims.published().items()
+           if size not in [round(value / 1e6) for value in claims.countings(cfg).values()]]
+    assert odd == ["xxlarge"] and len(claims.published()) == 20
     with torch.device("meta"):  # heads of tasks, as transformers counts them
         assert albert.count(albert.Classifier(albert.Config(), 2)) == 11_685_122
         assert albert.count(albert.SpanModel(albert.Config())) == 11_094_530
@@ -329,38 +328,6 @@ def test_a_head_of_another_task_is_left_out_and_said(task, kept, ready, tmp_path
     tokenizer = load_tokenizer(ready["corpus"])
     said = hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, tokenizer)
     assert f": {name}, " in said and read_json(tmp_path / "again" / "config.json")["architectures"] == [name]
-
-
-# --- claims --------------------------------------------------------------------------------------
-
-NET = ["--hidden", "16", "--heads", "2", "--ffn", "32"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name, flags, rows", [
-    ("parameters", None, 24), ("flops", None, 6),
-    ("order", [*NET, "--layers", "2", "--embedding", "8", "--fitting", "64"], 4),
-    ("sharing", [*NET, "--layers", "2", "--hidden", "64", "--rows", "64"], 12),
-    ("depth", [*NET, "--embedding", "8", "--rows", "64"], 4), ("dropout", ["--batch", "2", "--rows", "64"], 2),
-    ("groups", ["--batch", "2", "--rows", "64"], 3), ("width", ["--batch", "2", "--rows", "64"], 3),
-    ("equal_time", ["--batch", "2", "--rows", "64"], 6),
-    ("smoothness", [*NET, "--embedding", "8", "--batch", "2", "--rows", "64"], 4)])
-def test_claims_run_at_the_smallest_size(name, flags, rows, ready, tmp_path, monkeypatch):
-    def run_all(options, commands):  # in this process
-        for run, (_, *words) in commands.items():
-            run_main(*words, "--out", options.runs / run)
-        return {run: options.runs / run for run in commands}
-
-    monkeypatch.setattr(study, "run_all", run_all)
-    if name == "equal_time":  # BERT's updates take half of ALBERT's time: it gets twice as many
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "slowness.json").write_text("2.0")
-    study_flags = ["--seeds", "1", "--updates", "2", "--few", ready["corpus"].parent / "text.txt", "--pieces", "300",
-                   "--device", "cpu"]
-    found = claimed("albert", name, tmp_path, *[] if flags is None else [*study_flags, *flags])
-    assert len(found["rows"]) == rows
-    if name == "equal_time":
-        assert [row[-1] for row in found["rows"]] == [2, 1, 4, 2, 8, 4]
 
 
 # --- LAMB and the schedule -----------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, claimed, filled
+from conftest import ROOT, filled
 from small_runs import SEARCHES
 
 import autotinybert as atb
@@ -28,7 +28,6 @@ from common.cli import UserError
 from common.files import load_file, read_json, read_jsonl
 from common.tokenization import WordPieceTokenizer, load_tokenizer
 from data import hf_models, inputs, latency_log
-from tests.claims import autotinybert as claims
 
 BASE = atb.Config(preset="base")
 TINY = atb.Config(largest="3-24-40-4-24", smallest="1-8-8-1-8", dropout=0.0, vocab_size=50, length=16, batch=8,
@@ -275,12 +274,11 @@ def predict(archs):
 
 
 def test_predictors_learn_a_machine():
-    space, rng, top = atb.search_space(BASE), random.Random(0), atb.parse_arch(BASE.largest)
+    space, rng = atb.search_space(BASE), random.Random(0)
     archs = [atb.sample_arch(space, rng) for _ in range(300)]
     seen, times, unseen = archs[:240], predict(archs[:240]), archs[240:]
-    linear, network = atb.Predictor(128).fit(seen, times), claims.fit_network(seen, times, top, steps=150)
-    for guess, most in ((linear, 0.01), (network, 0.1)):
-        assert sum(abs(mine / took - 1) for mine, took in zip(guess(unseen), predict(unseen))) / len(unseen) < most
+    linear = atb.Predictor(128).fit(seen, times)
+    assert sum(abs(mine / took - 1) for mine, took in zip(linear(unseen), predict(unseen))) / len(unseen) < 0.01
     assert atb.Predictor(128, linear.weights)(unseen) == linear(unseen) and min(linear([atb.smallest_arch(space)])) > 0
 
 
@@ -798,20 +796,8 @@ def test_describe(flags, capsys, clock):
     assert described["speedup"] > 0 and described["space"]["architectures"] == 2 * 5 * 9 * 4
 
 
-# --- claims ---------------
-
-def test_published_tables_and_what_is_made_of_measurements(flags, tmp_path, clock):
-    for name, (text, speedup) in {**claims.TABLE_4, **claims.TABLE_F1, **claims.PF}.items():
-        assert str(atb.parse_arch(text)) == text and 4 < speedup < 30
-    rows = claimed("autotinybert", "latency", tmp_path, "--preset", "base")["rows"]
-    assert len(rows) == 1 + 16 + 3 + 5 and rows[0][3] == 1 and all(row[3] > 1 for row in rows[1:])
-    assert {row[0]: row[6] for row in rows if row[6]} == {"BERT-S4": 31.3, "AutoTinyBERT-S4": 31.0, "BERT-S5": 9.9}
-    path = tmp_path / "runs" / "latency" / "rounds" / "latency.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text(lines[0] + lines[1][:40])  # killed in the second measurement
-    assert claimed("autotinybert", "latency", tmp_path, "--preset", "base")["rows"] == rows
-    spaces = claimed("autotinybert", "space", tmp_path, "--preset", "base")["rows"]
-    assert [row[1:] for row in spaces] == [[11_391_072, 11.391072, 46], [47_462_800, 47.4628, 10]]
-    run_here(["--latency", *flags, "--out", tmp_path / "run"])
-    rows = claimed("autotinybert", "predictor", tmp_path, *flags, "--folders", tmp_path / "run")["rows"]
-    assert [row[0] for row in rows[:3]] == ["proportional to FLOPs", "linear", "mlp"] and rows[1][3] < rows[0][3]
+def test_sizes_of_the_search_spaces():
+    """App. B prints 46 M for pre-training and 10 M for distillation: evidently swapped."""
+    sizes = [math.prod(map(len, atb.search_space(dataclasses.replace(BASE, setting=setting)).values()))
+             for setting in ("mlm", "distill")]
+    assert sizes == [11_391_072, 47_462_800]

@@ -1,171 +1,118 @@
-"""tests/claims: what published.json lists is in the code, the studies, the pages and README; the pictures."""
-import functools
-import importlib
+"""tests/claims: verdicts of hand-made intervals, the page, resuming, and each study at its smallest."""
 import json
 import re
-import runpy
-import shutil
-import subprocess
-import sys
-from unittest import mock
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from conftest import ROOT
+import torch
+from conftest import ROOT, slow
 
-from tests.claims import pictures, study
+from tests.claims import albert, autobert_zero, autotinybert, mformer, page, study
+from tests.claims.study import Claim, Interval
 
 CLAIMS = ROOT / "tests" / "claims"
-PAPERS = ("autobert_zero", "autotinybert", "albert", "mformer")
-ENTRIES = json.loads((CLAIMS / "published.json").read_text(encoding="utf-8"))
-PLACE = re.compile(r"(Table (\d+|[A-F]\.\d)|Figure \d+|Sec\. \d+(\.\d+)*|App\. [A-F](\.\d+)?)")
+PAPERS = {"autobert_zero": autobert_zero, "autotinybert": autotinybert, "albert": albert, "mformer": mformer}
 
 
-def value_at(path):
-    """What stands at module.name.name...: attributes, keys (which may hold dots), indices, a slice :N."""
-    module, _, rest = path.partition(".")
-    found = importlib.import_module(module)
-    while rest:
-        if isinstance(found, dict):
-            name = max((key for key in found if f"{rest}.".startswith(f"{key}.")), key=len)
-        else:
-            name = rest.split(".")[0]
-        rest = rest[len(name) + 1:]
-        if isinstance(found, dict):
-            found = found[name]
-        elif isinstance(found, tuple):
-            found = found[:int(name[1:])] if name[0] == ":" else found[int(name)]
-        else:
-            found = getattr(found, name)
-    return list(found) if isinstance(found, tuple) else found
+@pytest.mark.parametrize("intervals, least, expected", [
+    ([(2, 1, 3, 3)], 0, "holds"),
+    ([(2, 1, 3, 3)], 1.5, "open"),
+    ([(2, 1, 3, 3)], 4, "opposite"),
+    ([(-0.4, -0.45, -0.3, 3)], -0.5, "holds"),
+    ([(0, -1, 1, 9)], 0, "open"),
+    ([(2, 1, 3, 2)], 0, "open"),  # two pairs decide nothing
+    ([(2, 2, 2, 0)], 0, "holds"),  # a count
+    ([(2, 1, 3, 3), (2, 1, 3, 3)], 0, "holds"),
+    ([(2, 1, 3, 3), (0, -1, 1, 3)], 0, "open"),
+    ([(2, 1, 3, 3), (-2, -3, -1, 3), (0, -1, 1, 3)], 0, "mixed")])
+def test_verdicts(intervals, least, expected):
+    assert study.verdict([Interval(*each) for each in intervals], least) == expected
 
 
-def names(entry):
-    return entry["paper"], entry["table"], entry["row"]
+def test_intervals_are_paired_and_of_student():
+    claim = Claim("name", "says", "paper", [("a", "b"), ("a", "not measured")])
+    found = study.differences(claim, {"a": [3.0, 5.0, 4.0], "b": [1.0, 2.0, 3.0]})
+    (label, measured), = found.items()
+    assert label == "a 4.000, b 2.000" and measured.n == 3
+    assert measured[:3] == pytest.approx((2, 2 - 4.303 / 3 ** 0.5, 2 + 4.303 / 3 ** 0.5))
 
 
-def test_entries_are_well_formed():
-    for entry in ENTRIES:
-        values = entry["value"] if isinstance(entry["value"], list) else [entry["value"]]
-        assert list(entry) == ["paper", "table", "row", "value", "unit", "used"], entry
-        assert entry["paper"] in PAPERS and PLACE.fullmatch(entry["table"]) and entry["row"] and entry["used"], entry
-        assert all(type(value) in (int, float) or re.fullmatch(r"\d+(-\d+){4}", value) for value in values), entry
-        for place in entry["used"]:
-            assert place.startswith(("tests/", *(f"{paper}." for paper in PAPERS))), entry
-            if place.startswith("tests/test_"):
-                assert f'"{entry["table"]}"' in (ROOT / place).read_text(encoding="utf-8"), entry
-    assert len(study.published_numbers()) == len(ENTRIES) > 200  # no two for one place
+def test_bootstrap_intervals():
+    values = np.random.default_rng(0).normal(size=400)
+    mean, low, high, n = study.bootstrap(np.mean, values)
+    half = 1.96 * values.std() / 20
+    assert n == 400 and mean == values.mean()
+    assert (low, high) == pytest.approx((mean - half, mean + half), abs=0.15 * half)
+    assert study.bootstrap(study.kendall, range(30), range(30))[:3] == pytest.approx((1, 1, 1))
+    assert study.kendall([1, 1, 1], [1, 2, 3]) == 0
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_code_has_the_papers_numbers(paper):
-    places = [(place, entry["value"]) for entry in ENTRIES for place in entry["used"] if place.startswith(f"{paper}.")]
-    assert len(places) > 5 and [place for place, value in places if value_at(place) != value] == []
+def test_the_page_is_what_the_results_say():
+    text = (CLAIMS / "README.md").read_text(encoding="utf-8")
+    assert text == page.page()
+    claims = [claim for module in PAPERS.values() for one in study.studies_of(vars(module)).values()
+              for claim in one.claims]
+    assert len({claim.name for claim in claims}) == len(claims) <= 32
+    shown = set(re.findall(r"!\[.*?\]\((.*?)\)", text))
+    assert shown == {path.relative_to(CLAIMS).as_posix() for path in CLAIMS.rglob("*.png")}
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_studies_quote_what_is_listed_for_them(paper, monkeypatch):
-    quoted = []
-    monkeypatch.setattr(study, "published",
-                        lambda *place: quoted.append(place) or study.published_numbers()[place]["value"])
-    monkeypatch.delitem(sys.modules, f"tests.claims.{paper}", raising=False)  # run_module warns of what is there
-    runpy.run_module(f"tests.claims.{paper}", run_name="quoted")
-    assert {*quoted} == {names(entry) for entry in ENTRIES if f"tests/claims/{paper}.py" in entry["used"]}
+def test_a_study_resumes(tmp_path):
+    """A finished run is skipped, a failed one is started again in its folder."""
+    program = tmp_path / "program.py"
+    program.write_text("import pathlib, sys\nout = pathlib.Path(sys.argv[-1])\n"
+                       "out.mkdir(exist_ok=True)\nmark = out / 'begun'\n"
+                       "(out / 'done.json' if mark.exists() or 'good' in sys.argv else mark).touch()\n")
+    options = SimpleNamespace(runs=tmp_path / "runs", jobs=1, used=set())
+    commands = {"one": [program, "good"], "two": [program, "bad"]}
+    with pytest.raises(SystemExit, match="two.txt: status 0; the same command resumes"):
+        study.run_all(options, commands)
+    assert study.run_all(options, commands)["two"] == tmp_path / "runs" / "two"
+    assert len((tmp_path / "runs" / "one.seconds").read_text().split()) == 1
+    assert len((tmp_path / "runs" / "two.seconds").read_text().split()) == 2
+    (tmp_path / "runs" / "one.seconds").write_text("3600.0\n")
+    assert study.core_hours(options) == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_list_of_claims_types_no_number_of_a_paper(paper):
-    """What listed.py says for the paper are published.json's numbers; a row that is listed for it alone is quoted."""
-    places = re.compile(r"WMT'14|CIFAR-10|BERT-base|SQuAD2\.0|S[1-5]\b|(of|for|at) E\b|F1")
-    quoted = set()
-    for claim in study.CLAIMS[paper]:
-        for text in (claim.paper, claim.needs):
-            quoted |= {(paper, *found) for found in study.PLACE.findall(text)}
-            study.fill(text, paper)  # KeyError where there is no such number
-        typed = study.PLACE.sub("", claim.paper)
-        for size in ("v1.1", "v2.0", "of 64, 128, 256, 768", "E = 768 and 128", "of 1024, 2048, 4096, 6144",
-                     "for 1, 3, 6, 12, 24, 48 layers", "of 12 and 24 layers", "batches of 128 on a V100", "V100 hours"):
-            typed = typed.replace(size, "")
-        assert not re.search(r"\d", places.sub("", typed)), (claim.name, typed)
-    alone = [entry for entry in ENTRIES if entry["paper"] == paper and entry["used"] == ["tests/claims/listed.py"]]
-    assert {names(entry) for entry in alone} <= quoted
+def test_mean_cosine_of_known_states():
+    assert autobert_zero.mean_cosine(torch.ones(1, 4, 3), torch.tensor([4])) == pytest.approx(1)
+    apart_then_padding = torch.cat([torch.eye(4)[None], torch.full((1, 2, 4), 9.0)], 1)
+    assert autobert_zero.mean_cosine(apart_then_padding, torch.tensor([4])) == pytest.approx(0, abs=1e-6)
 
 
-def test_where_albert_contradicts_itself():
-    albert = functools.partial(study.published, "albert")
-    fast, slow = (albert("Table 2", f"{name} base, speed-up") for name in ("ALBERT", "BERT"))
-    assert round(fast / slow, 2) == albert("Table 2", "ALBERT base, speed-up over BERT base, 5.6 / 4.7")
+def test_no_search_sees_what_judges_its_winner(demo, tmp_path):
+    autobert_zero.hold_out(tmp_path)
+    for name in autobert_zero.TASKS:
+        lines = {split: set((ROOT / "data/demo/glue" / name / f"{split}.tsv").read_text().splitlines()[1:])
+                 for split in ("train", "dev")}
+        seen = {split: (tmp_path / name / f"{split}.tsv").read_text().splitlines() for split in lines}
+        assert len(seen["dev"]) in (600, 601) and {*seen["train"][1:], *seen["dev"][1:]} <= lines["train"]
 
 
-# --- pictures -----------------
-
-def test_the_best_so_far_is_drawn_over_the_time_that_it_took():
-    """A line a seed and search, of which the first alone has a name."""
-    axes = mock.MagicMock()
-    pictures.draw_searches(axes, {"searches": [{"OP-NAS": [[0.2, 60], [0.1, 30], [0.5, 60]]},
-                                               {"OP-NAS": [[0.3, 60], [0.4, 60]]}]})
-    lines = [(minutes, best, how["where"], how["label"]) for (minutes, best, _), how in axes.step.call_args_list]
-    assert lines == [([1, 1.5, 2.5], [0.2, 0.2, 0.5], "post", "OP-NAS"), ([1, 2], [0.3, 0.4], "post", None)]
+SEARCH = ("--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --children 1 --finalists 1 "
+          "--finalist_times 1 --train_rows 32 --finetune_epochs 1")
+ALBERT = "--steps 2 --batch 2 --dev_rows 64 --train_rows 32 --finetune_epochs 1"
+TINY = ("--steps 2 --further_steps 2 --latency_archs 6 --latency_rounds 1 --population 2 --generations 2 "
+        "--winners 1 --train_rows 32 --finetune_epochs 1 --batch 8")
 
 
-def test_pictures_belong_to_results_and_are_shown():
-    shown = {path for page in (ROOT / "README.md", *CLAIMS.glob("*.md")) for path in re.findall(
-        r"!\[.*?\]\((?:tests/claims/)?(.*?)\)", re.sub(r"<!--.*?-->", "", page.read_text()))}
-    named = {(path.parent / name).relative_to(CLAIMS).as_posix() for path in CLAIMS.rglob("results/**/*.json")
-             if (name := json.loads(path.read_text()).get("picture"))}
-    assert shown == named == {path.relative_to(CLAIMS).as_posix() for path in CLAIMS.rglob("*.png")}
-
-
-@pytest.mark.peers
-def test_pictures_are_drawn_again_from_their_results(tmp_path):
-    pytest.importorskip("matplotlib")
-    for paper in PAPERS:
-        claims, folder = importlib.import_module(f"tests.claims.{paper}").CLAIMS, tmp_path / paper
-        folder.mkdir()
-        for path in (CLAIMS / "results" / paper).glob("*.json"):
-            (folder / path.name).write_text(path.read_text())
-        study.main(paper, claims, ["redraw", "--results", str(folder)])
-        wanted = {name for name, each in claims.items() if each.picture and (folder / f"{name}.json").exists()}
-        assert {path.stem for path in folder.glob("*.png")} == wanted
-
-
-# --- old results --------------
-
-OF = {"simulation": "searches"} | dict.fromkeys(("counts", "parameters", "flops", "space"), "counts") | dict.fromkeys(
-    ("latency", "predictor", "length", "networks"), "times")  # study: what it is of; every other one is trained
-
-
-def git(*words):
-    """The finished command; a checkout without its whole history skips the test."""
-    def run(*words):
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-    if not shutil.which("git") or run("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        pytest.skip("needs the whole history: git fetch --unshallow")
-    return run(*words)
-
-
-def comes_after(commit, earlier):
-    return git("merge-base", "--is-ancestor", earlier, commit).returncode == 0
-
-
-def test_no_result_is_older_than_the_last_commit_that_changed_it():
-    """results/changes.json lists these commits; the figures of a single run name their own where last bits changed."""
-    changes = json.loads((CLAIMS / "results" / "changes.json").read_text(encoding="utf-8"))["changes"]
-    assert all(comes_after("HEAD", change["commit"]) and {*change["files"]} <= {*PAPERS} for change in changes)
-    readme, old = (ROOT / "README.md").read_text(encoding="utf-8"), []
-    for path in CLAIMS.glob("results/*/*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        for change in changes:
-            if (path.parent.name not in change["files"] or OF.get(path.stem, "trained") not in change["of"]
-                    or path.stem in change.get("but", ())):
-                continue
-            single = record.get("n", 0) <= 1 and "seeds" not in record and record["commit"][:7] not in readme
-            if (change["kind"] == "results" or single) and not comes_after(record["commit"], change["commit"]):
-                old.append((path.name, change))
-    assert old == []
-
-
-def test_commits_that_a_page_names_are_in_the_history():
-    """Whoever wants to know what ran can look at it."""
-    named = {commit for page in (ROOT / "README.md", *CLAIMS.glob("*.md")) for commit in re.findall(
-        r"\b(?=[0-9a-f]*\d)(?=[0-9]*[a-f])[0-9a-f]{7}\b", page.read_text(encoding="utf-8"))}
-    assert len(named) > 3 and [commit for commit in sorted(named) if not comes_after("HEAD", commit)] == []
+@pytest.mark.parametrize("names, flags", [
+    ("autobert_zero counts", ""), ("albert parameters", ""), ("mformer counts", ""),
+    slow("autobert_zero search weights attention uniformity", SEARCH),
+    slow("autobert_zero fidelity", SEARCH), slow("autobert_zero latency", ""),
+    slow("autotinybert shape", TINY), slow("autotinybert ranking", TINY),
+    slow("autotinybert distillation", TINY), slow("autotinybert latency", ""),
+    slow("albert order", ALBERT), slow("albert sharing dropout", ALBERT),
+    slow("mformer mixture", "--steps 2 --samples 24 --generations 1 --population 10 --finalists 2 --train_rows 64"),
+    slow("mformer translation", "--steps 2 --train_rows 64 --beam 1"), slow("mformer length", "")])
+def test_studies_run_at_their_smallest(names, flags, tmp_path):
+    """All pairs of arms that the claims compare are measured. Studies in one row share runs."""
+    paper, *names = names.split()
+    for name in names:
+        words = f"{name} --seeds 1 --results {tmp_path} --runs {tmp_path / 'runs'} {flags}".split()
+        record = study.main(paper, vars(PAPERS[paper]), words)
+        for claim in study.studies_of(vars(PAPERS[paper]))[name].claims:
+            pairs = [pair for pair in claim.pairs if not pair[0].endswith("GB")]
+            assert len(record["intervals"][claim.name]) >= max(1, len(pairs))
+        assert json.loads((tmp_path / f"{name}.json").read_text())["values"]

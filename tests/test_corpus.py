@@ -20,7 +20,6 @@ from data import inputs
 from data import text as module
 from data.corpus import Corpus, Segments, join, permute
 from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences, train_sentencepiece
-from tests.claims.albert import fit_head
 
 WORDS = [f"w{i}" for i in range(3000)]
 SENTENCES = ["Mr. Hale came home at noon.", "He was tired of the road, and of the rain that had followed him home.",
@@ -341,7 +340,7 @@ def test_sentence_runs_are_whole_consecutive_and_of_one_document(documents, tmp_
 
 
 def told(segments, wrong):
-    """(share of the second half of the rows that logistic regression on the first half gets right, its error at chance)
+    """(share of the second half of the rows that ridge regression on the first half gets right, its error at chance)
     from the sizes and the pieces at the ends of two parts: are they in order ("second": or swapped), or do they belong
     together ("other": or is that in second's place)?"""
     parts = [(vars(segments)[name], vars(segments)[f"{name}_length"]) for name in ("first", "second", wrong)]
@@ -356,8 +355,11 @@ def told(segments, wrong):
     labels, half = torch.arange(len(first)) % 2, len(first) // 2
     not_so = [second, first] if wrong == "second" else [first, third]
     x = torch.where(labels[:, None] == 1, torch.cat([first, second], 1), torch.cat(not_so, 1))
-    weight, bias = fit_head(x[:half], labels[:half])
-    return ((x[half:] @ weight + bias > 0) == labels[half:].bool()).double().mean(), 0.5 / (len(x) - half) ** 0.5
+    x = torch.cat([x, torch.ones(len(x), 1)], 1)
+    known = x[:half]
+    products = known.T @ known + torch.eye(x.shape[1])
+    weight = torch.linalg.solve(products, known.T @ (2.0 * labels[:half] - 1).double())
+    return ((x[half:] @ weight > 0) == labels[half:].bool()).double().mean(), 0.5 / (len(x) - half) ** 0.5
 
 
 @pytest.mark.parametrize("sizes", [(2, 7), (1, 60)])

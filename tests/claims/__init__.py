@@ -1,1 +1,1 @@
-"""What the papers claim, measured: one module a paper, a function a claim (a figure, a table, a finding)."""
+"""What the papers claim, measured: one module for each paper, one function for each study."""

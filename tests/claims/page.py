@@ -1,0 +1,87 @@
+"""Write tests/claims/README.md from the results: python -m tests.claims.page [--pictures]"""
+import importlib
+import inspect
+import sys
+
+from tests.claims.pictures import draw
+from tests.claims.study import HERE, read, show, studies_of, table, verdict
+
+PAPERS = {
+    "autobert_zero": "AutoBERT-Zero",
+    "autotinybert": "AutoTinyBERT",
+    "albert": "ALBERT",
+    "mformer": "mFormer",
+}
+HEAD = """\
+# What the papers claim, measured
+
+A verdict follows from 95% intervals (Student's t over seeds, paired; a bootstrap over networks
+where a rank correlation is judged):
+
+- **holds**: every interval is on the paper's side, or what is counted agrees with the paper;
+- **opposite**: every interval is on the other side; **mixed**: some hold, some are opposite;
+- **open**: an interval contains both, or fewer than three seeds were run.
+
+The number before an interval is the first value less the second. A verdict is about the size below
+the table, which is never the paper's own. Each command belongs to the commit next to it.
+"""
+
+
+def show_study(paper, one, record):
+    """Size, command, hardware and picture of a study."""
+    about = f"commit {record['commit'][:7]}, {record['hardware']}, torch {record['torch']}"
+    if record.get("core_hours"):
+        about += f", {record['core_hours']:.2f} core-hours"
+    size = " ".join(f"{inspect.getdoc(one.function)} {record.get('note', '')}".split())
+    link = f"[{one.name}.json](results/{paper}/{one.name}.json)"
+    text = [f"**{one.name}** ({link}): {size} `{record['command']}` ({about})."]
+    if one.picture:
+        text.append(f"![{one.name}](results/{paper}/{one.name}.png)")
+    return text
+
+
+def page():
+    """The text of README.md."""
+    text = [HEAD]
+    missing = []
+    for paper, title in PAPERS.items():
+        rows = []
+        below = []
+        module = importlib.import_module(f"tests.claims.{paper}")
+        for one in studies_of(vars(module)).values():
+            path = HERE / "results" / paper / f"{one.name}.json"
+            record = read(path) if path.exists() else {"intervals": {}}
+            for claim in one.claims:
+                found = record["intervals"].get(claim.name)
+                if not found:
+                    missing.append(f"{claim.says} ({paper} {one.name}, {one.hours})")
+                    continue
+                here = "<br>".join(show(label, each) for label, each in found.items())
+                if claim.least:
+                    here += f"<br>asked: more than {claim.least:g}"
+                says = f'<a id="{claim.name}"></a>{claim.says}'
+                rows.append([says, claim.paper, here, verdict(found.values(), claim.least)])
+            if path.exists():
+                below += show_study(paper, one, record)
+        text.append(f"## {title}\n")
+        text.append(table(["the paper says", "numbers", "here", "verdict"], rows) + "\n")
+        text += [f"{line}\n" for line in below]
+    text.append("## Not run\n")
+    text.append("Not run on this code, with the study and its cost: " + "; ".join(missing) + ".\n")
+    return "\n".join(text)
+
+
+def redraw():
+    """Draw all pictures again."""
+    for paper in PAPERS:
+        module = importlib.import_module(f"tests.claims.{paper}")
+        for one in studies_of(vars(module)).values():
+            path = HERE / "results" / paper / f"{one.name}.json"
+            if one.picture and path.exists():
+                draw(path.with_suffix(".png"), one.picture, read(path))
+
+
+if __name__ == "__main__":
+    if "--pictures" in sys.argv:
+        redraw()
+    (HERE / "README.md").write_text(page(), encoding="utf-8")
