@@ -1,6 +1,7 @@
 """Shared by all tests: the repository on the path, a fixed number of threads, the demo data made once, markers."""
 import importlib
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -69,6 +70,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     release_locks()
+
+
+def filled(command, **paths):
+    """A command line with its {names} replaced by paths, quoted where they have blanks."""
+    return command.format(**{name: shlex.quote(str(path)) for name, path in paths.items()})
 
 
 def slow(*values):

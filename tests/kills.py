@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 import torch
-from conftest import ROOT
+from conftest import ROOT, filled
 
 TEXT = "--corpus data/demo/corpus/language.txt --vocab_size 300 --length 24 --batch 8 --dropout 0.1 "
 TUNE = "--train_rows 80 --finetune_batch 8 --finetune_epochs 2 --finetune_length 32 "
@@ -76,7 +76,7 @@ def as_program(words, log):
 def start(program, name, out, ranks, restarts=0):
     """The process of a command, leader of a group of its own. What a run starts from stands beside its folder."""
     made = {each: out.parent / f"{each}-1" for each in ("pretrain", "search")}
-    words = shlex.split(COMMANDS[program][name].format(**made))
+    words = shlex.split(filled(COMMANDS[program][name], **made))
     launch = ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
     words = [f"{program}.py", *words, "--to" if program.startswith("data") else "--out", str(out)]
     command = [*launch * (ranks > 1), *words]

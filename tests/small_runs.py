@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import filled
 
 from common import cli, files
 
@@ -75,11 +76,11 @@ def make_ready(demo, root):
         write(root / "cifar10" / name, Path(demo["cifar10"], name).read_bytes()[:40 * 3073])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.perf_counter", lambda: 7.0)
-        made = "data/prepare corpus --corpus {0}/text.txt --to {0}/corpus --vocab_size 300".format(root)
+        made = "data/prepare corpus --corpus {root}/text.txt --to {corpus} --vocab_size 300"
         for name, command in {"corpus": made, **TRAINED, "tuned": TUNED}.items():
-            place = "" if name == "corpus" else f" --out {found[name]}"
-            assert not call(command.format(**found) + place, patch), name
+            place = "" if name == "corpus" else f" --out {{{name}}}"
+            assert not call(filled(command + place, root=root, **found), patch), name
         for path in root.rglob("checkpoint.pt.previous"):  # so that a damaged checkpoint has none before it
             path.unlink()
-        assert not call("albert --export {hf} --init {albert}".format(**found), patch)
+        assert not call(filled("albert --export {hf} --init {albert}", **found), patch)
     return found

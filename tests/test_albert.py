@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -18,7 +19,7 @@ from common.cli import UserError
 from common.distributed import Ranks
 from common.files import read_json, read_jsonl
 from common.tokenization import load_tokenizer
-from conftest import ROOT, claimed
+from conftest import ROOT, claimed, filled
 from small_runs import TRAINED, write
 from test_corpus import made_by_hand
 from data import hf_folder, hf_models
@@ -513,7 +514,7 @@ def owned(folder):
 
 
 def pretrain(ready, out, *words):
-    program, *small = TRAINED["albert"].format(**ready).split()
+    program, *small = shlex.split(filled(TRAINED["albert"], **ready))
     run_main(*small, "--out", out, *words)
     return owned(out)["model"]
 

@@ -20,7 +20,7 @@ from common.files import read_jsonl
 from common.tasks import parse_tasks
 from common.tokenization import load_tokenizer
 from common.weights import keep_model
-from conftest import ROOT, claimed, slow
+from conftest import ROOT, claimed, filled, slow
 from small_runs import SEARCHES
 from tests.claims import autobert_zero as claims
 from tests.claims import study
@@ -30,7 +30,7 @@ FLAGS = (SEARCHES["autobert_zero"].replace("MLM", "CoLA") +
 
 
 def arguments(ready, action, out, *more):
-    return [*action.split(), *FLAGS.format(**ready).split(), "--out", str(out), *more]
+    return [*action.split(), *shlex.split(filled(FLAGS, **ready)), "--out", str(out), *more]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_the_preset_of_the_weights_comes_with_them(ready, tmp_path):
     record = json.loads((tmp_path / "config.json").read_text())
     record["settings"] |= {"preset": "base", "length": 96, "dropout": 0.3}
     (tmp_path / "config.json").write_text(json.dumps(record))
-    argv = f"--finetune CoLA --init {tmp_path} --finetune_lr 1e-3".split()
+    argv = ["--finetune", "CoLA", "--init", str(tmp_path), "--finetune_lr", "1e-3"]
     cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", argv)[2]
     abz.read_run(cfg, "finetune")
     assert (cfg.preset, cfg.length, cfg.dropout, cfg.layers, cfg.tokenizer) == ("base", 96, 0.3, 1, str(tmp_path))
@@ -197,7 +197,7 @@ OF_A_SEARCH = "--corpus {corpus} --glue {glue} --folders"
     slow("fidelity", f"--samples 2 {FEW} {OF_A_SEARCH}", 2),
     slow("together", f"{FEW} --updates 8", 7)])
 def test_claims_run_at_the_smallest_size(searched, ready, tmp_path, name, more, rows):
-    words = [*more.format(**ready).split(), *[searched[0]] * more.endswith(OF_A_SEARCH)]
+    words = [*shlex.split(filled(more, **ready)), *[searched[0]] * more.endswith(OF_A_SEARCH)]
     found = claimed("autobert_zero", name, tmp_path, *words)
     assert len(found["rows"]) >= rows
 

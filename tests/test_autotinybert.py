@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import shlex
 import signal
 import tempfile
 import types
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import claimed
+from conftest import claimed, filled
 from small_runs import SEARCHES
 
 import autotinybert as atb
@@ -466,7 +467,7 @@ def flags(ready):
     words = SEARCHES["autotinybert"].replace("MLM-saved", "SQuAD1.1,SST-2") + (
         " --glue {glue} --squad {squad} --vocab_size 300 --save_every 1 --finetune_epochs 1 --finetune_length 32 "
         "--finetune_batch 12")
-    return words.format(**ready).split()
+    return shlex.split(filled(words, **ready))
 
 
 def run_here(argv, capsys=None, status=0):

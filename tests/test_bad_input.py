@@ -19,6 +19,7 @@ import zipfile
 
 import pytest
 import torch
+from conftest import filled
 from small_runs import ARCH, FEW, TRAINED, TUNED, call, write
 
 
@@ -315,8 +316,8 @@ def test_bad_input_ends_in_one_line(command, words, changes, ready, limited, tmp
     for change in changes:
         change(here, ready)
     before = (here / "out").exists()
-    place = "" if command.startswith("data/") else f" --out {here}/out"
-    status = call(command.format(here=here, **ready) + place, monkeypatch)
+    place = "" if command.startswith("data/") else " --out {here}/out"
+    status = call(filled(command + place, here=here, **ready), monkeypatch)
     left = sorted(str(path.relative_to(here)) for path in (here / "out").rglob("*"))
     assert before or not (here / "out").exists(), f"a mistake left a run folder behind: {left}"
     line = the_line(capfd.readouterr().err)
@@ -329,7 +330,8 @@ def test_bad_input_ends_in_one_line(command, words, changes, ready, limited, tmp
     ("autotinybert", "--further_steps 400 --save_every 1000 --eval_every 1000 --lr 1e30")])
 def test_a_training_that_diverges_ends_in_one_line_before_it_saves(program, more, ready, tmp_path, monkeypatch, capfd):
     """Steps that save are looked at, and where none does for long every hundredth."""
-    assert call(f"{TRAINED[program].format(**ready)} {more} --out {tmp_path}/out", monkeypatch) == 2
+    command = filled(f"{TRAINED[program]} {more} --out {{here}}/out", here=tmp_path, **ready)
+    assert call(command, monkeypatch) == 2
     assert re.search(r"(not finite|diverged).*(step|update) ([1-6]|100)\b", the_line(capfd.readouterr().err))
     for path in tmp_path.rglob("checkpoint.pt"):
         assert all(value.isfinite().all() for value in torch.load(path)["owned"]["model"].values())
@@ -372,7 +374,7 @@ def test_nothing_that_a_command_reads_or_others_wrote_is_deleted(command, words,
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.lock"}
 
     before = content()
-    assert call(command.format(here=tmp_path / "here", **ready) + f" --out {tmp_path}/here/out", monkeypatch) == 2
+    assert call(filled(command + " --out {here}/out", here=tmp_path / "here", **ready), monkeypatch) == 2
     assert words in the_line(capfd.readouterr().err) and content() == before
 
 
@@ -383,7 +385,7 @@ def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(ready
     for name in theirs:
         put(name, "theirs")(out, ready)
     put("config.json.partial-7", "torn")(out, ready)
-    assert call(TRAINED["albert"].format(**ready) + f" --out {out} --restart", monkeypatch) == 0
+    assert call(filled(TRAINED["albert"] + " --out {out} --restart", out=out, **ready), monkeypatch) == 0
     assert all((out / name).read_text() == "theirs" for name in theirs)
     assert (out / "done.json").exists() and not (out / "config.json.partial-7").exists()
 
@@ -393,14 +395,14 @@ def test_a_vocabulary_of_equal_size_and_other_pieces_is_refused_beside_init(read
     lines = (ready["corpus"].parent / "text.txt").read_text().split("\n")
     put("text.txt", "\n".join(line[::-1] for line in lines))(tmp_path, ready)
     assert not call("data/prepare corpus --corpus text.txt --to other --vocab_size 300", monkeypatch)
-    command = f"albert --pretrain --init {ready['albert']} {MODEL} --out out"
+    command = filled(f"albert --pretrain --init {{albert}} {MODEL} --out out", **ready)
     assert call(f"{command} --corpus other --tokenizer other/spiece.model", monkeypatch) == 2
     assert "other pieces" in the_line(capfd.readouterr().err)
 
 
 def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(ready, tmp_path, monkeypatch, capfd):
     glue = shutil.copytree(ready["glue"], tmp_path / "glue")
-    command = TUNED.format(albert=ready["albert"], glue=glue) + f" --out {tmp_path}/out"
+    command = filled(TUNED + " --out {out}", albert=ready["albert"], glue=glue, out=tmp_path / "out")
     assert not call(command, monkeypatch)
     (glue / "RTE" / "train.tsv").write_text("another")
     assert not call(command, monkeypatch)
@@ -421,5 +423,5 @@ def broken(*_):
 def test_a_machine_without_threads_or_a_clock_is_named(command, words, patches, ready, tmp_path, monkeypatch, capfd):
     for name, instead in patches.items():
         monkeypatch.setattr(name, instead)
-    assert call(command.format(**ready) + f" --out {tmp_path}/out", monkeypatch) == 2
+    assert call(filled(command + " --out {here}/out", here=tmp_path, **ready), monkeypatch) == 2
     assert words in the_line(capfd.readouterr().err)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, filled
 from small_runs import TRAINED, TUNED, call
 from test_bad_input import the_line, tuning
 
@@ -53,8 +53,8 @@ def test_the_table_lists_the_keys():
 @pytest.mark.parametrize("run", [*TRAINED, "tuned"])
 def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypatch, capsys):
     out = shutil.copytree(ready[run], tmp_path / "run")
-    command = {**TRAINED, "tuned": TUNED}[run].format(**ready)
-    assert not call(f"{command} --out {out}", monkeypatch)
+    command = {**TRAINED, "tuned": TUNED}[run]
+    assert not call(filled(command + " --out {out}", out=out, **ready), monkeypatch)
     printed = capsys.readouterr().out
     assert f"{out}: finished" in printed and Path(re.search("best: (.+)", printed)[1]).exists()
     program, words = re.search(r"^next: python (\w+)\.py (.+)$", printed, re.MULTILINE).groups()
@@ -70,12 +70,13 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypa
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_model_of_text_of_ones_own_goes_on_with_no_demo_task(program, ready, tmp_path, monkeypatch, capsys):
     """But with its own text, where a command reads text."""
-    command = f"{program} --finetune RTE --init {ready[program]} --finetune_length 16 --out {tmp_path}/out"
-    assert call(command, monkeypatch) == 2 and not (tmp_path / "out").exists()
+    paths = {"model": ready[program], "here": tmp_path}
+    command = f"{program} --finetune RTE --init {{model}} --finetune_length 16 --out {{here}}/out"
+    assert call(filled(command, **paths), monkeypatch) == 2 and not (tmp_path / "out").exists()
     assert "--glue: missing" in the_line(capsys.readouterr().err)
     train = {"autotinybert": "--further_train --further_steps 2 --accumulate 1 --batch 2"}.get(
         program, "--pretrain --steps 2 --batch 2")
-    assert not call(f"{program} {train} --init {ready[program]} --out {tmp_path}/more", monkeypatch)
+    assert not call(filled(f"{program} {train} --init {{model}} --out {{here}}/more", **paths), monkeypatch)
     assert f"--corpus {ready['corpus']}" in capsys.readouterr().out
 
 
@@ -94,12 +95,13 @@ def test_a_tuned_model_answers_a_file_as_it_answered_its_rows(program, task, sou
     if given.suffix != ".tsv":
         content = given.read_text()
         given.write_text(content.replace('"is_impossible": true', '"is_impossible": false').replace('"answers"', '"x"'))
-    tune = tuning(task, program).replace("{here}", str(ready[kind])).format(**ready)
-    assert not call(f"{tune} --out {tmp_path}/run", monkeypatch)
+    tune = tuning(task, program).replace("{here}", f"{{{kind}}}") + " --out {run}"
+    assert not call(filled(tune, run=tmp_path / "run", **ready), monkeypatch)
     assert {(line["phase"], line["job"]) for line in lines_of(tmp_path / "run")} == {("finetune", job.stem) for job in (
         tmp_path / "run" / "jobs").glob("*.json")}
-    for more, out in (("", tmp_path / "mine-predictions"), (f"--out {tmp_path}/out", tmp_path / "out")):
-        assert not call(f"{program} --predict {given} --init {tmp_path}/run/{task} {more}", monkeypatch)
+    for more, out in (("", tmp_path / "mine-predictions"), (" --out {out}", tmp_path / "out")):
+        command = f"{program} --predict {{given}} --init {{model}}{more}"
+        assert not call(filled(command, given=given, model=tmp_path / "run" / task, out=out), monkeypatch)
         expected = (tmp_path / "run" / task / found).read_text()
         answers = (out / found).read_text()
         assert expected.startswith(answers) if task == "RACE" else expected == answers
@@ -108,8 +110,8 @@ def test_a_tuned_model_answers_a_file_as_it_answered_its_rows(program, task, sou
 
 @pytest.mark.parametrize("program, worst", [("albert", -1.0), ("autobert_zero", 0.0), ("autotinybert", 0.0)])
 def test_a_diverged_fine_tuning_has_the_worst_score(program, worst, ready, tmp_path, monkeypatch, capsys):
-    tune = tuning("CoLA", program).replace("{here}", "{glue}").format(**ready)
-    assert not call(f"{tune} --finetune_lr 1e30 --out {tmp_path}", monkeypatch)
+    tune = tuning("CoLA", program).replace("{here}", "{glue}") + " --finetune_lr 1e30 --out {out}"
+    assert not call(filled(tune, out=tmp_path, **ready), monkeypatch)
     line = json.loads((tmp_path / "done.json").read_text())["tasks"]["CoLA"]
     assert line["diverged"] > 0 and line["metrics"]["main"] == worst and "diverged" in capsys.readouterr().out
     assert not (tmp_path / "CoLA" / "checkpoint.pt").exists()

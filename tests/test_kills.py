@@ -13,7 +13,7 @@ from pathlib import Path
 import kills
 import pytest
 import torch
-from conftest import slow
+from conftest import filled, slow
 from small_runs import SEARCHES, TRAINED, TUNED
 
 import autotinybert
@@ -32,7 +32,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("name", [slow(name) if name in ("autobert_zero", "autotinybert") else name for name in RUNS])
 def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(name, ready, tmp_path, monkeypatch):
-    program, *words = shlex.split(RUNS[name].format(**ready))
+    program, *words = shlex.split(filled(RUNS[name], **ready))
     main, lives, deaths = importlib.import_module(program).main, [0], 0
     monkeypatch.setattr(autotinybert, "time_model", lambda arch, cfg: arch.layers + autotinybert.flops(arch) / 5e7)
     monkeypatch.setattr(mformer.Ranker.__init__, "__defaults__", (0, 20))  # rankers need not be good
@@ -65,7 +65,7 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(name, ready
                                   for name in RUNS if name != "tuned"])
 def test_two_processes_end_as_one_to_rounding(name, ready, tmp_path, monkeypatch):
     """Weights, and in a search the same candidates in the same order."""
-    program, words = RUNS[name].format(**ready).split(" ", 1)
+    program, words = filled(RUNS[name], **ready).split(" ", 1)
     kind, one, two = "search" if "--search" in words else "pretrain", tmp_path / "one", tmp_path / "two"
     monkeypatch.setitem(kills.COMMANDS[program], kind, words)
     assert kills.end(kills.start(program, kind, one, 1)) == 0, (tmp_path / "log.txt").read_text()[-2000:]

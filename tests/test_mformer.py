@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import claimed
+from conftest import claimed, filled
 from small_runs import SEARCHES, TRAINED, call
 
 import mformer as mf
@@ -607,7 +607,7 @@ def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monk
         kept["mean"] = {name: sum(state[name] for state in states) / 2 for name in states[0]}
         return mean(last)
     monkeypatch.setattr(LastWeights, "mean", spy)
-    command = f"{TRAINED['mformer'].format(**ready)} --steps 8 --save_every 2 --out {run}"
+    command = filled(TRAINED["mformer"] + " --steps 8 --save_every 2 --out {run}", run=run, **ready)
     assert not call(command, monkeypatch)
     assert kept["files"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list(run.glob("weights-*"))
     torch.testing.assert_close(dict(load_file(run / "checkpoint.pt")["owned"]["model"]), kept["mean"])
@@ -647,8 +647,8 @@ def test_claims_about_a_finished_search_and_the_next_command(tmp_path, demo, mon
     monkeypatch.setattr(mf.Ranker.__init__, "__defaults__", (0, 20))  # rankers need not be good
     monkeypatch.setattr(mf.Ranker.importance, "__defaults__", (2,))
     monkeypatch.setattr(mf, "measure_latency", lambda arch, *others: sum(arch.ffn) / 20)
-    folder, words = tmp_path / "search", SEARCHES["mformer"].format(**demo)
-    command = f"--search {words} --hidden 16 24 --steps 2 --device cpu --out {folder}".split()
+    folder, words = tmp_path / "search", filled(SEARCHES["mformer"], **demo)
+    command = ["--search", *shlex.split(words), *"--hidden 16 24 --steps 2 --device cpu --out".split(), str(folder)]
     mf.main(command)
     words = re.search(r"^next: python mformer.py (.+)$", capsys.readouterr().out, re.MULTILINE)[1]
     assert "--patch 8" in words and not re.search("--(steps|samples|batch|held_out|out) ", words)  # no budget
