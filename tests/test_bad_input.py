@@ -409,19 +409,3 @@ def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(ready, tmp_path
     (glue / "CoLA" / "dev.tsv").write_text("another")
     assert call(command, monkeypatch) == 2
     assert "CoLA/dev.tsv has changed since" in the_line(capfd.readouterr().err)
-
-
-def broken(*_):
-    raise RuntimeError("can't start new thread")
-
-
-@pytest.mark.parametrize("command, words, patches", [
-    (TRAINED["albert"], "can't start new thread", {"threading.Thread.start": broken}),
-    ("autotinybert --describe", "clock stands still", {"time.process_time": lambda: 7.0}),
-    ("mformer --search --cifar10 {cifar10} --cost cpu --latency_limit 5 --batch 8 --held_out 8", "clock stands still",
-     {"time.process_time": lambda: 7.0})])
-def test_a_machine_without_threads_or_a_clock_is_named(command, words, patches, ready, tmp_path, monkeypatch, capfd):
-    for name, instead in patches.items():
-        monkeypatch.setattr(name, instead)
-    assert call(filled(command + " --out {here}/out", here=tmp_path, **ready), monkeypatch) == 2
-    assert words in the_line(capfd.readouterr().err)

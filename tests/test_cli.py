@@ -46,13 +46,6 @@ def test_a_dry_run_is_laid_over_all_and_stays_out_of_the_real_ones_folder():
     assert (config.batch, config.lr, config.out, config.restart) == (2, 0.5, "runs/one-dry", True)
 
 
-def test_too_little_device_memory_ends_in_one_line():
-    def fails(config):
-        raise torch.OutOfMemoryError
-    with pytest.raises(cli.UserError, match="out of device memory"):
-        cli.start(Config, PRESETS, {"train": (fails, "train")}, "a test", None, ["--train"])
-
-
 @pytest.mark.parametrize("text, words", [
     ("--batch 0", "--batch 0: choose a number >= 1"), ("--lr nan", "--lr nan: choose a number > 0"),
     ("--lr inf", "--lr inf"), ("--dropout 1", r"--dropout 1.0: choose a number in \[0, 1\)"),

@@ -54,22 +54,6 @@ def test_a_run_folder_is_taken_up_again_and_refused_to_others(tmp_path):
     assert not (run.folder / "checkpoint.pt").exists()
 
 
-def test_what_killed_writes_left_bars_no_run_and_goes_with_the_checkpoint(tmp_path):
-    (tmp_path / "config.json.partial-7").write_text("{")
-    assert open_run(tmp_path).folder == tmp_path
-    for name in ("checkpoint.pt", "checkpoint.pt.previous", "checkpoint.pt.partial-7", "checkpoint2.pt"):
-        (tmp_path / name).touch()
-    Checkpoint(tmp_path / "checkpoint.pt", Ranks(0, 1, torch.device("cpu"))).remove()
-    assert {path.name for path in tmp_path.glob("check*")} == {"checkpoint2.pt"}
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path):
-    write_atomic(tmp_path / "a", "old")
-    with pytest.raises(AttributeError):
-        write_atomic(tmp_path / "a", object())
-    assert (tmp_path / "a").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
-
-
 def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
     model = torch.nn.Linear(2, 2)
     checkpoint = Checkpoint(tmp_path / "checkpoint.pt", ALONE, model=model)
@@ -124,32 +108,11 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
     assert done == ["a", "b", "c", "c", "d"]
 
 
-def test_fingerprints_are_of_the_content_and_not_of_the_place(tmp_path):
-    for place, middle in ("a.txt", b"x"), ("b.txt", b"x"), ("c.txt", b"y"):
-        (tmp_path / place).write_bytes(b"a" * 250_000 + middle + b"a" * 250_000)
-    one, copy, other = fingerprints([tmp_path]).values()
-    assert one == copy != other
-
-
 @pytest.mark.parametrize("content", ["[" * 100_000, f'{{"a": {"9" * 5000}}}', '{"a": "\\ud800"}', "[1]", "", "\x00"])
 def test_a_json_file_that_is_none_is_named(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match="a.json: (no JSON|UTF-16)"):
         read_json(tmp_path / "a.json", dict)
-
-
-def test_a_loop_asks_by_the_clock(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("common.distributed.time.monotonic", lambda: now[0])
-    pace, meetings, saves, logs = Pace(ALONE, save_minutes=2), 0, 0, 0
-    monkeypatch.setattr("common.distributed.stopping", lambda ranks: now[0] > 600)
-    for update in range(100_000):
-        now[0] += 0.01
-        stop, save, log = pace()
-        saves, logs = saves + save, logs + log
-        if stop:
-            break
-    assert 600 < now[0] < 605 and saves in (4, 5) and logs in (9, 10)
 
 
 def test_items_made_ahead_are_the_same_and_one_ahead():

@@ -14,7 +14,6 @@ from test_bad_input import the_line, tuning
 from common.runs import LOGGED
 from common.tasks import read_threshold
 
-PAGE = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
 ALWAYS = {"phase", "step", "memory_mb", "seconds"}
 
 
@@ -40,12 +39,6 @@ def lines_of(folder):
 def test_the_keys_of_a_run(run, phase, keys, ready):
     lines = [line for line in lines_of(ready[run]) if line["phase"] == phase]
     assert {key for line in lines for key in line} >= keys
-
-
-def test_the_table_lists_the_keys():
-    table = re.search(r"\| key \| what \|\n(.*?)\n\n", PAGE, re.DOTALL)[1]
-    first = re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in table.split("\n")))
-    assert {name for name in first if not name.startswith("dev_")} == LOGGED
 
 
 # --- the next command ---

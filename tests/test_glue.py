@@ -141,13 +141,6 @@ def test_batches_hold_every_row_once_in_an_order_of_seed_and_epoch(tokenizer):  
     assert features.lengths[orders[0]].tolist() == sorted(features.lengths.tolist())
 
 
-def test_buckets_save_padding_and_still_shuffle():
-    lengths = np.array([random.Random(i).randint(5, 128) for i in range(6400)])
-    groups = list(glue.batch_indices(lengths, 32, seed=3))
-    assert sum(len(rows) * lengths[rows].max() for rows in groups) < 1.05 * lengths.sum()
-    assert 0.35 < np.mean(np.diff([lengths[rows].mean() for rows in groups]) > 0) < 0.65  # no batches by length
-
-
 # --- scores
 
 def test_score_has_the_official_metrics():

@@ -59,17 +59,6 @@ def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
     assert sorted(sum(whole[:3], [])) == sorted(sum(whole[3:6], [])) == list(range(40)) and whole[:3] != whole[3:6]
 
 
-def test_looks_at_dev_predict_fewer_rows_than_are_trained():
-    """At even distances and at most 20 of them, the last of which is the last update; every N updates where asked."""
-    for train, dev, batch, epochs, count in ((10_000, 100, 10, 2, 20), (87, 10_000, 1, 1, 1), (300, 100, 4, 2, 6),
-                                             (3, 1, 1, 1, 3)):
-        task = Task("x", "class", 2, (), Recipe(0.1, batch, epochs), {"train": range(train), "dev": range(dev)})
-        looks = sorted(task.looks())
-        assert len(looks) == count and looks[-1] == task.steps and (count == 1 or count * dev <= task.steps * batch)
-        assert max(map(abs, np.diff([0, *looks]) - task.steps / count)) <= 1
-        assert task.looks(40) == {*range(40, task.steps, 40), task.steps}
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_true_answers_score_one(tasks, name, tmp_path):
     """What a perfect model would give is collected in the file's order and scores 1 by every metric."""

@@ -58,18 +58,6 @@ def test_trained_ids_follow_albert(spiece):
     assert not {0, 2, 3, 4} & set(tokenizer.encode("<pad> [CLS] [SEP] [MASK]"))
 
 
-def test_training_is_deterministic(text, spiece, tmp_path):
-    again = train_sentencepiece(text.parent, tmp_path / "m" / "other.model", vocab_size=90)
-    assert again.read_bytes() == spiece.read_bytes()
-
-
-@pytest.mark.parametrize("raw, clean", [
-    ("  A\t b\n", "a b"), ("``x''", '"x"'), ("Café", "cafe"), ("e\u0301", "e"), ("ﬁ½", "fi1⁄2"),
-    ("\u0902", "\u0902"), ("ΣΑΣ", "σας")])
-def test_preprocess(raw, clean):
-    assert preprocess(raw) == clean
-
-
 @pytest.mark.parametrize("raw", NASTY)
 def test_aligned_preprocess_is_preprocess(raw):
     clean, starts, ends = preprocess_aligned(raw)
@@ -144,13 +132,6 @@ def test_offsets_agree_with_encode(kinds, raw):
         assert [a for a, _ in spans] == sorted(a for a, _ in spans)
         covered = {k for a, b in spans for k in range(a, b)}
         assert all(k in covered for k, c in enumerate(raw) if c.isalnum()), (raw, spans)
-
-
-def test_uncased_off_keeps_the_text(spiece):
-    plain = load_tokenizer(spiece, lower=False)
-    sentence = "the dog had 2,011 coins."
-    assert plain.decode([plain.bos_id, *plain.encode(sentence), plain.eos_id]) == sentence
-    assert plain.unk_id in plain.encode("The") and plain.unk_id not in load_tokenizer(spiece).encode("The")
 
 
 def test_foreign_model_is_read_by_piece_names(text, tmp_path):

@@ -68,14 +68,6 @@ def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
     assert [len(alone.batch(index, 0)) for index in range(2)] == [1, 1]
 
 
-def test_pad():
-    ids, lengths = pad([[5, 6, 7], [8]], 0)
-    assert ids.tolist() == [[5, 6, 7], [8, 0, 0]] and lengths.tolist() == [3, 1]
-    ids, lengths = pad([np.array([5, 6], dtype=np.int32), []], -100, [1], [2])
-    assert ids.tolist() == [[1, 5, 6, 2], [1, 2, -100, -100]] and ids.dtype == torch.int64
-    assert lengths.tolist() == [4, 2]
-
-
 def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
     prefix = write(tmp_path, "", "")
     (tmp_path / "p.en").write_bytes("a\rb\r\nc\u2028d\x85e\x0bf\ng\n".encode())
@@ -129,10 +121,6 @@ def test_13a_tokens(line, tokens):
     ([""], ["something"], 0.0), ([], [], 0.0)])
 def test_bleu_agrees_with_sacrebleu(hypotheses, references, bleu):
     assert corpus_bleu(hypotheses, references) == pytest.approx(bleu, abs=1e-9)
-
-
-def test_repeated_words_are_counted():
-    assert repeated_words(["the the the cat", "a b a", "", "word"]) == 2 / 5 and repeated_words(["", "word"]) == 0
 
 
 # --- CIFAR-10
