@@ -1,4 +1,5 @@
-"""Small data and finished runs of all four files, which many tests read: the fixture `ready` makes them once."""
+"""Small data and finished runs of all four files, which many tests read: the fixture `ready` makes
+them once."""
 import importlib
 import json
 import shlex
