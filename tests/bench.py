@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import importlib
 import io
-import json
 import shlex
 import signal
 import statistics
@@ -18,6 +17,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from timeit import timeit
 from unittest import mock
 
 import torch
@@ -66,6 +66,8 @@ def their_config(kind, shape, **more):
         hidden_size=shape["hidden"],
         num_attention_heads=shape["heads"],
         intermediate_size=shape["ffn"],
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1,
         **more)
 
 
@@ -105,9 +107,7 @@ def albert_base(shape, batch, tokens):
     optimizer = albert.Lamb(ours.parameters(), 1e-4, weight_decay=cfg.weight_decay)
     made, inputs = masked_text(batch, tokens, cfg.vocab_size)
     sums = torch.zeros(3)
-    dropout = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    config = their_config(AlbertConfig, shape, embedding_size=E, **dropout)
-    theirs = AlbertForPreTraining(config).train()
+    theirs = AlbertForPreTraining(their_config(AlbertConfig, shape, embedding_size=E)).train()
     step = their_step(theirs, lambda: theirs(**inputs, sentence_order_label=made[-1]).loss)
     return lambda: albert.update(ours, ours, optimizer, [made], sums, cfg, ALONE), step
 
@@ -150,17 +150,10 @@ PEERS = {  # name: function, shape, batch, tokens, goal of theirs / ours
 }
 
 
-def seconds_of(call):
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
 def peers(own):
     torch.set_num_threads(own.threads)
     found = {}
-    for name in own.rows:
-        make, shape, batch, tokens, goal = PEERS[name]
+    for name, (make, shape, batch, tokens, goal) in PEERS.items():
         sizes = SHAPES["tiny" if own.tiny else shape]
         shape = dict(zip(("layers", "hidden", "heads", "ffn", "vocab_size"), sizes))
         if own.tiny:
@@ -168,7 +161,7 @@ def peers(own):
             tokens = 16
         torch.manual_seed(0)
         calls = make(shape, batch, tokens)
-        turns = [[seconds_of(call) for call in calls] for _ in range(own.rounds + 1)][1:]
+        turns = [[timeit(call, number=1) for call in calls] for _ in range(own.rounds + 1)][1:]
         ours, theirs = map(statistics.median, zip(*turns))
         ratios = sorted(theirs / ours for ours, theirs in turns)
         found[name] = {
@@ -273,20 +266,15 @@ def main(argv):
     for part in (peers, gpu):
         flags = chosen.add_parser(part.__name__, description=part.__doc__)
         flags.set_defaults(part=part)
-        flags.add_argument("--out", type=Path, help="write JSON here")
         if part is peers:
             flags.add_argument("--tiny", action="store_true", help="the smallest sizes")
-            flags.add_argument("--rows", nargs="+", choices=PEERS, default=[*PEERS])
             flags.add_argument("--rounds", type=int, default=6)
             flags.add_argument("--threads", type=int, default=2)
         else:
             flags.add_argument("--small", action="store_true", help="demo sizes")
             flags.add_argument("--seconds", type=float, default=30, help="of each training")
     own = parser.parse_args(argv)
-    found = own.part(own)
-    if own.out:
-        own.out.write_text(json.dumps({"argv": argv, "torch": torch.__version__, "rows": found}))
-    return found
+    return own.part(own)
 
 
 if __name__ == "__main__":

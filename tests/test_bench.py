@@ -1,7 +1,6 @@
 """tests/bench.py: each comparison runs at its smallest size; commands of gpu name real flags."""
 import dataclasses
 import importlib
-import json
 import shlex
 
 import bench
@@ -9,11 +8,9 @@ import pytest
 
 
 @pytest.mark.peers
-def test_peers(tmp_path):
+def test_peers():
     pytest.importorskip("transformers")
-    out = tmp_path / "peers.json"
-    found = bench.main(["peers", "--tiny", "--rounds", "2", "--threads", "1", "--out", str(out)])
-    assert json.loads(out.read_text())["rows"] == found
+    found = bench.main(["peers", "--tiny", "--rounds", "2", "--threads", "1"])
     assert found.keys() == bench.PEERS.keys()
     for row in found.values():
         assert 0 < row["lowest"] <= row["ratio"] <= row["highest"]
