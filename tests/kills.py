@@ -41,7 +41,7 @@ def as_program(words, log):
 
 
 def start(command, out, *launch, wait=True):
-    """The process of a command, leader of a group of its own; launch: flags of torchrun. Waits until
+    """The process of a command, leader of a group of its own; launch: torchrun's flags. Waits until
     the run has taken its lock: what it imports is not worth killing."""
     program, *words = shlex.split(command)
     words = [f"{program}.py", *words, "--out", str(out)]

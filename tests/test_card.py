@@ -1,5 +1,4 @@
-"""What a GPU must be able to rely on: masks that hide a whole sequence give numbers in bfloat16 too,
-and models arrive as they were. On a machine with a GPU these tests run on it."""
+"""Masks that hide a whole sequence give numbers in bfloat16 too. With a GPU these tests run on it."""
 import random
 
 import pytest
@@ -9,7 +8,7 @@ import albert
 import autobert_zero as abz
 import autotinybert as atb
 import mformer as mf
-from common.distributed import launch, move, send, to_host
+from common.distributed import launch, send
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LENGTHS = torch.tensor([9, 0, 3])  # the second sequence is empty
@@ -28,29 +27,21 @@ def of_autobert(arch):
     return model, lambda: model(*text(), torch.arange(8, device=DEVICE))
 
 
-def of_random_autobert(seed):
-    return of_autobert(abz.arch_text(abz.sample_arch(random.Random(seed), 2)))
-
-
 def of_autotinybert(fit):
     model = atb.LanguageModel(atb.parse_arch("2-16-32-2-16"), 50, 0.1, fit).to(DEVICE)
-    positions = torch.zeros(3, 2, dtype=torch.long, device=DEVICE)
 
     def distill():
         states, scores = model.student(*text())
         teacher = (states.detach() + 1, scores.detach() + 1)
         return atb.distillation_loss((states, scores), teacher, text()[2])
-    return model, distill if fit else lambda: model(*text(), positions)
+    return model, distill
 
 
-def of_albert(head):
-    model = head(albert.Config(embedding=8, positions=16, **SHAPE)).to(DEVICE)
+def of_albert(embedding):
+    model = albert.SpanModel(albert.Config(embedding=embedding, positions=16, **SHAPE)).to(DEVICE)
     batch = dict(zip(("ids", "segments", "lengths"), text()))
     batch["p_mask"] = torch.arange(9, device=DEVICE) >= batch["lengths"][:, None]
-    batch["start"] = torch.zeros_like(batch["lengths"])
-    batch["end"] = batch["start"]
-    batch["impossible"] = torch.ones(3, device=DEVICE)
-    return model, (lambda: model.loss(batch)) if head is albert.AnswerModel else lambda: model(batch)
+    return model, lambda: model(batch)
 
 
 def of_mformer(attn_type):
@@ -66,11 +57,8 @@ def of_mformer(attn_type):
 CASES = [
     (of_autobert, "bert"),
     (of_autobert, f"conv9 | {OVER_TOKENS}"),
-    *((of_random_autobert, seed) for seed in range(6)),
-    (of_autotinybert, 0),
     (of_autotinybert, 24),
-    (of_albert, albert.SpanModel),
-    (of_albert, albert.AnswerModel),
+    (of_albert, 8),
     *((of_mformer, attn_type) for attn_type in mf.TYPES),
 ]
 
@@ -95,19 +83,6 @@ def test_an_empty_source_is_translated():
     found = mf.beam_search(model, text()[0], LENGTHS.to(DEVICE), longest=20, bos=2, eos=3)
     assert len(found) == 3
     assert all(score > float("-inf") for _, score in found)
-
-
-def test_models_travel_unchanged():
-    model = torch.nn.Linear(3, 2)
-    model.bias.requires_grad_(False)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    moved = move(model, DEVICE)
-    assert moved.weight.device.type == DEVICE.type
-    assert not moved.bias.requires_grad
-    kept = to_host(moved.state_dict())
-    with torch.no_grad():
-        moved.weight.zero_()  # what is kept is a copy
-    assert all(torch.equal(kept[name], value) for name, value in before.items())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -10,7 +10,6 @@ import torch
 
 from common.cli import Stop, UserError
 from common.distributed import Ranks, prefetch, share_out
-from common.files import release_locks
 from common.runs import Checkpoint, RunFolder
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -119,15 +118,3 @@ def test_what_goes_wrong_ahead_is_raised_in_its_place_and_no_thread_is_left():
         if item == 3:
             break
     assert not [each for each in threading.enumerate() if each.name.startswith("prefetch")]
-
-
-@pytest.mark.parametrize("name", ["run.lock", "log.jsonl"])
-def test_nothing_is_written_through_a_link(tmp_path, name):
-    open_run(tmp_path / "run").log("pretrain", 1)
-    release_locks()
-    theirs = (tmp_path / "run" / name).rename(tmp_path / "theirs")
-    (tmp_path / "run" / name).symlink_to(theirs)
-    before = theirs.read_text()
-    with pytest.raises(UserError, match=f"{name}: a link"):
-        open_run(tmp_path / "run").log("pretrain", 2)
-    assert theirs.read_text() == before

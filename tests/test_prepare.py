@@ -77,17 +77,11 @@ def test_squad_answers_stand_at_their_offsets(demo, name):
 
 
 def test_cifar10_records(demo):
-    """The mean colour says nothing: the nearest class mean is no better than a guess."""
     assert "\n".join(lines_of(demo["cifar10"], "batches.meta.txt")).split() == list(SHAPES)
-    images, labels = load_cifar10(demo["cifar10"], "train")
-    test_images, test_labels = load_cifar10(demo["cifar10"], "test")
+    _, labels = load_cifar10(demo["cifar10"], "train")
+    _, test_labels = load_cifar10(demo["cifar10"], "test")
     assert np.bincount(labels).tolist() == [400] * 10
     assert np.bincount(test_labels).tolist() == [100] * 10
-    colours = images.float().mean((2, 3))
-    means = np.stack([colours[labels == label].mean(0) for label in range(10)])
-    test_colours = test_images.float().mean((2, 3)).numpy()
-    nearest = ((test_colours[:, None] - means) ** 2).sum(2).argmin(1)
-    assert (nearest == test_labels.numpy()).mean() < 0.2
 
 
 @pytest.mark.parametrize("part, least", [

@@ -85,13 +85,6 @@ def test_links_lead_somewhere(page):
             assert f'<a id="{anchor}">' in there or anchor in known, link
 
 
-def test_what_to_read_first_is_there():
-    lines = re.findall(r"^\*\*Read first:\*\* (.*)\.$", FRONT, re.MULTILINE)
-    for paper, names in zip(PAPERS, lines, strict=True):
-        module = importlib.import_module(paper)
-        assert all(hasattr(module, name) for name in re.findall(r"`(\w+)`", names)), names
-
-
 @pytest.mark.parametrize("file, flags, runs", [
     ("autobert_zero", "--preset base --arch autobert-zero", 775),  # candidates of a search
     slow("autotinybert", "--preset base --steps 586000", 1),  # 5 epochs of 30 million sequences

@@ -1,5 +1,4 @@
-"""common/tasks.py and common/weights.py: tasks behind one face, jobs, medians; what a run starts
-from."""
+"""common/tasks.py: tasks behind one face, jobs, medians."""
 import dataclasses
 import json
 
@@ -11,7 +10,6 @@ from common.cli import UserError
 from common.distributed import Ranks
 from common.tasks import Recipe, open_task, parse_tasks, run_jobs, summarise
 from common.tokenization import load_tokenizer
-from common.weights import finite, take_over
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 MAIN = {
@@ -151,14 +149,3 @@ def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path):
     assert entry["mean"] == pytest.approx(1.4 / 3)
     assert entry["sd"] == pytest.approx(0.3215, abs=1e-4)
     assert (tmp_path / "RTE" / "who").read_text() == "b1"
-
-
-def test_weights_that_do_not_fit_are_refused():
-    model = torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 3)})
-    weights = {"body.weight": torch.zeros(2, 2), "head.weight": torch.zeros(5, 2)}
-    assert "body.bias, head.bias, head.weight" in take_over(model, weights, "", heads=("head",))
-    assert not model["body"].weight.any()
-    with pytest.raises(UserError, match=r"head.weight is \(5, 2\) there and \(3, 2\) here"):
-        take_over(model, weights, "there")
-    with pytest.raises(UserError, match="body.weight holds numbers that are not finite"):
-        finite({"body.weight": torch.full((2, 2), float("nan"))}, "there")

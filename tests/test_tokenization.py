@@ -9,7 +9,7 @@ import sentencepiece
 from small_runs import write
 
 from common.cli import UserError
-from common.tokenization import load_tokenizer, preprocess, preprocess_aligned
+from common.tokenization import load_tokenizer, preprocess
 from data.text import train_sentencepiece
 
 WORDPIECES = """
@@ -60,14 +60,6 @@ def test_trained_ids_follow_albert(spiece):
     assert tokenizer.special_ids == (0, 1, 2, 3, 4)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (tokenizer.cls_id, tokenizer.sep_id)
     assert not {0, 2, 3, 4} & {*tokenizer.encode("<pad> [CLS] [SEP] [MASK]")}
-
-
-@pytest.mark.parametrize("raw", NASTY)
-def test_aligned_preprocess_is_preprocess(raw):
-    clean, starts, ends = preprocess_aligned(raw)
-    assert clean == preprocess(raw)
-    assert len(starts) == len(ends) == len(clean)
-    assert all(0 <= a < b <= len(raw) for a, b in zip(starts, ends))
 
 
 @pytest.mark.parametrize("kind", ["spiece", "released"])

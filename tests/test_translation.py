@@ -5,7 +5,7 @@ import torch
 
 from common.cli import UserError
 from data.cifar10 import load_cifar10
-from data.translation import TokenBatches, corpus_bleu, encode_pairs, read_pairs, tokenize_13a
+from data.translation import TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
 class Words:
@@ -100,16 +100,6 @@ def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
 
 
 # --- BLEU, against constants computed with sacrebleu 2.6
-
-@pytest.mark.parametrize("line, tokens", [
-    ("Hello, world! It's 3-4 (or 1,000.5)... \"U.S.\" a_b~c&quot;d&lt;e",
-     "Hello , world ! It's 3 - 4 ( or 1,000.5 ) . . . \" U . S . \" a _ b ~ c \" d < e"),
-    ("x-y 2-3 $5.00% a/b 10,000, .5 5. [z] {w} `q^",
-     "x-y 2 - 3 $ 5.00 % a / b 10,000 , . 5 5 . [ z ] { w } ` q ^"),
-])
-def test_13a_tokens(line, tokens):
-    assert tokenize_13a(line) == tokens.split()
-
 
 @pytest.mark.parametrize("hypotheses, references, bleu", [
     (["The cat sat on the mat.", "It costs $1,000.50, \"really\"?"],
