@@ -1304,7 +1304,7 @@ def train_winners(superplm, finalists, data, cfg, run):
             say(run.ranks, f"{error}; its training is left out")
             models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
-                        lambda arch: judge(models[arch], data, cfg))
+                        lambda arch: judge(models[arch], data, cfg, run))
     lines = [{**line, **result} for line, result in zip(finalists, results)]
     line = max(lines, key=lambda line: line["score"])
     best, cfg = models[line["arch"]], dataclasses.replace(cfg, arch=line["arch"])
