@@ -107,7 +107,9 @@ def ranker(options):
         best, means = bests.setdefault(keep, []), []
         for seed in range(options.seeds):
             found, about = mf.rank_and_evolve(space, lines, dataclasses.replace(cfg, keep=keep, seed=seed))
-            measured = [mf.held_out_loss(supernet, data, cfg, arch) for arch in found]
+            found = [arch for arch in found
+                     if mf.measure_latency(arch, cfg, ranks.device)[0] <= about["latency_limit"]]
+            measured = [mf.held_out_loss(supernet, data, cfg, arch) for arch in found[:cfg.finalists]]
             best.append(min(measured))
             means.append(sum(measured) / len(measured))
         rows.append([f"keep {keep}" if keep else "whole space", about["architectures_pruned"], *mean_sd(best),
