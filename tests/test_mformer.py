@@ -722,7 +722,8 @@ def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monk
 
 def test_init_brings_its_task_and_training_prints_the_next_command(tmp_path, monkeypatch, capsys, ready):
     """With a test text (which config.json names) and without."""
-    init = f"mformer --evaluate --init {ready['mformer']} --device cpu --out {tmp_path}"
+    init = (f"mformer --evaluate --init {ready['mformer']} --test_text {ready['pairs']}/train --device cpu "
+            f"--out {tmp_path}")
     assert not call(f"{init}/scored", monkeypatch)
     assert "BLEU" in capsys.readouterr().out
     assert json.loads((tmp_path / "scored" / "config.json").read_text())["settings"]["task"] == "wmt14"
