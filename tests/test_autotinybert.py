@@ -698,7 +698,7 @@ def test_scores_within_their_noise_are_called_ties(whole):
     lines = [{"arch": arch, "score": score, "error": 0.02 * (score > 0)}
              for arch, score in (("a", 0.46), ("b", 0.5), ("c", 0.4), ("d", -1.0))]
     assert atb.ties(lines) == ["a"] and atb.ties(lines[1:]) == []
-    task = types.SimpleNamespace(rows={"dev": range(100)}, recipe=types.SimpleNamespace(main="accuracy"))
+    task = types.SimpleNamespace(examples={"dev": range(100)}, recipe=types.SimpleNamespace(main="accuracy"))
     assert common_finetune.Task.standard_error(task, 0.5) == pytest.approx(0.05)
     assert all(0.01 < line["error"] < 0.3 for line in read_jsonl(whole / "history.jsonl"))
 

@@ -40,4 +40,4 @@ cfg = Config(image=32, patch=4, latency_runs=1)
 published = parse_arch("mformer", cfg)
 for cost in ("wall", "flops"):
     cfg.cost = cost
-    print(f"mFormer, one image, {cost}: {measure_latency(published, cfg, torch.device('cpu')):.3g}")
+    print(f"mFormer, one image, {cost}: {measure_latency(published, cfg, torch.device('cpu'))[0]:.3g}")
