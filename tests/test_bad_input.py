@@ -254,6 +254,7 @@ FOLDERS = [
         lambda state, _: {**state, "run": "other"}), to="out"))),
     *rows(TUNED, ("jobs/CoLA-0.json & changed by hand", copy(
         "tuned", drop("done.json"), put("jobs/CoLA-0.json", "{}"), to="out"))),
+    *rows("albert --export {here}/x --init {here}/out", ("another version", put("out/config.json", RECORD))),
     *rows("albert --export {here} --init {albert}", ("not empty", put("mine.txt", "")))]
 
 FLAGS = {  # of an action that would begin at once: what names the mistake; more of them in test_cli.py
