@@ -438,20 +438,24 @@ class Pace:
         self.ranks, self.save_seconds, self.wait, self.asked = ranks, 60 * save_minutes, 1, time.monotonic()
         self.saved = self.logged = self.asked
         self.every = 1  # updates between two meetings
+        self.called = self.asked
+        self.shortest = math.inf  # seconds between two calls: a step without an evaluation
 
     def __call__(self):
         global _busy_until
+        now = time.monotonic()
+        self.shortest = min(self.shortest, now - self.called)
+        self.called = now
+        _busy_until = now + 4 + 10 * self.shortest  # a step may take longer than others, and meetings are 2 s apart
         self.wait -= 1
         if self.wait > 0:
             return False, False, False
-        now = time.monotonic()
         stop = stopping(self.ranks)
         save = bool(self.save_seconds) and now - self.saved >= self.save_seconds
         log, each = now - self.logged >= 60, (now - self.asked) / self.every
         every = max(1, min(2 * self.every, int(2 / max(each, 1e-6))))
         save, log, self.every = broadcast(self.ranks, (save, log, every))
         self.wait, self.asked = self.every, now
-        _busy_until = now + 4 + 10 * each  # a step may take longer than others; an evaluation takes longer than that
         self.saved, self.logged = now if save else self.saved, now if log else self.logged
         return stop, save, log
 

@@ -225,6 +225,17 @@ def test_a_loop_ends_its_step_and_saves(told_to_stop):
     assert saved
 
 
+def test_an_evaluation_in_a_loop_is_left_though_others_took_as_long(told_to_stop):
+    with pytest.raises(Stop), launch("cpu") as ranks:
+        pace = Pace(ranks)
+        for seconds in (0, 1, 0, 1):
+            time.sleep(seconds)
+            pace()
+        began = told_to_stop()
+        time.sleep(20)
+    assert time.monotonic() - began < 7
+
+
 def test_a_run_may_be_started_from_another_thread():
     found = []
     thread = threading.Thread(target=lambda: found.extend(launch("cpu").__enter__() and "a"))
