@@ -415,18 +415,33 @@ def run_op(op, values, axes, mask, dropout):
         return SIMPLE[op](*values)
     x, y = values[0], values[-1]
     if op == "softmax":
-        if axes[0][1] == "n" and mask is not None:
-            x = x.masked_fill(~mask[:, None, None, :], float("-inf"))  # D5
-        weights = F.softmax(x, dim=-1)
+        weights = softmax_over_tokens(x, mask) if axes[0][1] == "n" else F.softmax(x, dim=-1)
         return F.dropout(weights, dropout) if axes[0] == "nn" else weights  # D25: on token-by-token weights alone
     if op == "matmul":
         return hide(x, axes[0], 1, mask) @ hide(y, axes[1], 0, mask)
-    x, y = hide(x, axes[0], 1, mask), hide(y, axes[1], 1, mask)
-    if op == "cosine":
-        return F.normalize(x, dim=-1, eps=1e-6) @ F.normalize(y, dim=-1, eps=1e-6).transpose(-1, -2)
+    x = hide(x, axes[0], 1, mask)
+    y = hide(y, axes[1], 1, mask)
+    return cosine(x, y) if op == "cosine" else euclidean(x, y)
+
+
+def softmax_over_tokens(x, mask):
+    """Softmax of (B, N, *, T) over its last axis. D5: padding gets nothing; mask as in hide."""
+    if mask is not None:
+        x = x.masked_fill(~mask[:, None, None, :], float("-inf"))
+    return F.softmax(x, dim=-1)
+
+
+def cosine(x, y):
+    """Cosine similarity of every row of x (B, N, n, d) with every row of y (B, N, m, d): (B, N, n, m)."""
+    return F.normalize(x, dim=-1, eps=1e-6) @ F.normalize(y, dim=-1, eps=1e-6).transpose(-1, -2)
+
+
+def euclidean(x, y):
+    """Distance of every row of x (B, N, n, d) from every row of y (B, N, m, d): (B, N, n, m)."""
     wide = torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):  # differences of large numbers: never in bfloat16
-        x, y = x.to(wide), y.to(wide)
+        x = x.to(wide)
+        y = y.to(wide)
         squares = x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :] - 2 * x @ y.transpose(-1, -2)
         return squares.clamp_min(1e-6).sqrt()  # no (B, N, T, T, D) buffer; a finite gradient at 0
 
@@ -1199,7 +1214,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.weights import keep_model, read_init, take_over, take_settings
     from data.corpus import join
     from data.inputs import open_run, words_after_training
-    from data.network_code import SPAN, Attention, write_network
+    from data.network_code import SPAN, write_network
 
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
@@ -1409,20 +1424,18 @@ def start_from(model, source):
     return take_over(model, weights, name, heads=("head",))
 
 
-def write_best(path, arch, source, cfg, tokenizer, labels=None):
+def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
     """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's source; returns its line.
-    labels: of the outputs of a task's head."""
+    labels: of the outputs of a task's head; length: tokens of its longest input, by default cfg's."""
     model = TaskModel(arch, cfg, len(labels), labels == SPAN) if labels else LanguageModel(arch, cfg)
     note = start_from(model, source)
-    layers = [layer if isinstance(layer, int) else
-              Attention(layer, tuple(infer_graph(layer)), tuple(used_inputs(layer)), formula(layer)) for layer in arch]
-    write_network(path, layers, model.state_dict(), cfg, tokenizer, labels)
+    write_network(path, model, cfg, tokenizer, labels, length or cfg.length)
     return note
 
 
 def export(cfg, name):
     """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
-    path, source, labels = Path(name), read_run(cfg) if cfg.init else None, None
+    path, source, labels, length = Path(name), read_run(cfg) if cfg.init else None, None, cfg.length
     if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
         raise UserError(f"--export {name}: it, or its .mmd or .pt, is there already; choose another name")
     if path.suffix != ".py" or not path.parent.is_dir() or not source:
@@ -1432,10 +1445,12 @@ def export(cfg, name):
     if beside.exists() and beside.read_bytes() != tokenizer.path.read_bytes():
         raise UserError(f"--export {name}: {beside} is the vocabulary of another network; choose another folder")
     if "head.weight" in source[0]:
-        task = read_json(Path(cfg.init) / "config.json")["settings"]["tasks"]
+        settings = read_json(Path(cfg.init) / "config.json")["settings"]
+        task = settings["tasks"]
+        length = settings.get("finetune_length") or recipes(cfg)[task].length
         labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
-    print(f"{write_best(path, settle_arch(cfg), source, cfg, tokenizer, labels)}\n{path}: written, its weights, "
-          f"drawing and {tokenizer.file_name} beside it")
+    note = write_best(path, settle_arch(cfg), source, cfg, tokenizer, labels, length)
+    print(f"{note}\n{path}: written, its weights, drawing and {tokenizer.file_name} beside it")
 
 
 # Fine-tuning. A job is one run of one task at one setting.
