@@ -8,7 +8,7 @@ import sentencepiece
 
 from common.cli import UserError
 from common.tokenization import load_tokenizer, preprocess, preprocess_aligned
-from data.text import ALBERT_SYMBOLS, STEP, fields, train_sentencepiece
+from data.text import train_sentencepiece
 
 WORDPIECES = """[PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan ##bul σας a
     ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
@@ -40,8 +40,8 @@ def spiece(text):
 
 @pytest.fixture(scope="module")
 def released(text):
-    """The same as SentencePiece writes it, like ALBERT's own: pieces such as "2011," are in use."""
-    with mock.patch("data.text.steady", lambda model, lower: model):
+    """A vocabulary like ALBERT's own: it has pieces such as "2011,"."""
+    with mock.patch("data.text.DELIMITER", ""):
         return train_sentencepiece([text], text.parent / "released.model", vocab_size=90)
 
 
@@ -52,7 +52,7 @@ def wordpiece(tmp_path_factory):
 
 def test_trained_ids_follow_albert(spiece):
     tokenizer = load_tokenizer(spiece.parent)
-    assert tokenizer.names[:13] == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", *'()"-.–£€']
+    assert tokenizer.names[:5] == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
     assert tokenizer.vocab_size == 90 and tokenizer.special_ids == (0, 1, 2, 3, 4)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (tokenizer.cls_id, tokenizer.sep_id) == (2, 3)
     assert not {0, 2, 3, 4} & set(tokenizer.encode("<pad> [CLS] [SEP] [MASK]"))
@@ -88,28 +88,11 @@ def test_digit_comma_rule(released):
     assert all(tokenizer.names[new[-1]] == "," for new in tokenizer.recut.values())
 
 
-def test_a_vocabulary_of_ours_needs_no_digit_comma_rule(spiece, released):
-    """Its pieces, ids and word starts are those that SentencePiece found, but those of the rule are not used."""
-    ours, before = load_tokenizer(spiece), load_tokenizer(released)
-    assert ours.names == before.names and before.recut and not ours.recut
-    assert all(ours.model.is_unused(i) for i in before.recut) and (ours.starts_word == before.starts_word).all()
-    pieces = [ours.names[i] for i in ours.encode("In 2011, x5, y")]
-    assert "".join(pieces) == "▁in▁2011,▁x5,▁y" and not any(len(piece) > 1 and piece[-1] == "," for piece in pieces)
-    assert ours.encode("The café had coins (x, y) - £5.") == before.encode("The café had coins (x, y) - £5.")
-
-
-def test_scores_of_a_vocabulary_of_ours_add_up_exactly(spiece, released):
-    """So that cuts of the same score tie in float32 and float64; the rest of the file is SentencePiece's."""
-    ours, before = load_tokenizer(spiece).model, load_tokenizer(released).model
-    scores, others = ([model.get_score(i) for i in range(90)] for model in (ours, before))
-    assert all(score / STEP == int(score / STEP) for score in scores)
-    assert any(score / STEP != int(score / STEP) for score in others)
-    plain = [i for i in range(5, 90) if before.id_to_piece(i) not in ALBERT_SYMBOLS]
-    assert max(abs(scores[i] - others[i]) for i in plain) <= STEP / 2
-    assert all(scores[ours.piece_to_id(symbol)] == max(scores[i] for i in plain) for symbol in ALBERT_SYMBOLS)
-    rest = [b"".join(whole for number, _, whole in fields(path.read_bytes()) if number != 1)
-            for path in (spiece, released)]
-    assert rest[0] == rest[1]
+def test_a_trained_vocabulary_needs_no_digit_comma_rule(spiece, released):
+    ours = load_tokenizer(spiece)
+    assert load_tokenizer(released).recut and not ours.recut
+    assert "".join(ours.names[i] for i in ours.encode("In 2011, x5, y")) == "▁in▁2011,▁x5,▁y"
+    assert not any(ours.model.is_unused(i) or ord("\ue000") in map(ord, name) for i, name in enumerate(ours.names))
 
 
 def test_word_starts_truth_table(spiece, wordpiece):
