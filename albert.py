@@ -26,8 +26,8 @@ Differs: from the paper's text; with a * from the official code where the text l
          · D19 the learning rate goes with the root of the batch · D20 one run a task in place of the median of five
          · D21* a sequence that is drawn short keeps two sentences, which may be longer than drawn
          · D22 a span that a member of an ensemble does not list has probability 0 there
-         · D23* in a vocabulary made here, scores are rounded, symbols are plain pieces, and pieces that
-         end in a digit and a comma are unused (data/text.py)
+         · D23* in a vocabulary made here the released one's symbols are not extra pieces, and no piece
+         has a digit before a comma (data/text.py)
          · D24* how lines become sentences and documents; no document is longer than 100,000 characters
          (data/text.py)
 """
@@ -547,8 +547,6 @@ def mean_loss(logits, labels):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model and steps
-    import numpy as np
-
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
     from common.distributed import (
@@ -562,7 +560,6 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
-    from data.corpus import below, mix
     from data.inputs import open_run, words_after_training
     from data.race import RaceTask
 
@@ -610,82 +607,14 @@ def schedule(step, steps, warmup):
     return step / warmup if step < warmup else 1 - step / steps
 
 
-def sentence_runs(corpus, number, rows, room, seed, short_prob=SHORT):
-    """Examples number .. number + rows - 1 of an endless stream, as data.corpus.Segments: runs of whole sentences of up
-    to `room` tokens, each parted at a sentence boundary inside (D11). No text is missing between the parts, and neither
-    their sizes nor their ends tell which came first.
-
-    The slots of a document share out its sentences by number, so that all are shown as often. (Shared out by tokens, a
-    run would begin or end with a long sentence, as a cut falls into one more easily, and the outer sentences of a pair
-    would tell its order.) Of a share that is more than the size drawn, a run takes as many sentences as fit, from the
-    share's beginning or up to its end, as a coin has it.
-
-    D21: a run, also a short one, has two sentences where `room` allows, even if the size drawn for it
-    or its share does not, so that it has an order. Where `room` does not, and in a document of one
-    sentence, the example is one part, cut out of the slot's stretch of the document: second_length
-    is 0. `other`, for NSP, is as whole, the end of a run elsewhere; other_length is 0 where none
-    fits.
-    """
-    document, left, right, target, draws = corpus.drawn(number, rows, room, seed, short_prob)
-    low, high = (corpus.documents[corpus.ids[document] + part] for part in (0, 1))
-    begin, end = corpus.sentences[low], corpus.sentences[high]
-    count = high - low
-    start, stop = (low + ((cut - begin) * count * 2 + end - begin) // (end - begin) // 2 for cut in (left, right))
-    backwards = below(2, draws[2]) == 1
-    start = np.where(backwards, np.clip(stop - 2, low, start), start)  # two sentences at least
-    stop = np.clip(start + 2, stop, high)
-    start = np.clip(stop - 2, low, start)
-    after = np.maximum(fitting_stop(corpus, start, stop, target), np.minimum(start + 2, stop))
-    before = corpus.first_after(corpus.sentences[stop] - target - 1, start, stop)
-    before = np.minimum(before, np.maximum(stop - 2, start))
-    start, stop = np.where(backwards, before, start), np.where(backwards, stop, after)
-    pair = (stop - start > 1) & (corpus.sentences[stop] - corpus.sentences[start] <= room)
-    middle = start + 1 + below(np.maximum(stop - start - 1, 1), draws[3])
-    begin, cut, end = (corpus.sentences[sentence] for sentence in (start, middle * pair, stop))
-    lone = np.minimum(target, right - left)  # the size of an example of one part
-    begin = np.where(pair, begin, left + below(right - left - lone + 1, draws[2]))
-    first, second = np.where(pair, cut - begin, lone), np.where(pair, end - cut, 0)
-    columns = (array[:, None] for array in (document, second, room - first))
-    eight = [mix(draw[:, None] + np.arange(1, 9, dtype=np.uint64)) for draw in draws[4:]]
-    other, other_length = run_elsewhere(corpus, corpus.slot_table(room), *columns, eight)
-    return corpus.collect(room, (begin, first), (cut, second), (other, other_length))
-
-
-def fitting_stop(corpus, start, high, room):
-    """Where the longest run of whole sentences stops that begins with sentence `start`, lies before sentence `high` and
-    has no more than `room` tokens; `start` where no sentence fits."""
-    limit = corpus.sentences[start] + room
-    stop = corpus.first_after(np.minimum(limit, corpus.sentences[high] - 1), start, high)
-    return stop - (corpus.sentences[stop] > limit)
-
-
-def run_elsewhere(corpus, table, document, want, most, draws):
-    """(first token, tokens), (R,) each, of runs of whole sentences in the place of NSP's second part: from another
-    document, but, like that part, not from its beginning, of about `want` tokens, the second part's, and `most` at
-    most. Of eight that are drawn it is the one whose size is nearest; 0 tokens where none fits or none is wanted.
-
-    The other arguments are (R, 1), draws two of (R, 8).
-    """
-    foreign = table[document + 1] + below(table[-1] - table[document + 1] + table[document], draws[0])
-    there = corpus.ids[np.searchsorted(table, foreign % table[-1], side="right") - 1]
-    low, high = corpus.documents[there], corpus.documents[there + 1]
-    choices = (high - low - 1) * (len(corpus.ids) > 1)
-    begin = np.minimum(low + 1 + below(np.maximum(choices, 1), draws[1]), high - 1)
-    end = fitting_stop(corpus, begin, high, want)
-    below_want, above = (corpus.sentences[np.minimum(end + more, high)] - corpus.sentences[begin] for more in (0, 1))
-    size = np.where((below_want == 0) | (above - want < want - below_want), above, below_want)
-    size = np.where((choices > 0) & (size <= most) & (want > 0), size, 0)
-    best = np.where(size > 0, abs(size - want), 2**40).argmin(1)[:, None]
-    return [np.take_along_axis(array, best, 1)[:, 0] for array in (corpus.sentences[begin], size)]
-
-
 def language_batch(corpus, tokenizer, cfg, objective, number, rows, device):
     """Examples number .. number + rows - 1 of the endless stream, on the device: ids, segments (B, T), lengths (B,),
     places, labels (B, M) of the masked words, order (B,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, number))
     # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
-    # label. The official code takes tokens off at random ends
-    parts = sentence_runs(corpus, number, rows, cfg.length - 3, cfg.seed)
+    # label. The official code takes tokens off at random ends. D21: two sentences where --length allows, even if the
+    # size drawn for the sequence does not
+    parts = corpus.sentence_runs(number, rows, cfg.length - 3, cfg.seed, SHORT, others=objective == "nsp")
     ids, segments, lengths, order = sentence_pairs(parts, tokenizer, objective, generator)
     ids, places, labels = mask_tokens(ids, segments, tokenizer, cfg, generator)
     return send((ids, segments, lengths, places, labels, order), device)
@@ -780,7 +709,7 @@ def by_first_piece(text, cfg):
     begin a first segment, a second one and one from elsewhere in 8,192 rows of the training text; a tie is half right.
     """
     def begins(corpus, rows):
-        parts = sentence_runs(corpus, 0, rows, cfg.length - 3, 0)
+        parts = corpus.sentence_runs(0, rows, cfg.length - 3, 0, SHORT)
         pair = parts.second_length > 0
         return parts.first[pair, 0], parts.second[pair, 0], parts.other[parts.other_length > 0, 0]
 
@@ -849,7 +778,8 @@ def pretrain(cfg):
         if not run.finished:
             cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
             run.settle(cfg)
-            labelled = sentence_runs(text.train, 0, 8192, cfg.length - 3, cfg.seed).second_length > 0
+            sample = text.train.sentence_runs(0, 8192, cfg.length - 3, cfg.seed, SHORT, others=False)
+            labelled = sample.second_length > 0
             if cfg.objective != "none" and not labelled.any():
                 raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; raise"
                                 " it, put one on a line, blank lines between documents, or use --objective none")

@@ -526,19 +526,32 @@ def run_op(op, values, axes, mask, dropout):
     x = values[0]
     y = values[-1]
     if op == "softmax":
-        if axes[0][1] == "n" and mask is not None:
-            x = x.masked_fill(~mask[:, None, None, :], float("-inf"))  # D5
-        weights = F.softmax(x, dim=-1)
+        weights = softmax_over_tokens(x, mask) if axes[0][1] == "n" else F.softmax(x, dim=-1)
         # D25: dropout on the n x n softmax alone; the paper does not say where
         return F.dropout(weights, dropout) if axes[0] == "nn" else weights
     if op == "matmul":
         return zero_padding(x, axes[0], 1, mask) @ zero_padding(y, axes[1], 0, mask)
     x = zero_padding(x, axes[0], 1, mask)
     y = zero_padding(y, axes[1], 1, mask)
-    if op == "cosine":
-        x = F.normalize(x, dim=-1, eps=1e-6)
-        y = F.normalize(y, dim=-1, eps=1e-6)
-        return x @ y.transpose(-1, -2)
+    return cosine(x, y) if op == "cosine" else euclidean(x, y)
+
+
+def softmax_over_tokens(x, mask):
+    """Softmax of (B, N, *, T) over its last axis, with 0 at padding (D5); mask as in zero_padding."""
+    if mask is not None:
+        x = x.masked_fill(~mask[:, None, None, :], float("-inf"))
+    return F.softmax(x, dim=-1)
+
+
+def cosine(x, y):
+    """Cosine similarity of each row of x (B, N, n, d) with each of y (B, N, m, d): (B, N, n, m)."""
+    x = F.normalize(x, dim=-1, eps=1e-6)
+    y = F.normalize(y, dim=-1, eps=1e-6)
+    return x @ y.transpose(-1, -2)
+
+
+def euclidean(x, y):
+    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m)."""
     wide = torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):  # differences of large numbers: not in bfloat16
         x = x.to(wide)
@@ -1521,7 +1534,7 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from common.weights import keep_model, read_init, take_over, take_settings
     from data.corpus import join
     from data.inputs import open_run, words_after_training
-    from data.network_code import SPAN, Attention, write_network
+    from data.network_code import SPAN, write_network
 
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # no WNLI
@@ -1913,21 +1926,16 @@ def finetune(cfg, text):
 # --export and --describe
 
 
-def write_best(path, arch, source, cfg, tokenizer, labels=None):
+def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
     """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's source.
-    labels: names of a task head's outputs. Returns start_from's line."""
+    labels: names of a task head's outputs; length: tokens of its longest input, by default cfg's.
+    Returns start_from's line."""
     if labels:
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     else:
         model = LanguageModel(arch, cfg)
     note = start_from(model, source)
-    layers = []
-    for layer in arch:
-        if not isinstance(layer, int):
-            shapes = tuple(infer_graph(layer))
-            layer = Attention(layer, shapes, tuple(used_inputs(layer)), formula(layer))
-        layers.append(layer)
-    write_network(path, layers, model.state_dict(), cfg, tokenizer, labels)
+    write_network(path, model, cfg, tokenizer, labels, length or cfg.length)
     return note
 
 
@@ -1936,6 +1944,7 @@ def export(cfg, name):
     path = Path(name)
     source = read_run(cfg) if cfg.init else None
     labels = None
+    length = cfg.length
     if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
         raise UserError(f"--export {name}: it, or its .mmd or .pt, exists already; choose another name")
     if path.suffix != ".py" or not path.parent.is_dir() or not source:
@@ -1949,9 +1958,11 @@ def export(cfg, name):
         raise UserError(f"--export {name}: {vocabulary} is the vocabulary of another network; "
                         "choose another folder")
     if "head.weight" in source[0]:
-        task = read_json(Path(cfg.init) / "config.json")["settings"]["tasks"]
+        settings = read_json(Path(cfg.init) / "config.json")["settings"]
+        task = settings["tasks"]
+        length = settings.get("finetune_length") or recipes(cfg)[task].length
         labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
-    print(write_best(path, resolve_arch(cfg), source, cfg, tokenizer, labels))
+    print(write_best(path, resolve_arch(cfg), source, cfg, tokenizer, labels, length))
     print(f"{path}: written, with its weights, drawing and {tokenizer.file_name}")
 
 

@@ -9,7 +9,7 @@ which each sentence starts, then the total), documents.bin (int64: the sentence 
 total) and meta.json, which is written last: a folder without it was cut short.
 """
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,43 +32,14 @@ def read_meta(folder):
     return meta if sound and meta.get("format") == 1 else {}
 
 
-def mix(x):
-    """A 64-bit hash of each element (the finaliser of SplitMix64); x: uint64 array."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def hashed(seed, stream, *arrays):
-    """uint64 hash of (seed, stream, each array's element): the stateless stand-in for a random generator."""
-    value = mix(np.array([seed % 2**64], np.uint64)) + np.uint64(stream)
-    for array in arrays:
-        value = mix(value) + array.astype(np.uint64)
-    return mix(value)
-
-
-def below(limit, hashes):
-    """Uniform integers in [0, limit): int64; limit: positive int64 array or int."""
-    return ((hashes >> np.uint64(11)) * (2.0**-53) * limit).astype(np.int64)
-
-
-def permute(index, total, key):
-    """Where a pseudo-random permutation of range(total) sends each index, without a table, however large total is. Four
-    Feistel rounds on the next power of two, repeated until the value is below total. index: (R,) int64; key: (R,)
-    uint64, a permutation for each value. Returns (R,) int64."""
-    bits = max(2, (total - 1).bit_length())
-    low = np.uint64(bits // 2)
-    low_mask, high_mask = np.uint64((1 << bits // 2) - 1), np.uint64((1 << bits - bits // 2) - 1)
-    out, todo = index.astype(np.uint64), np.arange(len(index))
-    while len(todo):
-        high, rest, keys = out[todo] >> low, out[todo] & low_mask, key[todo]
-        for turn in range(2):
-            high ^= mix(rest + keys + np.uint64(2 * turn)) & high_mask
-            rest ^= mix(high + keys + np.uint64(2 * turn + 1)) & low_mask
-        out[todo] = high << low | rest
-        todo = todo[out[todo] >= total]
-    return out.astype(np.int64)
+@lru_cache(maxsize=2)
+def epoch_order(seed, epoch, slots, documents):
+    """(a permutation of the slots, a number in [0, 1) for each document) of one epoch. 4 bytes a
+    slot: 100 MB for Wikipedia and books in sequences of 128 tokens."""
+    rng = np.random.default_rng([seed, 0, epoch])
+    order = np.arange(slots, dtype=np.uint32)
+    rng.shuffle(order)
+    return order, rng.random(documents)
 
 
 @dataclass
@@ -137,80 +108,157 @@ class Corpus:
         return float(np.bincount(pieces).max() / len(pieces))
 
     def segments(self, position, rows, length, seed, short_prob=0.1):
-        """Examples position .. position + rows - 1 of an endless stream, as Segments.
+        """Examples position .. position + rows - 1 of an endless stream, as Segments: a run of
+        tokens of one document, parted at a sentence boundary inside.
 
-        A function of its arguments alone, so resuming needs only the position, and ranks take ranges of their own.
-        length: room for the text of both parts, in tokens, at least 2. The size of an example is `length`, or with
-        short_prob uniform in 2..length, and never more than its slot's stretch of a document.
+        An example is a function of the seed and its number alone. So resuming needs only the
+        position, and processes take ranges of their own. length: room for the text of both parts,
+        in tokens, at least 2. The size of an example is `length`, or with short_prob uniform in
+        2..length, and never more than its slot's stretch of a document.
         """
-        document, left, right, target, draws = self.drawn(position, rows, length, seed, short_prob)
-        size = np.minimum(target, right - left)
-        start = left + below(right - left - size + 1, draws[2])
-        first, last = (self.documents[self.ids[document] + part] for part in (0, 1))  # its sentences
-        boundary = self.first_after(start, first, last)
-        inside = self.first_after(start + size - 1, boundary, last) - boundary
-        chosen = self.sentences[boundary + below(np.maximum(inside, 1), draws[3])]
-        middle = np.where(inside > 0, chosen, start + size)
-        other = self.elsewhere(document, start, start + size - middle, draws[4:])
-        return self.collect(length, (start, middle - start), (middle, start + size - middle), other)
+        parts = []
+        for number in range(position, position + rows):
+            rng = np.random.default_rng([seed, 1, number])
+            document, left, right = self.stretch(number, length, seed)
+            size = min(draw_size(rng, length, short_prob), right - left)
+            start = left + int(rng.integers(right - left - size + 1))
+            stop = start + size
+            low, high = self.sentence_range(document)
+            inside = self.sentences[low:high]
+            inside = inside[inside.searchsorted(start, "right"):inside.searchsorted(stop)]
+            middle = int(rng.choice(inside)) if len(inside) else stop
+            other = self.elsewhere(rng, document, stop - middle)
+            parts.append((start, middle - start, middle, stop - middle, *other))
+        return self.collect(length, parts)
 
-    def drawn(self, position, rows, length, seed, short_prob):
-        """What each example of the stream begins with: (its document, the first token of its slot's stretch and the one
-        behind the last, the size it is to have, six hashes).
+    def sentence_runs(self, position, rows, length, seed, short_prob=0.1, others=True):
+        """Like segments, but runs of whole sentences, parted between two of them: neither the sizes
+        of the parts nor their ends tell which came first.
 
-        Each epoch takes the slots in another order. The slots of a document part it, so that an epoch shows each token
-        once, those at its beginning and its end too. They overhang both ends by what they have to spare, in each epoch
-        in other shares, neither under a quarter: the cuts move, and no stretch is a mere rest.
+        The slots of a document share out its sentences by number, so that each is shown as often.
+        (Shared out by tokens, a run would begin or end with a long sentence, since a cut falls into
+        one more easily, and the outer sentences of a pair would tell its order.) From its share a
+        run takes as many sentences as fit into the size drawn for it, from the beginning or up to
+        the end, at random, but at least two where `length` has room for them.
+
+        Without room for two, and in a document of one sentence, the example is one part, cut out of
+        the slot's stretch: second_length is 0. `other` is the end of a run elsewhere, and left out
+        without `others`, which take most of the time.
+        """
+        parts = []
+        for number in range(position, position + rows):
+            rng = np.random.default_rng([seed, 1, number])
+            document, left, right = self.stretch(number, length, seed)
+            size = draw_size(rng, length, short_prob)
+            start, stop = self.choose_sentences(rng, document, left, right, size)
+            begin, end = self.sentences[start], self.sentences[stop]
+            if stop - start > 1 and end - begin <= length:
+                middle = self.sentences[start + 1 + rng.integers(stop - start - 1)]
+            else:
+                size = min(size, right - left)
+                begin = left + rng.integers(right - left - size + 1)
+                middle = end = begin + size
+            first = middle - begin
+            second = end - middle
+            other = 0, 0
+            if others:
+                other = self.run_elsewhere(rng, document, second, length - first, length)
+            parts.append((begin, first, middle, second, *other))
+        return self.collect(length, parts)
+
+    def choose_sentences(self, rng, document, left, right, size):
+        """(first, one behind the last) of the sentences for a run of up to `size` tokens from the
+        share of the stretch left .. right."""
+        low, high = self.sentence_range(document)
+        begin, end = self.sentences[low], self.sentences[high]
+        start = low + round((left - begin) * (high - low) / (end - begin))
+        stop = low + round((right - begin) * (high - low) / (end - begin))
+        backwards = rng.random() < 0.5
+        if backwards:
+            start = max(low, min(start, stop - 2))  # two sentences at least
+        stop = min(high, max(stop, start + 2))
+        start = max(low, min(start, stop - 2))
+        starts = self.sentences[start:stop + 1]
+        if backwards:
+            fitting = starts.searchsorted(starts[-1] - size)
+            return max(start, min(start + int(fitting), stop - 2)), stop
+        fitting = starts.searchsorted(starts[0] + size, "right") - 1
+        return start, min(stop, max(start + int(fitting), start + 2))
+
+    def stretch(self, number, length, seed):
+        """(document, its first token of a slot, one behind the last) of example `number`.
+
+        Each epoch takes the slots in another order. The slots of a document part it, so that an
+        epoch shows each token once, those at its beginning and its end too. They overhang both ends
+        by what they have to spare, in each epoch in other proportions, neither under a quarter: the
+        cuts move, and no stretch is a mere rest.
         """
         table = self.slot_table(length)
-        number = position + np.arange(rows, dtype=np.int64)
-        epoch, index = np.divmod(number, table[-1])
-        slot = permute(index, int(table[-1]), hashed(seed, 0, epoch))
-        base = hashed(seed, 1, number)
-        draws = [mix(base + np.uint64(stream)) for stream in range(6)]
-        short = below(2**30, draws[0]) < short_prob * 2**30
-        target = np.where(short, 2 + below(length - 1, draws[1]), length)
-        document = np.searchsorted(table, slot, side="right") - 1
-        begin, end = (bound[document] for bound in self.bounds)
-        spare = (table[document + 1] - table[document]) * length - (end - begin)
-        cut = begin + (slot - table[document]) * length - spare // 4
-        cut -= below(spare // 2 + 1, hashed(seed, 2, epoch, document))
-        return document, np.maximum(cut, begin), np.minimum(cut + length, end), target, draws
+        epoch, index = divmod(number, int(table[-1]))
+        order, shifts = epoch_order(seed, epoch, int(table[-1]), len(self.ids))
+        slot = int(order[index])
+        document = int(table.searchsorted(slot, "right")) - 1
+        begin = int(self.bounds[0][document])
+        end = int(self.bounds[1][document])
+        first, stop = table[document:document + 2].tolist()
+        spare = (stop - first) * length - (end - begin)
+        overhang = spare // 4 + int(shifts[document] * (spare // 2 + 1))
+        cut = begin + (slot - first) * length - overhang
+        return document, max(cut, begin), min(cut + length, end)
 
-    def first_after(self, token, low, high):
-        """The first of sentences low .. high that starts after `token`; sentence `high` does. (R,) each. numpy's
-        searchsorted would miss the cache at each of its steps through a large file."""
-        while (low < high).any():
-            middle = (low + high) // 2
-            after = self.sentences[middle] > token
-            low, high = np.where(after, low, middle + 1), np.where(after, middle, high)
-        return low
+    def sentence_range(self, document):
+        """(first, one behind the last) of the sentences of a document in view."""
+        return self.documents[self.ids[document]:self.ids[document] + 2].tolist()
 
-    def collect(self, length, *parts):
-        """Segments of three parts' (first tokens, sizes), each (R,)."""
-        column, tensors = np.arange(length), []
-        for begin, size in parts:
+    def elsewhere(self, rng, document, size):
+        """(start, size) of a run of tokens from a sentence's start in another document, to stand
+        where a text's continuation would: as long as it is, and like it never the beginning of a
+        document, or a classifier could tell the two apart. Size 0 where none of eight documents has
+        such a run, and where there is no other document."""
+        for _ in range(8 if size and len(self.ids) > 1 else 0):
+            chosen = int(rng.integers(len(self.ids) - 1))
+            low, high = self.sentence_range(chosen + (chosen >= document))
+            starts = self.sentences[low + 1:high]
+            fitting = starts.searchsorted(self.sentences[high] - size, "right")
+            if fitting:
+                return starts[rng.integers(fitting)], size
+        return 0, 0
+
+    def run_elsewhere(self, rng, document, size, room, length):
+        """(start, size) of whole sentences in the place of a text's continuation, from another
+        document, but not from its beginning: of eight that are drawn that whose size is nearest to
+        `size`, and at most `room`. Size 0 where none fits and where `size` is 0."""
+        table = self.slot_table(length)
+        first, stop, total = int(table[document]), int(table[document + 1]), int(table[-1])
+        if not size or stop - first == total:
+            return 0, 0
+        slots = (stop + rng.integers(total - (stop - first), size=8)) % total
+        runs = []
+        for chosen, share in zip(table.searchsorted(slots, "right") - 1, rng.random(8)):
+            low, high = self.sentence_range(chosen)
+            begin = low + 1 + int(share * (high - low - 1))
+            sizes = self.sentences[begin + 1:min(high, begin + room) + 1] - self.sentences[begin]
+            sizes = sizes[:sizes.searchsorted(room, "right")]
+            if len(sizes):
+                nearest = sizes[abs(sizes - size).argmin()]
+                runs.append((abs(nearest - size), self.sentences[begin], nearest))
+        return min(runs)[1:] if runs else (0, 0)
+
+    def collect(self, length, parts):
+        """Segments of rows of (first token, size) of the three parts."""
+        tensors = []
+        column = np.arange(length)
+        for begin, size in np.array(parts, np.int64).reshape(-1, 3, 2).transpose(1, 2, 0):
             block = self.tokens.take(begin[:, None] + column, mode="clip").astype(np.int64)
-            tensors += [torch.from_numpy(block * (column < size[:, None])), torch.from_numpy(size)]
+            tensors.append(torch.from_numpy(block * (column < size[:, None])))
+            tensors.append(torch.from_numpy(size.copy()))
         return Segments(*tensors)
 
-    def elsewhere(self, document, start, want, draws):
-        """(start, length) of runs of `want` tokens from a sentence's start in another document, to stand where a text's
-        continuation would: as long as it is, and like it never the beginning of a document, or a classifier could tell
-        the two apart. 0 tokens where none of eight documents has such a run, or there is no other document."""
-        starts, ends = self.bounds
-        found, length, todo = start.copy(), np.zeros_like(want), np.flatnonzero(want * (len(starts) > 1))
-        for turn in range(8):
-            chosen = below(len(starts) - 1, mix(draws[0][todo] + np.uint64(turn)))
-            chosen += chosen >= document[todo]
-            first, stop = self.documents[self.ids[chosen]], self.documents[self.ids[chosen] + 1]
-            # sentences that leave room, but for the first
-            fitting = self.first_after(ends[chosen] - want[todo], first, stop) - first - 1
-            sentence = first + 1 + below(np.maximum(fitting, 1), mix(draws[1][todo] + np.uint64(turn)))
-            good = fitting > 0
-            found[todo[good]], length[todo[good]] = self.sentences[sentence[good]], want[todo[good]]
-            todo = todo[~good]
-        return found, length
+
+def draw_size(rng, length, short_prob):
+    """The size of an example: `length`, or with short_prob uniform in 2..length."""
+    short = rng.random() < short_prob
+    return int(rng.integers(2, length + 1)) if short else length
 
 
 def join(first, first_length, second, second_length, tokenizer, empty_second=False):

@@ -21,7 +21,6 @@ import multiprocessing
 import os
 import re
 import signal
-import struct
 import sys
 import threading
 from collections import namedtuple
@@ -51,11 +50,8 @@ OPENING = " \"'“‘«([_*¿¡-–—"
 ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres
     esq jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb
     mar apr jun jul aug sep sept oct nov dec""".split())
-ALBERT_SYMBOLS = ["(", ")", '"', "-", ".", "–", "£", "€"]  # pieces of their own in ALBERT's vocabulary
 SAMPLE_BYTES = 200_000_000  # of text from which a vocabulary is trained
-STEP = 2.0 ** -10  # of scores: float32 adds them up exactly to 16,384, which is the score of about 2,000 pieces
-VARINT = re.compile(rb"[\x80-\xff]*[\x00-\x7f]")
-NORMAL, SYMBOL, UNUSED = 1, 4, 5  # types of a piece in SentencePiece's model file; 4: user-defined
+DELIMITER = "\ue000"  # a private character; in training no piece of SentencePiece crosses it
 
 
 # --- reading text ----------------------------------------------------------------------------------------------------
@@ -182,87 +178,45 @@ def sample_lines(files, lower):
     return [line for line in lines if line]
 
 
-def varint(message, place):
-    """(a whole number of a protobuf message, seven bits a byte, the first place behind it)."""
-    raw = VARINT.match(message, place)[0]
-    return sum((byte & 127) << 7 * turn for turn, byte in enumerate(raw)), place + len(raw)
-
-
-def fields(message):
-    """(number, value, all its bytes) of the fields of a protobuf message, in which SentencePiece writes its models. A
-    value is an int, 4 or 8 bytes, or the bytes of what has a length."""
-    place = 0
-    while place < len(message):
-        start, (key, place) = place, varint(message, place)
-        kind, size = key & 7, {1: 8, 5: 4}.get(key & 7, 0)
-        if kind in (0, 2):
-            value, place = varint(message, place)
-            size = value
-        if kind != 0:
-            value, place = message[place:place + size], place + size
-        yield key >> 3, value, message[start:place]
-
-
-def with_length(number, content):
-    """A field of a protobuf message that holds `content`, of fewer than 128 bytes, which no piece has."""
-    return bytes([number << 3 | 2, len(content)]) + content
-
-
-def steady(model, lower):
-    """A trained model (bytes) that every program reads alike. Three things differ from what
-    SentencePiece writes (D23 of albert.py):
-
-    - Scores are multiples of STEP, so that sums are exact whether they are kept in float32 (SentencePiece) or float64
-      (Hugging Face's tokenizers), and the same of two cuts wins, also of those that score the same ("==" + "=").
-    - ALBERT_SYMBOLS, which occur in no other piece, are normal pieces: as user-defined ones their scores would be no
-      such multiples, and transformers would take them out of a text before anything else.
-    - With lower, pieces that end in a digit and a comma are not used: ALBERT's tokenizer alone cuts them again.
-    """
-    pieces = [{number: value for number, value, _ in fields(value)} for key, value, _ in fields(model) if key == 1]
-    scores = [round(struct.unpack("<f", piece[2])[0] / STEP) * STEP for piece in pieces]
-    best = max(score for score, piece in zip(scores, pieces) if piece.get(3, NORMAL) == NORMAL)
-    made = []
-    for piece, score in zip(pieces, scores):
-        name, kind = piece[1], piece.get(3, NORMAL)
-        if kind == SYMBOL:
-            score, kind = best, NORMAL
-        elif lower and kind == NORMAL and name[-1:] == b"," and name.decode()[-2:-1].isdigit():
-            kind = UNUSED
-        content = with_length(1, name) + b"\x15" + struct.pack("<f", score)
-        made.append(with_length(1, content + (b"" if kind == NORMAL else bytes([3 << 3, kind]))))
-    return b"".join(made) + b"".join(whole for key, _, whole in fields(model) if key != 1)
-
-
 def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
-    """Train a unigram model with ALBERT's settings on text files or folders; returns out_path (a file to be written).
+    """Train a unigram model on text files or folders; returns out_path (a file to be written).
 
-    Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK], then, with lower, ALBERT_SYMBOLS, each always a piece of its own.
-    Memory: 24 bytes a byte of text, so of more than SAMPLE_BYTES only every n-th line is taken (ALBERT took 10 million
-    lines). The same text, settings, threads and sentencepiece version: the same file.
-    UserError where the text cannot fill vocab_size: it names the largest that works.
+    Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK]. Settings are ALBERT's, with two differences:
+    - ALBERT's vocabulary has ( ) " - . – £ € as user-defined symbols. Here they are ordinary
+      characters, since transformers 5 cuts a text at such symbols and puts a "▁" behind each.
+    - With lower, no piece has a digit before a comma. ALBERT's tokenizer alone cuts those again.
+
+    Memory: 24 bytes a byte of text, so of more than SAMPLE_BYTES only every n-th line is taken
+    (ALBERT took 10 million lines). The same text, settings, threads and sentencepiece version: the
+    same file. UserError where the text cannot fill vocab_size: it names the largest that works.
     """
-    files, out_path = text_files(files), Path(out_path)
+    files = text_files(files)
+    out_path = Path(out_path)
     try:  # in a process of its own, which a signal can end: in this one SentencePiece would let none through
         model, = in_order(partial(sentencepiece_model, vocab_size, lower, threads), [files], 1)
     except (RuntimeError, ValueError) as error:
         said = str(error).rpartition("] ")[2].strip()  # without the place in SentencePiece's code
         raise UserError(f"{files[0]}: no vocab_size {vocab_size} can be trained on this text: {said}") from None
     out_path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out_path, steady(model, lower))
+    write_atomic(out_path, model)
     return out_path
 
 
 def sentencepiece_model(vocab_size, lower, threads, files):
     """The model (bytes) that SentencePiece trains on text files."""
-    lines, model = sample_lines(files, lower), io.BytesIO()
+    lines = sample_lines(files, lower)
     if not lines:
         raise UserError(f"{files[0]}: there is no text to train on; give files with text")
+    if lower:
+        lines = [re.sub("(?<=[0-9]),", DELIMITER + ",", line) for line in lines]
+    model = io.BytesIO()
     sentencepiece.set_random_generator_seed(0)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=vocab_size,
-        character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
-        control_symbols=["[CLS]", "[SEP]", "[MASK]"], user_defined_symbols=ALBERT_SYMBOLS if lower else [],
-        num_threads=threads, input_sentence_size=10_000_000, max_sentence_length=1 << 20, minloglevel=2)
+        sentence_iterator=iter(lines), model_writer=model, model_type="unigram",
+        vocab_size=vocab_size, character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"], pretokenization_delimiter=DELIMITER,
+        num_threads=threads, input_sentence_size=10_000_000, max_sentence_length=1 << 20,
+        minloglevel=2)
     return model.getvalue()
 
 

@@ -116,9 +116,31 @@ def test_a_search_is_exported_as_it_ended(searched, tmp_path, capsys):
 
 ALONE = """
 import net, sentencepiece, torch
-ids, segments, lengths = net.encode(sentencepiece.SentencePieceProcessor(model_file="spiece.model"), *{texts})
-print(net.LABELS, ids.tolist(), net.load("net.pt").eval()(ids, segments, lengths).tolist(), sep="\\n")
+batch = net.encode(sentencepiece.SentencePieceProcessor(model_file="spiece.model"), *{texts})
+print(net.LABELS, batch["ids"].tolist(), net.load("net.pt").eval()(batch).tolist(), sep="\\n")
 """
+
+
+def test_an_exported_network_cuts_its_inputs_as_predict_does(searched, tmp_path, monkeypatch):
+    """Texts longer than --finetune_length, which is part of the export: alone and in pairs, either one the longer."""
+    arch = "conv3 | softmax(scale(Q @ K.T)) @ V"
+    texts = [("dog " * 30, "cat " * 3), ("a dog", "the cat " * 30), ("dog " * 9, "cat " * 10), ("a dog", "a cat")]
+    predicted = []
+    monkeypatch.setattr(abz, "answer_file", lambda path, cfg, task, outputs: predicted.append(outputs))
+    for task, columns in ("RTE", ("sentence1", "sentence2")), ("SST-2", ("sentence",)):
+        cfg = abz.Config(tasks=task, layers=2, hidden=16, heads=2, ffn=32, init_std=0.5, vocab_size=300, arch=arch,
+                         length=64, finetune_length=16)
+        model = abz.TaskModel(abz.parse_arch(arch), cfg, 2)
+        keep_model(tmp_path / task, "finetune", cfg, load_tokenizer(searched[0]), model=model)
+        rows = [("index", *columns), *((str(number), *pair[:len(columns)]) for number, pair in enumerate(texts))]
+        (tmp_path / f"{task}.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+        assert abz.main(["--predict", str(tmp_path / f"{task}.tsv"), "--init", str(tmp_path / task)]) == 0
+        (folder := tmp_path / f"{task}-net").mkdir()
+        assert abz.main(["--export", str(folder / "net.py"), "--init", str(tmp_path / task)]) == 0
+        exec(compile((folder / "net.py").read_text(), "net.py", "exec"), net := {})
+        network, pieces = net["load"](folder / "net.pt").eval(), load_tokenizer(folder).model
+        found = torch.cat([network(net["encode"](pieces, *row[1:])) for row in rows[1:]])
+        torch.testing.assert_close(found, predicted.pop())
 
 
 @pytest.mark.parametrize("task, labels", [("RTE", ("entailment", "not_entailment")),

@@ -12,13 +12,12 @@ import pytest
 import torch
 from small_runs import write
 
-from albert import sentence_runs
 from common.cli import Stop, UserError
 from common.distributed import Ranks
 from common.tokenization import load_tokenizer
 from data import inputs
 from data import text as module
-from data.corpus import Corpus, Segments, join, permute
+from data.corpus import Corpus, Segments, epoch_order, join
 from data.text import Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences, train_sentencepiece
 
 WORDS = [f"w{i}" for i in range(3000)]
@@ -196,16 +195,10 @@ def test_a_prepared_folder_is_reused_until_the_text_changes(tmp_path, tokenizer,
 
 # --- segments ---------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("total", [1, 2, 3, 5, 64, 65, 1000, 4097])
-def test_permute_is_a_bijection(total):
-    orders = [permute(np.arange(total), total, np.full(total, key, np.uint64)) for key in (1, 2**63 + 7)]
-    for order in orders:
-        assert sorted(order) == list(range(total))
-    assert total < 64 or not np.array_equal(*orders)
-    large = 3 * 2**40 + total  # no limit, and far from the identity
-    order = permute(np.arange(5000), large, np.full(5000, 9, np.uint64))
-    assert len(set(order)) == 5000 and 0 <= order.min() and order.max() < large
-    assert abs(order.mean() / large - 0.5) < 0.02
+def test_each_epoch_takes_all_slots_in_another_order():
+    orders = [epoch_order(seed, epoch, 500, 3)[0] for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert all(sorted(order) == list(range(500)) for order in orders)
+    assert all((one != other).mean() > 0.9 for one, other in zip(orders, [*orders[1:], np.arange(500)]))
 
 
 def runs(corpus, segments):
@@ -273,7 +266,7 @@ def test_every_place_of_a_document_is_shown_about_as_often(least, most, length, 
         per_document.append(len(np.unique(ends)))
     corpus = made_by_hand(tmp_path, lengths, per_document)
     slots, (starts, ends) = corpus.slots(length - 3), corpus.bounds
-    for make, short in ((Corpus.segments, 0.0), (Corpus.segments, 0.1), (sentence_runs, 0.1)):
+    for make, short in ((Corpus.segments, 0.0), (Corpus.segments, 0.1), (Corpus.sentence_runs, 0.1)):
         found = make(corpus, 0, 4 * slots, length - 3, 0, short)
         begin, size = found.first[:, 0].numpy(), (found.first_length + found.second_length).numpy()
         seen = np.zeros(len(corpus.tokens) + 1)
@@ -327,7 +320,7 @@ def test_sentence_runs_are_whole_consecutive_and_of_one_document(documents, tmp_
         return found
 
     for length in (32, 100):
-        found = sentence_runs(corpus, 0, 2000, length, seed=1)
+        found = corpus.sentence_runs(0, 2000, length, seed=1)
         (a, b, c), pairs = (found.first_length, found.second_length, found.other_length), found.second_length > 0
         assert (a > 0).all() and (a + b <= length).all() and (a + c <= length).all() and not c[~pairs].any()
         assert (found.second[pairs, 0] == found.first[pairs, 0] + a[pairs]).all()  # no gap
@@ -366,7 +359,7 @@ def told(segments, wrong):
 def test_whole_sentences_do_not_tell_their_order(sizes, tmp_path):
     """Text whose order says nothing, but whose sentences begin and end with pieces of their own; what is fitted on some
     documents is asked about others. Parts cut anywhere are told at once."""
-    rng, made = np.random.default_rng(0), {sentence_runs: [], Corpus.segments: []}
+    rng, made = np.random.default_rng(0), {Corpus.sentence_runs: [], Corpus.segments: []}
     for half in range(2):
         documents = rng.integers(*sizes, 60000 // sum(sizes)).tolist()  # no example twice
         lengths = np.clip(rng.lognormal(2.3, 0.6, sum(documents)), 3, 60).astype(int)
@@ -417,9 +410,8 @@ def test_positions_beyond_32_bits(tmp_path):
                                               "tokens": total, "sentences": 3, "documents": 2}))
     corpus = Corpus(tmp_path)
     assert corpus.slots(128) == -(-last // 128) + -(-(total - last) // 128)
-    part = np.array([last]), np.array([5])
-    assert corpus.collect(8, part, part, part).first.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
-    assert corpus.segments(2**40, 64, 128, seed=0, short_prob=0.0).first_length.sum() > 60 * 128
+    assert corpus.collect(8, [(last, 5) * 3]).first.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
+    assert corpus.segments(2**40, 64, 2**20, seed=0, short_prob=0.0).first_length.sum() > 60 * 2**20
 
 
 # --- packing ----------------------------------------------------------------------------------------
