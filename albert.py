@@ -549,16 +549,16 @@ def mean_loss(logits, labels):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model and steps
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
+    from common.checkpoint import (
+        Checkpoint, keep_model, load_file, read_init, read_json, save_file, take_over,
+        take_settings)
     from common.distributed import (
         Pace, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
         per_second, prefetch, prepare_model, print_device_use, progress, say, seed_everything,
         seed_of, send, set_shards, shard_range, training_cost)
-    from common.files import load_file, read_json, save_file
-    from common.runs import Checkpoint
     from common.finetune import (Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks,
                                  predict, print_summary, run_jobs, summarise, write_outputs)
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
     from data.inputs import open_run, words_after_training
     from data.race import RaceTask
@@ -825,13 +825,6 @@ def read_hugging_face(cfg, config):
     return Source(Path(cfg.init), weights, task)
 
 
-def check_size(cfg):
-    """UserError where this machine cannot hold the model."""
-    (attentions, ffns), E, H = blocks(cfg), cfg.embedding or cfg.hidden, cfg.hidden
-    cli.check_memory(", ".join(f"{name} {getattr(cfg, name)}" for name in ("layers", "vocab_size", *SHAPE)), cfg.layers,
-                     H * (4 * H * attentions + 2 * cfg.ffn * ffns) + E * (cfg.vocab_size + cfg.positions))
-
-
 def read_source(cfg):
     """The model of --init, whose shape cfg takes over, as a Source, or None without --init. UserError where a flag says
     otherwise, and where the model cannot be built."""
@@ -844,7 +837,6 @@ def read_source(cfg):
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
-    check_size(cfg)
     return source
 
 

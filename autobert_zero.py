@@ -1285,7 +1285,7 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
 
 def score_tasks(model, arch, data, cfg, path, shared=True):
     """{task: main metric on dev} of copies of the model, each fine-tuned on a task. Kept in `path`."""
-    scores = read_result(path) if path.exists() else {}
+    scores = read_json(path) if path.exists() else {}
     for name, task in data.tasks.items():
         if name in scores:
             continue
@@ -1299,7 +1299,7 @@ def score_tasks(model, arch, data, cfg, path, shared=True):
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
             # D32: a negative metric counts as 0, which a diverged candidate has
             scores[name] = max(score_task(tuned, task, cfg, data.device), 0.0)
-        write_result(path, scores)
+        write_json(path, scores)
     return scores
 
 
@@ -1520,18 +1520,18 @@ def mask_tokens(ids, tokenizer, rate, generator):
 
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
-    from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
+    from common.cli import Diverged, Stop, UserError, run, settings_of, start
+    from common.checkpoint import (
+        Checkpoint, keep_model, load_file, read_init, read_json, save_file, share_out, take_over,
+        take_settings, write_atomic, write_json)
     from common.distributed import (
         Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
         per_second, prefetch, prepare_model, print_device_use, progress, reduce_mean, say,
-        seed_everything, seed_of, send, set_shards, shard_range, share_out, to_host, training_cost)
-    from common.files import load_file, read_json, read_result, save_file, write_atomic, write_result
+        seed_everything, seed_of, send, set_shards, shard_range, to_host, training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
         predict, print_summary, run_jobs, summarise)
-    from common.runs import Checkpoint
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, read_init, take_over, take_settings
     from data.corpus import join
     from data.inputs import open_run, words_after_training
     from data.network_code import SPAN, write_network
@@ -2000,8 +2000,7 @@ def describe(cfg):
 
 
 def check(cfg, action):
-    """Refuse settings that do not go together, and models larger than the memory."""
-    check_memory(f"hidden {cfg.hidden}, ffn {cfg.ffn}", cfg.layers, cfg.layers * cfg.hidden * (cfg.hidden + cfg.ffn))
+    """Refuse settings that do not go together."""
     if cfg.hidden % cfg.heads:
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:

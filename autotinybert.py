@@ -696,17 +696,17 @@ def distillation_loss(student, teacher, lengths):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone builds its model and steps its searcher
     from common import glue
-    from common.cli import Diverged, Stop, UserError, check_memory, run, start
+    from common.cli import Diverged, Stop, UserError, run, start
+    from common.checkpoint import (
+        Checkpoint, environment, keep_model, load_file, read_json, save_file, share_out,
+        take_settings, write_atomic, write_json)
     from common.distributed import (
         Pace, ShardSum, autocast, launch, layer_activations, move, on_main, per_second,
         pick_device, prefetch, print_device_use, progress, reduce_mean, say, seed_everything,
-        seed_of, send, set_shards, shard_range, share_out, stop_requested, training_cost)
-    from common.files import load_file, read_json, read_result, save_file, write_atomic, write_result
-    from common.runs import Checkpoint, environment
+        seed_of, send, set_shards, shard_range, stop_requested, training_cost)
     from common.finetune import (GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
                                  parse_tasks, predict, print_summary, run_jobs, summarise)
     from common.tokenization import load_tokenizer
-    from common.weights import keep_model, take_settings
     from data import corpus, hf_models, latency_log
     from data.inputs import Data, check_vocabulary, open_run, words_after_training
 
@@ -813,7 +813,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None):
     if (folder / "curve.json").exists():
         Checkpoint(going, ranks).remove()  # a kill may have come just before the end did
         model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
-        return read_result(folder / "curve.json")["curve"]
+        return read_json(folder / "curve.json")["curve"]
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
     checkpoint = Checkpoint(going, ranks, model=model, optimizer=optimizer)
@@ -858,7 +858,7 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None):
     bar.close()
     action, settings = "superplm" if draw else "further_train", dataclasses.replace(cfg, arch=str(model.encoder.arch))
     on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)  # what --init reads
-    on_main(ranks, write_result, folder / "curve.json", {"curve": curve})  # last: it says that all is there
+    on_main(ranks, write_json, folder / "curve.json", {"curve": curve})  # last: it says that all is there
     checkpoint.remove()
     return curve
 
@@ -866,17 +866,10 @@ def pretrain(model, data, cfg, run, folder, steps, warmup, draw=None):
 # Where a model starts.
 
 
-def check_sizes(arch, vocab, place):
-    """UserError, which names the place, where the weights exceed this machine's memory."""
-    weights = arch.layers * arch.hidden * (4 * arch.qkv + 2 * arch.ffn) + (vocab + arch.hidden) * arch.hidden
-    check_memory(place, arch.layers, weights)
-
-
 def read_model(path, cfg, arch="", first="model"):
     """(folder, Arch, {our name: weight}) that hf_models.read_model finds."""
     folder, text, weights = hf_models.read_model(path, cfg, arch, first)
     whole = read_arch(text, folder / "config.json")
-    check_sizes(whole, cfg.vocab_size, folder)
     return folder, whole, weights
 
 
@@ -1284,10 +1277,10 @@ def confirm(history, cfg, run):
             raise UserError(f"--speedup {cfg.speedup}: of {len(history)} candidates predicted to meet it "
                             f"{sum(line['diverged'] for line in history)} have diverged (lower --finetune_lr), and no "
                             "other does when measured; the same command measures again")
-        write_result(path, {"finalists": found[:cfg.winners]})
+        write_json(path, {"finalists": found[:cfg.winners]})
 
     on_main(run.ranks, lambda: path.exists() or measure())
-    return read_result(path)["finalists"]
+    return read_json(path)["finalists"]
 
 
 def train_winners(superplm, finalists, data, cfg, run):
@@ -1458,9 +1451,7 @@ def check_flags(cfg):
     for name in ("arch", "largest", "smallest", "reference", *([] if number else ["speedup"])):
         if text := getattr(cfg, name):
             arch = read_arch(text, f"--{name} {text}")
-            check_sizes(arch, 0, f"--{name} {text}")
             setattr(cfg, name, str(arch))  # a best.json becomes what it holds
-    check_sizes(parse_arch(cfg.largest), cfg.vocab_size, f"--vocab_size {cfg.vocab_size}")
 
 
 def why_too_large(cfg):

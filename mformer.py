@@ -218,8 +218,6 @@ Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), 
 
 def space_of(cfg):
     """The search space, {feature: choices}."""
-    layers, hidden = max(cfg.layers) + max(cfg.decoder_layers) * (cfg.task == "wmt14"), max(cfg.hidden)
-    check_memory(f"hidden {hidden}, ffn {max(cfg.ffn)}", layers, 2 * layers * hidden * (max(cfg.ffn) + 2 * cfg.qkv))
     types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
     space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
     if cfg.task == "wmt14":
@@ -373,7 +371,6 @@ def parse_arch(text, cfg):
                         "a best.json, or a text like --describe's") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
-    check_memory(f"--arch {text[:60]}", arch.layers + arch.decoder_layers, 2 * arch.hidden * sum(arch.ffn))
     return arch
 
 # --- model ----------------
@@ -1295,18 +1292,18 @@ def learning_rate(step, cfg):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has the paper, but trains nothing
-    from common.cli import Diverged, Stop, UserError, check_memory, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
-                                    prefetch, print_device_use, progress, say, seed_everything, set_shards, shard_range,
-                                    stopping, training_cost)
-    from common.files import read_json, read_jsonl, write_atomic
-    from common.runs import Checkpoint, LastWeights
-    from common.weights import read_init, take_settings
+    from common.cli import Diverged, Stop, UserError, run, start
+    from common.checkpoint import (
+        Checkpoint, load_file, read_init, read_json, read_jsonl, save_file, take_settings, write_atomic)
+    from common.distributed import (
+        Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
+        prefetch, print_device_use, progress, say, seed_everything, set_shards, shard_range,
+        stopping, training_cost)
     from data.cifar10 import Pictures
     from data.inputs import keep_vocabulary, open_run
     from data.translation import Translations, corpus_bleu, repeated_words
 else:
-    UserError, check_memory = ValueError, lambda *sizes: None
+    UserError = ValueError
 
 
 def open_data(cfg, action, ranks):
@@ -1388,6 +1385,35 @@ def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
     optimizer.step()
     optimizer.zero_grad()
     return loss, count, norm
+
+
+class LastWeights:
+    """The weights of a model at its last `count` saves, files weights-STEP.pt of a folder, and their mean. One
+    more is kept: after a kill the checkpoint may be a save behind."""
+
+    def __init__(self, folder, count):
+        self.folder = Path(folder)
+        self.count = count
+
+    def files(self):
+        def step(path):
+            return int(path.stem.split("-")[1])
+        return sorted(self.folder.glob("weights-*.pt"), key=step)
+
+    def save(self, step, model):
+        save_file(self.folder / f"weights-{step}.pt", model.state_dict())
+        for path in self.files()[:-self.count - 1]:
+            path.unlink()
+
+    def mean(self):
+        """{name: tensor}"""
+        first, *others = [load_file(path) for path in self.files()[-self.count:]]
+        return {name: sum((other[name] for other in others), value) / (len(others) + 1)
+                for name, value in first.items()}
+
+    def remove(self):
+        for path in self.files():
+            path.unlink(missing_ok=True)
 
 
 def train_network(model, data, cfg, ranks, run, space=None):

@@ -1,12 +1,13 @@
 """A dataclass as a command line.
 
-A paper file keeps every knob in one dataclass, one line a knob:
+A paper file keeps every setting in one dataclass, one line each:
 
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
 
-The type rules the parsing (Literal[...] gives the choices), the trailing comment is the help text, and the range at its
-end is enforced: an interval as above, `[>= 1]` or `[> 0]`; a number without one may not be negative. A preset overrides
-the default, a flag the preset. Abbreviations and unknown flags are errors.
+The type says how to parse (Literal[...] gives the choices), the trailing comment is the help text, and
+the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`; a number without one may
+not be negative. A preset overrides the default, a flag the preset. Abbreviations and unknown flags
+are errors.
 """
 import argparse
 import dataclasses
@@ -27,41 +28,38 @@ from tqdm import tqdm
 
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
 STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
-MACHINE = re.compile("can't start new thread|the clock stands still")  # a RuntimeError that no program can mend
-TOO_LARGE = re.compile("tried to allocate|Storage size calculation overflowed|exceeds? .*memory")  # RuntimeErrors
-MESSAGE = 20_000  # characters of an error that are shown: a file may hold one string of 50 MB
-LARGEST = {float: 3e38, int: 10 ** 9}  # of a knob: what a float32 holds, what no machine has the memory or time for
-PRESET = "demo"  # where no flag names one
-DEEPEST = 10_000  # layers; what torch keeps of a layer without weights takes 20 to 40 kB and 2 to 7 ms to build
+PRESET = "demo"  # without --preset
 
 
 class UserError(Exception):
-    """A mistake the user can mend: shown as one line that names the place and the mend, exit status 2."""
+    """A mistake of the user: printed as one line that names the place and the fix, exit status 2."""
 
 
 class MissingFile(UserError):
-    """A file that the user names, or a setting, is not there."""
+    """A file that the user names, or a setting, does not exist."""
 
 
 class Stop(BaseException):
-    """Raised because SIGTERM asked to stop, by a loop that has saved its state, or wherever the program was. As with
-    KeyboardInterrupt, no `except Exception` takes it for a broken file."""
+    """SIGTERM asked to stop: raised by a loop that has saved its state, or wherever the program was. As
+    with KeyboardInterrupt, no `except Exception` catches it."""
 
 
 class Diverged(Exception):
-    """A loss, a gradient or a prediction became infinite or not a number."""
+    """A loss, a gradient or a prediction became NaN or infinite."""
 
 
 @functools.cache
 def field_comments(config_class):
     """{field: its trailing comment} of a dataclass, read from the source."""
-    return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", inspect.getsource(config_class), re.MULTILINE))
+    source = inspect.getsource(config_class)
+    return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE))
 
 
 def kind_of(field):
-    """(type of one value, choices or None, whether several values are taken, whether None is a value) of a field."""
-    kind, optional = field.type, isinstance(field.type, types.UnionType)
-    if optional:  # `float | None`: None means "not given"
+    """(type of one value, choices or None, whether several values are taken, whether None is a value)."""
+    kind = field.type
+    optional = isinstance(kind, types.UnionType)  # `float | None`: None means "not given"
+    if optional:
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
     if typing.get_origin(kind) is typing.Literal:
         return str, typing.get_args(kind), False, optional
@@ -78,8 +76,8 @@ def written(value):
 
 
 def several_values(kind):
-    """Parses one word of a flag that takes several values: commas separate them as blanks do, but not
-    in the name of a path that exists."""
+    """A parser of one word of a flag that takes several values: commas separate them as blanks do, but
+    not in the name of a path that exists."""
     def split(word):
         parts = [part for part in word.split(",") if part]
         if not parts:
@@ -90,22 +88,27 @@ def several_values(kind):
 
 
 def add_field(parser, field, comment, preset, actions):
-    """One dataclass field as one flag, with what a preset sets, for all actions and for single ones. bool fields are
-    switches and default to False; tuple[X, ...] takes several."""
+    """Add one field as a flag; its help shows what the preset sets, for all actions and for single ones.
+    bool fields are switches and default to False; tuple[X, ...] takes several values."""
     kind, choices, several, _ = kind_of(field)
-    values = {"default:": preset.get(field.name, field.default), **{
-        f"--{action}": preset[action][field.name] for action in actions if field.name in preset.get(action, {})}}
-    shown = [f"{name} {written(value)}" for name, value in values.items() if value not in ("", ()) and
-             value is not None and value is not False]
-    words = comment + f" ({'; '.join(shown)})" * bool(shown)
-    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": words.replace("%", "%%")}
+    values = {"default:": preset.get(field.name, field.default)}
+    for action in actions:
+        if field.name in preset.get(action, {}):
+            values[f"--{action}"] = preset[action][field.name]
+    shown = [f"{name} {written(value)}" for name, value in values.items()
+             if value not in ("", (), None) and value is not False]
+    text = comment + f" ({'; '.join(shown)})" * bool(shown)
+    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if kind is bool:
         options["action"] = "store_true"
-    elif several or field.name == "tasks":
-        options |= {"type": several_values(kind), "metavar": field.name.upper(), "nargs": "+"}
     else:
-        options |= {"type": kind, "metavar": field.name.upper()}
-        options |= {"choices": choices} if choices else {}
+        options["metavar"] = field.name.upper()
+        options["type"] = kind
+        if choices:
+            options["choices"] = choices
+        if several or field.name == "tasks":
+            options["type"] = several_values(kind)
+            options["nargs"] = "+"
     parser.add_argument(f"--{field.name}", **options)
 
 
@@ -115,75 +118,69 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_setting(config_class, name, value):
-    """UserError where a value is not what the knob `name` takes: its type, choices, and the range at the end of its
-    comment, or larger than any machine."""
-    kind, choices, several, optional = kind_of({field.name: field for field in dataclasses.fields(config_class)}[name])
+    """Raise UserError where a setting has another type, is none of its choices, or is out of its range."""
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    kind, choices, several, optional = kind_of(fields[name])
+    types_allowed = (int, float) if kind is float else (kind,)
     for one in value if several and isinstance(value, tuple) else [value]:
         if one is None and optional:
             continue
-        if type(one) not in ((int, float) if kind is float else (kind,)) or choices and one not in choices:
-            raise UserError(f"{name} {value!r}: must be {', '.join(choices or [f'of type {kind.__name__}'])}")
-        if kind not in (int, float):
-            continue
-        if abs(one) > LARGEST[kind] and name != "seed":
-            raise UserError(f"--{name} {one}: too large; choose a number up to {LARGEST[kind]:.0e}")
-        found = RANGE.search(field_comments(config_class).get(name, "")) or RANGE.search("[>= 0]")
-        opening, low, high, closing, sign, least = found.groups()
-        low, high = float(low or least), float(high or "inf")
-        if not (low < one < high or one == low and (opening == "[" or sign == ">=")
-                or one == high and closing == "]"):
-            words = f"in {found.group()}" if opening else f"{sign} {least}"
-            raise UserError(f"--{name} {one}: choose a number {words}")
+        if type(one) not in types_allowed or choices and one not in choices:
+            expected = ", ".join(choices or [f"of type {kind.__name__}"])
+            raise UserError(f"{name} {value!r}: must be {expected}")
+        if kind in (int, float):
+            check_range(name, one, field_comments(config_class).get(name, ""))
 
 
-def check_memory(place, layers, weights):
-    """UserError, which names the place, where a model of so many weights in so many layers needs more memory than this
-    machine has, or has more layers than DEEPEST. Called before anything is built."""
-    needs, has = 4 * weights + 30_000 * layers, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needs > has or layers > DEEPEST:
-        raise UserError(f"{place}: needs at least {needs / 1e9:,.1f} GB of memory, this machine has {has / 1e9:,.1f} "
-                        f"GB; choose smaller sizes, and at most {DEEPEST:,} layers")
-
-
-def freeze(config):
-    """From here on an assignment to a knob of this config raises: config.json has said what is computed. A changed copy
-    is made by dataclasses.replace."""
-    def assign(self, name, value):
-        if "frozen" in vars(self):
-            raise AttributeError(f"cfg.{name}: settled before config.json was written; take dataclasses.replace")
-        object.__setattr__(self, name, value)
-
-    type(config).__setattr__ = assign
-    config.frozen = True
+def check_range(name, value, comment):
+    """Raise UserError where a number is not in the range at the end of the comment."""
+    match = RANGE.search(comment) or RANGE.search("[>= 0]")
+    opening, low, high, closing, sign, least = match.groups()
+    low = float(low or least)
+    high = float(high or "inf")
+    low_allowed = opening == "[" or sign == ">="
+    inside = low < value < high or value == low and low_allowed or value == high and closing == "]"
+    if not inside:
+        words = f"in {match.group()}" if opening else f"{sign} {least}"
+        raise UserError(f"--{name} {value}: choose a number {words}")
 
 
 def settings_of(presets, preset, action, actions):
     """The settings of a preset for an action: {field: value}."""
     if preset not in presets:
         names = ", ".join(name for name in presets if name != "dry_run")
-        raise UserError(f"there is no preset {preset}, which --preset or the run of --init names; choose from {names}")
-    found = {**presets[preset], **presets[preset].get(action, {})}
-    return {name: value for name, value in found.items() if name not in actions}
+        raise UserError(f"there is no preset {preset}; choose from {names}")
+    settings = {**presets[preset], **presets[preset].get(action, {})}
+    return {name: value for name, value in settings.items() if name not in actions}
+
+
+def make_parser(config_class, presets, preset, actions, description):
+    """The ArgumentParser of a paper file; its help shows the settings of a preset."""
+    parser = Parser(description=description, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    group = parser.add_argument_group("actions, exactly one per call")
+    group = group.add_mutually_exclusive_group()
+    for name, (_, help_text, *metavar) in actions.items():
+        options = {"metavar": metavar[0]} if metavar else {"action": "store_true"}
+        if metavar == ["TASKS"]:
+            options |= {"nargs": "+", "type": several_values(str)}
+        group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS,
+                           help=help_text, **options)
+    settings = parser.add_argument_group("settings")
+    shown = {"preset": preset, **presets.get(preset, {})}
+    for field in dataclasses.fields(config_class):
+        comment = field_comments(config_class).get(field.name, "")
+        add_field(settings, field, comment, shown, actions)
+    return parser
 
 
 def parse(config_class, presets, actions, description, argv=None):
-    """Parse a paper file's command line; start() is what a paper file calls. Returns (action, its value or True,
-    config); (None, None, config) where no action was given, after printing the help. Errors exit with status 2 and one
-    line."""
-    first = Parser(add_help=False, allow_abbrev=False)  # the help tells what the preset sets
+    """Parse a paper file's command line: (action, its value or True, config), (None, None, config) without
+    an action, after printing the help. A mistake ends the program in one line, exit status 2."""
+    first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default=PRESET)
     preset = first.parse_known_args(argv)[0].preset
-    parser = Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    group = parser.add_argument_group("actions, exactly one a call").add_mutually_exclusive_group()
-    for name, (_, help_text, *metavar) in actions.items():
-        kind = {"metavar": metavar[0]} if metavar else {"action": "store_true"}
-        if metavar == ["TASKS"]:
-            kind |= {"nargs": "+", "type": several_values(str)}
-        group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS, help=help_text, **kind)
-    settings, comments = parser.add_argument_group("settings"), field_comments(config_class)
-    for field in dataclasses.fields(config_class):
-        shown = {"preset": preset, **presets.get(preset, {})}
-        add_field(settings, field, comments.get(field.name, ""), shown, actions)
+    parser = make_parser(config_class, presets, preset, actions, description)
     for word in sys.argv[1:] if argv is None else argv:
         if word != word.encode("utf-8", "replace").decode():
             parser.error(f"{word!r}: a name that is not UTF-8; rename the file or folder")
@@ -193,11 +190,25 @@ def parse(config_class, presets, actions, description, argv=None):
         if isinstance(words, list):
             values = tuple(itertools.chain(*words))
             given[name] = values if name in tuples else ",".join(values)
-    chosen = [(key.removeprefix("action_"), given.pop(key)) for key in list(given) if key.startswith("action_")]
-    action, value = chosen[0] if chosen else (None, None)
+    action = value = None
+    for name in actions:
+        if f"action_{name}" in given:
+            action = name
+            value = given.pop(f"action_{name}")
+    if action is None:
+        if given:
+            parser.error(f"these flags need an action: --{', --'.join(actions)}")
+        parser.print_help()
+    return action, value, make_config(config_class, presets, preset, action, actions, given)
+
+
+def make_config(config_class, presets, preset, action, actions, given):
+    """The config of a preset, an action and the given flags."""
     real = {name: values for name, values in presets.items() if name != "dry_run"}
-    config = config_class(**{"preset": preset, **settings_of(real, preset, action, actions), **given})
-    config.given, config.action = frozenset(given), action
+    settings = {"preset": preset, **settings_of(real, preset, action, actions), **given}
+    config = config_class(**settings)
+    config.given = frozenset(given)
+    config.action = action
     config.program = Path(inspect.getsourcefile(config_class)).stem
     if config.dry_run:
         for name, setting in settings_of(presets, "dry_run", action, actions).items():
@@ -205,23 +216,21 @@ def parse(config_class, presets, actions, description, argv=None):
     for field in dataclasses.fields(config):
         check_setting(config_class, field.name, getattr(config, field.name))
     config.out = config.out or f"runs/{config.program}-{action}-{preset}"
-    if config.dry_run:  # a folder of its own, made anew each time
-        config.out, config.restart = config.out.rstrip("/") + "-dry", True
-    if not chosen and given:
-        parser.error(f"these flags need an action: --{', --'.join(actions)}")
-    if not chosen:
-        parser.print_help()
-    return action, value, config
+    if config.dry_run:  # a folder of its own, made again each time
+        config.out = config.out.rstrip("/") + "-dry"
+        config.restart = True
+    return config
 
 
 def start(config_class, presets, actions, description, check=None, argv=None):
-    """Parse the command line of a paper file and run its action.
+    """Parse the command line of a paper file and run its action; returns the exit status.
 
-    config_class: dataclass with the fields preset, out, restart and dry_run. presets: {preset: {field: value, ACTION:
-    {field: value, ...}}}, the inner ones for that action alone; presets["dry_run"] is laid over all else with
-    --dry_run. actions: {name: (function, help)}, or (function, help, METAVAR) where the action takes a value, called
-    as function(config) or function(config, value). The config's attribute `given` names the flags that were given,
-    `action` the action, `program` the file. check(config, action): what else the file refuses, before the action.
+    config_class: dataclass with the fields preset, out, restart and dry_run. presets: {preset: {field:
+    value, ACTION: {field: value, ...}}}, the inner ones for that action alone; presets["dry_run"] overrides
+    all else with --dry_run. actions: {name: (function, help)}, or (function, help, METAVAR) where the
+    action takes a value, called as function(config) or function(config, value). The config's attribute
+    `given` names the given flags, `action` the action, `program` the file. check(config, action): what
+    else the file refuses.
     """
     action, value, config = parse(config_class, presets, actions, description, argv)
     if action is None:
@@ -234,51 +243,47 @@ def start(config_class, presets, actions, description, check=None, argv=None):
         print("stopped; the same command continues", file=sys.stderr)
         return STOPPED
     except Diverged as error:
-        raise UserError(f"{config.out}: the training diverged ({error}); choose a lower learning rate, and --restart"
-                        ) from None
+        raise UserError(f"{config.out}: the training diverged ({error}); "
+                        "choose a lower learning rate, and --restart") from None
     except UserError:
         if hasattr(config, "run"):
             config.run.discard()
         raise
     except torch.OutOfMemoryError:
-        words = "--recompute" if hasattr(config, "recompute") else "a larger --accumulate or a smaller --batch"
+        words = "a larger --accumulate or a smaller --batch"
+        if hasattr(config, "recompute"):
+            words = "--recompute"
         raise UserError(f"{config.out}: out of device memory; try again with {words}") from None
-    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for the CPU's memory
-        if not isinstance(error, MemoryError) and not TOO_LARGE.search(str(error)):
-            raise
-        if hasattr(config, "run"):
-            config.run.discard()
-        raise UserError(f"{config.out}: these sizes need more memory than there is; choose smaller ones") from None
+    except MemoryError:
+        raise UserError(f"{config.out}: out of memory; choose smaller sizes") from None
     return 0
 
 
 def run(main):
-    """Call main() as a program: a UserError or a full disk ends in one line and exit status 2, Ctrl-C in status 130."""
+    """Call main() as a program: a UserError or a full disk ends in one line and exit status 2, Ctrl-C in
+    status 130."""
     sys.stderr = sys.stderr or open(os.devnull, "w")  # None where the caller has closed it
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        if hasattr(stream, "reconfigure"):  # help texts hold characters that an ASCII terminal has not
-            stream.reconfigure(errors="replace")
     if os.environ.get("RANK", "0") != "0":
         warnings.simplefilter("ignore")  # the first process prints them
-    warnings.formatwarning = lambda message, *place, **others: f"warning: {message}\n"  # no line of source below it
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        if hasattr(stream, "reconfigure"):  # an ASCII terminal lacks characters of the help texts
+            stream.reconfigure(errors="replace")
+    warnings.formatwarning = lambda message, *place, **others: f"warning: {message}\n"
     try:
-        status = main()
+        sys.exit(main())
     except UserError as error:
-        text = str(error).replace("\n", " ")
-        status, message = 2, f"error: {text if len(text) < MESSAGE else text[:200] + ' ... ' + text[-200:]}"
-    except RuntimeError as error:
-        if not MACHINE.match(str(error)):
-            raise
-        status, message = 2, f"error: {error}: this machine, or its limits (ulimit -u), must be mended first"
+        status = 2
+        message = "error: " + str(error).replace("\n", " ")[:2000]
     except OSError as error:
         if error.errno is None:
             raise
-        status, message = 2, f"error: {error.filename or ('output' if error.errno == 32 else 'disk')}: {error.strerror}"
+        place = error.filename or ("output" if error.errno == 32 else "disk")
+        status = 2
+        message = f"error: {place}: {error.strerror}"
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # keys that are held down
-        status, message = 130, "interrupted; the same command continues where it stopped"
-    else:
-        sys.exit(status)
+        status = 130
+        message = "interrupted; the same command continues where it stopped"
     for bar in list(getattr(tqdm, "_instances", ())):  # the line stands below a bar that was cut short
         bar.close()
     print(f"{sys.argv[0].rsplit('/', 1)[-1]}: {message}", file=sys.stderr)

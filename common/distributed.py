@@ -1,7 +1,7 @@
 """Processes and randomness: what a training loop needs around it, so that the loop itself stays plain.
 
     with launch(cfg.device, cfg.dtype) as ranks:                # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg, "pretrain", ranks)                 # common/runs.py
+        run = RunFolder(cfg, "pretrain", ranks)                 # common/checkpoint.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
         start, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
         for step in range(start, cfg.steps):
@@ -25,7 +25,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,6 @@ from torch import nn
 from tqdm import tqdm
 
 from common.cli import Stop, UserError
-from common.files import read_result, release_locks, write_result
 
 
 @dataclasses.dataclass
@@ -42,8 +40,8 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    run: str = ""  # a hash of the settings of the run that is open, which its checkpoints carry
     store: object = None  # what the processes share: a dist.Store
+    cleanup: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     @property
     def main(self):
@@ -73,7 +71,7 @@ def launch(device="auto", dtype="auto"):
     finally:
         if _stop_requested:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        release_locks()
+        ranks.cleanup.close()
         if size > 1:
             gc.collect()  # a DDP left in a cycle keeps gloo's threads running: some runs aborted when they had finished
             dist.destroy_process_group()
@@ -238,30 +236,6 @@ def prepare_model(model, ranks, compile=False):
 def no_sync_until(network, ranks, last):
     """A context in which processes exchange gradients only with the last micro-batch of an update."""
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
-
-
-def share_out(ranks, names, folder, label, work, cost=lambda name: 0):
-    """[work(name) for each name]: JSON objects, each done by whoever is free, those of the highest cost first. Each is
-    kept as folder/NAME.json, and what is there is not done again. label: of the bar. Raises Stop on every rank after
-    SIGTERM on any. Turns are counted anew in each call: a dead process has left no claim to any."""
-    paths, order = {name: Path(folder) / f"{name}.json" for name in names}, sorted(names, key=cost, reverse=True)
-    store, turns = ranks.store or dist.HashStore(), broadcast(ranks, f"share_out {time.time_ns()}")
-
-    def done():
-        return sum(path.exists() for path in paths.values())  # by all processes
-
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    # a rank that is told to stop meets the others below, where they wait for it
-    with progress(ranks, len(names), label, done()) as bar, contextlib.suppress(Stop):
-        while (turn := store.add(turns, 1)) <= len(order) and not stop_requested():
-            path = paths[order[turn - 1]]
-            if not path.exists():
-                write_result(path, work(order[turn - 1]))
-            bar.update(done() - bar.n)
-    store.add(turns, len(order))  # where this rank is to stop, no other begins another
-    if stopping(ranks):
-        raise Stop
-    return [read_result(paths[name]) for name in names]
 
 
 def prefetch(items):

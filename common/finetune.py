@@ -31,10 +31,9 @@ from tqdm import tqdm
 
 from common import glue, squad
 from common.cli import Diverged, MissingFile, Stop, UserError
-from common.distributed import (Pace, Ranks, autocast, prefetch, say, seed_everything, send,
-                                share_out, to_host)
-from common.files import existing, read_json, write_atomic
-from common.runs import Checkpoint
+from common.checkpoint import Checkpoint, existing, read_json, share_out, write_atomic
+from common.distributed import (
+    Pace, Ranks, autocast, prefetch, say, seed_everything, send, to_host)
 
 # tasks by the time that they take, the longest first
 LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()

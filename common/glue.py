@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import existing, read_text, write_atomic
+from common.checkpoint import existing, read_text, write_atomic
 
 
 @dataclass(frozen=True)

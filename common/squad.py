@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.files import existing, read_json, read_text
+from common.checkpoint import existing, read_json, read_text
 from common.glue import Rows, join
 
 MEND = "point --squad at the folder with the official train and dev JSON files"
@@ -64,7 +64,7 @@ def load(path, asked=False):
     """The questions of a SQuAD JSON file (1.1 or 2.0): a list of Question, asked: without answers. UserError where
     anything is amiss."""
     questions = {}
-    content = read_json(path, mend=MEND)
+    content = read_json(path, fix=MEND)
     for number, article in enumerate(field(content, "data", list, str(path)), 1):
         for position, paragraph in enumerate(field(article, "paragraphs", list, f"{path}: article {number}"), 1):
             place = f"{path}: article {number}, paragraph {position}"

@@ -21,7 +21,7 @@ import numpy as np
 import sentencepiece
 
 from common.cli import UserError
-from common.files import read_json, read_text, write_atomic
+from common.checkpoint import read_json, read_text, write_atomic
 
 SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"),
             "mask": ("[MASK]", "<mask>")}
@@ -96,6 +96,10 @@ class Tokenizer:
     def encode(self, text):
         """Ids of one text, without special pieces."""
         return self.encode_batch([text])[0]
+
+    def describe(self, file):
+        """What config.json keeps about a vocabulary's file, by which load_tokenizer sees that it is the same."""
+        return {"file": file.name, "pieces": self.vocab_size, "fingerprint": self.fingerprint}
 
     def save(self, folder):
         """Copy the model file to where load_tokenizer looks for it, with a note if case is kept; returns the path."""
@@ -273,8 +277,3 @@ def load_tokenizer(path, lower=None):
 def arrived(kind, path, lower):
     """A tokenizer that was sent to this process, with each of its jobs; it is opened once."""
     return kind(path, lower)
-
-
-def describe_file(tokenizer, file):
-    """What config.json keeps about a vocabulary's file, by which load_tokenizer sees later that it is the same."""
-    return {"file": file.name, "pieces": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.files import fingerprint, read_json
+from common.checkpoint import fingerprint, read_json
 
 NAMES = ("tokens", "sentences", "documents")
 

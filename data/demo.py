@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import lock, read_json, release_locks
+from common.checkpoint import lock, read_json, release_locks
 from data.text import split_sentences
 
 RECIPE = 14  # raised when a rule in this file changes: demo data of another recipe is refused

@@ -23,7 +23,7 @@ import zlib
 import torch
 
 from common.cli import UserError
-from common.files import write_atomic
+from common.checkpoint import write_atomic
 
 TIMEOUT = 60  # seconds without a byte
 # Digests of glue, squad, race and cifar10: the public records of TensorFlow Datasets and Hugging Face Datasets; of the

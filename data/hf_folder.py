@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError
-from common.files import atomic, load_file, parse_json, write_atomic
-from common.weights import finite
+from common.checkpoint import atomic, finite, load_file, parse_json, write_atomic
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}

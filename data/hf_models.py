@@ -16,8 +16,7 @@ import torch
 
 from common import glue
 from common.cli import UserError
-from common.files import read_json, write_atomic
-from common.weights import read_init, take_over
+from common.checkpoint import read_init, read_json, take_over, write_atomic
 from data.hf_folder import read_weights, write_folder
 
 EPSILON = 1e-12  # of all LayerNorms

@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import atomic, partials, read_json, write_atomic
+from common.checkpoint import atomic, partials, read_json, write_atomic
 from data.text import SAMPLE, Layout, find_layout, read_documents, text_blocks
 
 READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # of local files, by their endings

@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError, written
+from common.checkpoint import RunFolder, read_json
 from common.distributed import on_main, say
-from common.files import read_json
-from common.runs import RunFolder
 from common.finetune import task_files
-from common.tokenization import describe_file, load_tokenizer
+from common.tokenization import load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta
 from data.demo import MARK, make_demo
@@ -108,7 +107,7 @@ def find_models(cfg, needs):
 
 def keep_vocabulary(run, tokenizer):
     """Copy the tokenizer's file into the run folder, and let config.json say which one it is."""
-    run.facts["vocabulary"] = describe_file(tokenizer, tokenizer.save(run.folder))
+    run.facts["vocabulary"] = tokenizer.describe(tokenizer.save(run.folder))
 
 
 def check_vocabulary(folder, tokenizer):

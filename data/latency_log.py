@@ -7,8 +7,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.cli import Stop, UserError
+from common.checkpoint import read_jsonl, write_atomic
 from common.distributed import stop_requested
-from common.files import read_jsonl, write_atomic
 
 
 def read(folders, here, parse):

@@ -7,7 +7,7 @@ import ast
 import inspect
 import sys
 
-from common.files import save_file, write_atomic
+from common.checkpoint import save_file, write_atomic
 
 SPAN = ("start", "end")  # labels of a head for answers to questions
 AXES = {"nd": "(B, N, T, D)", "dn": "(B, N, D, T)", "nn": "(B, N, T, T)", "dd": "(B, N, D, D)"}

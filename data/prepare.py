@@ -19,7 +19,7 @@ if __name__ == "__main__":  # run as a program, Python looks for modules in data
 
 from common import squad  # noqa: E402
 from common.cli import Parser, UserError, run  # noqa: E402
-from common.files import write_atomic  # noqa: E402
+from common.checkpoint import write_atomic  # noqa: E402
 from data import race  # noqa: E402
 from data.corpus import NAMES, read_meta  # noqa: E402
 from data.demo import make_demo  # noqa: E402

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import read_json, write_atomic
+from common.checkpoint import read_json, write_atomic
 from common.glue import Rows, join
 from common.finetune import Task, limit
 
@@ -35,7 +35,7 @@ def passage_files(folder, split, level):
 
 def read_passage(path, level, asked=False):
     """The questions of one passage's file. asked: a user's file, which may have no answers (-1)."""
-    entry = read_json(path, mend="download it again")
+    entry = read_json(path, fix="download it again")
     try:
         name, passage = str(entry["id"]), entry["article"]
         unanswered = asked and "answers" not in entry

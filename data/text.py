@@ -35,7 +35,7 @@ import sentencepiece
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import atomic, fingerprint, fingerprints, partials, read_json, write_atomic
+from common.checkpoint import atomic, fingerprint, fingerprints, partials, read_json, write_atomic
 from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 

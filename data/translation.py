@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from common.cli import UserError
+from common.checkpoint import existing, read_json, read_text, write_atomic
 from common.distributed import gather, on_main, progress, say, seed_of, send
-from common.files import existing, read_json, read_text, write_atomic
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 

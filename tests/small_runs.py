@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import filled
 
-from common import cli, files
+from common import checkpoint, cli
 
 ARCH = (
     "'layers=1 hidden=16 ffn=16 heads=1 types=linear decoder_layers=1 decoder_hidden=16 "
@@ -66,7 +66,7 @@ def call(command, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"{program.removeprefix('data/')}.py", *argv])
     with pytest.raises(SystemExit) as end:
         cli.run(module.main if program == "data/prepare" else lambda: module.main(argv))
-    files.release_locks()
+    checkpoint.release_locks()
     return end.value.code or 0
 
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 import albert
 from common import finetune as common_finetune
 from common.cli import UserError
+from common.checkpoint import read_json, read_jsonl
 from common.distributed import Ranks
-from common.files import read_json, read_jsonl
 from common.tokenization import load_tokenizer
 from conftest import ROOT, filled
 from small_runs import TRAINED, write

@@ -15,10 +15,9 @@ import torch
 import autobert_zero as abz
 from common import cli
 from common.cli import UserError
-from common.files import read_jsonl
+from common.checkpoint import keep_model, read_jsonl
 from common.finetune import parse_tasks
 from common.tokenization import load_tokenizer
-from common.weights import keep_model
 from conftest import filled, slow
 from small_runs import SEARCHES
 

@@ -23,9 +23,9 @@ from conftest import ROOT, filled
 from small_runs import SEARCHES
 
 import autotinybert as atb
-from common import distributed, finetune as common_finetune, weights as common_weights
+from common import distributed, finetune as common_finetune, checkpoint as common_weights
 from common.cli import UserError
-from common.files import load_file, read_json, read_jsonl
+from common.checkpoint import load_file, read_json, read_jsonl
 from common.tokenization import WordPieceTokenizer, load_tokenizer
 from data import hf_models, inputs, latency_log
 

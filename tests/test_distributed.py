@@ -14,9 +14,8 @@ import torch
 from small_runs import write
 
 from common.cli import Stop, UserError
-from common.distributed import Pace, Ranks, launch, prefetch, share_out
-from common.files import read_json
-from common.runs import Checkpoint, RunFolder
+from common.checkpoint import Checkpoint, RunFolder, read_json, share_out
+from common.distributed import Pace, Ranks, launch, prefetch
 from data.inputs import find_data
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -87,7 +86,7 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
         return {"name": name}
 
     monkeypatch.setattr("common.distributed._stop_requested", False)
-    monkeypatch.setattr("common.distributed.stopping", lambda ranks: done.count("c") == 1)
+    monkeypatch.setattr("common.checkpoint.stopping", lambda ranks: done.count("c") == 1)
     jobs = functools.partial(
         share_out, ALONE, list("dcba"), tmp_path, "jobs", work, cost=lambda name: -ord(name))
     with pytest.raises(Stop):

@@ -11,7 +11,7 @@ from conftest import ROOT, filled
 from small_runs import TRAINED, TUNED, call
 from test_bad_input import the_line, tuning
 
-from common.runs import LOGGED
+from common.checkpoint import LOGGED
 from common.finetune import read_threshold
 
 ALWAYS = {"phase", "step", "memory_mb", "seconds"}

@@ -18,7 +18,7 @@ from small_runs import SEARCHES, TRAINED, TUNED
 
 import autotinybert
 import mformer
-from common.files import read_jsonl, release_locks
+from common.checkpoint import read_jsonl, release_locks
 
 RUNS = {
     name: f"{command} --steps 6 --save_every 2 --accumulate 2" for name, command in TRAINED.items()}

@@ -17,9 +17,8 @@ from small_runs import SEARCHES, TRAINED, call
 
 import mformer as mf
 from common.cli import UserError, parse
+from common.checkpoint import load_file, read_jsonl
 from common.distributed import Ranks
-from common.files import load_file, read_jsonl
-from common.runs import LastWeights
 from data import cifar10
 from data.translation import Translations
 from tests.claims import mformer as claims
@@ -733,14 +732,14 @@ def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, demo
 
 def test_a_training_ends_with_the_average_of_the_last_checkpoints(tmp_path, monkeypatch, ready):
     monkeypatch.setattr(mf, "AVERAGED", 2)
-    kept, mean, run = {}, LastWeights.mean, tmp_path / "run"
+    kept, mean, run = {}, mf.LastWeights.mean, tmp_path / "run"
 
     def spy(last):
         kept["files"] = [path.name for path in last.files()]
         states = [load_file(path) for path in last.files()[-2:]]
         kept["mean"] = {name: sum(state[name] for state in states) / 2 for name in states[0]}
         return mean(last)
-    monkeypatch.setattr(LastWeights, "mean", spy)
+    monkeypatch.setattr(mf.LastWeights, "mean", spy)
     command = filled(TRAINED["mformer"] + " --steps 8 --save_every 2 --out {run}", run=run, **ready)
     assert not call(command, monkeypatch)
     assert kept["files"] == ["weights-4.pt", "weights-6.pt", "weights-8.pt"] and not list(run.glob("weights-*"))

@@ -1,0 +1,673 @@
+"""Files, run folders, checkpoints and the weights that a model starts from.
+
+A run folder holds config.json, log.jsonl, checkpoint.pt and done.json. The same command continues
+where it stopped. Every file is written whole or not at all.
+"""
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from common.cli import MissingFile, Stop, UserError, check_setting
+from common.distributed import (broadcast, on_main, peak_memory, progress, say, stop_requested, stopping,
+                                to_host, uninterrupted)
+
+LOCK = "run.lock"
+FORMAT = 2  # of a run folder; raised when this program cannot continue the runs of older versions
+# settings that may differ in a resumed run, unless Config.compared names them
+NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "save_every",
+                "save_minutes"}
+# names in a run folder that --restart deletes; also Config.writes
+WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py", "best.pt",
+          "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs", "spiece.model",
+          "vocab.txt", "tokenizer_config.json")
+LOGGED = {"phase", "step", "job", "loss", "mlm_loss", "order_loss", "norm", "lr",
+          "tokens_per_second", "images_per_second", "candidates", "best", "memory_mb", "seconds"}
+
+
+# Files
+
+
+@contextlib.contextmanager
+def atomic(path, keep=False):
+    """A binary file under a temporary name, synced and renamed to `path` at the end: a reader or a crash
+    sees the old file or the new one. keep: the old file stays as NAME.previous."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if keep and path.exists():
+            os.replace(path, previous(path))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path, content):
+    """Write a small file, text or bytes."""
+    with atomic(path) as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def write_json(path, value):
+    """Write a JSON value."""
+    write_atomic(path, json.dumps(value, indent=1))
+
+
+def previous(path):
+    """Where save_file keeps the file before the newest."""
+    return Path(f"{path}.previous")
+
+
+def partials(folder, name="*"):
+    """What killed writes of atomic() left in a folder."""
+    return [path for path in Path(folder).glob(f"{name}.partial-*")
+            if re.fullmatch(r".*\.partial-\d+", path.name) and path.is_file() and not path.is_symlink()]
+
+
+def existing(path, fix):
+    """The path. Raises MissingFile, with the fix, where no file is there."""
+    if not Path(path).exists() or Path(path).is_dir():
+        raise MissingFile(f"{path}: no such file; {fix}")
+    return Path(path)
+
+
+def no_link(path, flags):
+    """An opener for files that grow: a link is never followed. Raises UserError."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path}: a link, and nothing is written through links; "
+                        "delete it or choose another --out") from None
+
+
+def read_text(path, fix):
+    """The text of a UTF-8 file, without byte-order mark and with "\\n" line ends. Raises UserError, with
+    the line, where it is no UTF-8."""
+    content = existing(path, fix).read_bytes()
+    if b"\0" in content:
+        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+    return text.replace("\r\n", "\n")
+
+
+def parse_json(text, place, kind=object, fix="fetch it again"):
+    """The value of a JSON text, of a kind (dict, list). Raises UserError with its place and the fix."""
+    try:
+        value = json.loads(text)
+        if re.search(r"\\u[dD][89a-fA-F]", text):  # half a surrogate pair cannot be written again
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        line = ""
+        if isinstance(error, json.JSONDecodeError) and "\n" in text.strip():
+            line = f":{error.lineno}"
+        reason = getattr(error, "msg", None) or str(error).partition(";")[0]
+        raise UserError(f"{place}{line}: no JSON ({reason}); {fix}") from None
+    if not isinstance(value, kind):
+        name = "object" if kind is dict else kind.__name__
+        raise UserError(f"{place}: no JSON {name}; {fix}")
+    return value
+
+
+def read_json(path, kind=object, fix="correct or delete it"):
+    """parse_json of a file."""
+    return parse_json(read_text(path, fix), path, kind, fix)
+
+
+def read_jsonl(path):
+    """The objects of a .jsonl file, [] where there is none, without a last line that a crash tore off."""
+    if not Path(path).exists():
+        return []
+    fix = "begin again with --restart, or choose another --out"
+    lines = read_text(path, fix).split("\n")[:-1]
+    return [parse_json(line, f"{path}, line {number}", dict, fix)
+            for number, line in enumerate(lines, 1) if line]
+
+
+def save_file(path, state):
+    """torch.save, whole or not at all; the file before it is kept as NAME.previous."""
+    try:
+        with atomic(path, keep=True) as file:
+            torch.save(state, file)
+    except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
+        raise UserError(f"{path}: cannot be written ({first_line(error)}); "
+                        "free disk space, the same command continues") from error
+
+
+def load_file(path, device="cpu"):
+    """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. Raises UserError
+    where it cannot be read, or a checksum does not fit (torch writes them and does not look at them)."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if damaged := archive.testzip():
+                    raise ValueError(f"the checksum of {damaged} does not fit")
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch raises many kinds for a torn or foreign file
+        raise UserError(f"{path}: no readable checkpoint ({type(error).__name__}: {first_line(error)})"
+                        ) from None
+
+
+def first_line(error):
+    return (str(error).splitlines() or [""])[0][:100]
+
+
+def newest(path):
+    """(path, content) of a checkpoint, or of the one before it where the newest is missing or torn."""
+    paths = [each for each in (Path(path), previous(path)) if each.exists()]
+    for each in paths:
+        try:
+            return str(each), load_file(each)
+        except UserError as error:
+            if each == paths[-1]:
+                raise UserError(f"{error}; --restart begins its run again") from None
+            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+
+
+def fingerprint(path, part=1 << 16, whole=1 << 25):
+    """A hash of a file's size and content: of up to `whole` bytes all, of a larger file `part` bytes at
+    its beginning, middle and end. It is the same for a copy."""
+    size = os.path.getsize(path)
+    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    with open(path, "rb") as file:
+        if size <= whole:
+            digest.update(file.read())
+        else:
+            for start in (0, size // 2 - part // 2, size - part):
+                file.seek(start)
+                digest.update(file.read(part))
+    return digest.hexdigest()
+
+
+def fingerprints(paths, without=None):
+    """{path: fingerprint} of files and of what is in folders, except below the folder `without`, to which
+    the run writes; of more than 500 files one for all."""
+    without = without and Path(without).resolve()
+    files = []
+    for path in map(Path, paths):
+        files += sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    prints = {str(path): fingerprint(path) for path in files
+              if path.exists() and without not in path.resolve().parents}
+    if len(prints) <= 500:
+        return prints
+    digest = hashlib.blake2b(json.dumps(prints).encode(), digest_size=16)
+    return {f"{len(prints)} files from {next(iter(prints))} on": digest.hexdigest()}
+
+
+_locks = {}  # {path: open file} of this process
+
+
+def lock(path, wait=False, what="the run"):
+    """Hold the lock file `path` until release_locks() or the end of this process. Raises UserError, which
+    names the host and process that hold it; with wait, waits for them. On a shared folder it reaches as
+    far as the file system's flock does."""
+    path = Path(path).absolute()
+    if path in _locks:
+        return
+    file = open(path, "a+", encoding="utf-8", opener=no_link)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        if not wait:
+            file.close()
+            raise UserError(f"{path.parent}: {what} is locked by {owner}; wait for it, "
+                            "or choose another --out") from None
+        print(f"waiting for {what}, which is locked by {owner}", file=sys.stderr, flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); "
+              "start one run a folder", file=sys.stderr)
+    file.truncate(0)
+    print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+    _locks[path] = file
+
+
+def release_locks(*paths):
+    """Release these locks, or all."""
+    for path in [Path(path).absolute() for path in paths] or list(_locks):
+        if path in _locks:
+            file = _locks.pop(path)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still hold the file open
+            file.close()
+
+
+# Run folders
+
+
+def processor():
+    """The name of the CPU on Linux, elsewhere what Python knows."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text() if info.exists() else ""
+    names = re.findall(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+def git_commit():
+    """The commit of this repository, or None."""
+    if not shutil.which("git"):
+        return None
+    command = ["git", "-C", Path(__file__).resolve().parent, "rev-parse", "HEAD"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def environment(device):
+    """What config.json keeps about the machine and the code."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": git_commit(),
+        "device": str(device),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "float32_products": torch.get_float32_matmul_precision(),  # "high": TF32
+        "platform": platform.platform(),
+    }
+
+
+def as_json(value):
+    """A value as it comes back from a JSON file: tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
+class RunFolder:
+    """The folder of one run. Rank 0 makes it and holds its lock; a folder made with other settings, or
+    from other data, is refused. With cfg.restart, what a run of the same action wrote is deleted.
+
+    settings: what is compared with the folder's, NOT_COMPARED aside; default: all of cfg. reads: files and
+    folders that the run reads, whose names and fingerprints are compared.
+    """
+
+    def __init__(self, cfg, action, ranks, settings=None, reads=(), **extra):
+        self.folder = Path(cfg.out)
+        self.ranks = ranks
+        self.new = False
+        self.facts = {}  # about the data, for config.json
+        self.asked = as_json(settings or dataclasses.asdict(cfg))
+        self.compared = self.asked.keys() - (NOT_COMPARED - {*getattr(cfg, "compared", ())})
+        cfg.run = self
+        record = {"format": FORMAT, "program": cfg.program, "action": action, "settings": self.asked,
+                  "argv": sys.argv, "processes": ranks.size, **extra}
+        seconds_before = on_main(ranks, self._open, record, cfg, reads)
+        self.began = time.time() - seconds_before
+
+    def content(self):
+        """Names in the folder that show that a run has begun."""
+        names = {path.name for path in self.folder.glob("*")}
+        names -= {path.name for path in partials(self.folder)}
+        return names - {"config.json", "log.jsonl", LOCK}
+
+    def _open(self, record, cfg, reads):
+        """Make or find the folder; returns the seconds that the run has had in it before."""
+        config = self.folder / "config.json"
+        own = self.folder.resolve()
+        for path in map(Path, reads):
+            if own in (path.resolve(), *path.resolve().parents):
+                raise UserError(f"{path}: lies in {self.folder}, where this command writes; "
+                                "choose another --out")
+        if not config.exists() and (self.content() or (self.folder / "log.jsonl").exists()):
+            raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
+        if config.exists():  # nothing is written into a stranger's folder
+            self._check_owner(read_json(config, dict), record)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock(self.folder / LOCK)
+        self.ranks.cleanup.callback(release_locks)
+        begun = self.content()
+        record["read"] = fingerprints(reads, self.folder)
+        if config.exists():
+            old = read_json(config, dict)
+            self._check_owner(old, record)
+            if begun and not cfg.restart:
+                self._check_same(old, record)
+            if cfg.restart:
+                self._clear(getattr(cfg, "writes", ()))
+        for left in partials(self.folder):
+            left.unlink()
+        here = environment(self.ranks.device)
+        self.new = not begun or cfg.restart
+        if self.new:
+            write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
+            return 0
+        self._append({"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
+        log = (self.folder / "log.jsonl").read_text(encoding="utf-8", errors="replace")
+        return float(["0", *re.findall(r'"seconds": ([\d.]+)}$', log, re.MULTILINE)][-1])
+
+    def _check_owner(self, old, record):
+        """Raise UserError where config.json is of another program or action."""
+        if not {"program", "action", "settings"} <= old.keys() or not all(
+                isinstance(old.get(name, {}), dict) for name in ("settings", "asked")):
+            raise UserError(f"{self.folder}: its config.json is no run's, or an older version's; "
+                            "choose another --out")
+        if (old["program"], old["action"]) != (record["program"], record["action"]):
+            raise UserError(f"{self.folder}: holds a run of {old['program']}.py --{old['action']}; "
+                            "choose another --out")
+        if record["settings"].get("dry_run") and not old["settings"].get("dry_run"):
+            raise UserError(f"{self.folder}: holds a real run, and --dry_run would delete it; "
+                            "choose another --out")
+
+    def _check_same(self, old, record):
+        """Raise UserError where config.json has another format, other settings or other data."""
+        asked = {**old["settings"], **old.get("asked", {})}
+        if old.get("format") != FORMAT or asked.keys() != record["settings"].keys():
+            raise UserError(f"{self.folder}: made by another version of this program, which alone can "
+                            "continue it; choose another --out (--restart would delete this run)")
+        again = "choose another --out, or --restart to begin again"
+        differ = [f"{name} ({asked[name]} there, {value} here)" for name, value in self.asked.items()
+                  if name in self.compared and asked[name] != value]
+        if differ:
+            raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; {again}")
+        before = old.get("read", {})
+        now = record["read"]
+        changed = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+        if changed:
+            how = "has changed since"
+            if changed[0] not in before:
+                how = "was not there"
+            elif changed[0] not in now:
+                how = "is not there now"
+            more = f", and {len(changed) - 1} more" if changed[1:] else ""
+            raise UserError(f"{self.folder}: begun with other data: {changed[0]} {how}{more}; {again}")
+
+    def _clear(self, others):
+        """Delete what runs write (`others`: of this program alone) and name what is left. Raises
+        UserError, before anything is deleted, where a name is a link."""
+        paths = [path for name in (*WRITES, *others) for path in self.folder.glob(name)]
+        for path in paths:
+            if path.is_symlink():
+                raise UserError(f"{path}: a link, which --restart does not follow; delete it, "
+                                "or choose another --out")
+        for path in paths:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        left = sorted(path.name for path in self.folder.iterdir() if path.name != LOCK)
+        if left:
+            print(f"{self.folder}: kept, since no run writes it: {', '.join(left)}", file=sys.stderr)
+
+    def _append(self, record):
+        with open(self.folder / "log.jsonl", "a", encoding="utf-8", opener=no_link) as file:
+            file.write(json.dumps(record) + "\n")
+
+    def log(self, phase, step, every_rank=False, dev=None, **values):
+        """Write one line of log.jsonl, on rank 0, or with every_rank on each that calls it. values: named
+        as in LOGGED. dev: {name: number} on held-out data, written as dev_NAME."""
+        if unknown := values.keys() - LOGGED:
+            raise KeyError(f"log.jsonl has no {', '.join(unknown)}; LOGGED lists its keys")
+        self.new = False
+        if not self.ranks.main and not every_rank:
+            return
+        held_out = {f"dev_{name}": value for name, value in (dev or {}).items()}
+        memory = round(peak_memory(self.ranks.device))
+        self._append({"phase": phase, "step": step, **values, **held_out, "memory_mb": memory,
+                      "seconds": round(time.time() - self.began, 3)})
+
+    def settle(self, cfg):
+        """Write to config.json what the settings stand for, now that the data are open; what was asked
+        for is kept as `asked`. cfg does not change from here on."""
+        if not self.ranks.main:
+            return
+        path = self.folder / "config.json"
+        record = read_json(path, dict)
+        for name, value in as_json(dataclasses.asdict(cfg)).items():
+            if value != self.asked[name]:
+                record["settings"][name] = value
+                record.setdefault("asked", {})[name] = self.asked[name]
+        write_atomic(path, json.dumps({**record, **self.facts}, indent=2))
+
+    def discard(self):
+        """Delete the folder of a run that a mistake ended before it began."""
+        made_again = {"corpus", "text", "spiece.model", "vocab.txt", "tokenizer_config.json"}
+        made = [path for name in self.content() - made_again
+                for path in (self.folder / name, *(self.folder / name).rglob("*")) if path.is_file()]
+        if self.ranks.main and self.new and not made and not self.folder.is_symlink():
+            shutil.rmtree(self.folder)
+
+    @property
+    def finished(self):
+        """The result of finish(), or None while the run is not finished."""
+        path = self.folder / "done.json"
+        return on_main(self.ranks, lambda: read_json(path, dict) if path.exists() else None)
+
+    def finish(self, result):
+        """Mark the run as finished with its (JSON) result."""
+        if self.ranks.main:
+            write_json(self.folder / "done.json", result)
+
+    def ends(self, cfg, best, *words, **same):
+        """Print the folder and the best file or files of a finished run, and next(words)."""
+        files = [best] if isinstance(best, str) else best
+        best = ", ".join(str(self.folder / name) for name in files)
+        say(self.ranks, f"{self.folder}: finished (--restart begins again); best: {best}")
+        if words:
+            self.next(cfg, *words, **same)
+
+    def next(self, cfg, *words, same=("preset", "task", "device")):
+        """Print the command that comes next: these words, and of the given flags those in `same`."""
+        for name in same:
+            if name in cfg.given:
+                value = getattr(cfg, name)
+                words = [*words, f"--{name}", *(value if isinstance(value, tuple) else (value,))]
+        if not cfg.dry_run:
+            say(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
+
+
+class Checkpoint:
+    """Saves and restores named objects that have state_dict and load_state_dict, and small values.
+
+    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last save, {}
+    where there is none. A torn or missing newest file falls back to the one before it.
+    """
+
+    def __init__(self, path, ranks, **owned):
+        self.path = Path(path)
+        self.ranks = ranks
+        self.owned = owned
+
+    def save(self, **values):
+        def write():
+            owned = {name: each.state_dict() for name, each in self.owned.items()}
+            save_file(self.path, {"values": values, "owned": owned})
+
+        with uninterrupted():
+            on_main(self.ranks, write)
+
+    def restore(self):
+        """The values of the newest save that can be read, after the owned objects took their state."""
+        if not on_main(self.ranks, lambda: self.path.exists() or previous(self.path).exists()):
+            return {}
+        name = on_main(self.ranks, lambda: newest(self.path)[0])
+        state = load_file(name, self.ranks.device)
+        try:
+            for key, each in self.owned.items():
+                each.load_state_dict(state["owned"][key])
+            return state["values"]
+        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            raise UserError(f"{name}: does not fit this run ({type(error).__name__}: "
+                            f"{first_line(error)}); --restart begins again") from None
+
+    def remove(self):
+        """Delete the files (a finished candidate needs none)."""
+        if self.ranks.main:
+            for path in (self.path, previous(self.path), *partials(self.path.parent, self.path.name)):
+                path.unlink(missing_ok=True)
+
+
+def share_out(ranks, names, folder, label, work, cost=lambda name: 0):
+    """[work(name) for each name]: JSON objects, each made by the next free process, the highest cost
+    first. Each is kept as folder/NAME.json, and what exists is not made again. label: of the bar.
+    Raises Stop on every rank after SIGTERM on any."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name}.json" for name in names}
+    order = sorted(names, key=cost, reverse=True)
+    store = ranks.store or dist.HashStore()
+    # a new counter in each call: a process that died has claimed nothing
+    counter = broadcast(ranks, f"share_out {time.time_ns()}")
+
+    def done():
+        return sum(path.exists() for path in paths.values())  # by all processes
+
+    # a rank that is told to stop meets the others below, where they wait for it
+    with progress(ranks, len(names), label, done()) as bar, contextlib.suppress(Stop):
+        while (turn := store.add(counter, 1)) <= len(order) and not stop_requested():
+            path = paths[order[turn - 1]]
+            if not path.exists():
+                write_json(path, work(order[turn - 1]))
+            bar.update(done() - bar.n)
+    store.add(counter, len(order))  # no other rank begins another
+    if stopping(ranks):
+        raise Stop
+    return [read_json(paths[name], dict) for name in names]
+
+
+# Weights that a model starts from
+
+
+def finite(weights, path):
+    """Return the weights. Raises UserError where one is NaN or infinite, or no plain tensor."""
+    for name, value in weights.items():
+        plain = (value.layout is torch.strided and not value.is_quantized and not value.is_meta
+                 and value.dim() > 0)
+        kind = value.is_floating_point() and value.element_size() > 1
+        if not plain or not (kind or value.dtype in (torch.int64, torch.bool)):
+            raise UserError(f"{path}: {name} is no plain tensor of numbers ({value.dtype}, shape "
+                            f"{tuple(value.shape)}); save the weights as float32")
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"{path}: {name} is NaN or infinite; this model has diverged")
+    return weights
+
+
+def take_settings(cfg, settings, source, names, also=()):
+    """Copy settings of a model into cfg: `names`, where a flag that differs is a UserError, and `also`,
+    which a flag overrides. Raises UserError for values that no flag could have."""
+    for name in (*names, *also):
+        value = settings[name]
+        if isinstance(value, list):
+            value = tuple(value)
+        try:
+            check_setting(type(cfg), name, value)
+        except UserError as error:
+            raise UserError(f"{source / 'config.json'}: {error}") from None
+        if name in names and name in cfg.given and getattr(cfg, name) != value:
+            raise UserError(f"--{name} {getattr(cfg, name)}: {source} has {value}; leave --{name} out")
+        if name in names or name not in cfg.given:
+            setattr(cfg, name, value)
+
+
+def read_init(cfg, names, also=()):
+    """What the newest checkpoint of the run folder cfg.init owns: {"model" or another name: weights}.
+
+    names: {action that may have made it: the settings that cfg takes over}, where a flag that differs is a
+    UserError. also: settings that a flag overrides. The tokenizer is the folder's unless one is given.
+    """
+    folder = Path(cfg.init)
+    actions = " or --".join(names)
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: no run folder (config.json is missing); name one of --{actions}")
+    record = read_json(folder / "config.json", dict, "name another folder")
+    settings = record.get("settings")
+    action = record.get("action")
+    if not isinstance(settings, dict) or not isinstance(action, str):
+        raise UserError(f"{folder / 'config.json'}: no run's; name a run folder of {cfg.program}.py")
+    if action not in names or record.get("program") != cfg.program:
+        raise UserError(f"{folder}: no run folder of {cfg.program}.py --{actions} but of "
+                        f"{record.get('program')}.py --{action}; name another")
+    if record.get("format") != FORMAT or not {*names[action], *also} <= settings.keys():
+        raise UserError(f"{folder}: made by another version of this program, which alone can read it; "
+                        "name another")
+    take_settings(cfg, settings, folder, names[action], also)
+    cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
+    if not (folder / "checkpoint.pt").exists() and not previous(folder / "checkpoint.pt").exists():
+        models = [str(path.parent) for path in sorted(folder.glob("*/checkpoint.pt"))]
+        reason = ("nothing is trained yet (checkpoint.pt is missing); the command that made it "
+                  "continues")
+        if models:
+            reason = f"a run of --finetune; name one of its models: {', '.join(models)}"
+        raise UserError(f"{folder}: {reason}")
+    if not (folder / "done.json").exists():
+        print(f"warning: {folder}: not finished; its newest checkpoint is used", file=sys.stderr)
+    owned = owned_weights(newest(folder / "checkpoint.pt")[1])
+    if not owned:
+        raise UserError(f"{folder / 'checkpoint.pt'}: no checkpoint of {cfg.program}.py; name another folder")
+    return {name: model if name == "optimizer" else finite(model, folder)
+            for name, model in owned.items()}
+
+
+def owned_weights(state):
+    """The objects of a checkpoint, {name: {name: tensor}}, or None where it is none."""
+    owned = state.get("owned") if isinstance(state, dict) else None
+    if not isinstance(owned, dict):
+        return None
+    for name, model in owned.items():
+        if name != "optimizer" and not (isinstance(model, dict) and all(
+                isinstance(value, torch.Tensor) for value in model.values())):
+            return None
+    return owned
+
+
+@torch.no_grad()
+def take_over(model, weights, source, heads=()):
+    """Copy weights into a model by name; returns a line on what was loaded, newly initialised and
+    ignored. heads: first parts of names that may have another shape; they are newly initialised. Raises
+    UserError for any other misfit."""
+    state = model.state_dict()
+    loaded = set()
+    for name in state.keys() & weights.keys():
+        if weights[name].shape == state[name].shape:
+            state[name].copy_(weights[name])
+            loaded.add(name)
+        elif name.split(".")[0] not in heads:
+            raise UserError(f"{source}: {name} is {tuple(weights[name].shape)} there and "
+                            f"{tuple(state[name].shape)} here; use the same sizes and the same tokenizer")
+    new = sorted(state.keys() - loaded)
+    ignored = sorted(weights.keys() - loaded)
+    return (f"{source}: {len(loaded)} weights loaded; newly initialised: {', '.join(new) or 'none'}; "
+            f"ignored: {', '.join(ignored) or 'none'}")
+
+
+def keep_model(folder, action, cfg, tokenizer, **owned):
+    """Write a folder that read_init reads: config.json, the tokenizer's file, checkpoint.pt, done.json.
+    owned: {name: module, or weights by name}."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in partials(folder):  # of a process that was killed here
+        left.unlink()
+    vocabulary = tokenizer.describe(tokenizer.save(folder))
+    record = {"format": FORMAT, "program": cfg.program, "action": action,
+              "settings": dataclasses.asdict(cfg), "argv": sys.argv, "vocabulary": vocabulary}
+    write_atomic(folder / "config.json", json.dumps(record, indent=2))
+    states = {name: each.state_dict() if hasattr(each, "state_dict") else each
+              for name, each in owned.items()}
+    save_file(folder / "checkpoint.pt",
+              {"values": {}, "owned": {name: to_host(state) for name, state in states.items()}})
+    write_json(folder / "done.json", {})
