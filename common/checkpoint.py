@@ -642,7 +642,7 @@ def take_over(model, weights, source, heads=()):
     UserError for any other misfit."""
     state = model.state_dict()
     loaded = set()
-    for name in state.keys() & weights.keys():
+    for name in [name for name in state if name in weights]:
         if weights[name].shape == state[name].shape:
             state[name].copy_(weights[name])
             loaded.add(name)

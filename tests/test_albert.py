@@ -281,7 +281,7 @@ def test_round_trip_through_a_hugging_face_folder(settings, tmp_path):
     write(tmp_path / "config.json", hf_models.albert_config(cfg, "AlbertForPreTraining", 2, groups))
     back, source = read_back(tmp_path)
     again = albert.LanguageModel(back).eval()
-    assert "made anew: none; left out: none" in albert.start_from(again, source)
+    assert "newly initialised: none; ignored: none" in albert.start_from(again, source)
     inputs = (*example(), torch.arange(12).expand(3, 12))
     for one, other in zip(model(*inputs), again(*inputs)):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -332,7 +332,7 @@ def test_a_head_of_another_task_is_left_out_and_said(task, kept, ready, tmp_path
     cfg, source = read_back(tmp_path)
     model = albert.Classifier(cfg, 2)
     line = albert.start_from(model, source, "CoLA")
-    assert torch.equal(model.head.weight, heads["head.weight"]) == kept == ("made anew: none" in line)
+    assert torch.equal(model.head.weight, heads["head.weight"]) == kept == ("newly initialised: none" in line)
     assert (f"the head of {task or name} is left out" in line) != kept
     tokenizer = load_tokenizer(ready["corpus"])
     said = hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, tokenizer)
@@ -592,7 +592,7 @@ def test_depth_warm_start_takes_everything_over(ready, tmp_path, capsys):
     """Table 11."""
     shallow = owned(ready["albert"])["model"]
     deep = pretrain(ready, tmp_path, "--init", ready["albert"], "--layers", "4", "--lr", "1e-30", "--steps", "1")
-    assert f"{len(shallow)} weights taken over; made anew: none; left out: none" in capsys.readouterr().out
+    assert f"{len(shallow)} weights loaded; newly initialised: none; ignored: none" in capsys.readouterr().out
     assert all(torch.allclose(shallow[name], deep[name]) for name in shallow)
     assert read_json(tmp_path / "config.json")["settings"]["layers"] == 4
 
@@ -623,7 +623,7 @@ def test_finetuning_every_kind_of_task(finetuned):
     folder = finetuned / "ft1"
     result = read_json(folder / "done.json")["tasks"]
     assert set(result) == set(KINDS) and all(line["n"] == 2 and not line["diverged"] for line in result.values())
-    assert "made anew: head.bias, head.weight" in result["RTE"]["start"]
+    assert "newly initialised: head.bias, head.weight" in result["RTE"]["start"]
     assert "jobs/MNLI-" in result["RTE"]["start"]  # MNLI's best run
     scores = [read_json(folder / "jobs" / f"CoLA-{number}.json")["metrics"]["main"] for number in (0, 1)]
     assert result["CoLA"]["median"] == pytest.approx(np.median(scores))

@@ -106,7 +106,7 @@ def test_a_search_is_exported_as_it_ended(searched, tmp_path, capsys):
     assert path.read_text().replace("net.pt", "best.pt") == (searched[0] / "best.py").read_text()
     ours, theirs = (torch.load(file) for file in (tmp_path / "net.pt", searched[0] / "best.pt"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert "made anew: none" in capsys.readouterr().out
+    assert "newly initialised: none" in capsys.readouterr().out
     blank = str(tmp_path / "net work.py"), "--init", str(searched[0])  # cannot be imported
     for name, *more in ((str(path), "--init", str(searched[0])), ("net.txt",), ("net.py",), blank):
         with pytest.raises(UserError, match="--export"):

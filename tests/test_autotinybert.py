@@ -400,7 +400,7 @@ def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, capsys):
         write_hugging_face(tmp_path / f"{text}-export", model)
         for folder in (text, f"{text}-export"):
             again = opened(tmp_path / folder)
-            assert str(again.encoder.arch) == text and "made anew: none; left out: none" in capsys.readouterr().out
+            assert str(again.encoder.arch) == text and "newly initialised: none; ignored: none" in capsys.readouterr().out
             assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
     for more, message in (({}, "no masked-language-model head"), ({"length": 600}, "512 positions are too few")):
         with pytest.raises(UserError, match=message):
@@ -588,7 +588,7 @@ def test_a_training_goes_on_with_another_number_of_processes(ready, tmp_path, mo
             raise atb.Stop
         patch.setattr(atb.Checkpoint, "save", save_and_stop)
         run_here([*words, tmp_path / "killed"], status=143)
-    distributed.release_locks()
+    common_weights.release_locks()
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
                            "--nproc_per_node=2", "autotinybert.py", *words, tmp_path / "killed"],
                           cwd=ROOT, capture_output=True, text=True)

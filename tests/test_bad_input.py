@@ -179,7 +179,7 @@ INIT = [
     *(init(each, "checkpoint.pt", edit("checkpoint.pt", half)) for each in TRAINED),
     *(init(each, "checkpoint.pt & checksum", edit("checkpoint.pt", flipped)) for each in TRAINED),
     init("albert", "checkpoint.pt", put("checkpoint.pt", BOMB)),
-    init("albert", "not finite", words(lambda value: value.fill_(float("nan")))),
+    init("albert", "NaN or infinite", words(lambda value: value.fill_(float("nan")))),
     init("albert", "no plain tensor", words(torch.Tensor.to_sparse)),
     init("albert", "of --init has 7", words(lambda _: torch.zeros(7, 3))),
     init("albert", "no run folder of albert.py", entries("config.json", program="mformer")),

@@ -17,7 +17,7 @@ from small_runs import SEARCHES, TRAINED, call
 
 import mformer as mf
 from common.cli import UserError, parse
-from common.checkpoint import load_file, read_jsonl
+from common.checkpoint import FORMAT, load_file, read_jsonl
 from common.distributed import Ranks
 from data import cifar10
 from data.translation import Translations
@@ -705,7 +705,7 @@ def test_weights_of_a_network_bring_its_geometry_and_architecture(tmp_path, demo
     network, model = tmp_path / "network", mf.make_model(ARCH, IMAGES)
     settings = {**dataclasses.asdict(IMAGES), "arch": mf.arch_text(ARCH), "of_an_older_version": 3}
     network.mkdir()
-    (network / "config.json").write_text(json.dumps({"program": "mformer", "action": "train", "settings": settings}))
+    (network / "config.json").write_text(json.dumps({"format": FORMAT, "program": "mformer", "action": "train", "settings": settings}))
     torch.save({"values": {"trained": True}, "owned": {"model": model.state_dict()}}, network / "checkpoint.pt")
     (network / "done.json").write_text("{}")
     rest = ["--cifar10", demo["cifar10"], "--device", "cpu", "--cost", "flops", "--out"]
