@@ -220,7 +220,7 @@ INIT = [
           ("checkpoint.pt", weights(lambda *_: {"owned": 7})),
           ("words", weights(lambda state, model: model.pop("encoder.words.weight"))),
           ("of --init has 7", words(lambda _: torch.zeros(7, 3))),
-          ("config.json & hidden", settings(hidden="16")), (HUGE, settings(layers=100000000)),
+          ("config.json & hidden", settings(hidden="16")),
           ("no run folder of albert.py", entries("config.json", program="mformer")),
           ("spiece.model: damaged or changed",
            lambda here, ready: shutil.copy(ready["mformer"] / "spiece.model", here))),
@@ -260,8 +260,7 @@ FOLDERS = [
 FLAGS = {  # of an action that would begin at once: what names the mistake; more of them in test_cli.py
     "albert": {
         "--device nonsense": "device", "--device meta": "meta", "--device cuda:99": "--device cuda:99",
-        "--hidden 30 --heads 4": "hidden 30", "--groups 3": "groups 3", "--length 300 --positions 200": "--length",
-        "--layers 100000000": HUGE},
+        "--hidden 30 --heads 4": "hidden 30", "--groups 3": "groups 3", "--length 300 --positions 200": "--length"},
     "autobert_zero": {"--batch 9 --accumulate 2": "--accumulate", "--hidden 30 --heads 4": "--hidden 30",
                       "--init {autobert_zero} --warm_times 2": "--warm_times",
                       "--ffn 900000000": HUGE, "--arch nonsense": "arch", "--arch 'Q @ K.T'": "head dim"},
