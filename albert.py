@@ -473,7 +473,7 @@ def parts(cfg):
 
 
 def flops(cfg):
-    """FLOPs of a forward pass over `length` tokens, with heads: matrix products, 2 a multiply-add."""
+    """FLOPs of a forward pass over `length` tokens: matrix products, 2 a multiply-add."""
     T = cfg.length
     H = cfg.hidden
     E = cfg.embedding or H
