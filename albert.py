@@ -220,15 +220,15 @@ class FeedForward(nn.Module):
 
     def __init__(self, cfg):
         super().__init__()
-        self.expand = nn.Linear(cfg.hidden, cfg.ffn)
-        self.shrink = nn.Linear(cfg.ffn, cfg.hidden)
+        self.fc1 = nn.Linear(cfg.hidden, cfg.ffn)
+        self.fc2 = nn.Linear(cfg.ffn, cfg.hidden)
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
         self.activation = ACTIVATIONS[cfg.activation]
 
     def forward(self, x):
-        wide = self.activation(self.expand(x))  # (B, T, 4H)
-        return self.norm(x + self.dropout(self.shrink(wide)))
+        wide = self.activation(self.fc1(x))  # (B, T, 4H)
+        return self.norm(x + self.dropout(self.fc2(wide)))
 
 
 def blocks(cfg):
@@ -250,9 +250,9 @@ class Encoder(nn.Module):
         attentions, ffns = blocks(cfg)
         self.depth = cfg.layers
         self.recompute = cfg.recompute
-        self.words = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
-        self.positions = nn.Embedding(cfg.positions, E)
-        self.segments = nn.Embedding(2, E)
+        self.token_embedding = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
+        self.position_embedding = nn.Embedding(cfg.positions, E)
+        self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
         # D9: E x H (Sec. 3.1), but no mapping where E = H (the 31M of Table 3, the official code),
@@ -283,7 +283,8 @@ class Encoder(nn.Module):
             # an empty sequence sees its first token: a softmax over nothing would be NaN
             mask = positions < lengths.clamp(min=1)[:, None]  # (B, T)
             mask = mask[:, None, None]  # (B, 1, 1, T)
-        x = self.words(ids) + self.segments(token_type_ids) + self.positions(positions)  # (B, T, E)
+        x = self.token_embedding(ids) + self.token_type_embedding(token_type_ids)  # (B, T, E)
+        x = x + self.position_embedding(positions)
         x = self.mapping(self.dropout(self.norm(x)))  # (B, T, E) -> (B, T, H)
         layer = self.layer
         if self.recompute and self.training:
@@ -326,7 +327,7 @@ class LanguageModel(nn.Module):
     def forward(self, ids, token_type_ids, lengths, masked_positions):
         """MLM logits (B, M, V) at masked_positions (B, M), and order logits (B, 2)."""
         x = self.encoder(ids, token_type_ids, lengths, masked_positions)  # (B, 1 + M, H)
-        logits = self.mlm(x[:, 1:], self.encoder.words.weight)
+        logits = self.mlm(x[:, 1:], self.encoder.token_embedding.weight)
         return logits, self.order(torch.tanh(self.pooler(x[:, 0])))
 
 
@@ -1089,7 +1090,7 @@ def read_run(cfg, path, config):
     owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), shape), FREE)
     task = next(iter(owned.keys() - {"model", "optimizer"}), "")
     weights = owned[task or "model"]
-    size = {"vocab_size": len(weights["encoder.words.weight"])}
+    size = {"vocab_size": len(weights["encoder.token_embedding.weight"])}
     take_settings(cfg, size, path, ("vocab_size",))
     if cfg.recipe == "auto":
         demo = cfg.preset == settings.get("preset") == "demo"
@@ -1113,7 +1114,7 @@ def vocabulary_size(tokenizer, source):
     model may have up to 127 more than its tokenizer. UserError if they do not belong together."""
     if not source:
         return tokenizer.vocab_size
-    size = len(source.weights["encoder.words.weight"])
+    size = len(source.weights["encoder.token_embedding.weight"])
     if not size - 128 < tokenizer.vocab_size <= size:
         raise UserError(f"{tokenizer.path}: {tokenizer.vocab_size} tokens, and the model of --init "
                         f"has {size}; give the model's own vocabulary with --tokenizer")

@@ -94,10 +94,15 @@ def weights(how):
     return change
 
 
+WORDS = "encoder.token_embedding.weight", "encoder.words.weight"  # in albert.py, in the other files
+
+
 def words(how):
     """Change the word embeddings in checkpoint.pt: how(tensor) returns what takes their place."""
-    name = "encoder.words.weight"
-    return weights(lambda state, model: model.update({name: how(model[name])}))
+    def change(state, model):
+        name = WORDS[0] if WORDS[0] in model else WORDS[1]
+        model[name] = how(model[name])
+    return weights(change)
 
 
 def flipped(content):
@@ -218,7 +223,7 @@ INIT = [
           ("not finite", words(lambda value: value.fill_(float("nan")))),
           *(("no plain tensor", words(kind)) for kind in (torch.Tensor.to_sparse, torch.Tensor.sum)),
           ("checkpoint.pt", weights(lambda *_: {"owned": 7})),
-          ("words", weights(lambda state, model: model.pop("encoder.words.weight"))),
+          ("token_embedding", weights(lambda state, model: model.pop(WORDS[0]))),
           ("of --init has 7", words(lambda _: torch.zeros(7, 3))),
           ("config.json & hidden", settings(hidden="16")),
           ("no run folder of albert.py", entries("config.json", program="mformer")),
