@@ -647,13 +647,14 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
     from common.distributed import (
-        Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
+        Pace, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
         per_second, prefetch, prepare_model, print_device_use, progress, say, seed_everything,
-        seed_of, send, set_shards, shard_range, to_host, training_cost)
+        seed_of, send, set_shards, shard_range, training_cost)
     from common.files import load_file, read_json, save_file
+    from common.finetune import (
+        Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
+        print_summary, run_jobs, summarise, write_outputs)
     from common.runs import Checkpoint
-    from common.tasks import (Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks,
-                              run_jobs, show, summarise)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
@@ -845,8 +846,8 @@ def log_losses(run, step, sums, steps, ranks, **more):
 def training_batches(text, cfg, ranks, start):
     """Yield (step, iterator of the micro-batches of this process) for each step from `start` on.
 
-    Each of the --accumulate micro-batches of a step has its own text, masks and dropout: the same for
-    any number of processes.
+    Each of the --accumulate micro-batches of a step has its own text, masks and dropout: the same
+    for any number of processes.
     """
     numbers = shard_range(ranks, cfg.accumulate)
     size = cfg.batch // cfg.accumulate
@@ -1157,12 +1158,7 @@ def export(cfg, folder):
 
 # Fine-tuning (App. A.4). A job is one run of one task
 
-# D7*: whole epochs are shuffled; the official code shuffles a buffer of 100 examples
-# D8*: evaluations are evenly spaced; the official code evaluates every 100 steps
-# D16: an ensemble is the n members with the best dev scores; the paper does not say how it chooses
 # D20: one run a task; the paper reports the median of five (Sec. 4.2.2)
-# D22: a span that a member of an ensemble does not list has probability 0 there; the paper averages
-# over the members that list it
 TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; main metric
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
@@ -1182,83 +1178,19 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
 # RACE, they diverge (official README)
 V2 = {name: (1e-5 if name == "RACE" else lr, batch, 0.0, *others)
       for name, (lr, batch, _, *others) in TABLE14.items()}
-Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # Table 2's tasks: --finetune paper
+Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
+KINDS = {"RACE": "race", "SQuAD1.1": "squad", "SQuAD2.0": "squad"}  # other tasks are in --glue
 
 
-def recipes(cfg, table=TABLE14):
-    """Table 14, or V2, for a model, whose positions no input may pass: {task: Recipe}."""
-    return {name: Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps, dropout=dropout,
-                         length=min(length, cfg.positions), main=main)
-            for name, (lr, batch, dropout, steps, warmup, length, main) in table.items()}
-
-
-@torch.no_grad()
-def predict(model, task, split, cfg, device):
-    """Predictions on a split: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a "value",
-    squad.Predictions of a "span". Raises Diverged where one is no number."""
-    def forward(batch):
-        with autocast(cfg.dtype, device):
-            return model(send(batch, device))
-
-    model.eval()
-    found = task.collect(split, forward)
-    if not all(part.isfinite().all() for part in (found if isinstance(found, tuple) else (found,))):
-        raise Diverged(f"a prediction on {task.name} is not finite")
-    if task.kind == "span":
-        return task.answers(squad.rank(task.splits[split], *found) if isinstance(found, tuple) else found)
-    return found if task.kind == "value" else found.softmax(-1)
-
-
-def train_task(model, task, seed, cfg, folder, device, run):
-    """Train on a task: {"best": weights of the best look at dev (Sec. 4.2.2) or None, "curve": [[update, score], ...],
-    "diverged": None or the reason}. Raises Stop after SIGTERM, its state saved.
-
-    D8: looks are evenly spaced; the official code looks at every 100th update. The host waits for a GPU where it looks
-    and where it saves.
-    """
-    steps, looks, warmup = task.steps, task.looks(cfg.eval_every), round(task.recipe.warmup * task.steps)
-    optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
-    checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
-    state = {"step": 0, "main": -math.inf, "best": None, "curve": [], "diverged": None, **checkpoint.restore()}
-    pace = Pace(checkpoint.ranks, cfg.save_minutes)
-    # D7: epochs are shuffled whole, rows of like length put together; the official code shuffles a buffer of 100 rows
-    batches = prefetch(send(batch, device) for batch in task.batches(seed, state["step"]))
-    for step, batch in zip(range(state["step"], steps), batches):
-        model.train()
-        for group in optimizer.param_groups:
-            group["lr"] = task.recipe.lr * schedule(step, steps, warmup)
-        seed_everything(seed, step)
-        total = 0.0
-        for part in zip(*(value.chunk(cfg.accumulate) for value in batch.values())):
-            with autocast(cfg.dtype, device):
-                loss = model.loss(dict(zip(batch, part))) * len(part[0]) / len(batch["ids"])
-            loss.backward()
-            total += loss.detach()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        state["step"] = done = step + 1
-        if done in looks:
-            try:
-                main = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
-            except Diverged as error:
-                state["diverged"] = f"{error} at update {done}"
-                break
-            state["curve"].append([done, main])
-            run.log("finetune", done, every_rank=True, job=folder.name, loss=total.item(), lr=group["lr"],
-                    dev={"score": main})
-            if main > state["main"]:
-                state |= {"main": main, "best": to_host(model.state_dict())}
-        stop, save, log = pace()
-        if log:
-            say(checkpoint.ranks, f"{folder.name}: update {done} of {steps}")
-        if done in looks or save or stop:
-            checkpoint.save(**state)
-        if stop:
-            raise Stop
-    checkpoint.remove()
-    return state
+def recipes(cfg):
+    """{task: Recipe} of Table 14, or V2, for a model, whose positions no input may exceed."""
+    table = V2 if cfg.recipe == "v2" else TABLE14
+    result = {}
+    for name, (lr, batch, dropout, steps, warmup, length, main) in table.items():
+        result[name] = Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps,
+                              dropout=dropout, length=min(length, cfg.positions), main=main)
+    return result
 
 
 def task_model(task, cfg):
@@ -1269,50 +1201,57 @@ def task_model(task, cfg):
     return (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
 
 
-def finetune_job(task, number, source, cfg, tokenizer, folder, run):
-    """One run of a task: training, the best model's predictions."""
-    ranks, device = run.ranks, run.ranks.device
+def probabilities(task, outputs):
+    """What --ensemble averages: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a
+    "value", squad.Predictions of a "span"."""
+    if task.kind == "span":
+        return task.answers(outputs)
+    return outputs if task.kind == "value" else outputs.softmax(-1)
+
+
+def save_predictions(task, outputs, folder):
+    """Write predictions.pt for --ensemble: {split: probabilities}, and for which examples."""
+    if task.kind == "span":
+        outputs = {split: each._asdict() for split, each in outputs.items()}
+    save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": outputs})
+
+
+def train_task(task, number, source, cfg, tokenizer, folder, run):
+    """One run of a task: training, the best weights' predictions (Sec. 4.2.2)."""
     seed = seed_of(cfg.seed, "fine-tuning", task.name, number)
     seed_everything(seed, "weights")
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
-    say(ranks, f"{folder.name}: {note}")
-    folder.mkdir(parents=True, exist_ok=True)
-    state = train_task(move(model, device), task, seed, cfg, folder, device, run)
-    metrics, found = {"main": -1.0}, {}  # below all scores
-    if state["diverged"]:
-        say(ranks, f"{folder.name}: {state['diverged']}")
-    if state["best"]:
-        model.load_state_dict(send(state["best"], device))
-        found = {split: predict(model, task, split, cfg, device) for split in task.splits if split != "train"}
-        metrics = write_predictions(task, found, folder)
+    say(run.ranks, f"{folder.name}: {note}")
+    model = move(model, run.ranks.device)
+    optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
+    warmup = round(task.recipe.warmup * task.steps)
+
+    def rate(step):
+        return task.recipe.lr * schedule(step, task.steps, warmup)
+
+    # D7*: whole epochs are shuffled, examples of like length together; the official code shuffles a
+    # buffer of 100 examples
+    # D8*: evaluations are evenly spaced; the official code evaluates every 100 steps
+    result, outputs = finetune_job(
+        model, task, optimizer, rate, cfg, run.ranks.device, (seed,), folder, run,
+        accumulate=cfg.accumulate, evaluate_at=task.evaluation_steps(cfg.eval_every))
+    if outputs:
+        outputs = {split: probabilities(task, each) for split, each in outputs.items()}
+        save_predictions(task, outputs, folder)
         keep_model(folder, "finetune", cfg, tokenizer, **{task.name: model})
-    return {"job": folder.name, "task": task.name, "setting": [], "metrics": metrics, "start": note,
-            "curve": state["curve"], "diverged": state["diverged"], **task.yardstick(found.get("dev"))}
-
-
-def write_predictions(task, found, folder):
-    """Write what predict found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
-    metrics, other labelled splits' under "SPLIT METRIC"."""
-    metrics = task.score("dev", found["dev"])
-    for split, outputs in found.items():
-        task.write(split, outputs, folder)
-        if split != "dev" and getattr(task.splits[split], "labels", ()) is not None:
-            scores = task.score(split, outputs)
-            metrics |= {"mismatched": scores["main"]} if split == "dev_mismatched" else {
-                f"{split} {key}": value for key, value in scores.items() if key != "main"}
-    plain = {split: outputs._asdict() if task.kind == "span" else outputs for split, outputs in found.items()}
-    save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": plain})
-    return metrics
+    return {**result, "start": note}
 
 
 def answer(cfg, path):
-    """Answer a file of the user's own with RUN/TASK of --init."""
+    """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = from_pretrained(cfg)
         if not source:
-            raise UserError("--predict needs --init, a model of --finetune: RUN/TASK or its --export")
-        task = open_file(path, cfg, load_tokenizer(cfg.tokenizer), recipes(cfg), {"RACE": RaceTask}, source.task)
+            raise UserError(
+                "--predict needs --init, a model of --finetune: RUN/TASK or its --export")
+        tokenizer = load_tokenizer(cfg.tokenizer)
+        task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
         start_from(model, source, task.name)
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
@@ -1320,109 +1259,134 @@ def answer(cfg, path):
 
 
 def fingerprint(task):
-    """A hash of the rows that are predicted."""
-    asked = [rows for split, rows in task.rows.items() if split != "train"]
-    return hashlib.sha256(repr(asked).encode()).hexdigest()
+    """A hash of the examples that are predicted."""
+    predicted = [examples for split, examples in task.examples.items() if split != "train"]
+    return hashlib.sha256(repr(predicted).encode()).hexdigest()
 
 
 def ensemble_job(name, cfg, folder):
     """Average what the best run folders of --ensemble predict for a task (Sec. 4.9)."""
-    members = {path: load_file(Path(path) / name / "predictions.pt") for path in cfg.ensemble}
-    tokenizer, kinds = load_tokenizer(Path(cfg.ensemble[0]) / name), {"RACE": RaceTask}
-    task = open_task(name, dataclasses.replace(cfg, train_rows=1), tokenizer, recipes(cfg), kinds)
-    for path, member in members.items():
-        if member["data"] != fingerprint(task):
+    members = {}
+    tokenizer = load_tokenizer(Path(cfg.ensemble[0]) / name)
+    own = dataclasses.replace(cfg, train_rows=1)
+    task = open_task(name, own, tokenizer, recipes(cfg), {"RACE": RaceTask})
+    for path in cfg.ensemble:
+        saved = load_file(Path(path) / name / "predictions.pt")
+        if saved["data"] != fingerprint(task):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
+        members[path] = saved["found"]
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = choose_members({path: member["found"]["dev"] for path, member in members.items()}, task)
-    found = {split: average_predictions([members[path]["found"][split] for path in chosen]) for split in task.splits
-             if split != "train"}
+    chosen = choose_members({path: outputs["dev"] for path, outputs in members.items()}, task)
+    outputs = {split: average_predictions([members[path][split] for path in chosen])
+               for split in task.splits if split != "train"}
+    save_predictions(task, outputs, folder)
+    metrics = write_outputs(task, outputs, folder)
     return {"job": folder.name, "task": name, "setting": [], "members": chosen, "diverged": None,
-            "metrics": write_predictions(task, found, folder), **task.yardstick(found["dev"])}
+            "metrics": metrics, **task.context(outputs["dev"])}
 
 
-def choose_members(found, task):
-    """Of {member: its predictions on dev} the best, as many as score best together. D16: the paper chooses by dev's
-    score too (Sec. 4.9), but does not say how."""
+def choose_members(predictions, task):
+    """The best of {member: its predictions on dev}, as many as score best together."""
+    # D16: the n members with the best dev scores; the paper chooses by dev scores too (Sec. 4.9),
+    # but does not say how
     def score(names):
-        return task.score("dev", average_predictions([found[name] for name in names]))["main"]
+        mean = average_predictions([predictions[name] for name in names])
+        return task.score("dev", mean)["main"]
 
-    ranked = sorted(found, key=lambda name: -score([name]))
+    ranked = sorted(predictions, key=lambda name: -score([name]))
     return max((ranked[:size] for size in range(len(ranked), 0, -1)), key=score)
 
 
 def average_predictions(several):
-    """Sec. 4.9: mean probabilities; SQuAD: of a span, and of "no answer" the mean odds. D22: a span
-    that a model does not list has probability 0 there. The paper averages spans "that have multiple
-    probabilities", where a span of one model alone could beat one that all others agree on."""
+    """Sec. 4.9: mean probabilities; for SQuAD of a span, and the mean odds of "no answer"."""
     if isinstance(several[0], torch.Tensor):
         return torch.stack(several).mean(0)
+    # D22: a span that a model does not list has probability 0 there. The paper averages spans
+    # "that have multiple probabilities": a span of one model alone could beat all others' span
     result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
         scores = Counter()
         for member in several:
             for span in member["nbest"][key]:
                 scores[span["text"]] += span["probability"] / len(several)
-        ranked = [(value, text) for text, value in scores.most_common()]
-        result.texts[key] = ranked[0][1]
-        result.nbest[key] = [{"text": text, "score": value, "probability": value} for value, text in ranked]
+        ranked = scores.most_common()
+        result.texts[key] = ranked[0][0]
+        result.nbest[key] = [{"text": text, "score": value, "probability": value}
+                             for text, value in ranked]
         result.null_odds[key] = statistics.mean(member["null_odds"][key] for member in several)
     return result
 
 
 def paper_average(tasks):
-    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI matched.
-    None where a task is missing, or has diverged."""
+    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI
+    matched. None if a task is missing or has diverged."""
     try:
-        found = {name: tasks[name]["metrics"] for name in PAPER}
-        return statistics.mean((scores["f1"] + scores["exact"]) / 2 if name.startswith("SQuAD") else scores["accuracy"]
-                               for name, scores in found.items())
+        metrics = {name: tasks[name]["metrics"] for name in PAPER}
+        return statistics.mean(
+            (scores["f1"] + scores["exact"]) / 2 if "SQuAD" in name else scores["accuracy"]
+            for name, scores in metrics.items())
     except KeyError:
         return None
 
 
+def cut_warning(cfg, names):
+    """What to print if the model has fewer positions than the recipe's inputs; UserError for
+    --finetune_length."""
+    if (cfg.finetune_length or 0) > cfg.positions:
+        raise UserError(
+            f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
+            f"pre-train with --positions {cfg.finetune_length}")
+    longest = cfg.finetune_length or max(TABLE14[name][5] for name in names)
+    if longest <= cfg.positions:
+        return ""
+    return (f"; inputs are cut to the model's {cfg.positions} positions: pre-train with "
+            f"--positions {longest} for whole ones")
+
+
 def finetune(cfg, words):
-    """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and MRPC (Sec. 4.9,
-    footnote 4)."""
+    """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and
+    MRPC (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(words, TABLE14, {"paper": PAPER})
         if bool(cfg.init) == bool(cfg.ensemble):
             raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
         source = from_pretrained(cfg)
-        if (cfg.finetune_length or 0) > cfg.positions:
-            raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
-                            f"pre-train with --positions {cfg.finetune_length}")
-        flags = {{"SQuAD1.1": "squad", "SQuAD2.0": "squad", "RACE": "race"}.get(name, "glue") for name in names}
-        table = V2 if cfg.recipe == "v2" else TABLE14
-        line = f"fine-tuning recipe: {cfg.recipe}" if source else f"an ensemble of {len(cfg.ensemble)}"
-        run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
-        longest = cfg.finetune_length or max(table[name][5] for name in names)
-        if longest > cfg.positions:
-            line += (f"; inputs are cut to the model's {cfg.positions} positions: "
-                     f"pre-train with --positions {longest} for whole ones")
-        say(ranks, line)
+        warning = cut_warning(cfg, names)
+        needs = sorted({KINDS.get(name, "glue") for name in names})
+        if source:
+            needs.append("tokenizer")
+        run, data = open_run(cfg, "finetune", ranks, *needs, tasks=names)
+        how = f"recipe {cfg.recipe}" if source else f"an ensemble of {len(cfg.ensemble)}"
+        say(ranks, f"fine-tuning: {how}{warning}")
         if data.tokenizer:
             cfg.vocab_size = vocabulary_size(data.tokenizer, source)
         run.settle(cfg)
-        jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
-        task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
-            lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg, table), {"RACE": RaceTask}))
+        jobs = {f"{name}-{number}": (name, number)
+                for name in names for number in range(cfg.runs if source else 1)}
+
+        @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
+        def task(name):
+            return open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask})
 
         def work(job, mnli):
-            (name, number), folder = jobs[job], run.folder / "jobs" / job
+            name, number = jobs[job]
+            folder = run.folder / "jobs" / job
             if cfg.ensemble:
                 return ensemble_job(name, cfg, folder)
-            begin = Pretrained(mnli, load_file(mnli / "checkpoint.pt")["owned"]["MNLI"], "MNLI") if mnli else source
-            return finetune_job(task(name), number, begin, cfg, data.tokenizer, folder, run)
+            start = source
+            if mnli:
+                weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
+                start = Pretrained(mnli, weights, "MNLI")
+            return train_task(task(name), number, start, cfg, data.tokenizer, folder, run)
 
         if not run.finished:
-            results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
+            task_of = {job: name for job, (name, _) in jobs.items()}
+            results = run_jobs(ranks, run.folder, task_of, work)
             result = on_main(ranks, summarise, run.folder, results)
             run.finish({**result, "average": paper_average(result["tasks"])})
-        show(run.finished, ranks)
         if run.finished["average"] is not None:
             say(ranks, f"Avg (Table 2) {100 * run.finished['average']:.2f}")
-        end_tuning(run, cfg)
+        print_summary(run, cfg)
 
 
 def describe(cfg):
@@ -1447,8 +1411,8 @@ ACTIONS = {
         finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)",
         "TASKS"),
     "predict": (
-        answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, or with "
-        "the folder that --export wrote of it", "FILE"),
+        answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, or "
+        "with the folder that --export wrote of it", "FILE"),
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import albert
-from common import tasks as common_tasks
+from common import finetune as common_finetune
 from common.cli import UserError
 from common.distributed import Ranks
 from common.files import read_json, read_jsonl
@@ -770,9 +770,9 @@ def test_paper_average_averages_squads_two_numbers_first():
 
 def test_recipes_are_table_14():
     recipes = albert.recipes(albert.Config())
-    assert recipes["RTE"] == common_tasks.Recipe(
+    assert recipes["RTE"] == common_finetune.Recipe(
         3e-5, 32, steps=800, warmup=0.25, dropout=0.1, length=512)
-    assert recipes["SQuAD1.1"] == common_tasks.Recipe(
+    assert recipes["SQuAD1.1"] == common_finetune.Recipe(
         5e-5, 48, steps=3649, warmup=365 / 3649, dropout=0.0, length=384, main="f1")
 
 
@@ -796,5 +796,5 @@ def test_the_recipe_of_a_released_model(dropout, expected, ready, tmp_path):
     cfg = albert.Config("demo", init=str(tmp_path))
     albert.from_pretrained(cfg)
     assert cfg.recipe == expected and cfg.finetune_batch is None
-    v2 = albert.recipes(albert.Config(), albert.V2)
+    v2 = albert.recipes(albert.Config(recipe="v2"))
     assert (v2["RACE"].lr, v2["RACE"].dropout, v2["RTE"].lr) == (1e-5, 0, 3e-5)
