@@ -22,8 +22,8 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Figure 1, Tables 1-5, 12 -> tests/claims/albert.py
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and update are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
-Differs: 24 departures from the paper, D1 to D24: grep -n '# D' albert.py. A * marks a departure
-         from the official code where the text leaves it open.
+Differs: There are 24 departures from the paper, D1 to D24: grep -n '# D[0-9]' albert.py
+         A * marks a departure from the official code where the text leaves it open.
 """
 import dataclasses
 import functools
@@ -121,8 +121,8 @@ class Config:
     models = "init", "tokenizer", "ensemble"
 
 
-# D17: xxlarge is trained from scratch; the paper warm-starts it from 6 layers (footnote 5):
-# --layers 6, then --init with --layers 12
+# D17: xxlarge is trained from scratch; the paper warm-starts it from 6 layers (footnote 5), here
+# --layers 6 and then --init with --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
     "demo": dict(  # minutes on two cores; lr: 4.4e-3 for batch 32
@@ -255,8 +255,8 @@ class Encoder(nn.Module):
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # D9: E x H (Sec. 3.1), but no mapping where E = H (the 31M of Table 3, the official code),
-        # except in folders of Hugging Face
+        # D9: no mapping E x H (Sec. 3.1) where E = H (the 31M of Table 3, the official code), except
+        # in folders of Hugging Face
         mapped = cfg.mapped or E != cfg.hidden
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
@@ -376,7 +376,7 @@ class SpanModel(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         self.encoder = Encoder(cfg)
-        # D13: no dropout before the head, as in the official code; Table 14 gives it 0.1
+        # D13: no dropout before SQuAD v1.1's head, as in the official code; Table 14 gives it 0.1
         self.span = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.span)
 
@@ -577,7 +577,7 @@ def pick_ngrams(ids, token_type_ids, tokenizer, budget, longest, generator):
     size = torch.zeros(B, spare + 1, dtype=torch.long)  # tokens of each word
     size.scatter_add_(1, word, text.long())
     segment = torch.full((B, spare + 1), -1)  # of each word
-    # D2: n-grams stay inside a segment; in the official code they run across [SEP]
+    # D2*: n-grams stay inside a segment; in the official code they run across [SEP]
     segment.scatter_(1, torch.where(begins, word, spare), token_type_ids)
     chosen = torch.zeros(B, spare + 1, dtype=torch.bool)  # words
     left = budget.clone()
@@ -698,7 +698,7 @@ class Lamb(torch.optim.Optimizer):
         if not state:
             state["m"] = torch.zeros_like(w)
             state["v"] = torch.zeros_like(w)
-        # D18: no bias correction of m and v, as in the official code; You et al. have it
+        # D18: LAMB has no bias correction of m and v, as in the official code; You et al. have it
         state["m"].lerp_(w.grad, 1 - b1)
         state["v"].mul_(b2).addcmul_(w.grad, w.grad, value=1 - b2)
         u = state["m"] / (state["v"].sqrt() + group["eps"])
@@ -789,8 +789,8 @@ def language_batch(corpus, tokenizer, cfg, objective, number, size, device):
     """Examples number .. number + size - 1 of the endless stream, on the device: ids,
     token_type_ids (B, T), lengths (B,), masked_positions and their labels (B, M), order (B,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, number))
-    # D11*: whole sentences with nothing between them, so that no cut tells the order; two that do
-    # not fit have no label. The official code removes tokens at random ends
+    # D11*: segments are whole sentences with nothing between them, so that no cut tells the order;
+    # two that do not fit have no label. The official code removes tokens at random ends
     # D21*: a short sequence keeps two sentences, which may be longer than the drawn length
     parts = sentence_runs(corpus, number, size, cfg.length - 3, cfg.seed)
     ids, token_type_ids, lengths, order = sentence_pairs(parts, tokenizer, objective, generator)
@@ -871,7 +871,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
     start = checkpoint.restore().get("step", 0)
     network = prepare_model(model, ranks, cfg.compile)
-    # D19: the rule of You et al.; the paper has batches of 4,096 alone
+    # D19: scaled with the root of the batch (You et al.); the paper has batches of 4,096 alone
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
     warmup = round(cfg.warmup * cfg.steps)
     log_every = max(1, min(100, cfg.steps // 20))
@@ -945,8 +945,7 @@ def evaluate_language_model(model, text, cfg, ranks):
 
     An accuracy is None if fewer than FEWEST pairs, or no masked words, are scored.
     """
-    # D4: held-out documents of the corpus, or --dev_corpus; the paper has dev text of SQuAD and
-    # RACE
+    # D4: evaluated on held-out documents or --dev_corpus; the paper has dev text of SQuAD and RACE
     # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
     # the objective none the order head is not trained
     model.eval()
@@ -1287,8 +1286,8 @@ def ensemble_job(name, cfg, folder):
 
 def choose_members(predictions, task):
     """The best of {member: its predictions on dev}, as many as score best together."""
-    # D16: the n members with the best dev scores; the paper chooses by dev scores too (Sec. 4.9),
-    # but does not say how
+    # D16: an ensemble is the n members with the best dev scores; the paper chooses by dev scores
+    # too (Sec. 4.9), but does not say how
     def score(names):
         mean = average_predictions([predictions[name] for name in names])
         return task.score("dev", mean)["main"]

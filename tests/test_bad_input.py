@@ -81,7 +81,7 @@ def settings(**values):
     return edit("config.json", how)
 
 
-WORDS = "encoder.token_embedding.weight", "encoder.words.weight"  # in albert.py, in the other files
+EMBEDDINGS = "encoder.token_embedding.weight", "encoder.words.weight"  # in albert.py, in the other files
 
 
 def words(how):
@@ -89,7 +89,7 @@ def words(how):
     def change(here, ready):
         state = torch.load(here / "checkpoint.pt", weights_only=True)
         model = next(iter(state["owned"].values()))
-        name = WORDS[0] if WORDS[0] in model else WORDS[1]
+        name = EMBEDDINGS[0] if EMBEDDINGS[0] in model else EMBEDDINGS[1]
         model[name] = how(model[name])
         torch.save(state, here / "checkpoint.pt")
     return change
