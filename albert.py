@@ -1328,20 +1328,6 @@ def paper_average(tasks):
         return None
 
 
-def cut_warning(cfg, names):
-    """What to print if the model has fewer positions than the recipe's inputs; UserError for
-    --finetune_length."""
-    if (cfg.finetune_length or 0) > cfg.positions:
-        raise UserError(
-            f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
-            f"pre-train with --positions {cfg.finetune_length}")
-    longest = cfg.finetune_length or max(TABLE14[name][5] for name in names)
-    if longest <= cfg.positions:
-        return ""
-    return (f"; inputs are cut to the model's {cfg.positions} positions: pre-train with "
-            f"--positions {longest} for whole ones")
-
-
 def finetune(cfg, words):
     """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and
     MRPC (Sec. 4.9, footnote 4)."""
@@ -1350,13 +1336,16 @@ def finetune(cfg, words):
         if bool(cfg.init) == bool(cfg.ensemble):
             raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
         source = from_pretrained(cfg)
-        warning = cut_warning(cfg, names)
+        if (cfg.finetune_length or 0) > cfg.positions:
+            raise UserError(
+                f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
+                f"pre-train with --positions {cfg.finetune_length}")
         needs = sorted({KINDS.get(name, "glue") for name in names})
         if source:
             needs.append("tokenizer")
         run, data = open_run(cfg, "finetune", ranks, *needs, tasks=names)
         how = f"recipe {cfg.recipe}" if source else f"an ensemble of {len(cfg.ensemble)}"
-        say(ranks, f"fine-tuning: {how}{warning}")
+        say(ranks, f"fine-tuning: {how}")
         if data.tokenizer:
             cfg.vocab_size = vocabulary_size(data.tokenizer, source)
         run.settle(cfg)

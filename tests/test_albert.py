@@ -667,10 +667,8 @@ def test_finetuning_every_kind_of_task(finetuned):
               for number in (0, 1)]
     assert result["CoLA"]["median"] == pytest.approx(np.median(scores))
     metrics = {name: line["metrics"] for name, line in result.items()}
-    assert {"f1", "exact"} <= set(metrics["SQuAD1.1"])
-    assert {"middle", "high", "test middle", "test accuracy"} <= set(metrics["RACE"])
+    assert {"middle", "high", "test accuracy"} <= set(metrics["RACE"])
     assert "mismatched" in metrics["MNLI"]
-    assert (folder / "CoLA" / "CoLA.tsv").read_text().startswith("index\tprediction\n0\t")
     answers = read_json(folder / "SQuAD2.0" / "predictions.json")
     odds = read_json(folder / "SQuAD2.0" / "null_odds.json")
     limit = metrics["SQuAD2.0"]["threshold"]
@@ -776,9 +774,10 @@ def test_recipes_are_table_14():
         5e-5, 48, steps=3649, warmup=365 / 3649, dropout=0.0, length=384, main="f1")
 
 
-@pytest.mark.parametrize("flag, expected", [("auto", "demo"), ("table14", "table14")])
-def test_the_recipe_of_a_demo_network(flag, expected, ready):
-    cfg = albert.Config("demo", init=str(ready["albert"]), recipe=flag, finetune_lr=7.0)
+@pytest.mark.parametrize("init, flag, expected", [
+    ("albert", "auto", "demo"), ("albert", "table14", "table14"), ("hf", "auto", "table14")])
+def test_the_recipe_of_a_model(init, flag, expected, ready):
+    cfg = albert.Config("demo", init=str(ready[init]), recipe=flag, finetune_lr=7.0)
     cfg.given = {"finetune_lr"}
     albert.from_pretrained(cfg)
     assert cfg.recipe == expected
@@ -786,15 +785,10 @@ def test_the_recipe_of_a_demo_network(flag, expected, ready):
     assert cfg.finetune_lr == 7.0  # a flag overrides the recipe
 
 
-@pytest.mark.parametrize("dropout, expected", [(0, "v2"), (0.1, "table14")])
-def test_the_recipe_of_a_released_model(dropout, expected, ready, tmp_path):
-    """v2: no dropout, and half the learning rate for RACE, at which v2 models would diverge."""
-    shutil.copytree(ready["hf"], tmp_path, dirs_exist_ok=True)
-    config = read_json(tmp_path / "config.json")
-    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    write(tmp_path / "config.json", config | rates)
-    cfg = albert.Config("demo", init=str(tmp_path))
-    albert.from_pretrained(cfg)
-    assert cfg.recipe == expected and cfg.finetune_batch is None
-    v2 = albert.recipes(albert.Config(recipe="v2"))
-    assert (v2["RACE"].lr, v2["RACE"].dropout, v2["RTE"].lr) == (1e-5, 0, 3e-5)
+def test_the_recipe_of_v2_models(tmp_path):
+    """Known by their config.json: no dropout, and half the learning rate for RACE."""
+    state = albert.LanguageModel(tiny()).state_dict()
+    write_hf(tmp_path, tiny(dropout=0.0), state, "AlbertForPreTraining", 2)
+    recipes = albert.recipes(read_back(tmp_path)[0])
+    assert (recipes["RACE"].lr, recipes["RTE"].lr) == (1e-5, 3e-5)
+    assert recipes["RACE"].dropout == recipes["RTE"].dropout == 0
