@@ -1063,13 +1063,14 @@ def from_pretrained(cfg):
     """The model of --init as Pretrained, None without --init. cfg takes its shape and tokenizer,
     and the recipe that suits it. UserError if a flag contradicts it, or if no model has this
     shape."""
-    if cfg.init:
-        path = Path(cfg.init)
-        config = read_json(path / "config.json") if (path / "config.json").exists() else {}
-        hugging_face = not isinstance(config, dict) or "model_type" in config
-        read = read_hugging_face if hugging_face else read_run
+    source = None
     try:
-        source = read(cfg, path, config) if cfg.init else None
+        if cfg.init:
+            path = Path(cfg.init)
+            file = path / "config.json"
+            config = read_json(file) if file.exists() else {}
+            ours = isinstance(config, dict) and "model_type" not in config
+            source = (read_run if ours else read_hugging_face)(cfg, path, config)
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
