@@ -255,8 +255,8 @@ class Encoder(nn.Module):
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # D9: no mapping E x H (Sec. 3.1) where E = H (the 31M of Table 3, the official code), except
-        # in folders of Hugging Face
+        # D9: no mapping E x H (Sec. 3.1) where E = H (the 31M of Table 3, the official code),
+        # except in folders of Hugging Face
         mapped = cfg.mapped or E != cfg.hidden
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
@@ -1339,8 +1339,8 @@ def finetune(cfg, words):
         source = from_pretrained(cfg)
         if (cfg.finetune_length or 0) > cfg.positions:
             raise UserError(
-                f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
-                f"pre-train with --positions {cfg.finetune_length}")
+                f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} "
+                f"positions; pre-train with --positions {cfg.finetune_length}")
         needs = sorted({KINDS.get(name, "glue") for name in names})
         if source:
             needs.append("tokenizer")
