@@ -81,12 +81,16 @@ def settings(**values):
     return edit("config.json", how)
 
 
+EMBEDDINGS = "encoder.token_embedding.weight", "encoder.words.weight"  # in albert.py, in the other files
+
+
 def words(how):
     """Change the word embeddings in checkpoint.pt."""
     def change(here, ready):
         state = torch.load(here / "checkpoint.pt", weights_only=True)
         model = next(iter(state["owned"].values()))
-        model["encoder.words.weight"] = how(model["encoder.words.weight"])
+        name = EMBEDDINGS[0] if EMBEDDINGS[0] in model else EMBEDDINGS[1]
+        model[name] = how(model[name])
         torch.save(state, here / "checkpoint.pt")
     return change
 
