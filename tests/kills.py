@@ -110,7 +110,7 @@ def begin(program, name, whole, out):
     """A run's folder: AutoTinyBERT's search begins with what the undisturbed one measured, no function of a seed."""
     out.mkdir(exist_ok=True)
     if (program, name) == ("autotinybert", "search"):
-        for part in ("config.json", "latency.jsonl", "predictor.pt"):
+        for part in ("config.json", "latency.json", "predictor.pt"):
             shutil.copy(whole / part, out)
     return out
 

@@ -27,7 +27,7 @@ from common import distributed, tasks, weights as common_weights
 from common.cli import UserError
 from common.files import load_file, read_json, read_jsonl
 from common.tokenization import WordPieceTokenizer, load_tokenizer
-from data import hf_models, inputs, latency_log
+from data import hf_models, inputs
 
 BASE = atb.Config(preset="base")
 TINY = atb.Config(largest="3-24-40-4-24", smallest="1-8-8-1-8", dropout=0.0, vocab_size=50, length=16, batch=8,
@@ -220,8 +220,11 @@ def test_an_update_is_algorithm_1():
             value.grad = torch.zeros_like(value) if value.grad is None else value.grad
         norm = torch.nn.utils.clip_grad_norm_(trained, atb.CLIP)
         expected.step()
-        drawn = [(shard, batch, archs) for shard, batch in enumerate(batches)]
-        loss, found = atb.update(model, atb.make_optimizer(model, 0.1), drawn, 2, data, TINY, HERE, "test")
+
+        def networks(number):
+            return [atb.sub_model(model, arch) for arch in archs] or [model]
+        loss, found = atb.update(
+            atb.make_optimizer(model, 0.1), dict(enumerate(batches)), networks, data, TINY, HERE, "test")
         torch.testing.assert_close((loss, found), (sum(losses).detach() / len(losses), norm))
         for one, other in zip(model.parameters(), mirror.parameters()):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -741,24 +744,18 @@ def test_sigterm_is_obeyed_between_two_measurements(flags, tmp_path, clock):
     clock.update(kill=3)
     run_here(["--latency", *flags, "--out", tmp_path], status=143)
     assert clock["count"] == 3 and not (tmp_path / "predictor.pt").exists()
-    assert len(read_jsonl(tmp_path / "latency.jsonl")) == 2
+    assert sum(map(len, read_json(tmp_path / "latency.json")["milliseconds"].values())) == 2
 
 
-def test_measurements_of_other_settings_stay_and_lines_that_are_none_are_named(tmp_path):
-    path, here = tmp_path / "latency.jsonl", atb.latency_setting(TINY)
-    two_threads = atb.latency_setting(dataclasses.replace(TINY, latency_threads=2))
-    assert here["clock"] == "CPU" and two_threads["clock"] == "wall"
-    good, *others = (json.dumps({"arch": "1-8-8-1-6", "milliseconds": 2.0, **setting})
-                     for setting in (here, *({**here, key: "another"} for key in here)))
-    path.write_text("\n".join([good, *others, good, good[:20]]))  # a last line without its end is left out
-    read = functools.partial(latency_log.read, ["", tmp_path], here, atb.parse_arch)
-    assert read() == {atb.parse_arch("1-8-8-1-6"): [2.0, 2.0]}
-    latency_log.measure(tmp_path, here, read(), {atb.parse_arch("1-8-8-1-6"): 3}, lambda arch: 1.0)
-    assert [line["milliseconds"] for line in read_jsonl(path)] == [2.0] * (2 + len(here)) + [1.0]
-    for line in (good[:30], "[1]", good.replace("2.0", "0"), good.replace("1-8-8-1-6", "1-8")):
-        path.write_text(f"{good}\n{line}\n")
-        with pytest.raises(UserError, match="line 2: no (measurement|JSON)"):
-            read()
+def test_measurements_hold_for_their_setting(flags, whole, tmp_path, clock):
+    """--init takes the measurements of another run, but not those of another number of threads."""
+    for threads, count in (("1", 0), ("2", 24)):
+        clock.update(count=0)
+        words = ["--latency", *flags, "--latency_threads", threads, "--init", whole]
+        run_here([*words, "--out", tmp_path / threads])
+        assert clock["count"] >= count and (clock["count"] > 0) == (threads == "2")
+    setting = read_json(tmp_path / "2" / "latency.json")["setting"]
+    assert setting["clock"] == "wall" and setting["threads"] == 2
 
 
 def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, clock):
@@ -784,7 +781,7 @@ def test_a_speedup_may_have_an_exponent():
     for text, limit in (("1e-1", 10.0), ("2e0", 0.5), ("+4", 0.25)):
         cfg = dataclasses.replace(TINY, speedup=text)
         atb.check_flags(cfg)
-        assert atb.limit_of(cfg, {atb.parse_arch(cfg.reference): 1.0}) == limit
+        assert atb.limit_of(cfg, {cfg.reference: 1.0}) == limit
     for text in ("-1e-1", "0e-1", "1e"):
         with pytest.raises(UserError, match="--speedup"):
             atb.check_flags(dataclasses.replace(TINY, speedup=text))

@@ -225,7 +225,7 @@ INIT = [
           ("spiece.model: damaged or changed",
            lambda here, ready: shutil.copy(ready["mformer"] / "spiece.model", here))),
     *init("autobert_zero", ("arch", settings(arch="x")), ("there and", words(lambda _: torch.zeros(7, 3)))),
-    *init("autotinybert", ("run", settings(arch="x")), (HUGE, settings(arch="100000-8-8-1-8"))),
+    *init("autotinybert", ("run", settings(arch="x"))),
     *init("mformer", ("arch", settings(arch="x")), ("does not hold", weights(lambda state, model: model.update(
         {name: value.flatten() for name, value in model.items()})))),
     *rows(TUNED.replace("{albert}", "{tuned}"), ("name one of its models",))]
@@ -266,7 +266,7 @@ FLAGS = {  # of an action that would begin at once: what names the mistake; more
                       "--init {autobert_zero} --warm_times 2": "--warm_times",
                       "--ffn 900000000": HUGE, "--arch nonsense": "arch", "--arch 'Q @ K.T'": "head dim"},
     "autotinybert": {
-        "--arch 1-8-8-1-8": "--superplm", "--largest 100000-8-8-1-8 --smallest 1-8-8-1-8": HUGE,
+        "--arch 1-8-8-1-8": "--superplm",
         "--setting distill": "--teacher", "--teacher {here}": "--teacher",
         "--teacher {here} --setting distill": "no model is here", "--smallest 9-999-999-9-999": "small",
         "--teacher {autotinybert} --setting distill": "the teacher has 2 heads",
@@ -279,7 +279,7 @@ OTHER = {  # commands that name too little, or what is not there
     "albert --finetune unknown --init {albert}": "choose from", "albert --finetune CoLA": "--init",
     "albert --finetune CoLA --init {here}/x": "no run folder", "mformer --evaluate": "--init",
     "mformer --train --task wmt14 --init {mformer} --vocab_size 7": "leave these flags out",
-    "autotinybert --further_train": "--arch", "autotinybert --describe --arch 100000000-8-8-1-8": HUGE}
+    "autotinybert --further_train": "--arch"}
 KNOBS = [
     *(row for program, said in FLAGS.items() for flags, words in {"--batch 0": "--batch 0", **said}.items()
       for row in rows(f"{program} {BEGIN[program]} {flags}", (words,))),

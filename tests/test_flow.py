@@ -163,7 +163,7 @@ def test_autobert_zero_waits_where_it_logs(name, monkeypatch):
 def test_autotinybert_waits_where_it_logs(kind, monkeypatch, tmp_path):
     arch, fit = autotinybert.parse_arch("2-32-64-2-32"), 32 * (kind == "distilled")
     cfg = autotinybert.Config(vocab_size=50, length=16, largest="2-32-64-2-32", smallest="1-16-16-1-16", batch=4,
-                              accumulate=2, eval_every=5, save_every=1000, dtype="float32", samples=2, lr=1e-4,
+                              accumulate=2, eval_every=5, save_every=1000, dtype="float32", steps=15, lr=1e-4,
                               setting="distill" if fit else "mlm")
     data = autotinybert.Data(CPU, teacher=autotinybert.Encoder(arch, 50).eval() if fit else None)
 
@@ -175,11 +175,13 @@ def test_autotinybert_waits_where_it_logs(kind, monkeypatch, tmp_path):
     monkeypatch.setattr(autotinybert, "text_batches", made)
     monkeypatch.setattr(autotinybert, "Checkpoint", kept)
     monkeypatch.setattr(autotinybert, "keep_model", lambda *args, **models: None)
-    sub = [autotinybert.parse_arch("1-16-32-2-32" if fit else "1-16-32-1-16"), arch]
-    draw = None if kind == "further" else lambda step, shard: sub
+    archs = [autotinybert.parse_arch("1-16-32-2-32" if fit else "1-16-32-1-16"), arch]
+    model = autotinybert.LanguageModel(arch, 50, 0.1, fit)
+
+    def networks(step, number):
+        return [model] if kind == "further" else [autotinybert.sub_model(model, arch) for arch in archs]
     with Waits(monkeypatch, autotinybert) as waits:
-        autotinybert.pretrain(autotinybert.LanguageModel(arch, 50, 0.1, fit), data, cfg, RUN, tmp_path / kind, 15, 0.1,
-                              draw)
+        autotinybert.pretrain(model, "superplm", networks, data, cfg, RUN, tmp_path / kind, 0.1)
     assert waits.between(every=5) == set()
 
 

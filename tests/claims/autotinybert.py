@@ -218,8 +218,8 @@ def latency(options):
     number in front of an interval is 0.2 less the relative difference to the printed speed-up.
     """
     cfg = atb.Config()
-    base = atb.parse_arch("12-768-3072-12-768")
-    archs = {name: atb.parse_arch(text) for name, (text, _) in SPEEDUPS.items()}
+    base = "12-768-3072-12-768"
+    archs = {name: text for name, (text, _) in SPEEDUPS.items()}
     times = atb.time_together([base, *archs.values()], cfg)
     speedups = {name: [one / two for one, two in zip(times[base], times[arch])]
                 for name, arch in archs.items()}
