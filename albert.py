@@ -551,13 +551,14 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
 
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
-    from common.distributed import (Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
-                                    per_second, prefetch, prepare_model, print_device_use, progress, say, seed_everything,
-                                    seed_of, send, set_shards, shard_range, to_host, training_cost)
+    from common.distributed import (
+        Pace, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
+        per_second, prefetch, prepare_model, print_device_use, progress, say, seed_everything,
+        seed_of, send, set_shards, shard_range, training_cost)
     from common.files import load_file, read_json, save_file
     from common.runs import Checkpoint
-    from common.tasks import (Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs, show,
-                              summarise)
+    from common.finetune import (Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks,
+                                 predict, print_summary, run_jobs, summarise, write_outputs)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
@@ -983,74 +984,6 @@ def recipes(cfg, table=TABLE14):
             for name, (lr, batch, dropout, steps, warmup, length, main) in table.items()}
 
 
-@torch.no_grad()
-def predict(model, task, split, cfg, device):
-    """Predictions on a split: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a "value",
-    squad.Predictions of a "span". Raises Diverged where one is no number."""
-    def forward(batch):
-        with autocast(cfg.dtype, device):
-            return model(send(batch, device))
-
-    model.eval()
-    found = task.collect(split, forward)
-    if not all(part.isfinite().all() for part in (found if isinstance(found, tuple) else (found,))):
-        raise Diverged(f"a prediction on {task.name} is not finite")
-    if task.kind == "span":
-        return task.answers(squad.rank(task.splits[split], *found) if isinstance(found, tuple) else found)
-    return found if task.kind == "value" else found.softmax(-1)
-
-
-def train_task(model, task, seed, cfg, folder, device, run):
-    """Train on a task: {"best": weights of the best look at dev (Sec. 4.2.2) or None, "curve": [[update, score], ...],
-    "diverged": None or the reason}. Raises Stop after SIGTERM, its state saved.
-
-    D8: looks are evenly spaced; the official code looks at every 100th update. The host waits for a GPU where it looks
-    and where it saves.
-    """
-    steps, looks, warmup = task.steps, task.looks(cfg.eval_every), round(task.recipe.warmup * task.steps)
-    optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
-    checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
-    state = {"step": 0, "main": -math.inf, "best": None, "curve": [], "diverged": None, **checkpoint.restore()}
-    pace = Pace(checkpoint.ranks, cfg.save_minutes)
-    # D7: epochs are shuffled whole, rows of like length put together; the official code shuffles a buffer of 100 rows
-    batches = prefetch(send(batch, device) for batch in task.batches(seed, state["step"]))
-    for step, batch in zip(range(state["step"], steps), batches):
-        model.train()
-        for group in optimizer.param_groups:
-            group["lr"] = task.recipe.lr * schedule(step, steps, warmup)
-        seed_everything(seed, step)
-        total = 0.0
-        for part in zip(*(value.chunk(cfg.accumulate) for value in batch.values())):
-            with autocast(cfg.dtype, device):
-                loss = model.loss(dict(zip(batch, part))) * len(part[0]) / len(batch["ids"])
-            loss.backward()
-            total += loss.detach()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        state["step"] = done = step + 1
-        if done in looks:
-            try:
-                main = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
-            except Diverged as error:
-                state["diverged"] = f"{error} at update {done}"
-                break
-            state["curve"].append([done, main])
-            run.log("finetune", done, every_rank=True, job=folder.name, loss=total.item(), lr=group["lr"],
-                    dev={"score": main})
-            if main > state["main"]:
-                state |= {"main": main, "best": to_host(model.state_dict())}
-        stop, save, log = pace()
-        if log:
-            say(checkpoint.ranks, f"{folder.name}: update {done} of {steps}")
-        if done in looks or save or stop:
-            checkpoint.save(**state)
-        if stop:
-            raise Stop
-    checkpoint.remove()
-    return state
-
-
 def task_model(task, cfg):
     """The model that a task is fine-tuned with."""
     shape = dataclasses.replace(cfg, dropout=task.recipe.dropout)
@@ -1059,50 +992,54 @@ def task_model(task, cfg):
     return (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
 
 
-def finetune_job(task, number, source, cfg, tokenizer, folder, run):
-    """One run of a task: training, the best model's predictions."""
-    ranks, device = run.ranks, run.ranks.device
+def probabilities(task, outputs):
+    """What --ensemble averages: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a "value",
+    squad.Predictions of a "span"."""
+    if task.kind == "span":
+        return task.answers(outputs)
+    return outputs if task.kind == "value" else outputs.softmax(-1)
+
+
+def save_predictions(task, outputs, folder):
+    """Write predictions.pt for --ensemble: {split: probabilities}, and which examples they are for."""
+    plain = {split: each._asdict() if task.kind == "span" else each for split, each in outputs.items()}
+    save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": plain})
+
+
+def train_task(task, number, source, cfg, tokenizer, folder, run):
+    """One run of a task: training, the best weights' predictions (Sec. 4.2.2)."""
     seed = seed_of(cfg.seed, "fine-tuning", task.name, number)
     seed_everything(seed, "weights")
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
-    say(ranks, f"{folder.name}: {note}")
-    folder.mkdir(parents=True, exist_ok=True)
-    state = train_task(move(model, device), task, seed, cfg, folder, device, run)
-    metrics, found = {"main": -1.0}, {}  # below all scores
-    if state["diverged"]:
-        say(ranks, f"{folder.name}: {state['diverged']}")
-    if state["best"]:
-        model.load_state_dict(send(state["best"], device))
-        found = {split: predict(model, task, split, cfg, device) for split in task.splits if split != "train"}
-        metrics = write_predictions(task, found, folder)
+    say(run.ranks, f"{folder.name}: {note}")
+    model = move(model, run.ranks.device)
+    optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
+    warmup = round(task.recipe.warmup * task.steps)
+
+    def rate(step):
+        return task.recipe.lr * schedule(step, task.steps, warmup)
+
+    # D7: whole epochs are shuffled, examples of like length together; the official code shuffles a
+    # buffer of 100 examples. D8: evaluations are evenly spaced; the official code has every 100th step
+    result, outputs = finetune_job(model, task, optimizer, rate, cfg, run.ranks.device, (seed,), folder, run,
+                                   accumulate=cfg.accumulate,
+                                   evaluate_at=task.evaluation_steps(cfg.eval_every))
+    if outputs:
+        outputs = {split: probabilities(task, each) for split, each in outputs.items()}
+        save_predictions(task, outputs, folder)
         keep_model(folder, "finetune", cfg, tokenizer, **{task.name: model})
-    return {"job": folder.name, "task": task.name, "setting": [], "metrics": metrics, "start": note,
-            "curve": state["curve"], "diverged": state["diverged"], **task.yardstick(found.get("dev"))}
-
-
-def write_predictions(task, found, folder):
-    """Write what predict found, {split: ...}: predictions.pt for --ensemble, and the official files. Returns dev's
-    metrics, other labelled splits' under "SPLIT METRIC"."""
-    metrics = task.score("dev", found["dev"])
-    for split, outputs in found.items():
-        task.write(split, outputs, folder)
-        if split != "dev" and getattr(task.splits[split], "labels", ()) is not None:
-            scores = task.score(split, outputs)
-            metrics |= {"mismatched": scores["main"]} if split == "dev_mismatched" else {
-                f"{split} {key}": value for key, value in scores.items() if key != "main"}
-    plain = {split: outputs._asdict() if task.kind == "span" else outputs for split, outputs in found.items()}
-    save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": plain})
-    return metrics
+    return {**result, "start": note}
 
 
 def answer(cfg, path):
-    """Answer a file of the user's own with RUN/TASK of --init."""
+    """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = read_source(cfg)
         if not source:
             raise UserError("--predict needs --init, a model of --finetune: RUN/TASK or its --export")
-        task = open_file(path, cfg, load_tokenizer(cfg.tokenizer), recipes(cfg), {"RACE": RaceTask}, source.task)
+        tokenizer = load_tokenizer(cfg.tokenizer)
+        task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
         start_from(model, source, task.name)
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
@@ -1110,9 +1047,9 @@ def answer(cfg, path):
 
 
 def fingerprint(task):
-    """A hash of the rows that are predicted."""
-    asked = [rows for split, rows in task.rows.items() if split != "train"]
-    return hashlib.sha256(repr(asked).encode()).hexdigest()
+    """A hash of the examples that are predicted."""
+    predicted = [examples for split, examples in task.examples.items() if split != "train"]
+    return hashlib.sha256(repr(predicted).encode()).hexdigest()
 
 
 def ensemble_job(name, cfg, folder):
@@ -1125,10 +1062,11 @@ def ensemble_job(name, cfg, folder):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
     folder.mkdir(parents=True, exist_ok=True)
     chosen = choose_members({path: member["found"]["dev"] for path, member in members.items()}, task)
-    found = {split: average_predictions([members[path]["found"][split] for path in chosen]) for split in task.splits
-             if split != "train"}
+    outputs = {split: average_predictions([members[path]["found"][split] for path in chosen])
+               for split in task.splits if split != "train"}
+    save_predictions(task, outputs, folder)
     return {"job": folder.name, "task": name, "setting": [], "members": chosen, "diverged": None,
-            "metrics": write_predictions(task, found, folder), **task.yardstick(found["dev"])}
+            "metrics": write_outputs(task, outputs, folder), **task.context(outputs["dev"])}
 
 
 def choose_members(found, task):
@@ -1222,16 +1160,15 @@ def finetune(cfg, words):
             if cfg.ensemble:
                 return ensemble_job(name, cfg, folder)
             begin = Source(mnli, load_file(mnli / "checkpoint.pt")["owned"]["MNLI"], "MNLI") if mnli else source
-            return finetune_job(task(name), number, begin, cfg, data.tokenizer, folder, run)
+            return train_task(task(name), number, begin, cfg, data.tokenizer, folder, run)
 
         if not run.finished:
             results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
             result = on_main(ranks, summarise, run.folder, results)
             run.finish({**result, "average": paper_average(result["tasks"])})
-        show(run.finished, ranks)
         if run.finished["average"] is not None:
             say(ranks, f"Avg (Table 2) {100 * run.finished['average']:.2f}")
-        end_tuning(run, cfg)
+        print_summary(run, cfg)
 
 
 def describe(cfg):

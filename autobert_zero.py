@@ -146,6 +146,7 @@ MASK_RATE = 0.15  # of the tokens, as in BERT
 MAX_PATH = 12  # operations of a searched attention; D29: the paper sets no limit, Figure 7's longest has 11
 SHARPNESS = 4  # of the priorities (D9): a pilot of the simulation in tests/claims gained nothing with 1
 LOG_EVERY = 50  # steps between lines of the log
+CHECK_EVERY = 20  # steps between checks for NaN; each makes a GPU wait
 
 # --- search space ---------
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a
@@ -774,7 +775,8 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder and a linear head: logits (B, outputs) of [CLS], or (B, T, outputs) of spans."""
+    """Encoder and a linear head. A batch {"ids", "segments" (B, T), "lengths" (B,) unless all are full, ...}
+    -> logits (B, outputs) of [CLS], or (B, T, outputs) of spans. One output is a regression."""
 
     def __init__(self, arch, cfg, outputs, spans=False, shared=False):
         super().__init__()
@@ -786,11 +788,22 @@ class TaskModel(nn.Module):
         self.head = nn.Linear(cfg.hidden, outputs)
         init_weights(self, cfg.init_std)
 
-    def forward(self, ids, segments, lengths):
-        x = self.encoder(ids, segments, lengths)  # (B, T, H)
+    def forward(self, batch):
+        x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"))  # (B, T, H)
         if self.spans:
             return self.head(x)
         return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
+
+    def loss(self, batch):
+        """Cross-entropy; of a regression the squared error; of spans the mean of start and end."""
+        logits = self(batch).float()
+        if self.spans:
+            logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)  # no answer there
+            start, end = logits.unbind(-1)  # 2 x (B, T)
+            return (F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])) / 2
+        if logits.shape[1] == 1:
+            return F.mse_loss(logits[:, 0], batch["labels"])
+        return F.cross_entropy(logits, batch["labels"])
 
 
 def count_products(graph, tokens, width):
@@ -1272,7 +1285,7 @@ def score_tasks(model, arch, data, cfg, path, shared=True):
             tuned = move(TaskModel(arch, cfg, task.outputs, shared=shared), data.device)
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
             # D32: a negative metric counts as 0, which a diverged candidate has
-            scores[name] = max(train_task(tuned, task, cfg, data.device)["main"], 0.0)
+            scores[name] = max(score_task(tuned, task, cfg, data.device), 0.0)
         write_result(path, scores)
     return scores
 
@@ -1373,7 +1386,7 @@ def write_history(run, number, history):
 
 def majority_baselines(data):
     """{proxy task: the score of the most frequent answer}."""
-    return {name: task.constant if task else data.dev.commonest() for name, task in data.tasks.items()}
+    return {name: task.majority_baseline if task else data.dev.commonest() for name, task in data.tasks.items()}
 
 
 def run_round(number, history, supernet, run, data, cfg):
@@ -1416,8 +1429,6 @@ def search(cfg):
             checkpoint.save(history=history)
             gather(ranks, None)  # a round's files are deleted when all processes have read them
             on_main(ranks, write_history, run, number, history)
-            if warning := tells_nothing([line["scores"] for line in ranked(lines)], majority_baselines(data)):
-                say(ranks, warning)
             run.log("search", number, candidates=len(history), best=max(line["score"] for line in history))
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
@@ -1497,14 +1508,15 @@ def mask_tokens(ids, tokenizer, rate, generator):
 if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
     from common import glue
     from common.cli import Diverged, Stop, UserError, check_memory, run, settings_of, start
-    from common.distributed import (Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
-                                    per_second, prefetch, prepare_model, print_device_use, progress, reduce_mean, say,
-                                    seed_everything, seed_of, send, set_shards, shard_range, share_out, to_host,
-                                    training_cost)
+    from common.distributed import (
+        Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
+        per_second, prefetch, prepare_model, print_device_use, progress, reduce_mean, say,
+        seed_everything, seed_of, send, set_shards, shard_range, share_out, to_host, training_cost)
     from common.files import load_file, read_json, read_result, save_file, write_atomic, write_result
+    from common.finetune import (
+        GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
+        predict, print_summary, run_jobs, summarise)
     from common.runs import Checkpoint
-    from common.tasks import (GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
-                              show, summarise, tells_nothing)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data.corpus import join
@@ -1512,69 +1524,82 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
     from data.network_code import SPAN, Attention, write_network
 
 NINE = "mean of App. C's nine numbers"
-GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # the paper's, no WNLI
-# App. D.2: learning rate, weight decay, steps between looks at dev
+GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # no WNLI
+# App. D.2: learning rate, weight decay, steps between evaluations
 GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))
-LOOK_ROWS = 2000  # of GLUE's dev, at --eval_every; D36: the best look is by these, all of QQP's cost too much
-CHECK_EVERY = 20  # steps between looks at the norm, which make a GPU wait
+# D36: the best evaluation is chosen by the first 2,000 dev examples; all of QQP's cost too much
+SELECTION_EXAMPLES = 2000
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak rate: linear up over warmup x steps, then linear down to 0 (App. D.1)."""
+    """Fraction of the peak learning rate: linear up over warmup x steps, then down to 0 (App. D.1)."""
     rise = max(1, round(warmup * steps))
-    return (step + 1) / rise if step < rise else (steps - step) / max(1, steps - rise)
+    if step < rise:
+        return (step + 1) / rise
+    return (steps - step) / max(1, steps - rise)
 
 
 def make_optimizer(model, weight_decay):
-    """Adam with BERT's weight decay: on all matrices but transforms, near the identity."""
-    groups = [{"params": [value for name, value in model.named_parameters()
-                          if (value.dim() > 1 and not name.endswith("conv.transform")) == decayed],
-               "weight_decay": weight_decay * decayed} for decayed in (True, False)]
+    """AdamW with weight decay on all matrices but transforms, which stay near the identity."""
+    decayed = []
+    others = []
+    for name, value in model.named_parameters():
+        matrix = value.dim() > 1 and not name.endswith("conv.transform")
+        (decayed if matrix else others).append(value)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
-def language_batch(data, corpus, cfg, first, rows):
-    """The examples from number `first` on of an endless stream. D28: its segments may begin in mid-sentence, where
-    BERT's do not."""
+def language_batch(data, corpus, cfg, first, count):
+    """Sequences number first to first + count - 1 of an endless stream: ids, segments (B, T), lengths
+    (B,), masked positions, labels (M,), next-sentence labels (B,)."""
+    # D28: segments may begin in mid-sentence, where BERT's do not
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
-    text = corpus.segments(first, rows, cfg.length - 3, cfg.seed)
+    text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(text, generator)
-    ids, segments, lengths = join(text.first, text.first_length, second, second_length, data.tokenizer,
-                                  empty_second=True)  # [CLS] A [SEP] B [SEP], (B, T)
-    ids, places, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
-    return send((ids, segments, lengths, places, labels, next_labels), data.device)
+    ids, segments, lengths = join(text.first, text.first_length, second, second_length,
+                                  data.tokenizer, empty_second=True)  # [CLS] A [SEP] B [SEP]
+    ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
+    return send((ids, segments, lengths, masked_positions, labels, next_labels), data.device)
 
 
-def parts_of(cfg, ranks, first, step):
-    """The settings, the number of the first example and the rows of each part of an update's batch that is this
-    process's. D39: a network of attention alone hardly learns from long rows what stands where, so it begins in short
-    ones, of 8 tokens or more. BERT had 128 of 512 in 90% of its updates, for speed; this paper has 128 throughout."""
+def micro_batches(cfg, ranks, first, step):
+    """(settings, number of the first sequence, number of sequences) of each micro-batch of a step that is
+    this process's."""
+    # D39: a sequence-length warm-up. An attention alone hardly learns word order from long sequences,
+    # so --short of the steps have a quarter of the length (8 tokens or more) and four times as many
+    # sequences. BERT had 128 of 512 tokens in 90% of its steps; this paper has 128 throughout
     times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
-    own, rows = dataclasses.replace(cfg, length=cfg.length // times), times * cfg.batch // cfg.accumulate
-    for shard in shard_range(ranks, cfg.accumulate):
-        yield own, times * (first + step * cfg.batch) + shard * rows, rows
+    own = dataclasses.replace(cfg, length=cfg.length // times)
+    count = times * cfg.batch // cfg.accumulate
+    for number in shard_range(ranks, cfg.accumulate):
+        yield own, times * (first + step * cfg.batch) + number * count, count
 
 
 def language_losses(model, batch, cfg, device):
-    """Masked-language-model and next-sentence loss (Sec. 4.1; 0 without a label), and [(logits, labels)] of both."""
+    """[MLM loss, NSP loss] (Sec. 4.1; 0 without a label), and [(logits, labels)] of both."""
+    *inputs, labels, next_labels = batch
     with autocast(cfg.dtype, device):
-        logits = model(*batch[:4])  # (M, V), (B, 2)
-    answers = [(scores.float(), labels) for scores, labels in zip(logits, batch[4:])]
-    return [F.cross_entropy(scores, labels, reduction="sum") / (labels >= 0).sum().clamp_min(1)
-            for scores, labels in answers], answers
+        logits, next_logits = model(*inputs)  # (M, V), (B, 2)
+    answers = [(logits.float(), labels), (next_logits.float(), next_labels)]
+    losses = []
+    for scores, targets in answers:
+        total = F.cross_entropy(scores, targets, reduction="sum")
+        losses.append(total / (targets >= 0).sum().clamp_min(1))
+    return losses, answers
 
 
-def update(network, optimizer, batches, cfg, ranks, *key):
-    """One update of pre-training from the next batches, one for each of the --accumulate shards that are this
-    process's. A shard seeds its dropout by its number and `key`, whatever the number of processes. Returns the mean
-    losses of these shards (2,) and the norm of the gradient."""
-    shards, total = shard_range(ranks, cfg.accumulate), 0.0
-    for shard in shards:
-        seed_everything(cfg.seed, "language model", *key, shard)
-        with no_sync_until(network, ranks, last=shard == shards[-1]):
+def train_step(network, optimizer, batches, cfg, ranks, *key):
+    """One step of pre-training on this process's micro-batches; `key` and the number of the micro-batch
+    seed the dropout. Returns the mean losses (2,) and the norm of the gradient."""
+    numbers = shard_range(ranks, cfg.accumulate)
+    total = 0.0
+    for number in numbers:
+        seed_everything(cfg.seed, "language model", *key, number)
+        with no_sync_until(network, ranks, last=number == numbers[-1]):
             losses, _ = language_losses(network, next(batches), cfg, ranks.device)
-            (sum(losses) / len(shards)).backward()
-        total = total + torch.stack(losses).detach() / len(shards)
+            (sum(losses) / len(numbers)).backward()
+        total = total + torch.stack(losses).detach() / len(numbers)
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
@@ -1582,25 +1607,30 @@ def update(network, optimizer, batches, cfg, ranks, *key):
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
-    """Pre-training on the examples from `first` on, from the checkpoint on. Calls report(step, losses, rate); raises
-    Diverged, Stop. The host waits for a GPU in every 20th update, where it reports and where it saves."""
-    checkpoint.owned["optimizer"] = optimizer = make_optimizer(model, cfg.weight_decay)
-    begin, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
+    """Pre-train on the sequences from number `first` on, from the checkpoint on. Calls report(step, losses,
+    learning rate). Raises Diverged, and Stop after SIGTERM. The host waits for a GPU in every
+    CHECK_EVERY-th step, where it reports and where it saves."""
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    checkpoint.owned["optimizer"] = optimizer
+    begin = checkpoint.restore().get("step", 0)
+    pace = Pace(ranks, cfg.save_minutes)
     network = prepare_model(model, ranks, cfg.compile)
     batches = prefetch(language_batch(data, data.train, *part) for step in range(begin, cfg.steps)
-                       for part in parts_of(cfg, ranks, first, step))
+                       for part in micro_batches(cfg, ranks, first, step))
     model.train()
     for step in range(begin, cfg.steps):
+        lr = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
         for group in optimizer.param_groups:
-            group["lr"] = rate = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
-        losses, norm = update(network, optimizer, batches, cfg, ranks, first, step)
-        done, (stop, save, log) = step + 1, pace()
+            group["lr"] = lr
+        losses, norm = train_step(network, optimizer, batches, cfg, ranks, first, step)
+        done = step + 1
+        stop, save, log = pace()
         save = save or stop or done == cfg.steps or done % cfg.save_every == 0
         log = log or save or done % LOG_EVERY == 0
         if (log or done % CHECK_EVERY == 0) and not math.isfinite(norm):
             raise Diverged(f"gradient norm {norm} at or before step {done}")
         if log and report:
-            report(done, losses, rate)
+            report(done, losses, lr)
         if save:
             checkpoint.save(step=done)
         if stop:
@@ -1609,58 +1639,74 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text, on the same examples for all seeds. The host waits for a
-    GPU once, where it reads the sums."""
-    rows, own = min(32, cfg.batch), dataclasses.replace(cfg, seed=0)
-    sums = torch.zeros(6, dtype=torch.float64, device=data.device)  # of both objectives: losses, right answers, labels
+    """Loss and accuracy of both objectives on held-out text; the same sequences for all seeds. The host
+    waits for a GPU once, where it reads the sums."""
+    count = min(32, cfg.batch)
+    own = dataclasses.replace(cfg, seed=0)
+    sums = torch.zeros(6, dtype=torch.float64, device=data.device)  # losses, right, labels of both
     model.eval()
-    for first in range(ranks.rank * rows, batches * rows, ranks.size * rows):
-        losses, answers = language_losses(model, language_batch(data, data.dev, own, first, rows), cfg, data.device)
+    for first in range(ranks.rank * count, batches * count, ranks.size * count):
+        batch = language_batch(data, data.dev, own, first, count)
+        losses, answers = language_losses(model, batch, cfg, data.device)
         counts = [(labels >= 0).sum() for _, labels in answers]
         right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
-        sums += torch.stack([*(loss * count for loss, count in zip(losses, counts)), *right, *counts])
+        totals = [loss * count for loss, count in zip(losses, counts)]
+        sums += torch.stack([*totals, *right, *counts])
     model.train()
-    *found, words, pairs = reduce_mean(ranks, *sums.tolist())
-    names = "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"
-    return {name: value / (count or 1) for name, value, count in zip(names, found, (words, pairs) * 2)}
+    mlm_loss, nsp_loss, mlm_right, nsp_right, tokens, pairs = reduce_mean(ranks, *sums.tolist())
+    return {
+        "mlm_loss": mlm_loss / (tokens or 1),
+        "nsp_loss": nsp_loss / (pairs or 1),
+        "mlm_accuracy": mlm_right / (tokens or 1),
+        "nsp_accuracy": nsp_right / (pairs or 1),
+    }
 
 
-def show_pretrained(run, cfg):
-    found = run.finished
-    beside = f" (one answer to all: {100 * found['mlm_constant']:.2f}%)" if "mlm_constant" in found else ""
-    pairs = (f"{100 * found['nsp_accuracy']:.2f}% of the next sentences judged right, loss {found['nsp_loss']:.4f} nats"
-             if found["nsp_loss"] else "no next sentences, for want of a second document")
-    say(run.ranks, f"held-out text: {100 * found['mlm_accuracy']:.2f}% of the masked words found{beside}, loss "
-                   f"{found['mlm_loss']:.4f} nats; {pairs}")
+def print_pretrained(run, cfg):
+    result = run.finished
+    say(run.ranks, f"held-out text: masked token accuracy {100 * result['mlm_accuracy']:.2f}% "
+                   f"(majority baseline {100 * result['mlm_majority']:.2f}%), "
+                   f"loss {result['mlm_loss']:.4f} nats")
+    if result["nsp_loss"]:
+        say(run.ranks, f"next-sentence accuracy {100 * result['nsp_accuracy']:.2f}% (chance 50%), "
+                       f"loss {result['nsp_loss']:.4f} nats")
+    else:
+        say(run.ranks, "no next-sentence prediction: the corpus has only one document")
     run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, run.folder / "network.py"))
 
 
 def pretrain(cfg):
-    """Train --arch in full (App. D.2), from scratch or --init (a search's: AutoBERT-Zero*)."""
+    """Train --arch in full (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = read_run(cfg, "pretrain") if cfg.init else None
-        arch = settle_arch(cfg)
+        arch = resolve_arch(cfg)
         set_shards(cfg, ranks)
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
-            return show_pretrained(run, cfg)
-        cfg.steps = cfg.steps or math.ceil(EPOCHS * data.train.slots(cfg.length - 3) / cfg.batch)
+            return print_pretrained(run, cfg)
+        passes = EPOCHS * data.train.slots(cfg.length - 3)
+        cfg.steps = cfg.steps or math.ceil(passes / cfg.batch)
         run.settle(cfg)
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
         if source:
             say(ranks, start_from(model, source))
         model.to(ranks.device)
-        bar, clock = progress(ranks, cfg.steps, "pretrain"), []  # clock: [step, seconds] of the last report
+        bar = progress(ranks, cfg.steps, "pretrain")
+        clock = []  # [step, seconds] of the last report
 
-        def report(step, losses, rate):
+        def report(step, losses, lr):
             mlm, nsp = reduce_mean(ranks, *losses.tolist())
-            speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1]) if clock else None
-            held_out = evaluate_language_model(model, data, cfg, ranks) if step % cfg.save_every == 0 else None
-            bar.set_postfix(mlm_loss=f"{mlm:.3f}", lr=f"{rate:.1e}", tok_s=speed or "?")
+            speed = None
+            if clock:
+                speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1])
+            held_out = None
+            if step % cfg.save_every == 0:
+                held_out = evaluate_language_model(model, data, cfg, ranks)
+            bar.set_postfix(mlm_loss=f"{mlm:.3f}", lr=f"{lr:.1e}", tok_s=speed or "?")
             bar.update(step - bar.n)
-            run.log("pretrain", step, loss=mlm + nsp, mlm_loss=mlm, order_loss=nsp, lr=rate, tokens_per_second=speed,
-                    dev=held_out)
+            run.log("pretrain", step, loss=mlm + nsp, mlm_loss=mlm, order_loss=nsp, lr=lr,
+                    tokens_per_second=speed, dev=held_out)
             if cfg.dry_run:
                 print_device_use(ranks, speed, forward_flops(arch, cfg) / cfg.length)
             clock[:] = step, time.perf_counter()
@@ -1669,104 +1715,78 @@ def pretrain(cfg):
         train_language_model(model, data, cfg, ranks, checkpoint, report=report)
         result = evaluate_language_model(model, data, cfg, ranks, batches=64)
         bar.close()
-        run.finish({**result, "mlm_constant": data.dev.commonest()})
-        show_pretrained(run, cfg)
+        run.finish({**result, "mlm_majority": data.dev.commonest()})
+        print_pretrained(run, cfg)
 
 
-# --arch and --init: what an action starts from.
+# --arch and --init: what an action starts from
 
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")
-FOLLOWED = ("preset", "length", "dropout", "init_std")  # follow the weights unless a flag says otherwise
+FOLLOWED = ("preset", "length", "dropout", "init_std")  # those of the weights, unless a flag is given
 
 
-def settle_arch(cfg):
-    """read_arch of cfg, which keeps the text form."""
+def resolve_arch(cfg):
+    """The architecture of --arch; cfg.arch becomes its text form."""
     try:
         arch = read_arch(cfg.arch, cfg.layers)
     except ValueError as error:
         raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert, "
-                        "/att-only or /conv-only behind them") from None
+                        "followed by /att-only or /conv-only") from None
     cfg.arch = arch_text(arch)
     return arch
 
 
 def read_run(cfg, action="describe"):
-    """(weights, architecture or None of a super-net, "--init") of --init, whose shape, tokenizer, preset cfg takes."""
+    """(weights, architecture or None for a super-net, "--init") of --init; cfg takes over its shape,
+    tokenizer and preset."""
     before = cfg.preset
-    owned = read_init(cfg, {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}, FOLLOWED)
+    names = {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}
+    owned = read_init(cfg, names, FOLLOWED)
     if cfg.preset != before:
         preset = {**vars(Config()), **settings_of(PRESETS, cfg.preset, action, ACTIONS)}
         kept = {*SHAPE, *FOLLOWED, *cfg.given, "arch", "tokenizer", "out", "restart"}
-        kept.update(PRESETS["dry_run"] if cfg.dry_run else ())
+        if cfg.dry_run:
+            kept.update(PRESETS["dry_run"])
         for name in preset.keys() - kept:
             setattr(cfg, name, preset[name])
     check(cfg, action)
-    arch = settle_arch(cfg) if "model" in owned else None
+    arch = resolve_arch(cfg) if "model" in owned else None
     weights = owned["model" if arch else "supernet"]
     if not arch and "arch" not in cfg.given:
         cfg.arch = str(Path(cfg.init) / "best.json")
         if not Path(cfg.arch).exists():
-            raise UserError(f"{cfg.init}: this search is not finished; finish it, or name an --arch")
+            raise UserError(f"{cfg.init}: this search is not finished; finish it, or give --arch")
     if action == "describe":
-        pieces = {"vocab_size": len(weights["encoder.words.weight"])}
-        take_settings(cfg, pieces, Path(cfg.init), ("vocab_size",))
+        vocabulary = {"vocab_size": len(weights["encoder.words.weight"])}
+        take_settings(cfg, vocabulary, Path(cfg.init), ("vocab_size",))
     return weights, arch, "--init"
 
 
 def start_from(model, source):
-    """Load what read_run returned into a model or a super-net; a line about it."""
+    """Load what read_run returned into a model or a super-net; returns a line about it."""
     weights, arch, name = source
     if arch is None and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
     return take_over(model, weights, name, heads=("head",))
 
 
-def write_best(path, arch, source, cfg, tokenizer, labels=None):
-    """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's source; returns its line.
-    labels: of the outputs of a task's head."""
-    model = TaskModel(arch, cfg, len(labels), labels == SPAN) if labels else LanguageModel(arch, cfg)
-    note = start_from(model, source)
-    layers = [layer if isinstance(layer, int) else
-              Attention(layer, tuple(infer_graph(layer)), tuple(used_inputs(layer)), formula(layer)) for layer in arch]
-    write_network(path, layers, model.state_dict(), cfg, tokenizer, labels)
-    return note
-
-
-def export(cfg, name):
-    """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
-    path, source, labels = Path(name), read_run(cfg) if cfg.init else None, None
-    if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
-        raise UserError(f"--export {name}: it, or its .mmd or .pt, is there already; choose another name")
-    if path.suffix != ".py" or not path.parent.is_dir() or not source:
-        raise UserError(f"--export {name}: name a new .py in a folder that is there, and --init")
-    if not path.stem.isidentifier():
-        raise UserError(f"--export {name}: Python cannot import a module of this name; "
-                        "use letters, digits and _")
-    tokenizer = load_tokenizer(cfg.tokenizer)
-    beside = path.with_name(tokenizer.file_name)
-    if beside.exists() and beside.read_bytes() != tokenizer.path.read_bytes():
-        raise UserError(f"--export {name}: {beside} is the vocabulary of another network; choose another folder")
-    if "head.weight" in source[0]:
-        task = read_json(Path(cfg.init) / "config.json")["settings"]["tasks"]
-        labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
-    print(f"{write_best(path, settle_arch(cfg), source, cfg, tokenizer, labels)}\n{path}: written, its weights, "
-          f"drawing and {tokenizer.file_name} beside it")
-
-
-# Fine-tuning. A job is one run of one task at one setting.
+# Fine-tuning
 
 
 def recipes(cfg):
-    """How each task is fine-tuned (App. D.1, D.2), GLUE's rows as long as pre-training's. What they leave out, GLUE's
-    batch and SQuAD's length, is BERT's (Sec. 4.1)."""
-    paper = dict(lr=2e-5, epochs=3, warmup=0.01)
-    found = {name: Recipe(batch=32, length=cfg.length, main=task.metrics[0], **paper)
-             for name, task in glue.TASKS.items()}
-    if cfg.preset == "small":  # Sec. 4.2, footnote 2
-        found |= {name: dataclasses.replace(found[name], main="accuracy") for name in ("MRPC", "QQP")}
+    """How each task is fine-tuned (App. D.1, D.2). GLUE's inputs are as long as pre-training's; GLUE's
+    batch and SQuAD's length, which the paper leaves out, are BERT's (Sec. 4.1)."""
+    paper = {"lr": 2e-5, "epochs": 3, "warmup": 0.01}
+    table = {}
+    for name, task in glue.TASKS.items():
+        main = task.metrics[0]
+        if cfg.preset == "small" and name in ("MRPC", "QQP"):
+            main = "accuracy"  # Sec. 4.2, footnote 2
+        table[name] = Recipe(batch=32, length=cfg.length, main=main, **paper)
     length = 128 if cfg.preset == "demo" else 384
-    return found | {"SQuAD1.1": Recipe(batch=32, length=length, main="f1", **paper),
-                    "SQuAD2.0": Recipe(batch=48, length=length, main="f1", **{**paper, "epochs": 2})}
+    table["SQuAD1.1"] = Recipe(batch=32, length=length, main="f1", **paper)
+    table["SQuAD2.0"] = Recipe(batch=48, length=length, main="f1", **{**paper, "epochs": 2})
+    return table
 
 
 def proxy_names(cfg):
@@ -1774,106 +1794,54 @@ def proxy_names(cfg):
 
 
 def open_proxies(cfg, data):
-    """{name: Task} of --tasks; MLM, which comes last, has none."""
+    """{name: Task} of --tasks; MLM comes last and is None."""
     names = proxy_names(cfg)
     kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
-    tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds) for name in names if name != "MLM"}
-    return tasks | ({"MLM": None} if "MLM" in names else {})
+    tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
+             for name in names if name != "MLM"}
+    if "MLM" in names:
+        tasks["MLM"] = None
+    return tasks
 
 
-def task_loss(task, logits, batch):
-    """Cross-entropy of logits (B, classes); a value's squared error; of a span (B, T, 2) the mean of start and end."""
-    if task.kind == "span":
-        logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)  # no answer there
-        return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
-    if task.kind == "value":
-        return F.mse_loss(logits[:, 0], batch["labels"])
-    return F.cross_entropy(logits, batch["labels"])
+def task_rate(task, cfg):
+    """The learning rate of a fine-tuning as a function of the step."""
+    peak = cfg.finetune_lr or task.recipe.lr
+    return lambda step: peak * schedule(step, task.steps, task.recipe.warmup)
 
 
-@torch.no_grad()
-def predict(model, task, split, cfg, device):
-    """Logits of a split's rows, on the CPU; raises Diverged where they are no numbers."""
-    model.eval()
-    with autocast(cfg.dtype, device):
-        logits = task.collect(split, lambda batch: model(*(
-            send([batch["ids"], batch["segments"], batch.get("lengths")], device))))
-    if not logits.isfinite().all():
-        raise Diverged(f"{split} of {task.name}: what it predicts is no number")
-    return logits
+def score_task(model, task, cfg, device):
+    """The main metric on dev of a model fine-tuned on a proxy task, with its last weights."""
+    model = move(model, device)
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    key = (cfg.seed, "fine-tuning", task.name)
+    state = fine_tune(model, task, optimizer, task_rate(task, cfg), cfg, device, key)
+    if state["diverged"]:
+        raise Diverged(state["diverged"])
+    return task.score("dev", predict(model, task, "dev", cfg, device))["main"]
 
 
-def update_task(model, optimizer, task, batch, cfg, device):
-    """One update of fine-tuning from a batch on the device; returns the loss and the norm of the gradient."""
-    with autocast(cfg.dtype, device):
-        logits = model(batch["ids"], batch["segments"], batch.get("lengths"))
-    loss = task_loss(task, logits.float(), batch)
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach(), norm
-
-
-def train_task(model, task, cfg, device, checkpoint=None, run=None):
-    """Fine-tune on one task; its metrics on dev: in a search of the last weights; with a checkpoint, from which it goes
-    on, of the best at --eval_every (D20: the paper does not say what it reports), each a line in the run's log. The
-    host waits for a GPU in every 20th update, where it looks and where it saves."""
-    optimizer, kept = make_optimizer(move(model, device), cfg.weight_decay), {}
-    if checkpoint:
-        checkpoint.owned.update(model=model, optimizer=optimizer)
-        kept = checkpoint.restore()
-    begin, best, steps = kept.get("step", 0), kept.get("best"), task.steps
-    rows, pace = "look" if "look" in task.splits else "dev", Pace(Ranks(0, 1, device), cfg.save_minutes)
-    looks = task.looks(cfg.eval_every, rows) if checkpoint else ()
-    batches = prefetch(send(batch, device) for batch in task.batches(cfg.seed, begin))
-    for step, batch in zip(range(begin, steps), batches):
-        for group in optimizer.param_groups:
-            group["lr"] = rate = (cfg.finetune_lr or task.recipe.lr) * schedule(step, steps, task.recipe.warmup)
-        seed_everything(cfg.seed, "fine-tuning", task.name, step)
-        loss, norm = update_task(model.train(), optimizer, task, batch, cfg, device)
-        done, last, (stop, save, _) = step + 1, step + 1 == steps, pace()
-        if (last or done % CHECK_EVERY == 0) and not math.isfinite(norm):
-            raise Diverged(f"gradient norm {norm} at or before step {done} of {task.name}")
-        if done in looks:
-            main = task.score(rows, predict(model, task, rows, cfg, device))["main"]
-            run.log("finetune", done, every_rank=True, job=checkpoint.path.parent.name, loss=loss.item(), lr=rate,
-                    dev={"score": main})
-            if not best or main > best[0]:
-                best = main, to_host(model.state_dict())
-        if checkpoint and (stop or save or done % cfg.save_every == 0):
-            checkpoint.save(step=done, best=best)
-        if stop:
-            raise Stop
-    if best:
-        model.load_state_dict(send(best[1], device))
-    return task.score("dev", predict(model, task, "dev", cfg, device))
-
-
-def finetune_job(task, cfg, arch, source, folder, data, run):
-    """Train one job; its folder gets every split's predictions and the model."""
+def train_task(task, cfg, arch, source, folder, data, run):
+    """One run of a task; its folder gets the predictions and the model."""
     seed_everything(cfg.seed, "head", task.name)
-    model, diverged, found = TaskModel(arch, cfg, task.outputs, task.kind == "span"), None, {}
+    model = TaskModel(arch, cfg, task.outputs, task.kind == "span")
     note = start_from(model, source) if source else "from scratch"
-    folder.mkdir(exist_ok=True)
-    checkpoint = Checkpoint(folder / "training.pt", Ranks(0, 1, data.device))
-    try:
-        metrics = train_task(model, task, cfg, data.device, checkpoint, run)
-        for split in [split for split in task.splits if split not in ("train", "look")]:
-            found[split] = predict(model, task, split, cfg, data.device)
-            task.write(split, found[split], folder)
-        if "dev_mismatched" in found:
-            metrics["mismatched"] = task.score("dev_mismatched", found["dev_mismatched"])["main"]
-        keep_model(folder, "finetune", dataclasses.replace(cfg, tasks=task.name), data.tokenizer, model=model)
-    except Diverged as error:
-        metrics, diverged = dict.fromkeys(task.metrics, 0.0), str(error)
-    checkpoint.remove()
-    return {"job": folder.name, "task": task.name, "setting": [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every],
-            "metrics": metrics, "start": note, "diverged": diverged, **task.yardstick(found.get("dev"))}
+    model = move(model, data.device)
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    key = (cfg.seed, "fine-tuning", task.name)
+    split = "selection" if "selection" in task.splits else "dev"
+    # D20: the best weights at --eval_every count; the paper does not say which it reports
+    result, outputs = finetune_job(model, task, optimizer, task_rate(task, cfg), cfg, data.device, key, folder,
+                                   run, evaluate_at=task.evaluation_steps(cfg.eval_every, split), split=split)
+    if outputs:
+        settings = dataclasses.replace(cfg, tasks=task.name)
+        keep_model(folder, "finetune", settings, data.tokenizer, model=model)
+    setting = [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every]
+    return {**result, "setting": setting, "start": note}
 
 
 def answer(cfg, path):
-    """Answer a file of the user's own with RUN/TASK of --init."""
+    """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         weights, arch, _ = read_run(cfg, "finetune")
         tokenizer = load_tokenizer(cfg.tokenizer)
@@ -1886,68 +1854,117 @@ def answer(cfg, path):
 
 
 def keep_chosen(folder, result):
-    """Delete the models of the jobs that no task's result stands on."""
+    """Delete the models of the jobs that no task's result comes from."""
     chosen = {entry["job"] for entry in result["tasks"].values()}
     for path in folder.glob("*/checkpoint.pt*"):
         if path.parent.name not in chosen:
             path.unlink()
 
 
-def show_tuned(run, cfg):
-    show(run.finished, run.ranks, NINE)
-    end_tuning(run, cfg)
+def finetune_jobs(names, table, cfg):
+    """{job: (task's name, its settings)}: --runs seeds of each task, with --grid at all of GRID."""
+    jobs = {}
+    for name, number in itertools.product(names, range(cfg.runs)):
+        setting = cfg.finetune_lr or table[name].lr, cfg.weight_decay, cfg.eval_every
+        for lr, decay, every in GRID if cfg.grid else [setting]:
+            settings = dataclasses.replace(cfg, finetune_lr=lr, weight_decay=decay, eval_every=every,
+                                           seed=cfg.seed + number)
+            jobs[f"{name}-{number}-{lr}-{decay}-{every}"] = name, settings
+    return jobs
 
 
 def finetune(cfg, text):
-    """--runs seeds a task, with --grid at every setting of App. D.2; RTE, STS-B, MRPC go on from the best MNLI job."""
+    """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best MNLI job."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = read_run(cfg, "finetune") if cfg.init else None
-        paper = recipes(cfg)
-        names = parse_tasks(text, paper, GROUPS)
-        arch, cfg.tasks = settle_arch(cfg), ",".join(names)
+        table = recipes(cfg)
+        names = parse_tasks(text, table, GROUPS)
+        arch = resolve_arch(cfg)
+        cfg.tasks = ",".join(names)
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
         run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs), tasks=names)
         if run.finished:
-            return show_tuned(run, cfg)
+            return print_summary(run, cfg, NINE)
         run.settle(cfg)
-        jobs = {}
+        jobs = finetune_jobs(names, table, cfg)
 
         @functools.cache
         def opened(name):
-            task = open_task(name, cfg, data.tokenizer, paper)
+            task = open_task(name, cfg, data.tokenizer, table)
             if task.kind != "span":
-                rows = task.rows["dev"].head(LOOK_ROWS)
-                task.splits["look"] = glue.encode(rows, data.tokenizer, task.recipe.length)
+                examples = task.examples["dev"].head(SELECTION_EXAMPLES)  # D36
+                task.splits["selection"] = glue.encode(examples, data.tokenizer, task.recipe.length)
             return task
 
-        for name, number in itertools.product(names, range(cfg.runs)):
-            one = cfg.finetune_lr or paper[name].lr, cfg.weight_decay, cfg.eval_every
-            for lr, decay, every in GRID if cfg.grid else [one]:
-                jobs[f"{name}-{number}-{lr}-{decay}-{every}"] = name, dataclasses.replace(
-                    cfg, finetune_lr=lr, weight_decay=decay, eval_every=every, seed=cfg.seed + number)
-
         def work(job, mnli):
-            name, own = jobs[job]
-            start_at = (load_file(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name) if mnli else source
-            return finetune_job(opened(name), own, arch, start_at, run.folder / "jobs" / job, data, run)
+            name, settings = jobs[job]
+            begin = source
+            if mnli:
+                begin = load_file(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name
+            return train_task(opened(name), settings, arch, begin, run.folder / "jobs" / job, data, run)
 
         results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
         result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
         on_main(ranks, keep_chosen, run.folder / "jobs", result)
-        show_tuned(run, cfg)
+        print_summary(run, cfg, NINE)
+
+
+# --export and --describe
+
+
+def write_best(path, arch, source, cfg, tokenizer, labels=None):
+    """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's source.
+    labels: names of a task head's outputs. Returns start_from's line."""
+    if labels:
+        model = TaskModel(arch, cfg, len(labels), labels == SPAN)
+    else:
+        model = LanguageModel(arch, cfg)
+    note = start_from(model, source)
+    layers = []
+    for layer in arch:
+        if not isinstance(layer, int):
+            shapes = tuple(infer_graph(layer))
+            layer = Attention(layer, shapes, tuple(used_inputs(layer)), formula(layer))
+        layers.append(layer)
+    write_network(path, layers, model.state_dict(), cfg, tokenizer, labels)
+    return note
+
+
+def export(cfg, name):
+    """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
+    path = Path(name)
+    source = read_run(cfg) if cfg.init else None
+    labels = None
+    if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
+        raise UserError(f"--export {name}: it, or its .mmd or .pt, exists already; choose another name")
+    if path.suffix != ".py" or not path.parent.is_dir() or not source:
+        raise UserError(f"--export {name}: name a new .py in an existing folder, and --init")
+    if not path.stem.isidentifier():
+        raise UserError(f"--export {name}: Python cannot import a module of this name; "
+                        "use letters, digits and _")
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    vocabulary = path.with_name(tokenizer.file_name)
+    if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
+        raise UserError(f"--export {name}: {vocabulary} is the vocabulary of another network; "
+                        "choose another folder")
+    if "head.weight" in source[0]:
+        task = read_json(Path(cfg.init) / "config.json")["settings"]["tasks"]
+        labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
+    print(write_best(path, resolve_arch(cfg), source, cfg, tokenizer, labels))
+    print(f"{path}: written, with its weights, drawing and {tokenizer.file_name}")
 
 
 def forward_flops(arch, cfg):
-    """FLOPs of a forward pass of one pre-training sequence; the vocabulary's product at the masked tokens alone."""
+    """FLOPs of a forward pass of one pre-training sequence; the vocabulary head at masked tokens alone."""
     counts = count(arch, cfg)
     head = counts["flops_with_vocabulary_head"] - counts["flops"]
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
 
 def graph_activations(layer, cfg):
-    """Bytes that a searched attention keeps beside layer_activations: it is not fused, and each operation keeps its
-    result for the backward pass."""
+    """Bytes that a searched attention keeps besides layer_activations: it is not fused, and each operation
+    keeps its result for the backward pass."""
     if isinstance(layer, int):
         return 0
     sizes = {"n": cfg.length, "d": cfg.hidden // cfg.heads}
@@ -1956,14 +1973,16 @@ def graph_activations(layer, cfg):
 
 
 def describe(cfg):
-    """Print count of --arch or --init, and what pre-training it takes, as JSON."""
+    """Print the counts of --arch or --init, and what its pre-training costs, as JSON."""
     if cfg.init:
         read_run(cfg)
-    arch = settle_arch(cfg)
+    arch = resolve_arch(cfg)
     counts = count(arch, cfg)
-    activations = [layer_activations(cfg.length, cfg.hidden, cfg.ffn) + graph_activations(layer, cfg) for layer in arch]
+    activations = [layer_activations(cfg.length, cfg.hidden, cfg.ffn) + graph_activations(layer, cfg)
+                   for layer in arch]
     logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
-    cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits, cfg.steps, cfg.batch)
+    cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits,
+                         cfg.steps, cfg.batch)
     print(json.dumps({"arch": cfg.arch, **counts, **cost}, indent=2))
 
 # --- command line ---------

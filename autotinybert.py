@@ -22,6 +22,7 @@ There are 21 departures from the paper, D1 to D21: grep -n '# D[0-9]' autotinybe
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -392,7 +393,8 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head: logits (B, outputs), of spans (B, T, 2)."""
+    """Encoder with a linear head. A batch {"ids", "segments" (B, T), "lengths" (B,) unless all are full, ...}
+    -> logits (B, outputs), or of spans (B, T, 2). One output is a regression."""
 
     def __init__(self, encoder, outputs, spans=False):
         super().__init__()
@@ -402,12 +404,23 @@ class TaskModel(nn.Module):
         self.head = nn.Linear(encoder.arch.hidden, outputs)
         init_weights(self.head)
 
-    def forward(self, ids, token_type_ids, lengths):
+    def forward(self, batch):
+        ids = batch["ids"]
+        inputs = ids, batch["segments"], batch.get("lengths")
         if self.spans:
-            return self.head(self.dropout(self.encoder(ids, token_type_ids, lengths)))
-        first = torch.zeros_like(ids[:, :1])  # the position of [CLS]
-        x = self.encoder(ids, token_type_ids, lengths, first)  # (B, 1, H)
-        return self.head(self.dropout(self.encoder.pool(x)))
+            return self.head(self.dropout(self.encoder(*inputs)))  # (B, T, 2)
+        cls = self.encoder(*inputs, torch.zeros_like(ids[:, :1]))  # (B, 1, H), the state of [CLS]
+        return self.head(self.dropout(self.encoder.pool(cls)))
+
+    def loss(self, batch):
+        """Cross-entropy; of a regression the squared error; of spans the mean of start and end."""
+        logits = self(batch).float()
+        if self.spans:
+            start, end = logits.unbind(-1)  # 2 x (B, T)
+            return (F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])) / 2
+        if logits.shape[1] == 1:
+            return F.mse_loss(logits[:, 0], batch["labels"])
+        return F.cross_entropy(logits, batch["labels"])
 
 
 def parameters(arch, vocab_size, positions=512):
@@ -765,15 +778,15 @@ if (Path(__file__).parent / "common").is_dir():
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (
-        Pace, Ranks, ShardSum, autocast, launch, layer_activations, move, on_main, per_second,
+        Pace, ShardSum, autocast, launch, layer_activations, move, on_main, per_second,
         pick_device, prefetch, print_device_use, progress, reduce_mean, say, seed_everything,
         seed_of, send, set_shards, shard_range, share_out, stop_requested, training_cost)
     from common.files import (
         load_file, read_json, read_result, save_file, write_atomic, write_result)
+    from common.finetune import (
+        GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
+        predict, print_summary, run_jobs, summarise)
     from common.runs import Checkpoint, environment
-    from common.tasks import (
-        GlueTask, Recipe, answer_file, end_tuning, open_file, open_task, parse_tasks, run_jobs,
-        show, summarise, tells_nothing)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, take_settings
     from data import corpus, hf_models
@@ -1068,75 +1081,43 @@ def recipes():
         for name, (batch, lr, epochs, metric) in TABLE_D1.items()}}
 
 
-def task_loss(task, logits, batch):
-    """Cross-entropy of logits (B, classes), of spans (B, T, 2) the mean of both ends; squared error of a value."""
-    if task.kind == "span":
-        return (F.cross_entropy(logits[..., 0], batch["start"]) + F.cross_entropy(logits[..., 1], batch["end"])) / 2
-    return (F.mse_loss(logits[:, 0], batch["labels"]) if task.kind == "value"
-            else F.cross_entropy(logits, batch["labels"]))
-
-
-def fine_tune(encoder, task, cfg, device, seed, job):
-    """The TaskModel: a fine-tuned copy of the encoder. Raises Diverged, and Stop after SIGTERM. job: its name in the
-    log. The host waits for a GPU where it logs."""
+def tuning(encoder, task, cfg, device, seed):
+    """What fine_tune takes: a TaskModel with a copy of the encoder, optimizer, learning rate by step, key."""
     seed_everything(seed, "head", task.name)
-    model = move(TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span"), device).train()
-    optimizer, pace = make_optimizer(model, cfg.weight_decay), Pace(Ranks(0, 1, device))
-    every = max(1, task.steps // 20)
-    for step, batch in zip(range(task.steps), prefetch(send(batch, device) for batch in task.batches(seed))):
-        for group in optimizer.param_groups:
-            group["lr"] = task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
-        seed_everything(seed, "fine-tuning", task.name, step)
-        with autocast(cfg.dtype, device):
-            logits = model(batch["ids"], batch["segments"], batch.get("lengths"))
-        loss = task_loss(task, logits.float(), batch)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        stop, _, log = pace()
-        last = step + 1 == task.steps
-        if log or last or (step + 1) % every == 0:
-            value, size = torch.stack([loss.detach(), norm]).tolist()
-            if not math.isfinite(value + size):
-                raise Diverged(f"{task.name}: loss {value:.4g} at or before step {step}")
-            cfg.run.log("finetune", step + 1, every_rank=True, job=job, loss=value, lr=group["lr"])
-        if stop:
-            raise Stop
-    return model.eval()
+    model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span")
+    model = move(model, device)
+    optimizer = make_optimizer(model, cfg.weight_decay)
+
+    def rate(step):
+        return task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
+
+    return model, optimizer, rate, (seed, "fine-tuning", task.name)
 
 
-@torch.no_grad()
-def predict(model, task, split, cfg, device):
-    """Logits of a split's rows, on the CPU. Raises Diverged."""
-    with autocast(cfg.dtype, device):
-        logits = task.collect(split, lambda batch: model(*(
-            send([batch["ids"], batch["segments"], batch.get("lengths")], device))))
-    if not logits.isfinite().all():
-        raise Diverged(f"{task.name}: what it predicts of {split} is no number")
-    return logits
-
-
-def score_task(model, name, data, cfg, number=0, folder=None):
-    """{"metrics": a task's on dev after fine-tuning `number`, added to the seed, and what stands beside them}; `folder`
-    keeps model and predictions."""
+def proxy_score(model, name, data, cfg, run):
+    """Metrics on dev of a copy of the model that is fine-tuned on a proxy task. Raises Diverged."""
     if name == "MLM-saved":
-        return {"metrics": score_mlm(model, data, cfg)}
-    task, logits = data.tasks[name], {}
-    job = folder.name if folder else f"{model.encoder.arch} {name}"
-    tuned = fine_tune(model.encoder, task, cfg, data.device, cfg.seed + number, job)
-    for split in task.splits if folder else ["dev"]:
-        if split != "train":
-            logits[split] = predict(tuned, task, split, cfg, data.device)
-    metrics = task.score("dev", logits["dev"])
-    if "dev_mismatched" in logits:
-        metrics["mismatched"] = task.score("dev_mismatched", logits["dev_mismatched"])["main"]
-    if folder:
-        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=name)
+        return score_mlm(model, data, cfg)
+    task = data.tasks[name]
+    tuned, optimizer, rate, key = tuning(model.encoder, task, cfg, data.device, cfg.seed)
+    job = f"{model.encoder.arch} {name}"
+    state = fine_tune(tuned, task, optimizer, rate, cfg, data.device, key, run=run, job=job)
+    if state["diverged"]:
+        raise Diverged(state["diverged"])
+    return task.score("dev", predict(tuned, task, "dev", cfg, data.device))
+
+
+def train_task(model, task, setting, number, data, cfg, folder, run):
+    """One run of a task from the model's encoder; `folder` keeps the model and its predictions."""
+    if setting:
+        task = copy.copy(task)
+        task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
+    tuned, optimizer, rate, key = tuning(model.encoder, task, cfg, data.device, cfg.seed + number)
+    result, outputs = finetune_job(tuned, task, optimizer, rate, cfg, data.device, key, folder, run)
+    if outputs:
+        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=task.name)
         keep_model(folder, "finetune", settings, data.tokenizer, model=tuned)
-        for split in logits:
-            task.write(split, logits[split], folder)
-    return {"metrics": metrics, **task.yardstick(logits["dev"])}
+    return {**result, "setting": setting}
 
 
 def table_1(tasks):
@@ -1147,14 +1128,13 @@ def table_1(tasks):
             for column, names in (("Score", nine[1:]), ("Avg.", nine)) if {*names} <= tasks.keys()}
 
 
-def show_tuned(run, cfg):
-    tasks = dict(run.finished["tasks"])
-    if entry := tasks.pop("MLM-saved", None):
-        say(run.ranks, mlm_words(entry["median"], entry["metrics"].get("loss", math.nan)))
-    show({**run.finished, "tasks": tasks}, run.ranks)
+def print_tuned(run, cfg):
+    mlm = run.finished["mlm"]
+    if mlm:
+        say(run.ranks, mlm_words(mlm["main"], mlm["loss"]))
     for column, score in run.finished["averages"].items():
         say(run.ranks, f"{column} of Table 1: {100 * score:.2f}")
-    end_tuning(run, cfg)
+    print_summary(run, cfg)
 
 
 def finetune(cfg, text):
@@ -1162,30 +1142,28 @@ def finetune(cfg, text):
     with launch(cfg.device, cfg.dtype) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if run.finished:
-            return show_tuned(run, cfg)
+            return print_tuned(run, cfg)
         model = start_model(cfg.arch, cfg, data, ranks)
-        jobs = {"-".join(map(str, (name, number, *setting))): (name, number, setting)
-                for name in data.tasks for number in range(cfg.runs)
-                for setting in (GRID if cfg.grid and name in glue.TASKS else [()])}
+        mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
+        jobs = {}
+        for name in data.tasks:
+            settings = GRID if cfg.grid and name in glue.TASKS else [()]
+            for number, setting in itertools.product(range(cfg.runs), settings):
+                if name != "MLM-saved":
+                    jobs["-".join(map(str, (name, number, *setting)))] = name, number, setting
 
         def work(job, _):
-            (name, number, setting), diverged, own = jobs[job], None, data
-            if setting:
-                task = copy.copy(data.tasks[name])
-                task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
-                own = dataclasses.replace(data, tasks={name: task})
-            try:
-                found = score_task(model, name, own, cfg, number, run.folder / "jobs" / job)
-            except Diverged as error:
-                found, diverged = {"metrics": {"main": 0.0}}, str(error)
-            return {"job": job, "task": name, "setting": setting, **found, "diverged": diverged}
+            name, number, setting = jobs[job]
+            folder = run.folder / "jobs" / job
+            return train_task(model, data.tasks[name], setting, number, data, cfg, folder, run)
 
         names = {job: name for job, (name, *_) in jobs.items()}  # none starts from MNLI's model, as in the paper
         results = run_jobs(ranks, run.folder, names, work, from_mnli=())
         result = on_main(ranks, summarise, run.folder, results)
         result["averages"] = table_1(result["tasks"])
+        result["mlm"] = mlm
         run.finish(result)
-        show_tuned(run, cfg)
+        print_tuned(run, cfg)
 
 
 def answer(cfg, path):
@@ -1203,7 +1181,7 @@ def answer(cfg, path):
 # The phases of --search.
 
 
-def judge(model, data, cfg):
+def judge(model, data, cfg, run):
     """Perf(.) of Eq. 4: {score, error, scores, mlm_loss, constants, diverged, seconds}. error: the
     standard error of the score; scores: by task; mlm_loss: nats, where MLM-saved is a task;
     constants: the majority baseline of each task."""
@@ -1213,10 +1191,10 @@ def judge(model, data, cfg):
     result = {"score": -1.0, "error": 0.0, "scores": {}, "mlm_loss": None, "constants": {},
               "diverged": False}
     errors = []
-    result["constants"] = {name: task.constant for name, task in data.tasks.items() if task}
+    result["constants"] = {name: task.majority_baseline for name, task in data.tasks.items() if task}
     try:
         for name, task in data.tasks.items():
-            metrics = score_task(model, name, data, cfg)["metrics"]
+            metrics = proxy_score(model, name, data, cfg, run)
             main = metrics["main"]
             result["scores"][name] = main
             errors.append(task.standard_error(main) if task else metrics["standard_error"])
@@ -1371,7 +1349,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
         results = share_out(  # Alg. 2, line 11
             run.ranks, list(archs), run.folder / "candidates",
             f"generation {number + 1} of {generations}",
-            lambda name: judge(extract(superplm, archs[name], cfg.variant), data, cfg))
+            lambda name: judge(extract(superplm, archs[name], cfg.variant), data, cfg, run))
         history += [{**line, **result} for line, result in zip(lines, results)]
         if not history:
             raise UserError(f"--strategy {cfg.strategy}: no candidate is within {limit:.2f} ms; "
@@ -1382,9 +1360,6 @@ def evolve(superplm, predict, limit, data, cfg, run):
         run.log("evolve", number, candidates=len(history), best=best["score"])
         say(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}, "
                        f"predicted {best['predicted_ms']:.3g} ms: {score_words(best)}")
-        scores = [line["scores"] for line in history if not line["diverged"]]
-        if warning := tells_nothing(scores, history[-1].get("constants")):
-            say(run.ranks, warning)
     return history
 
 
@@ -1450,7 +1425,7 @@ def train_winners(superplm, finalists, data, cfg, run):
             say(run.ranks, f"{error}; its further training is ignored")
             models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
-                        lambda arch: judge(models[arch], data, cfg))
+                        lambda arch: judge(models[arch], data, cfg, run))
     lines = [{**line, **result} for line, result in zip(finalists, results)]
     best = max(lines, key=lambda line: line["score"])
     model = models[best["arch"]]

@@ -10,7 +10,7 @@ from common.cli import UserError, written
 from common.distributed import on_main, say
 from common.files import read_json
 from common.runs import RunFolder
-from common.tasks import task_files
+from common.finetune import task_files
 from common.tokenization import describe_file, load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta

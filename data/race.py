@@ -17,7 +17,7 @@ from tqdm import tqdm
 from common.cli import UserError
 from common.files import read_json, write_atomic
 from common.glue import Rows, join
-from common.tasks import Task, limit
+from common.finetune import Task, limit
 
 LEVELS = ("middle", "high")
 OPTIONS = 4
@@ -121,20 +121,20 @@ class RaceTask(Task):
     folder is there. Fewer training rows are taken at even distances: one level comes after the other."""
 
     def __init__(self, name, cfg, tokenizer, recipe, file=None):
-        self.rows = {"test": list(read_passage(file, LEVELS[0], asked=True))} if file else {}
+        self.examples = {"test": list(read_passage(file, LEVELS[0], asked=True))} if file else {}
         for split in () if file else ("train", "dev", "test"):
             if split != "test" or (Path(cfg.race) / split).is_dir():
                 found = load(cfg.race, split)
                 rows = min(limit(split, cfg) or len(found), len(found))
-                self.rows[split] = [found[row * len(found) // rows] for row in range(rows)]
+                self.examples[split] = [found[row * len(found) // rows] for row in range(rows)]
         super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe,
-                         {split: features(rows, tokenizer, recipe.length) for split, rows in self.rows.items()})
+                         {split: features(rows, tokenizer, recipe.length) for split, rows in self.examples.items()})
 
     def score(self, split, outputs):
         """{"main", "accuracy", "middle", "high"} as shares (a level without questions is left out). outputs: (n, 4)."""
         chosen = np.asarray(outputs).argmax(axis=1)
         right = {name: [] for name in ("accuracy", *LEVELS)}
-        for question, choice in zip(self.rows[split], chosen, strict=True):
+        for question, choice in zip(self.examples[split], chosen, strict=True):
             right["accuracy"].append(choice == question.answer)
             right[question.level].append(choice == question.answer)
         found = {name: float(np.mean(each)) for name, each in right.items() if each}
@@ -142,7 +142,7 @@ class RaceTask(Task):
 
     def score_file(self, outputs):
         """The accuracy on the user's own file; {} where it has no answers."""
-        has_answers = all(question.answer >= 0 for question in self.rows["test"])
+        has_answers = all(question.answer >= 0 for question in self.examples["test"])
         return {"accuracy": self.score("test", outputs)["accuracy"]} if has_answers else {}
 
     def write(self, split, outputs, folder):

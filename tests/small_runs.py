@@ -1,4 +1,5 @@
-"""Small data and finished runs of all four files, which many tests read: the fixture `ready` makes them once."""
+"""Small data and finished runs of all four files, which many tests read: the fixture `ready` makes
+them once."""
 import importlib
 import json
 import shlex
@@ -10,27 +11,42 @@ from conftest import filled
 
 from common import cli, files
 
-ARCH = ("'layers=1 hidden=16 ffn=16 heads=1 types=linear decoder_layers=1 decoder_hidden=16 decoder_ffn=16 "
-        "decoder_heads=1 decoder_types=linear cross_heads=1 connect=1 cross_types=linear'")
+ARCH = (
+    "'layers=1 hidden=16 ffn=16 heads=1 types=linear decoder_layers=1 decoder_hidden=16 "
+    "decoder_ffn=16 decoder_heads=1 decoder_types=linear cross_heads=1 connect=1 "
+    "cross_types=linear'")
 TRAINED = {
-    "albert": "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --embedding 8 --positions 64 "
-              "--length 60 --dev_rows 4 --batch 2 --dropout 0.1 --dropout_steps 1",
-    "autobert_zero": "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --batch 2",
-    "autotinybert": "--further_train --corpus {corpus} --accumulate 1 --further_steps 2 --eval_every 1 "
-                    "--arch 1-16-16-2-16 --largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
-    "mformer": "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train --vocab_size 120 --batch 64 "
-               "--held_out 4 --length 40 --layers 1 --decoder_layers 1 --hidden 16 --ffn 16 --heads 1 --connect 1 "
-               f"--arch {ARCH}"}
-TRAINED = {program: f"{program} {flags} --steps 2 --save_every 1 --device cpu" for program, flags in TRAINED.items()}
+    "albert":
+        "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --embedding 8 "
+        "--positions 64 --length 60 --dev_rows 4 --batch 2 --dropout 0.1 --dropout_steps 1",
+    "autobert_zero":
+        "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --batch 2",
+    "autotinybert":
+        "--further_train --corpus {corpus} --accumulate 1 --further_steps 2 --eval_every 1 "
+        "--arch 1-16-16-2-16 --largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
+    "mformer":
+        "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train "
+        "--vocab_size 120 --batch 64 --held_out 4 --length 40 --layers 1 --decoder_layers 1 "
+        f"--hidden 16 --ffn 16 --heads 1 --connect 1 --arch {ARCH}",
+}
+TRAINED = {
+    program: f"{program} {flags} --steps 2 --save_every 1 --device cpu"
+    for program, flags in TRAINED.items()}
 SEARCHES = {
-    "autobert_zero": "--corpus {corpus} --tasks MLM --layers 2 --hidden 16 --heads 2 --ffn 16 --batch 4 --steps 4 "
-                     "--population 3 --rounds 1 --parents 2 --children 2 --finalists 1 --finalist_times 1",
-    "autotinybert": "--corpus {corpus} --tasks MLM-saved --largest 2-24-40-4-24 --smallest 1-8-8-1-8 --length 24 "
-                    "--batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 --eval_every 1 --population 3 "
-                    "--generations 2 --winners 2 --latency_archs 24 --latency_rounds 1 --latency_length 16 "
-                    "--reference 6-128-512-4-128 --speedup 2",
-    "mformer": "--cifar10 {cifar10} --cost flops --layers 1 2 --hidden 16 --ffn 16 32 --heads 1 2 --patch 8 --batch 8 "
-               "--accumulate 2 --held_out 16 --steps 6 --samples 20 --generations 2 --population 10 --finalists 2"}
+    "autobert_zero":
+        "--corpus {corpus} --tasks MLM --layers 2 --hidden 16 --heads 2 --ffn 16 --batch 4 "
+        "--steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
+        "--finalist_times 1",
+    "autotinybert":
+        "--corpus {corpus} --tasks MLM-saved --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "
+        "--length 24 --batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 "
+        "--eval_every 1 --population 3 --generations 2 --winners 2 --latency_archs 24 "
+        "--latency_rounds 1 --latency_length 16 --reference 6-128-512-4-128 --speedup 2",
+    "mformer":
+        "--cifar10 {cifar10} --cost flops --layers 1 2 --hidden 16 --ffn 16 32 --heads 1 2 "
+        "--patch 8 --batch 8 --accumulate 2 --held_out 16 --steps 6 --samples 20 "
+        "--generations 2 --population 10 --finalists 2",
+}
 FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 16"
 TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
 
@@ -55,7 +71,8 @@ def call(command, monkeypatch):
 
 
 def make_ready(demo, root):
-    """{name: folder} of small data and finished runs, which are made below `root` with a clock that stands still."""
+    """{name: folder} of small data and finished runs, made below `root` with a clock that stands
+    still."""
     names = ("corpus", "glue", "squad", "race", "pairs", "tuned", "cifar10", "hf", *TRAINED)
     found = {name: root / name for name in names}
     write(root / "text.txt", Path(demo["corpus"], "language.txt").read_text()[:40_000])
@@ -65,7 +82,8 @@ def make_ready(demo, root):
     for path in Path(demo["squad"]).glob("*.json"):
         content = json.loads(path.read_text())
         longest = max(content["data"], key=lambda article: len(article["paragraphs"]))
-        content["data"] = [{**longest, "paragraphs": longest["paragraphs"][:4]}]  # some questions have no answer
+        few = longest["paragraphs"][:4]  # some questions have no answer
+        content["data"] = [{**longest, "paragraphs": few}]
         write(root / "squad" / path.name, content)
     for path in Path(demo["race"]).rglob("0.txt"):
         write(root / "race" / path.relative_to(demo["race"]), path.read_bytes())
@@ -80,7 +98,7 @@ def make_ready(demo, root):
         for name, command in {"corpus": made, **TRAINED, "tuned": TUNED}.items():
             place = "" if name == "corpus" else f" --out {{{name}}}"
             assert not call(filled(command + place, root=root, **found), patch), name
-        for path in root.rglob("checkpoint.pt.previous"):  # so that a damaged checkpoint has none before it
+        for path in root.rglob("checkpoint.pt.previous"):  # a damaged checkpoint has none before it
             path.unlink()
         assert not call(filled("albert --export {hf} --init {albert}", **found), patch)
     return found

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import albert
-from common import tasks as common_tasks
+from common import finetune as common_finetune
 from common.cli import UserError
 from common.distributed import Ranks
 from common.files import read_json, read_jsonl
@@ -714,8 +714,8 @@ def test_paper_average_averages_squads_two_numbers_first():
 
 def test_recipes_are_table_14():
     recipes = albert.recipes(albert.Config())
-    assert recipes["RTE"] == common_tasks.Recipe(3e-5, 32, steps=800, warmup=0.25, dropout=0.1, length=512)
-    assert recipes["SQuAD1.1"] == common_tasks.Recipe(5e-5, 48, steps=3649, warmup=365 / 3649, dropout=0.0, length=384,
+    assert recipes["RTE"] == common_finetune.Recipe(3e-5, 32, steps=800, warmup=0.25, dropout=0.1, length=512)
+    assert recipes["SQuAD1.1"] == common_finetune.Recipe(5e-5, 48, steps=3649, warmup=365 / 3649, dropout=0.0, length=384,
                                                       main="f1")
     assert all(round(recipes[name].warmup * recipes[name].steps) == row[4] for name, row in albert.TABLE14.items())
 

@@ -504,7 +504,7 @@ def test_next_sentence_pairs():
 def test_short_rows_come_first_and_no_example_twice():
     cfg, found = dataclasses.replace(TINY, steps=4, batch=8, accumulate=2, length=64, short=0.5), {16: [], 64: []}
     for rank, step in itertools.product(range(2), range(4)):
-        for own, first, rows in abz.parts_of(cfg, abz.Ranks(rank, 2, torch.device("cpu")), 40, step):
+        for own, first, rows in abz.micro_batches(cfg, abz.Ranks(rank, 2, torch.device("cpu")), 40, step):
             assert (own.length, rows) == ((16, 16) if step < 2 else (64, 4))
             found[own.length] += range(first, first + rows)
     assert sorted(found[16]) == [*range(160, 224)] and sorted(found[64]) == [*range(56, 72)]

@@ -16,7 +16,7 @@ import autobert_zero as abz
 from common import cli
 from common.cli import UserError
 from common.files import read_jsonl
-from common.tasks import parse_tasks
+from common.finetune import parse_tasks
 from common.tokenization import load_tokenizer
 from common.weights import keep_model
 from conftest import filled, slow

@@ -1,10 +1,11 @@
-"""Bad input: one table, one row a cause, with the reader that meets it; a few rows show that the four files share it.
+"""Bad input: one table, about one line for each reader, some of which the four files share.
 
-A row is (command, words, changes): the command must end with exit status 2 and one line on stderr that holds the words
-(joined by " & "), never in a traceback, a hang or a silent result, and leave no run folder behind. In a command {here}
-is the row's own folder, {albert}, {autobert_zero}, {autotinybert}, {mformer} are finished runs, {tuned} a fine-tuning,
-{hf} a Hugging Face folder, {corpus} a prepared corpus, {glue}, {squad}, {race}, {pairs}, {cifar10} small data. What a
-row changes is called with its folder and the ready ones. All rows run in this process, below common.cli.run.
+A line is (command, words, changes): the command must end with exit status 2 and one line on stderr
+that holds the words (joined by " & "), never in a traceback, a hang or a silent result, and leave
+no run folder. In a command {here} is the line's own folder, {albert}, {autobert_zero},
+{autotinybert}, {mformer} are finished runs, {tuned} a fine-tuning, {hf} a Hugging Face folder,
+{corpus} a prepared corpus, {glue}, {squad}, {race}, {pairs}, {cifar10} small data. A change is
+called with the line's folder and the ready ones. All run in this process, below common.cli.run.
 """
 import fcntl
 import io
@@ -14,7 +15,6 @@ import pickle
 import re
 import shutil
 import signal
-import struct
 import zipfile
 
 import pytest
@@ -23,7 +23,7 @@ from conftest import filled
 from small_runs import ARCH, FEW, TRAINED, TUNED, call, write
 
 
-# --- what the rows stand on ----------------------------------------------------------------------
+# --- what the lines stand on ----------------------------------------------------------------------
 
 @pytest.fixture
 def limited(ready):
@@ -38,19 +38,19 @@ def the_line(printed):
     """The one line of stderr that says what is wrong; no traceback stands above it."""
     lines = [line.rsplit("\r", 1)[-1] for line in printed.split("\n") if "error: " in line]
     assert len(lines) == 1 and "Traceback" not in printed, printed
-    assert " error: " in lines[0][:30], "the message does not stand on a line of its own: " + lines[0]
+    assert " error: " in lines[0][:30], "the message is not on a line of its own: " + lines[0]
     return lines[0]
 
 
 # --- what is done to an input --------------------------------------------------------------------
 
 def put(name, content):
-    """Write a file into the row's folder: bytes, text, or what becomes JSON."""
+    """Write a file: bytes, text, or what becomes JSON."""
     return lambda here, ready: write(here / name, content)
 
 
 def copy(source, *changes, to="."):
-    """Copy what is ready into the row's folder (files of its own), then change it."""
+    """Copy what is ready (files of its own), then change it."""
     def change(here, ready):
         shutil.copytree(ready[source], here / to, dirs_exist_ok=True)
         for more in changes:
@@ -60,16 +60,11 @@ def copy(source, *changes, to="."):
 
 def edit(name, how):
     """Change a file: how(bytes) -> bytes."""
-    def change(here, ready):
-        (here / name).write_bytes(how((here / name).read_bytes()))
-    return change
+    return lambda here, ready: write(here / name, how((here / name).read_bytes()))
 
 
-def drop(*names):
-    def change(here, ready):
-        for name in names:
-            shutil.rmtree(here / name) if (here / name).is_dir() else (here / name).unlink()
-    return change
+def drop(name):
+    return lambda here, ready: (here / name).unlink()
 
 
 def entries(name, **values):
@@ -79,25 +74,21 @@ def entries(name, **values):
 
 def settings(**values):
     """Change settings in a run's config.json."""
-    def change(here, ready):
-        known = json.loads((here / "config.json").read_text())["settings"]
-        entries("config.json", settings={**known, **values})(here, ready)
-    return change
-
-
-def weights(how):
-    """Change what checkpoint.pt holds: how(state, its first model's tensors) returns what is saved, or changes them."""
-    def change(here, ready):
-        state = torch.load(here / "checkpoint.pt", weights_only=True)
-        changed = how(state, next(iter(state["owned"].values())))
-        torch.save(changed if isinstance(changed, (dict, list)) else state, here / "checkpoint.pt")
-    return change
+    def how(content):
+        record = json.loads(content)
+        record["settings"].update(values)
+        return json.dumps(record)
+    return edit("config.json", how)
 
 
 def words(how):
-    """Change the word embeddings in checkpoint.pt: how(tensor) returns what takes their place."""
-    name = "encoder.words.weight"
-    return weights(lambda state, model: model.update({name: how(model[name])}))
+    """Change the word embeddings in checkpoint.pt."""
+    def change(here, ready):
+        state = torch.load(here / "checkpoint.pt", weights_only=True)
+        model = next(iter(state["owned"].values()))
+        model["encoder.words.weight"] = how(model["encoder.words.weight"])
+        torch.save(state, here / "checkpoint.pt")
+    return change
 
 
 def flipped(content):
@@ -112,18 +103,9 @@ def half(content):
     return content[:len(content) // 2]
 
 
-def tensor(**entry):
-    """A model.safetensors whose header says this of its only tensor."""
-    text = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **entry}}).encode()
-    return put("model.safetensors", struct.pack("<Q", len(text)) + text + b"\0" * 64)
-
-
 def held(here, ready):
     """Another process has the run in its hands."""
-    (here / "out").mkdir()
-    held.file = open(here / "out" / "run.lock", "w")
-    held.file.write("process 7 on elsewhere")
-    held.file.flush()
+    held.file = open(write(here / "out" / "run.lock", "process 7 on elsewhere"))
     fcntl.flock(held.file, fcntl.LOCK_EX)
 
 
@@ -132,296 +114,244 @@ class Bomb:
         return os.mkdir, ("bomb",)
 
 
-UTF16, BINARY = "A man sat.\n".encode("utf-16") * 50, bytes(range(256)) * 20
+UTF16 = "A man sat.\n".encode("utf-16") * 50
 BOMB = pickle.dumps({"a": Bomb()})
 
 
 # --- the table -----------------------------------------------------------------------------------
 
-def rows(command, *causes):
-    """Rows of one command; a cause: its words, then what is changed."""
-    return [(command, words, changes) for words, *changes in causes]
-
-
-BEGIN = {  # an action of each file
-    "albert": "--pretrain --corpus {corpus}", "autobert_zero": "--pretrain --corpus {corpus}",
-    "autotinybert": "--superplm --corpus {corpus}", "mformer": "--train --cifar10 {cifar10} --arch cosformer*"}
-
-
 def tuning(task, program="albert"):
-    """The command of a fine-tuning on the row's data."""
+    """The command of a fine-tuning on the line's data."""
     kind = "squad" if task.startswith("SQuAD") else "race" if task == "RACE" else "glue"
-    few = {"autobert_zero": "", "autotinybert": FEW.removeprefix("--finetune_epochs 1 ")}.get(program, FEW)
+    few = "" if program == "autobert_zero" else FEW
+    if program == "autotinybert":
+        few = FEW.removeprefix("--finetune_epochs 1 ")
     return f"{program} --finetune {task} --init {{{program}}} --{kind} {{here}} {few}"
 
 
-# What a row or an entry may hold is tested beside its reader: test_glue.py, test_squad.py, test_tokenization.py.
-TASKS = [
-    *rows(tuning("CoLA"), ("CoLA/train.tsv: no such file & --glue",),
-          *((f"train.tsv & {words}", copy("glue", put("CoLA/train.tsv", content))) for content, words in (
-              (UTF16, "UTF-16"), (BINARY, "binary"), (b"x\t1\t\tcaf\xe9\n", ":1: not UTF-8")))),
-    *rows(tuning("SQuAD2.0"), ("train-v2.0.json: no such file & --squad",),
-          ("train-v2.0.json & no questions", copy("squad", put("train-v2.0.json", {"data": []})))),
-    *rows(tuning("RACE"), ("train/middle: no passages",),
-          ("train/middle: no questions", copy("race", entries(
-              "train/middle/0.txt", questions=[], options=[], answers=[]))))]
-
-PICTURES = rows(
-    "mformer --train --cifar10 {here} --arch cosformer*", ("data_batch_*.bin",),
-    ("label 77", copy("cifar10", edit("data_batch_1.bin", lambda content: b"\x4d" + content[1:]))),
-    ("3073-byte records", copy("cifar10", edit("data_batch_1.bin", lambda content: content[:-1]))),
-    ("fewer than a shard", copy("cifar10", edit("data_batch_1.bin", lambda content: content[:3073]))))
-
-TRANSLATE = f"mformer --train --task wmt14 --train_text {{here}}/train --arch {ARCH} "
-PAIRS = [
-    *rows(TRANSLATE, ("train.de", copy("pairs", drop("train.de")))),
-    *rows(TRANSLATE + "--vocab_size 99999999", ("no vocab_size 99999999", copy("pairs")))]
-
+IMAGES = "mformer --train --cifar10 {here} --arch cosformer*"
+TRANSLATE = f"mformer --train --task wmt14 --train_text {{here}}/train --arch {ARCH}"
+PRETRAIN = "albert --pretrain --corpus {here}/a.txt"
+WORDS = PRETRAIN + " --tokenizer {here}/vocab.txt"  # the same in the three files that read text
+PREPARED = "albert --pretrain --corpus {here}"
 LONG_TEXT = put("a.txt", "A man sat on a mat. He saw a cat.\n\n" * 40)
-PIECES = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nman\nsat\n"
-PRETRAIN = "albert --pretrain --corpus {here}/a.txt "
-WORDS = PRETRAIN + "--tokenizer {here}/vocab.txt"  # the same in the three files that read text
-TEXT = [
-    *rows(PRETRAIN, ("there is no such file or folder",), ("no text", put("a.txt", " \n\t\n\r\n")),
-          ("UTF-16", put("a.txt", UTF16)), ("set it to a value", LONG_TEXT)),
-    *rows(PRETRAIN + "--vocab_size 9", ("smaller than required_chars", LONG_TEXT)),
-    *rows(PRETRAIN + "--tokenizer {here}/x.model", ("not a SentencePiece model", LONG_TEXT, put("x.model", BINARY))),
-    *rows(WORDS, ("[MASK]", LONG_TEXT, put("vocab.txt", PIECES.replace("[MASK]\n", ""))),
-          ("one document", put("a.txt", "A man sat on a mat. "), put("vocab.txt", PIECES))),
-    *rows(PRETRAIN + "--tokenizer {corpus}", ("no two sentences", put("a.txt", "A man sat on a mat.\n\n" * 400))),
-    *rows("albert --pretrain --corpus {corpus} --vocab_size 77", ("77",))]
+SUBWORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nman\nsat\n"
 
-PREPARED = rows("albert --pretrain --corpus {here}", *((words, copy("corpus", change)) for words, change in (
-    ("spiece.model", drop("spiece.model")), ("tokens.bin", drop("tokens.bin")),
-    ("tokens.bin & cut short", edit("tokens.bin", half)), ("meta.json", entries("meta.json", format=2)),
-    ("meta.json", entries("meta.json", tokens="many")),
-    ("another tokenizer", entries("meta.json", tokenizer="00")),
-    ("documents.bin", edit("documents.bin", lambda content: content[::-1])))))
+# What a line or an entry may hold is tested beside its reader: test_glue.py, test_squad.py.
+DATA = [
+    (tuning("CoLA"), "CoLA/train.tsv: no such file & --glue"),
+    (tuning("CoLA"), "train.tsv & UTF-16", copy("glue", put("CoLA/train.tsv", UTF16))),
+    (tuning("CoLA"), "train.tsv & :1: not UTF-8",
+     copy("glue", put("CoLA/train.tsv", b"x\t1\t\tcaf\xe9\n"))),
+    (tuning("SQuAD2.0"), "train-v2.0.json: no such file & --squad"),
+    (tuning("RACE"), "train/middle: no passages"),
+    (IMAGES, "data_batch_*.bin"),
+    (IMAGES, "label 77", copy("cifar10", edit("data_batch_1.bin", lambda old: b"\x4d" + old[1:]))),
+    (IMAGES, "3073-byte records", copy("cifar10", edit("data_batch_1.bin", lambda old: old[:-1]))),
+    (TRANSLATE, "train.de", copy("pairs", drop("train.de"))),
+    (PRETRAIN, "there is no such file or folder"),
+    (PRETRAIN, "no text", put("a.txt", " \n\t\n\r\n")),
+    (PRETRAIN, "UTF-16", put("a.txt", UTF16)),
+    (PRETRAIN + " --vocab_size 9", "smaller than required_chars", LONG_TEXT),
+    (PRETRAIN + " --tokenizer {here}/x.model", "not a SentencePiece model", LONG_TEXT,
+     put("x.model", BOMB)),
+    (WORDS, "[MASK]", LONG_TEXT, put("vocab.txt", SUBWORDS.replace("[MASK]\n", ""))),
+    (WORDS, "one document", put("a.txt", "A man sat on a mat. "), put("vocab.txt", SUBWORDS)),
+    (PREPARED, "spiece.model", copy("corpus", drop("spiece.model"))),
+    (PREPARED, "tokens.bin & cut short", copy("corpus", edit("tokens.bin", half))),
+    (PREPARED, "another tokenizer", copy("corpus", entries("meta.json", tokenizer="00"))),
+    (PREPARED, "documents.bin", copy("corpus", edit("documents.bin", lambda old: old[::-1]))),
+]
 
 
-def init(program, *causes):
+def init(program, said, change):
     """An action that starts from a changed copy of a run."""
-    action = "--evaluate --task wmt14 --test_text {pairs}/train" if program == "mformer" else (
-        "--finetune CoLA --glue {glue} --finetune_length 16")
+    action = "--finetune CoLA --glue {glue} --finetune_length 16"
+    if program == "mformer":
+        action = "--evaluate --task wmt14 --test_text {pairs}/train"
     inside = "run/model" if program == "autotinybert" else "run"
-    return rows(f"{program} {action} --init {{here}}/run", *((words, copy(program, to="run"), *(
-        lambda here, ready, change=change: change(here / inside, ready) for change in changes))
-        for words, *changes in causes))
+    changed = lambda here, ready: change(here / inside, ready)  # noqa: E731
+    return f"{program} {action} --init {{here}}/run", said, copy(program, to="run"), changed
 
 
 HUGE = "GB of memory"
+HF = TUNED.replace("{albert}", "{here}")
 INIT = [
-    *(row for program in TRAINED for row in init(
-        program, ("checkpoint.pt", edit("checkpoint.pt", half)), ("checkpoint.pt & checksum", edit(
-            "checkpoint.pt", flipped)), ("config.json", edit("config.json", half)))),
-    *init("albert", ("checkpoint.pt", drop("checkpoint.pt")), ("checkpoint.pt", put("checkpoint.pt", BOMB)),
-          ("not finite", words(lambda value: value.fill_(float("nan")))),
-          *(("no plain tensor", words(kind)) for kind in (torch.Tensor.to_sparse, torch.Tensor.sum)),
-          ("checkpoint.pt", weights(lambda *_: {"owned": 7})),
-          ("words", weights(lambda state, model: model.pop("encoder.words.weight"))),
-          ("of --init has 7", words(lambda _: torch.zeros(7, 3))),
-          ("config.json & hidden", settings(hidden="16")), (HUGE, settings(layers=100000000)),
-          ("no run folder of albert.py", entries("config.json", program="mformer")),
-          ("spiece.model: damaged or changed",
-           lambda here, ready: shutil.copy(ready["mformer"] / "spiece.model", here))),
-    *init("autobert_zero", ("arch", settings(arch="x")), ("there and", words(lambda _: torch.zeros(7, 3)))),
-    *init("autotinybert", ("run", settings(arch="x"))),
-    *init("mformer", ("arch", settings(arch="x")), ("does not hold", weights(lambda state, model: model.update(
-        {name: value.flatten() for name, value in model.items()})))),
-    *rows(TUNED.replace("{albert}", "{tuned}"), ("name one of its models",))]
-
-
-def folder(words, *changes):
-    return words, copy("hf", *changes)
-
-
-HUGGING_FACE = [
-    *rows(TUNED.replace("{albert}", "{here}"), *(folder("safetensors", change) for change in (
-        drop("model.safetensors"), edit("model.safetensors", half), tensor(shape=[-1, -2]), tensor(dtype="F99"))),
-        folder("unexpected weights: a", tensor()),
-        folder("pytorch_model.bin", drop("model.safetensors"), put("pytorch_model.bin", BOMB)),
-        folder("hidden", entries("config.json", hidden_size="16")), folder("spiece.model", drop("spiece.model"))),
-    *rows("autotinybert --finetune CoLA --glue {glue} --init {here}", folder("only bert and electra"),
-          folder("config.json", put("config.json", {"model_type": "bert", "hidden_size": "x"})))]
-
-RECORD = {"program": "albert", "action": "pretrain", "settings": {"layers": 7}, "argv": []}
-
-
+    *(init(each, "checkpoint.pt", edit("checkpoint.pt", half)) for each in TRAINED),
+    *(init(each, "checkpoint.pt & checksum", edit("checkpoint.pt", flipped)) for each in TRAINED),
+    init("albert", "checkpoint.pt", put("checkpoint.pt", BOMB)),
+    init("albert", "not finite", words(lambda value: value.fill_(float("nan")))),
+    init("albert", "no plain tensor", words(torch.Tensor.to_sparse)),
+    init("albert", "of --init has 7", words(lambda _: torch.zeros(7, 3))),
+    init("albert", HUGE, settings(layers=100000000)),
+    init("albert", "no run folder of albert.py", entries("config.json", program="mformer")),
+    init("autobert_zero", "there and", words(lambda _: torch.zeros(7, 3))),
+    init("mformer", "arch", settings(arch="x")),
+    (TUNED.replace("{albert}", "{tuned}"), "name one of its models"),
+    (HF, "safetensors", copy("hf", drop("model.safetensors"))),
+    (HF, "safetensors", copy("hf", edit("model.safetensors", half))),
+    (HF, "pytorch_model.bin",
+     copy("hf", drop("model.safetensors"), put("pytorch_model.bin", BOMB))),
+    ("autotinybert --finetune CoLA --glue {glue} --init {here}", "only bert and electra",
+     copy("hf")),
+]
+RECORD = {"program": "albert", "action": "export", "settings": {"layers": 7}, "argv": []}
+BEGIN = {  # an action of each file
+    "albert": "albert --pretrain --corpus {corpus}",
+    "autobert_zero": "autobert_zero --pretrain --corpus {corpus}",
+    "autotinybert": "autotinybert --superplm --corpus {corpus}",
+    "mformer": "mformer --train --cifar10 {cifar10} --arch cosformer*",
+}
 FOLDERS = [
-    *rows(f"albert {BEGIN['albert']}", ("no run folder", put("out/mine.txt", "")), ("process 7 on elsewhere", held),
-          ("albert.py --export", put("out/config.json", {**RECORD, "action": "export"})),
-          ("none of a run", put("out/config.json", {**RECORD, "settings": 7})), ("out", put("out", "a file"))),
-    *rows(TRAINED["albert"], ("of another run & --restart", copy("albert", drop("done.json"), weights(
-        lambda state, _: {**state, "run": "other"}), to="out"))),
-    *rows(TUNED, ("jobs/CoLA-0.json & changed by hand", copy(
-        "tuned", drop("done.json"), put("jobs/CoLA-0.json", "{}"), to="out"))),
-    *rows("albert --export {here} --init {albert}", ("not empty", put("mine.txt", "")))]
-
-FLAGS = {  # of an action that would begin at once: what names the mistake; more of them in test_cli.py
-    "albert": {
-        "--device nonsense": "device", "--device meta": "meta", "--device cuda:99": "--device cuda:99",
-        "--hidden 30 --heads 4": "hidden 30", "--groups 3": "groups 3", "--length 300 --positions 200": "--length",
-        "--layers 100000000": HUGE},
-    "autobert_zero": {"--batch 9 --accumulate 2": "--accumulate", "--hidden 30 --heads 4": "--hidden 30",
-                      "--init {autobert_zero} --warm_times 2": "--warm_times",
-                      "--ffn 900000000": HUGE, "--arch nonsense": "arch", "--arch 'Q @ K.T'": "head dim"},
-    "autotinybert": {
-        "--arch 1-8-8-1-8": "--superplm",
-        "--setting distill": "--teacher", "--teacher {here}": "--teacher",
-        "--teacher {here} --setting distill": "no model is here", "--smallest 9-999-999-9-999": "small",
-        "--teacher {autotinybert} --setting distill": "the teacher has 2 heads",
-        "--latency_threads 100000": "--latency_threads", "--speedup ''": "--speedup",
-        "--population 1000000000": "--population"},
-    "mformer": {"--train_text x": "no use", "--beam 3": "no use", "--image 30 --patch 7": "--image",
-                "--augment 1 2": "--augment", "--augment 2 9 3 7": "at most 1", "--languages en": "--languages",
-                "--qkv 64 --head_dim 8": "--head_dim", "--image 16000000": "memory", "--arch layers=1": "arch"}}
-OTHER = {  # commands that name too little, or what is not there
-    "albert --finetune unknown --init {albert}": "choose from", "albert --finetune CoLA": "--init",
-    "albert --finetune CoLA --init {here}/x": "no run folder", "mformer --evaluate": "--init",
-    "mformer --train --task wmt14 --init {mformer} --vocab_size 7": "leave these flags out",
-    "autotinybert --further_train": "--arch"}
-KNOBS = [
-    *(row for program, said in FLAGS.items() for flags, words in {"--batch 0": "--batch 0", **said}.items()
-      for row in rows(f"{program} {BEGIN[program]} {flags}", (words,))),
-    *(row for command, words in OTHER.items() for row in rows(command, (words,)))]
-
-BEST = [row for begin in ("autobert_zero --pretrain --corpus {corpus}", "mformer --train --cifar10 {cifar10}",
-                          "autotinybert --further_train --corpus {corpus}")
-        for row in rows(begin + " --arch {here}/best.json", ("best.json", put("best.json", {"arch": 7})))]
-
-PREPARE = [
-    *rows("data/prepare corpus --corpus {here}/a.txt --to {here}/to --tokenizer {here}/vocab.txt --vocab_size 9",
-          ("not allowed with",)),
-    *rows("data/prepare corpus --corpus {here}/a.txt --to {here}/to --workers 0", ("from 1 to",)),
-    *rows("data/prepare demo --to {here}", ("not empty", put("mine.txt", ""))),
-    *rows("data/prepare download glue --to {here}", ("not made by this command", put("glue/x", ""))),
-    *rows("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40",
-          ("other files", LONG_TEXT, copy("corpus"))),
-    *rows("data/prepare passages --squad {squad}/dev-v1.1.json --to {here}/a.txt", ("already", LONG_TEXT)),
-    *rows("albert --predict {here}/mine.tsv --init {albert}",
-          ("no model that was fine-tuned on a task", put("mine.tsv", "sentence\nA man sat.\n"))),
-    *rows("albert --predict {here}/mine.tsv --init {tuned}/CoLA",
-          ("mine.tsv:1: no column is named sentence", put("mine.tsv", "text\nA man sat.\n")),
-          ("mine.tsv: no row", put("mine.tsv", "sentence\n"))),
-    *rows("autobert_zero --export {here}/net.py --init {autobert_zero}", ("already", put("net.pt", "theirs")))]
-
-TABLE = [*TASKS, *PICTURES, *PAIRS, *TEXT, *PREPARED, *INIT, *HUGGING_FACE, *FOLDERS, *KNOBS, *BEST, *PREPARE]
+    (BEGIN["albert"], "no run folder", put("out/mine.txt", "")),
+    (BEGIN["albert"], "process 7 on elsewhere", held),
+    (BEGIN["albert"], "albert.py --export", put("out/config.json", RECORD)),
+    (BEGIN["albert"], "out", put("out", "a file")),
+    ("albert --export {here} --init {albert}", "not empty", put("mine.txt", "")),
+    ("autobert_zero --export {here}/net.py --init {autobert_zero}", "already",
+     put("net.pt", "theirs")),
+    ("data/prepare demo --to {here}", "not empty", put("mine.txt", "")),
+    ("data/prepare download glue --to {here}", "not made by this command", put("glue/x", "")),
+    ("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40", "other files",
+     LONG_TEXT, copy("corpus")),
+]
+FLAGS = [  # more of them in test_cli.py
+    *((f"{command} --batch 0", "--batch 0") for command in BEGIN.values()),
+    (BEGIN["albert"] + " --device cuda:99", "--device cuda:99"),
+    (BEGIN["albert"] + " --hidden 30 --heads 4", "hidden 30"),
+    (BEGIN["albert"] + " --layers 100000000", HUGE),
+    (BEGIN["albert"] + " --vocab_size 77", "77"),
+    (BEGIN["autobert_zero"] + " --batch 9 --accumulate 2", "--accumulate"),
+    (BEGIN["autobert_zero"] + " --arch 'Q @ K.T'", "head dim"),
+    (BEGIN["autotinybert"] + " --setting distill", "--teacher"),
+    (BEGIN["autotinybert"] + " --smallest 9-999-999-9-999", "small"),
+    (BEGIN["autotinybert"] + " --teacher {autotinybert} --setting distill", "2 heads"),
+    (BEGIN["mformer"] + " --image 30 --patch 7", "--image"),
+    (BEGIN["mformer"] + " --beam 3", "no use"),
+    (BEGIN["mformer"] + " --arch layers=1", "arch"),
+    ("albert --finetune unknown --init {albert}", "choose from"),
+    ("albert --finetune CoLA", "--init"),
+    ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "leave these flags out"),
+    ("autotinybert --further_train", "--arch"),
+    *((f"{command} --arch {{here}}/best.json", "best.json", put("best.json", {"arch": 7}))
+      for command in (BEGIN["autobert_zero"], BEGIN["mformer"])),
+    ("albert --predict {here}/mine.tsv --init {albert}", "no model that was fine-tuned on a task",
+     put("mine.tsv", "sentence\nA man sat.\n")),
+    ("albert --predict {here}/mine.tsv --init {tuned}/CoLA", "mine.tsv:1: no column is named",
+     put("mine.tsv", "text\nA man sat.\n")),
+]
+TABLE = [*DATA, *INIT, *FOLDERS, *FLAGS]
 
 
-@pytest.mark.parametrize("command, words, changes", TABLE, ids=map(str, range(len(TABLE))))
-def test_bad_input_ends_in_one_line(command, words, changes, ready, limited, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def fails(ready, limited, tmp_path, monkeypatch, capfd):
+    """fails(command, *changes): the line on stderr of a command that ends with status 2."""
     here = tmp_path / "here"
     here.mkdir()
-    for change in changes:
-        change(here, ready)
-    before = (here / "out").exists()
-    place = "" if command.startswith("data/") else " --out {here}/out"
-    status = call(filled(command + place, here=here, **ready), monkeypatch)
-    left = sorted(str(path.relative_to(here)) for path in (here / "out").rglob("*"))
-    assert before or not (here / "out").exists(), f"a mistake left a run folder behind: {left}"
-    line = the_line(capfd.readouterr().err)
-    assert status == 2 and all(word in line for word in words.split(" & ")) and len(line) < 600, line
-    assert not (tmp_path / "bomb").exists()
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, *changes, seen=lambda: None):
+        for change in changes:
+            change(here, ready)
+        seen()
+        place = "" if command.startswith("data/") else " --out {here}/out"
+        assert call(filled(command + place, here=here, **ready), monkeypatch) == 2
+        return the_line(capfd.readouterr().err)
+    run.here = here
+    return run
+
+
+@pytest.mark.parametrize("case", TABLE, ids=map(str, range(len(TABLE))))
+def test_bad_input_ends_in_one_line(case, fails):
+    command, said, *changes = case
+    out = fails.here / "out"
+    before = []
+    line = fails(command, *changes, seen=lambda: before.append(out.exists()))
+    assert before[0] or not out.exists(), "a mistake left a run folder behind"
+    assert all(word in line for word in said.split(" & ")), line
+    assert len(line) < 600
+    assert not (fails.here.parent / "bomb").exists()
 
 
 @pytest.mark.parametrize("program, more", [
-    ("albert", "--steps 60 --warmup 0 --lr 1e30"), ("autobert_zero", "--steps 60 --warmup 0 --lr 1e30"),
-    ("autotinybert", "--further_steps 400 --save_every 1000 --eval_every 1000 --lr 1e30")])
-def test_a_training_that_diverges_ends_in_one_line_before_it_saves(program, more, ready, tmp_path, monkeypatch, capfd):
-    """Steps that save are looked at, and where none does for long every hundredth."""
-    command = filled(f"{TRAINED[program]} {more} --out {{here}}/out", here=tmp_path, **ready)
-    assert call(command, monkeypatch) == 2
-    assert re.search(r"(not finite|diverged).*(step|update) ([1-6]|100)\b", the_line(capfd.readouterr().err))
-    for path in tmp_path.rglob("checkpoint.pt"):
-        assert all(value.isfinite().all() for value in torch.load(path)["owned"]["model"].values())
+    ("albert", "--steps 60 --warmup 0"),
+    ("autobert_zero", "--steps 60 --warmup 0"),
+    ("autotinybert", "--further_steps 400 --save_every 1000 --eval_every 1000"),
+])
+def test_a_training_that_diverges_ends_in_one_line_before_it_saves(program, more, fails):
+    """Steps that save are checked, and where none does for long every hundredth."""
+    line = fails(f"{TRAINED[program]} {more} --lr 1e30")
+    assert re.search(r"(not finite|diverged).*(step|update) ([1-6]|100)\b", line)
+    for path in fails.here.rglob("checkpoint.pt"):
+        weights = torch.load(path)["owned"]["model"].values()
+        assert all(value.isfinite().all() for value in weights)
 
 
 # --- what a command may never delete -------------------------------------------------------------
 
 def link(here, ready):
-    """The jobs of a run are a link to a folder that is somebody else's."""
-    put("theirs/a.json", "theirs")(here, ready)
+    """The jobs of a run are a link to a folder of somebody else."""
+    write(here / "theirs/a.json", "theirs")
     (here / "out/jobs").symlink_to(here / "theirs")
 
 
-MODEL = "--layers 1 --steps 1 --batch 2 --length 60 --dev_rows 4"
+ALBERT = copy("albert", to="out")
 KEPT = [  # each would have to delete or overwrite what it reads, or what others wrote
-    (f"albert --pretrain --corpus {{corpus}} --init {{here}}/out {MODEL} --restart", "lies in",
-     [copy("albert", to="out")]),
-    (f"albert --finetune CoLA --glue {{glue}} --init {{here}}/out/CoLA {FEW} --restart", "lies in",
-     [copy("tuned", to="out")]),
-    (TRAINED["albert"] + " --tokenizer {here}/out/spiece.model --restart", "lies in", [copy("albert", to="out")]),
-    (TRAINED["albert"], "no run folder", [put("out/log.jsonl", "theirs")]),
-    (TRAINED["albert"] + " --restart", "a link", [copy("albert", to="out"), link]),
-    *((f"{command} --restart", "typo", [copy(source, to="out")]) for source, command in (  # a mistyped path
-        ("tuned", TUNED.replace("{glue}", "typo")), ("tuned", tuning("SQuAD1.1").replace("{here}", "typo")),
-        ("tuned", tuning("RACE").replace("{here}", "typo")), ("albert", "albert --pretrain --corpus typo.txt"),
-        ("albert", TRAINED["albert"] + " --tokenizer typo.model"),
-        ("mformer", TRAINED["mformer"] + " --train_text typo"),
-        ("mformer", "mformer " + BEGIN["mformer"].replace("{cifar10}", "typo"))))]
+    ("albert --pretrain --corpus {corpus} --init {here}/out --length 60 --restart", "lies in",
+     ALBERT),
+    (TRAINED["albert"] + " --tokenizer {here}/out/spiece.model --restart", "lies in", ALBERT),
+    (TRAINED["albert"], "no run folder", put("out/log.jsonl", "theirs")),
+    (TRAINED["albert"] + " --restart", "a link", ALBERT, link),
+    ("albert --pretrain --corpus typo.txt --restart", "typo", ALBERT),  # mistyped paths
+    (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),
+    (TRAINED["mformer"] + " --train_text typo --restart", "typo", copy("mformer", to="out")),
+]
 
 
-@pytest.mark.parametrize("command, words, changes", KEPT, ids=map(str, range(len(KEPT))))
-def test_nothing_that_a_command_reads_or_others_wrote_is_deleted(command, words, changes, ready, limited, tmp_path,
-                                                                 monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").mkdir()
-    for change in changes:
-        change(tmp_path / "here", ready)
+@pytest.mark.parametrize("case", KEPT, ids=map(str, range(len(KEPT))))
+def test_nothing_that_a_command_reads_or_others_wrote_is_deleted(case, fails):
+    command, said, *changes = case
+    before = {}
 
     def content():
-        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.lock"}
+        files = [path for path in fails.here.rglob("*") if path.is_file()]
+        return {path: path.read_bytes() for path in files if path.name != "run.lock"}
+    line = fails(command, *changes, seen=lambda: before.update(content()))
+    assert said in line
+    assert content() == before
 
-    before = content()
-    assert call(filled(command + " --out {here}/out", here=tmp_path / "here", **ready), monkeypatch) == 2
-    assert words in the_line(capfd.readouterr().err) and content() == before
 
-
-def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(ready, tmp_path, monkeypatch):
+def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(
+        ready, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    copy("albert", to="out")(tmp_path, ready)
-    theirs = ["draft.tmp", "my.tmp.notes", "best.docx", "x.tmp/a", "lock", "checkpoint.pt.mine", "a.partial-x"]
+    ALBERT(tmp_path, ready)
+    theirs = ["draft.tmp", "my.tmp.notes", "x.tmp/a", "lock", "checkpoint.pt.mine", "a.partial-x"]
     for name in theirs:
-        put(name, "theirs")(out, ready)
-    put("config.json.partial-7", "torn")(out, ready)
-    assert call(filled(TRAINED["albert"] + " --out {out} --restart", out=out, **ready), monkeypatch) == 0
+        write(out / name, "theirs")
+    write(out / "config.json.partial-7", "torn")
+    assert not call(filled(TRAINED["albert"] + " --out {out} --restart", out=out, **ready),
+                    monkeypatch)
     assert all((out / name).read_text() == "theirs" for name in theirs)
-    assert (out / "done.json").exists() and not (out / "config.json.partial-7").exists()
+    assert (out / "done.json").exists()
+    assert not (out / "config.json.partial-7").exists()
 
 
-def test_a_vocabulary_of_equal_size_and_other_pieces_is_refused_beside_init(ready, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    lines = (ready["corpus"].parent / "text.txt").read_text().split("\n")
-    put("text.txt", "\n".join(line[::-1] for line in lines))(tmp_path, ready)
-    assert not call("data/prepare corpus --corpus text.txt --to other --vocab_size 300", monkeypatch)
-    command = filled(f"albert --pretrain --init {{albert}} {MODEL} --out out", **ready)
-    assert call(f"{command} --corpus other --tokenizer other/spiece.model", monkeypatch) == 2
-    assert "other pieces" in the_line(capfd.readouterr().err)
+def test_a_vocabulary_of_equal_size_and_other_subwords_is_refused(ready, fails, monkeypatch):
+    text = (ready["corpus"].parent / "text.txt").read_text()
+    write(fails.here / "text.txt", "\n".join(line[::-1] for line in text.split("\n")))
+    make = "data/prepare corpus --corpus here/text.txt --to here/other --vocab_size 300"
+    assert not call(make, monkeypatch)
+    command = "albert --pretrain --init {albert} --length 60 --corpus here/other"
+    assert "other pieces" in fails(f"{command} --tokenizer here/other/spiece.model")
 
 
-def test_the_tasks_that_are_read_are_fingerprinted_and_no_others(ready, tmp_path, monkeypatch, capfd):
-    glue = shutil.copytree(ready["glue"], tmp_path / "glue")
-    command = filled(TUNED + " --out {out}", albert=ready["albert"], glue=glue, out=tmp_path / "out")
-    assert not call(command, monkeypatch)
-    (glue / "RTE" / "train.tsv").write_text("another")
-    assert not call(command, monkeypatch)
-    (glue / "CoLA" / "dev.tsv").write_text("another")
-    assert call(command, monkeypatch) == 2
-    assert "CoLA/dev.tsv has changed since" in the_line(capfd.readouterr().err)
-
-
-def broken(*_):
-    raise RuntimeError("can't start new thread")
-
-
-@pytest.mark.parametrize("command, words, patches", [
-    (TRAINED["albert"], "can't start new thread", {"threading.Thread.start": broken}),
-    ("autotinybert --describe", "clock stands still", {"time.process_time": lambda: 7.0}),
-    ("mformer --search --cifar10 {cifar10} --cost cpu --latency_limit 5 --batch 8 --held_out 8", "clock stands still",
-     {"time.process_time": lambda: 7.0})])
-def test_a_machine_without_threads_or_a_clock_is_named(command, words, patches, ready, tmp_path, monkeypatch, capfd):
-    for name, instead in patches.items():
-        monkeypatch.setattr(name, instead)
-    assert call(filled(command + " --out {here}/out", here=tmp_path, **ready), monkeypatch) == 2
-    assert words in the_line(capfd.readouterr().err)
+def test_changed_data_of_a_run_is_refused_and_data_that_it_does_not_read_may_change(
+        ready, fails, monkeypatch):
+    glue = shutil.copytree(ready["glue"], fails.here / "glue")
+    command = TUNED.replace("{glue}", "{here}/glue")
+    arguments = {**ready, "here": fails.here}
+    assert not call(filled(command + " --out {here}/out", **arguments), monkeypatch)
+    write(glue / "RTE" / "train.tsv", "another")
+    assert not call(filled(command + " --out {here}/out", **arguments), monkeypatch)
+    assert "CoLA/dev.tsv has changed since" in fails(
+        command, put("glue/CoLA/dev.tsv", "another"))

@@ -1,8 +1,7 @@
-"""The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), where their paths are small files
-in the official layouts; those of paper files with --dry_run, two real steps of every phase. The last of two flags
-counts: SMALL makes networks small. Lines of torchrun run as one process. Downloads and the Hub are test_prepare's and
-test_hub's.
-"""
+"""The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), where their
+paths are small files in the official layouts; those of paper files with --dry_run. The last of two
+flags counts: SMALL makes networks small. Lines of torchrun run as one process. Downloads and the
+Hub are test_prepare's and test_hub's."""
 import importlib
 import json
 import re
@@ -13,70 +12,78 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import write
 from test_readme import PAGES, PAPERS, arguments, commands_of
 
 from data import prepare
 
-MADE_BY = {  # what a command starts from: the command that makes it
-    "path/to/prepared": "python data/prepare.py corpus --corpus path/to/texts --to path/to/prepared",
-    "corpora/mine": "python data/prepare.py corpus --corpus my/texts --to corpora/mine",
-    "corpora/wikibooks": "python data/prepare.py corpus --corpus path/to/texts --to corpora/wikibooks",
-    "path/to/bert": "python autotinybert.py --export path/to/bert --init runs/tiny",
-    "path/to/electra-base-discriminator":
-        "python autotinybert.py --export path/to/electra-base-discriminator --init runs/tiny",
-    "my/teacher": "python autotinybert.py --export my/teacher --init runs/tiny",
-    "runs/tiny": "python autotinybert.py --further_train --arch 2-24-48-2-24 --corpus path/to/texts --out runs/tiny",
-    "path/to/albert-base-v2": "python albert.py --export path/to/albert-base-v2 --init runs/small",
-    "runs/small": "python albert.py --pretrain --preset base --corpus path/to/prepared --out runs/small",
-    "runs/16":
-        "python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 --out runs/16",
-    "runs/64": "python albert.py --pretrain --init runs/16 --out runs/64",
-    "runs/autobert_zero-search-base":
-        "python autobert_zero.py --search --preset base --corpus path/to/prepared --glue path/to/glue",
-    "runs/autobert_zero-search-demo": "torchrun --nproc_per_node=2 autobert_zero.py --search",
-    "runs/autobert_zero-pretrain-demo": "python autobert_zero.py --pretrain --corpus my/texts --arch bert",
-    "runs/autotinybert-search-demo": "python autotinybert.py --search --speedup 7.2",
-    "runs/mformer-search-cifar10-demo": "python mformer.py --search",
-    "runs/mformer-train-cifar10-demo": "python mformer.py --train --arch runs/mformer-search-cifar10-demo/best.json"}
+MADE_BY = """
+path/to/prepared: data/prepare.py corpus --corpus path/to/texts --to path/to/prepared
+corpora/mine: data/prepare.py corpus --corpus my/texts --to corpora/mine
+corpora/wikibooks: data/prepare.py corpus --corpus path/to/texts --to corpora/wikibooks
+path/to/bert: autotinybert.py --export path/to/bert --init runs/tiny
+path/to/electra-base-discriminator: autotinybert.py --init runs/tiny \
+    --export path/to/electra-base-discriminator
+my/teacher: autotinybert.py --export my/teacher --init runs/tiny
+runs/tiny: autotinybert.py --further_train --arch 2-24-48-2-24 --corpus path/to/texts \
+    --out runs/tiny
+path/to/albert-base-v2: albert.py --export path/to/albert-base-v2 --init runs/small
+runs/small: albert.py --pretrain --preset base --corpus path/to/prepared --out runs/small
+runs/16: albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 \
+    --out runs/16
+runs/64: albert.py --pretrain --init runs/16 --out runs/64
+runs/autobert_zero-search-base: autobert_zero.py --search --preset base \
+    --corpus path/to/prepared --glue path/to/glue
+runs/autobert_zero-search-demo: autobert_zero.py --search
+runs/autobert_zero-pretrain-demo: autobert_zero.py --pretrain --corpus my/texts --arch bert
+runs/autotinybert-search-demo: autotinybert.py --search --speedup 7.2
+runs/mformer-search-cifar10-demo: mformer.py --search
+runs/mformer-train-cifar10-demo: mformer.py --train \
+    --arch runs/mformer-search-cifar10-demo/best.json
+"""  # what a command starts from: the command that makes it
+MADE_BY = re.sub(r"\s*\\\n\s*", " ", MADE_BY).strip().split("\n")
+MADE_BY = dict(line.split(": ") for line in MADE_BY)
+NETWORK = "--layers 2 --hidden 16 --heads 2 --ffn 32"
+SEARCH = "--layers 1 2 --hidden 16 --ffn 16 32 48 --heads 1 2"
 SMALL = {  # pattern of commands: flags behind them
     r"--corpus (my/|texts|path/to/texts)|--train_text": "--vocab_size 200",
-    r"albert.py --pretrain .*(--preset|--vocab_size)": "--layers 2 --hidden 16 --heads 2 --ffn 32 --embedding 8 "
-                                                       "--length 64 --batch 128 --dev_rows 16",
+    r"albert.py --pretrain .*(--preset|--vocab_size)":
+        f"{NETWORK} --embedding 8 --length 64 --batch 128 --dev_rows 16",
     r"albert.py --finetune .*--preset": "--finetune_length 64 --finetune_batch 8",
-    r"autobert_zero.py --(search|pretrain) --preset": "--layers 2 --hidden 16 --heads 2 --ffn 32 --length 16 --batch 4",
+    r"autobert_zero.py --(search|pretrain) --preset": f"{NETWORK} --length 16 --batch 4",
     r"autotinybert.py --(?!finetune|describe).*(--preset|--setting|--latency_device|--out)":
-        "--largest 2-24-48-2-24 --smallest 1-24-24-2-24 --reference 2-24-48-2-24 --length 16 --batch 16 --speedup 0.2",
+        "--largest 2-24-48-2-24 --smallest 1-24-24-2-24 --reference 2-24-48-2-24 --length 16 "
+        "--batch 16 --speedup 0.2",
     r"autotinybert.py --finetune": "--finetune_length 64",
-    r"--preset base --cifar10": "--layers 1 2 --hidden 16 --ffn 16 32 48 --heads 1 2 --image 32 --batch 8 "
-                                "--cost flops",
-    r"--preset base --task wmt14": "--layers 1 2 --hidden 16 --ffn 16 32 --heads 1 2 --qkv 16 --decoder_layers 1 "
-                                   "--connect 1 --length 64 --batch 600",
-    r"--task wmt14": "--cost flops"}  # times of so few networks are alike, and noise may put all above the limit
+    r"--preset base --cifar10": f"{SEARCH} --image 32 --batch 8 --cost flops",
+    r"--preset base --task wmt14":
+        f"{SEARCH} --qkv 16 --decoder_layers 1 --connect 1 --length 64 --batch 600",
+    r"--task wmt14": "--cost flops",  # noise may put the times of so few networks above the limit
+}
 
 
 def cut(source, target, end, keep):
     """Copy a text file as far as the `keep`th `end`."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(end.join(source.read_text(encoding="utf-8").split(end)[:keep]) + end, encoding="utf-8")
+    write(target, end.join(source.read_text(encoding="utf-8").split(end)[:keep]) + end)
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, demo):
-    """A folder with what the commands name: the demo data, whose layouts are the official ones, cut short."""
-    home, demo = tmp_path_factory.mktemp("home"), Path(demo["corpus"]).parent
+    """A folder with what the commands name: the demo data in the official layouts, cut short."""
+    home = tmp_path_factory.mktemp("home")
+    demo = Path(demo["corpus"]).parent
     official = home / "path" / "to"
     for file in (demo / "glue").rglob("*.tsv"):
         cut(file, official / "glue" / file.relative_to(demo / "glue"), "\n", 40)
     for name in ("train", "dev", "test"):  # WNLI has the layout of RTE, but for the labels
         text = (official / "glue" / "RTE" / f"{name}.tsv").read_text(encoding="utf-8")
-        (official / "glue" / "WNLI").mkdir(exist_ok=True)
         text = text.replace("not_entailment", "0").replace("entailment", "1")
-        (official / "glue" / "WNLI" / f"{name}.tsv").write_text(text, encoding="utf-8")
+        write(official / "glue" / "WNLI" / f"{name}.tsv", text)
     for file in (demo / "squad").glob("*.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        articles = [{**article, "paragraphs": article["paragraphs"][:2]} for article in content["data"][:6]]
-        (official / "squad").mkdir(exist_ok=True)
-        (official / "squad" / file.name).write_text(json.dumps({**content, "data": articles}))
+        articles = [
+            {**article, "paragraphs": article["paragraphs"][:2]} for article in content["data"][:6]]
+        write(official / "squad" / file.name, {**content, "data": articles})
     for file in (demo / "race").rglob("1?.txt"):
         cut(file, official / "race" / file.relative_to(demo / "race"), "\n", 9)
     for folder in ("path/to/texts", "my/texts", "texts", "texts/wiki", "texts/books"):
@@ -84,21 +91,23 @@ def home(tmp_path_factory, demo):
     for prefix, endings in (("wmt14/", "en de"), ("my/pairs/", "fr it")):
         for part, rows in (("train", 400), ("valid", 60), ("test", 60)):
             for theirs, ours in zip(("en", "de"), endings.split()):
-                cut(demo / "translation" / f"{part}.{theirs}", home / f"{prefix}{part}.{ours}", "\n", rows)
-    (official / "cifar10").mkdir()
+                target = home / f"{prefix}{part}.{ours}"
+                cut(demo / "translation" / f"{part}.{theirs}", target, "\n", rows)
     for file in (demo / "cifar10").iterdir():
-        (official / "cifar10" / file.name).write_bytes(file.read_bytes()[:60 * 3073])
-    for name, there in (("my/glue", "glue"), ("my/pictures", "cifar10"), ("squad", "squad"), ("race", "race")):
-        (home / name).symlink_to(official / there)
+        write(official / "cifar10" / file.name, file.read_bytes()[:60 * 3073])
+    (home / "my/glue").symlink_to(official / "glue")
+    (home / "my/pictures").symlink_to(official / "cifar10")
+    (home / "squad").symlink_to(official / "squad")
+    (home / "race").symlink_to(official / "race")
     return home
 
 
 @pytest.fixture
 def run(home, monkeypatch, capsys):
-    """Run a command in the folder `home`, and before it what makes what it starts from. That of a paper file
-    leaves the result of a finished run, what it exports, or JSON on the screen."""
+    """Run a command in the folder `home`, and before it what makes what it starts from. That of a
+    paper file leaves the result of a finished run, what it exports, or JSON on the screen."""
     monkeypatch.chdir(home)
-    monkeypatch.setattr(torch, "compile", lambda model, **how: model)  # tests/test_flow.py compiles
+    monkeypatch.setattr(torch, "compile", lambda model, **how: model)  # test_flow.py compiles
 
     def files():
         return {(path, path.stat().st_mtime_ns) for path in home.rglob("*") if path.is_file()}
@@ -111,19 +120,24 @@ def run(home, monkeypatch, capsys):
                 shutil.rmtree(word, ignore_errors=True)  # what another command has made there
             elif flag != "--out" and source in MADE_BY and not Path(source).exists():
                 work(MADE_BY[source])
-        small = [flag for pattern, flags in SMALL.items() if re.search(pattern, line) for flag in flags.split()]
+        found = [flags for pattern, flags in SMALL.items() if re.search(pattern, line)]
+        small = " ".join(found).split()
         if "data/prepare.py" in line:
-            monkeypatch.setattr(sys, "argv", ["prepare.py", *words[2:], *small])
+            place = words.index("data/prepare.py")
+            monkeypatch.setattr(sys, "argv", [*words[place:], *small])
             prepare.main()
             return
-        (file, argv), before, _ = arguments(line), files(), capsys.readouterr()
+        file, argv = arguments(line)
+        before = files()
+        capsys.readouterr()
         dry = [] if re.search("--(export|describe) ", line) else ["--dry_run"]
         assert importlib.import_module(file).main([*argv, *small, *dry]) == 0
         made = {path.name for path, _ in files() - before}
         finished = made & {"done.json", "predictor.pt"} if dry else made
         assert finished or json.loads(capsys.readouterr().out)["parameters"]
-        for folder in Path("runs").glob("*-dry"):  # the next command finds it by the name that it has on the page
-            if not (known := folder.with_name(folder.name.removesuffix("-dry"))).exists():
+        for folder in Path("runs").glob("*-dry"):  # the next command finds it by the page's name
+            known = folder.with_name(folder.name.removesuffix("-dry"))
+            if not known.exists():
                 known.symlink_to(folder.name)
     return work
 
@@ -131,9 +145,11 @@ def run(home, monkeypatch, capsys):
 RUN = re.compile(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py|data/prepare\.py (?!download|hub)")
 
 
+LINES = [line for page in PAGES[:3] for line in commands_of(page) if RUN.search(line)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("line", dict.fromkeys(
-    line for page in PAGES[:3] for line in commands_of(page) if RUN.search(line)), ids=str)
+@pytest.mark.parametrize("line", dict.fromkeys(LINES), ids=str)
 def test_commands_run(line, run, home):
     run(line)
     made = re.search(r"--to (\S+)", line)
@@ -142,4 +158,5 @@ def test_commands_run(line, run, home):
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_without_an_action_the_help_is_printed(paper, capsys):
-    assert importlib.import_module(paper).main([]) == 0 and "--describe" in capsys.readouterr().out
+    assert importlib.import_module(paper).main([]) == 0
+    assert "--describe" in capsys.readouterr().out

@@ -1,36 +1,37 @@
-"""Tokenizers: released rules (expected ids checked once against Hugging Face's slow tokenizers), offsets, training."""
+"""Tokenizers: released rules (expected ids checked once against Hugging Face's slow tokenizers),
+offsets, training."""
 import pickle
 import random
 from unittest import mock
 
 import pytest
 import sentencepiece
+from small_runs import write
 
 from common.cli import UserError
-from common.tokenization import load_tokenizer, preprocess, preprocess_aligned
-from data.text import ALBERT_SYMBOLS, STEP, fields, train_sentencepiece
+from common.tokenization import load_tokenizer, preprocess
+from data.text import train_sentencepiece
 
-WORDPIECES = """[PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan ##bul σας a
-    ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
-NASTY = ["Café naïve", "cafe\u0301", "\u0301cafe", "ﬁnd the ﬁsh", "中国 the man", "😀 cat❤️ dog", "👩‍👩‍👧 x",
-         "½ of … it", "  two\t\n words ", "``quoted''", "In 2011, a1, x", "İstanbul ΣΑΣ", "ＡＢ ㌔", "ab\u200bcd", "",
-         "   ", "각하 한국", "\u0301"]
-
-
-def write(path, lines):
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+WORDPIECES = """
+    [PAD] [UNK] [CLS] [SEP] [MASK] the cafe ##s un ##aff ##able , . ! ' " [ ] mask 中 国 is ##tan
+    ##bul σας a ##b ##a $ ½ et fi ##ﬁ ﬁ ##ne naive … 2011 ##1 ##ﬁn""".split()
+NASTY = [
+    "Café naïve", "cafe\u0301", "\u0301cafe", "ﬁnd the ﬁsh", "中国 the man", "😀 cat❤️ dog",
+    "👩‍👩‍👧 x", "½ of … it", "  two\t\n words ", "``quoted''", "In 2011, a1, x", "İstanbul ΣΑΣ",
+    "ＡＢ ㌔", "ab\u200bcd", "", "   ", "각하 한국", "\u0301"]
+NUMBERS = "In 2011, x5, y"
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A small text in which pieces such as "2," are worth having."""
+    """A small text in which subwords such as "2," are worth having."""
     draw = random.Random(0)
-    places = ["2011", "1999", "5"]
-    lines = [f"In {draw.choice(places)}, the {draw.choice(['Café', 'dog'])} had {draw.randrange(10)},"
-             f"{draw.randrange(1000):03d} coins (x{draw.randrange(9)}, y) - £{draw.randrange(99)}."
-             for _ in range(3000)]
-    return write(tmp_path_factory.mktemp("text") / "text.txt", lines)
+    lines = [
+        f"In {draw.choice((2011, 1999, 5))}, the {draw.choice(('Café', 'dog'))} had "
+        f"{draw.randrange(10)},{draw.randrange(1000):03d} coins (x{draw.randrange(9)}, y) - "
+        f"£{draw.randrange(99)}.\n"
+        for _ in range(3000)]
+    return write(tmp_path_factory.mktemp("text") / "text.txt", "".join(lines))
 
 
 @pytest.fixture(scope="module")
@@ -40,99 +41,68 @@ def spiece(text):
 
 @pytest.fixture(scope="module")
 def released(text):
-    """The same as SentencePiece writes it, like ALBERT's own: pieces such as "2011," are in use."""
+    """As SentencePiece writes it, like ALBERT's own: subwords such as "2011," are in use."""
     with mock.patch("data.text.steady", lambda model, lower: model):
         return train_sentencepiece([text], text.parent / "released.model", vocab_size=90)
 
 
 @pytest.fixture(scope="module")
 def wordpiece(tmp_path_factory):
-    return load_tokenizer(write(tmp_path_factory.mktemp("bert") / "vocab.txt", WORDPIECES))
+    path = tmp_path_factory.mktemp("bert") / "vocab.txt"
+    return load_tokenizer(write(path, "\n".join(WORDPIECES) + "\n"))
 
 
 def test_trained_ids_follow_albert(spiece):
     tokenizer = load_tokenizer(spiece.parent)
-    assert tokenizer.names[:13] == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", *'()"-.–£€']
-    assert tokenizer.vocab_size == 90 and tokenizer.special_ids == (0, 1, 2, 3, 4)
-    assert (tokenizer.bos_id, tokenizer.eos_id) == (tokenizer.cls_id, tokenizer.sep_id) == (2, 3)
-    assert not {0, 2, 3, 4} & set(tokenizer.encode("<pad> [CLS] [SEP] [MASK]"))
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    assert tokenizer.names[:13] == [*special, *'()"-.–£€']
+    assert tokenizer.vocab_size == 90
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (tokenizer.cls_id, tokenizer.sep_id)
+    assert not {0, 2, 3, 4} & {*tokenizer.encode("<pad> [CLS] [SEP] [MASK]")}
 
 
-def test_training_is_deterministic(text, spiece, tmp_path):
-    again = train_sentencepiece(text.parent, tmp_path / "m" / "other.model", vocab_size=90)
-    assert again.read_bytes() == spiece.read_bytes()
-
-
-@pytest.mark.parametrize("raw, clean", [
-    ("  A\t b\n", "a b"), ("``x''", '"x"'), ("Café", "cafe"), ("e\u0301", "e"), ("ﬁ½", "fi1⁄2"),
-    ("\u0902", "\u0902"), ("ΣΑΣ", "σας")])
-def test_preprocess(raw, clean):
-    assert preprocess(raw) == clean
-
-
-@pytest.mark.parametrize("raw", NASTY)
-def test_aligned_preprocess_is_preprocess(raw):
-    clean, starts, ends = preprocess_aligned(raw)
-    assert clean == preprocess(raw) and len(starts) == len(ends) == len(clean)
-    assert all(0 <= a < b <= len(raw) for a, b in zip(starts, ends))
-
-
-def test_digit_comma_rule(released):
-    """ "2," is cut into "2" and ","; at a word's start the digits keep their ▁, inside a word they get none."""
-    tokenizer = load_tokenizer(released)
-    raw = tokenizer.model.encode(preprocess("In 2011, x5, y"), out_type=str)
-    assert any(piece[-1] == "," and len(piece) > 1 for piece in raw)  # or the test would show nothing
-    pieces = [tokenizer.names[i] for i in tokenizer.encode("In 2011, x5, y")]
-    assert not any(len(piece) > 1 and piece[-1] == "," for piece in pieces)
-    assert "".join(pieces) == "▁in▁2011,▁x5,▁y"
-    assert all(tokenizer.names[new[-1]] == "," for new in tokenizer.recut.values())
-
-
-def test_a_vocabulary_of_ours_needs_no_digit_comma_rule(spiece, released):
-    """Its pieces, ids and word starts are those that SentencePiece found, but those of the rule are not used."""
-    ours, before = load_tokenizer(spiece), load_tokenizer(released)
-    assert ours.names == before.names and before.recut and not ours.recut
-    assert all(ours.model.is_unused(i) for i in before.recut) and (ours.starts_word == before.starts_word).all()
-    pieces = [ours.names[i] for i in ours.encode("In 2011, x5, y")]
-    assert "".join(pieces) == "▁in▁2011,▁x5,▁y" and not any(len(piece) > 1 and piece[-1] == "," for piece in pieces)
-    assert ours.encode("The café had coins (x, y) - £5.") == before.encode("The café had coins (x, y) - £5.")
-
-
-def test_scores_of_a_vocabulary_of_ours_add_up_exactly(spiece, released):
-    """So that cuts of the same score tie in float32 and float64; the rest of the file is SentencePiece's."""
-    ours, before = load_tokenizer(spiece).model, load_tokenizer(released).model
-    scores, others = ([model.get_score(i) for i in range(90)] for model in (ours, before))
-    assert all(score / STEP == int(score / STEP) for score in scores)
-    assert any(score / STEP != int(score / STEP) for score in others)
-    plain = [i for i in range(5, 90) if before.id_to_piece(i) not in ALBERT_SYMBOLS]
-    assert max(abs(scores[i] - others[i]) for i in plain) <= STEP / 2
-    assert all(scores[ours.piece_to_id(symbol)] == max(scores[i] for i in plain) for symbol in ALBERT_SYMBOLS)
-    rest = [b"".join(whole for number, _, whole in fields(path.read_bytes()) if number != 1)
-            for path in (spiece, released)]
-    assert rest[0] == rest[1]
+@pytest.mark.parametrize("kind", ["spiece", "released"])
+def test_digit_comma_rule(kind, request):
+    """ALBERT cuts "2," into "2" and ","; at a word's start the digits keep their ▁."""
+    tokenizer = load_tokenizer(request.getfixturevalue(kind))
+    raw = tokenizer.model.encode(preprocess(NUMBERS), out_type=str)
+    assert any(len(each) > 1 and each[-1] == "," for each in raw) == (kind == "released")
+    found = [tokenizer.names[i] for i in tokenizer.encode(NUMBERS)]
+    assert not any(len(each) > 1 and each[-1] == "," for each in found)
+    assert "".join(found) == "▁in▁2011,▁x5,▁y"
 
 
 def test_word_starts_truth_table(spiece, wordpiece):
-    """facts of ALBERT's is_start_piece, and BERT's ##."""
+    """ALBERT's is_start_piece, and BERT's ##."""
     rule = type(load_tokenizer(spiece)).begins_word
-    yes, no = ["▁the", "▁", "<s>", "1", "23", ",", "-", "€", "café", "a1"], ["the", "ing", "--", "a"]
-    assert [rule(piece) for piece in yes + no] == [True] * len(yes) + [False] * len(no)
+    yes = ["▁the", "▁", "<s>", "1", "23", ",", "-", "€", "café", "a1"]
+    assert all(map(rule, yes))
+    assert not any(map(rule, ["the", "ing", "--", "a"]))
     assert wordpiece.starts_word.tolist() == [name[:2] != "##" for name in WORDPIECES]
 
 
-@pytest.mark.parametrize("raw, pieces", [
-    ("The Cafés!", "the cafe ##s !"), ("unaffable, unaffabl", "un ##aff ##able , [UNK]"),
-    ("e\u0301t É\u200bt", "et et"), ("中国is", "中 国 is"), ("İsTanbul ΣΑΣ", "is ##tan ##bul σας"),
-    ("[MASK]", "[ mask ]"), ("a$a…½ ½ a\x85b", "a $ a … ½ ½ a ##b"),
-    ("a\x00\ufffdb", "a ##b"), ("a\u2028a\u00a0a", "a a a"), ("ﬁne naïve", "ﬁ ##ne naive"),
-    ("a" * 101, "[UNK]"), ("", "")])
-def test_wordpiece_rules(wordpiece, raw, pieces):
-    assert [wordpiece.names[i] for i in wordpiece.encode(raw)] == pieces.split()
+@pytest.mark.parametrize("raw, expected", [
+    ("The Cafés!", "the cafe ##s !"),
+    ("unaffable, unaffabl", "un ##aff ##able , [UNK]"),
+    ("e\u0301t É\u200bt", "et et"),
+    ("中国is", "中 国 is"),
+    ("İsTanbul ΣΑΣ", "is ##tan ##bul σας"),
+    ("[MASK]", "[ mask ]"),
+    ("a$a…½ ½ a\x85b", "a $ a … ½ ½ a ##b"),
+    ("a\x00\ufffdb", "a ##b"),
+    ("a\u2028a\u00a0a", "a a a"),
+    ("ﬁne naïve", "ﬁ ##ne naive"),
+    ("a" * 101, "[UNK]"),
+])
+def test_wordpiece_rules(wordpiece, raw, expected):
+    assert [wordpiece.names[i] for i in wordpiece.encode(raw)] == expected.split()
 
 
 @pytest.fixture(scope="module")
 def kinds(spiece, wordpiece):
-    return [load_tokenizer(path, lower) for path in (spiece, wordpiece.path) for lower in (True, False)]
+    paths = (spiece, wordpiece.path)
+    return [load_tokenizer(path, lower) for path in paths for lower in (True, False)]
 
 
 @pytest.mark.parametrize("raw", NASTY)
@@ -143,36 +113,28 @@ def test_offsets_agree_with_encode(kinds, raw):
         assert all(0 <= a <= b <= len(raw) for a, b in spans)
         assert [a for a, _ in spans] == sorted(a for a, _ in spans)
         covered = {k for a, b in spans for k in range(a, b)}
-        assert all(k in covered for k, c in enumerate(raw) if c.isalnum()), (raw, spans)
+        assert all(k in covered for k, c in enumerate(raw) if c.isalnum()), spans
 
 
-def test_uncased_off_keeps_the_text(spiece):
-    plain = load_tokenizer(spiece, lower=False)
-    sentence = "the dog had 2,011 coins."
-    assert plain.decode([plain.bos_id, *plain.encode(sentence), plain.eos_id]) == sentence
-    assert plain.unk_id in plain.encode("The") and plain.unk_id not in load_tokenizer(spiece).encode("The")
-
-
-def test_foreign_model_is_read_by_piece_names(text, tmp_path):
+def test_foreign_model_is_read_by_subword_names(text, tmp_path):
     """Ids come from the names <pad>, [CLS], .. wherever they stand."""
-    common = {"input": str(text), "vocab_size": 80, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "a"), unk_id=0, bos_id=-1, eos_id=-1, pad_id=1,
-                                             control_symbols=["[MASK]", "[SEP]", "[CLS]"], **common)
+    train = sentencepiece.SentencePieceTrainer.train
+    common = {"input": str(text), "vocab_size": 80, "minloglevel": 2, "bos_id": -1}
+    train(
+        model_prefix=str(tmp_path / "a"), unk_id=0, eos_id=-1, pad_id=1,
+        control_symbols=["[MASK]", "[SEP]", "[CLS]"], **common)
     tokenizer = load_tokenizer(tmp_path / "a.model")
-    ids = tokenizer.unk_id, tokenizer.pad_id, tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id
-    assert ids == (0, 1, 2, 3, 4)
-    sentencepiece.SentencePieceTrainer.train(model_prefix=str(tmp_path / "c"), bos_id=-1, **common)
+    assert (tokenizer.unk_id, tokenizer.pad_id) == (0, 1)
+    assert (tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id) == (2, 3, 4)
+    train(model_prefix=str(tmp_path / "c"), **common)
     with pytest.raises(UserError, match=r"c\.model: the vocabulary lacks <pad>, \[CLS\]"):
         load_tokenizer(tmp_path / "c.model")
 
 
-def test_save_and_pickle(spiece, wordpiece, tmp_path):
-    for tokenizer, name in ((load_tokenizer(spiece, lower=False), "spiece.model"), (wordpiece, "vocab.txt")):
-        target = tokenizer.save(tmp_path / name[:2])
-        assert target.name == name and target.read_bytes() == tokenizer.path.read_bytes()
-        read = load_tokenizer(target.parent)  # case is kept, or not, as it was
-        assert (read.fingerprint, read.lower) == (tokenizer.fingerprint, tokenizer.lower)
-        beside = {path.name for path in target.parent.iterdir()} - {name}
-        assert beside == (set() if read.lower else {"tokenizer_config.json"})
-        copy = pickle.loads(pickle.dumps(tokenizer))
-        assert copy.lower == tokenizer.lower and copy.encode("The dog") == tokenizer.encode("The dog")
+def test_save_and_pickle(kinds, tmp_path):
+    for number, tokenizer in enumerate(kinds):
+        target = tokenizer.save(tmp_path / str(number))
+        assert target.read_bytes() == tokenizer.path.read_bytes()
+        for copy in (load_tokenizer(target.parent), pickle.loads(pickle.dumps(tokenizer))):
+            assert copy.lower == tokenizer.lower  # case is kept, or not, as it was
+            assert copy.encode("The dog") == tokenizer.encode("The dog")

@@ -5,7 +5,7 @@ import torch
 
 from common.cli import UserError
 from data.cifar10 import load_cifar10
-from data.translation import TokenBatches, corpus_bleu, encode_pairs, pad, read_pairs, repeated_words, tokenize_13a
+from data.translation import TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
 class Words:
@@ -17,132 +17,118 @@ class Words:
 
 
 def write(folder, source, target):
-    (folder / "p.en").write_text(source, encoding="utf-8")
-    (folder / "p.de").write_text(target, encoding="utf-8")
+    (folder / "p.en").write_bytes(source.encode("utf-8", "surrogateescape"))
+    (folder / "p.de").write_bytes(target.encode("utf-8"))
     return folder / "p"
+
+
+def encode(prefix, folder, longest):
+    return encode_pairs(prefix, ("en", "de"), Words(), folder, longest=longest)
 
 
 def test_pairs_are_encoded_once_and_filtered(tmp_path):
     prefix = write(tmp_path, "a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
-    assert read_pairs(prefix, "en", "de") == [["a bb", "", "ccc dddd e", "last"], ["x", "y", "z z z z", "zz"]]
-    text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "all", longest=9)
-    assert [row.tolist() for row in text.ids(0, (0, 1))] == [[1, 2], [3, 4, 1]] and len(text) == 3
+    text = encode(prefix, tmp_path / "all", longest=9)
+    assert [ids.tolist() for ids in text.ids(0, (0, 1))] == [[1, 2], [3, 4, 1]]
     assert text.ids(1, (1,))[0].tolist() == [1, 1, 1, 1]
     assert text.longest_side().tolist() == [2, 4, 1]
-    short = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=3)
-    assert [row.tolist() for row in short.ids(0, range(len(short)))] == [[1, 2], [4]]
+    short = encode(prefix, tmp_path / "short", longest=3)
+    assert [ids.tolist() for ids in short.ids(0, range(len(short)))] == [[1, 2], [4]]
     written = (tmp_path / "short" / "source.npy").stat().st_mtime_ns
-    encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=3)
+    encode(prefix, tmp_path / "short", longest=3)
     assert (tmp_path / "short" / "source.npy").stat().st_mtime_ns == written
-    assert len(encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=4)) == 3
-    for name in ("source.npy", "meta.json"):
-        (tmp_path / "short" / name).write_text("{")
-        with pytest.raises(UserError, match="(no JSON|damaged).* delete"):
-            encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "short", longest=4)
+    assert len(encode(prefix, tmp_path / "short", longest=4)) == 3
+    (tmp_path / "short" / "source.npy").write_text("{")
+    with pytest.raises(UserError, match="damaged.* delete"):
+        encode(prefix, tmp_path / "short", longest=4)
 
 
 @pytest.mark.parametrize("source, target, message", [
-    ("a\nb\n", "x\n", r"p\.de:2: the file ends here, but the other one has 2 lines"),
+    ("a\nb\n", "x\n", r"p\.de:2: the file ends here"),
     ("", "", r"p\.en: the file is empty"),
-    ("a\n\udcff\n", "x\ny\n", r"p\.en:2: not UTF-8")])  # test_bad_input.py has the missing file
+    ("a\n\udcff\n", "x\ny\n", r"p\.en:2: not UTF-8"),
+])
 def test_mistakes_are_named(tmp_path, source, target, message):
-    write(tmp_path, "", target)
-    (tmp_path / "p.en").write_bytes(source.encode("utf-8", "surrogateescape"))
+    prefix = write(tmp_path, source, target)
     with pytest.raises(UserError, match=message):
-        read_pairs(tmp_path / "p", "en", "de")
-
-
-def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
-    lengths = np.random.default_rng(0).integers(1, 60, 1000)
-    batches = TokenBatches(lengths, 400)
-    epochs = [[batches.batch(epoch * len(batches) + place, 3) for place in range(len(batches))] for epoch in range(2)]
-    for epoch in epochs:
-        assert sorted(np.concatenate(epoch).tolist()) == list(range(1000))
-        assert all(len(rows) * lengths[rows].max() <= 400 for rows in epoch)
-    assert any(sorted(one) != sorted(two) for one, two in zip(*epochs))
-    assert batches.batch(0, 4).tolist() != batches.batch(0, 3).tolist()
-    assert sum(len(rows) * lengths[rows].max() for rows in epochs[0]) < 1.03 * lengths.sum()  # hardly any padding
-    again = TokenBatches(lengths, 400)
-    assert again.batch(len(batches) + 5, 3).tolist() == epochs[1][5].tolist()  # a function of the number alone
-    alone = TokenBatches([500, 2], 400)  # one that is too long stands alone
-    assert [len(alone.batch(index, 0)) for index in range(2)] == [1, 1]
-
-
-def test_pad():
-    ids, lengths = pad([[5, 6, 7], [8]], 0)
-    assert ids.tolist() == [[5, 6, 7], [8, 0, 0]] and lengths.tolist() == [3, 1]
-    ids, lengths = pad([np.array([5, 6], dtype=np.int32), []], -100, [1], [2])
-    assert ids.tolist() == [[1, 5, 6, 2], [1, 2, -100, -100]] and ids.dtype == torch.int64
-    assert lengths.tolist() == [4, 2]
+        read_pairs(prefix, "en", "de")
 
 
 def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
-    prefix = write(tmp_path, "", "")
-    (tmp_path / "p.en").write_bytes("a\rb\r\nc\u2028d\x85e\x0bf\ng\n".encode())
-    (tmp_path / "p.de").write_bytes(b"x\ny\r\nz\n")
+    prefix = write(tmp_path, "a\rb\r\nc\u2028d\x85e\x0bf\ng\n", "x\ny\r\nz\n")
     source, target = read_pairs(prefix, "en", "de")
-    assert source == ["a\rb", "c\u2028d\x85e\x0bf", "g"] and target == ["x", "y", "z"]
+    assert source == ["a\rb", "c\u2028d\x85e\x0bf", "g"]
+    assert target == ["x", "y", "z"]
 
 
-def test_a_kill_between_two_arrays_leaves_no_pairs_that_do_not_belong_together(tmp_path, monkeypatch):
-    prefix = write(tmp_path, "a\nbb\n", "x\ny\n")
-    encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text", longest=8)
-    write(tmp_path, "a\nbb\nccc\n", "x\ny\nz\n")
-    real, calls = np.save, []
+def test_a_kill_between_two_arrays_leaves_no_pairs_that_do_not_belong_together(
+        tmp_path, monkeypatch):
+    encode(write(tmp_path, "a\nbb\n", "x\ny\n"), tmp_path / "text", longest=8)
+    prefix = write(tmp_path, "a\nbb\nccc\n", "x\ny\nz\n")
+    save = np.save
+    calls = []
 
     def dying(path, array):
         calls.append(path)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        real(path, array)
-    monkeypatch.setattr(np, "save", dying)
-    with pytest.raises(KeyboardInterrupt):
-        encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text", longest=9)
-    monkeypatch.setattr(np, "save", real)
-    text = encode_pairs(prefix, ("en", "de"), Words(), tmp_path / "text", longest=8)  # the old meta.json is gone
+        save(path, array)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            encode(prefix, tmp_path / "text", longest=9)
+    text = encode(prefix, tmp_path / "text", longest=8)
     assert len(text) == len(text.starts[1]) - 1 == 3
 
 
+def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
+    lengths = np.random.default_rng(0).integers(1, 60, 1000)
+    batches = TokenBatches(lengths, 400)
+    count = len(batches)
+    epochs = [[batches.batch(epoch * count + i, 3) for i in range(count)] for epoch in range(2)]
+    for epoch in epochs:
+        assert sorted(np.concatenate(epoch).tolist()) == list(range(1000))
+        assert all(len(batch) * lengths[batch].max() <= 400 for batch in epoch)
+    assert any(sorted(one) != sorted(two) for one, two in zip(*epochs))
+    assert batches.batch(0, 4).tolist() != batches.batch(0, 3).tolist()
+    padded = sum(len(batch) * lengths[batch].max() for batch in epochs[0])
+    assert padded < 1.03 * lengths.sum()
+    again = TokenBatches(lengths, 400)  # a batch is a function of its number alone
+    assert again.batch(count + 5, 3).tolist() == epochs[1][5].tolist()
+    alone = TokenBatches([500, 2], 400)  # one that is too long stands alone
+    assert [len(alone.batch(index, 0)) for index in range(2)] == [1, 1]
+
+
 # --- BLEU, against constants computed with sacrebleu 2.6
-
-@pytest.mark.parametrize("line, tokens", [
-    ("Hello, world! It's 3-4 (or 1,000.5)... \"U.S.\" a_b~c&quot;d&lt;e",
-     "Hello , world ! It's 3 - 4 ( or 1,000.5 ) . . . \" U . S . \" a _ b ~ c \" d < e"),
-    ("x-y 2-3 $5.00% a/b 10,000, .5 5. [z] {w} `q^", "x-y 2 - 3 $ 5.00 % a / b 10,000 , . 5 5 . [ z ] { w } ` q ^")])
-def test_13a_tokens(line, tokens):
-    assert tokenize_13a(line) == tokens.split()
-
 
 @pytest.mark.parametrize("hypotheses, references, bleu", [
     (["The cat sat on the mat.", "It costs $1,000.50, \"really\"?"],
      ["The cat is sitting on the mat.", "It cost $1,000.50 - \"really\"!"], 29.231386414219934),
     (["Zwei junge Männer sind im Freien, nahe Büschen.", "Ein 5-jähriges Kind &amp; ein Hund."],
-     ["Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.", "Ein 5-jähriges Kind & ein kleiner Hund."],
-     45.30597462115186),
+     ["Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.",
+      "Ein 5-jähriges Kind & ein kleiner Hund."], 45.30597462115186),
     (["a b c d e"], ["a x c y e"], 14.058533129758727),  # orders without a match: smoothed
-    (["the the the the the the the"], ["the cat is on the mat today"], 7.809849842300637),  # clipped counts
-    (["", "a small dog runs over the green field"], ["something", "a small dog runs across the green field"],
-     44.12484512922978),
-    (["well-\nknown <skipped>words, 3.14 and e.g. this/that"], ["wellknown words, 3.14 and e.g. this / that"], 100.0),
+    (["the the the the the the the"], ["the cat is on the mat today"], 7.809849842300637),
+    (["", "a small dog runs over the green field"],
+     ["something", "a small dog runs across the green field"], 44.12484512922978),
+    (["well-\nknown <skipped>words, 3.14 and e.g. this/that"],
+     ["wellknown words, 3.14 and e.g. this / that"], 100.0),
     (["a b c"], ["a b c"], 0.0),  # no 4-gram
-    (["no match here at all"], ["ganz andere Wörter sind das"], 0.0),
-    ([""], ["something"], 0.0), ([], [], 0.0)])
+    ([""], ["something"], 0.0),
+])
 def test_bleu_agrees_with_sacrebleu(hypotheses, references, bleu):
     assert corpus_bleu(hypotheses, references) == pytest.approx(bleu, abs=1e-9)
-
-
-def test_repeated_words_are_counted():
-    assert repeated_words(["the the the cat", "a b a", "", "word"]) == 2 / 5 and repeated_words(["", "word"]) == 0
 
 
 # --- CIFAR-10
 
 def test_cifar10(tmp_path):
-    rng = np.random.default_rng(0)
-    records = rng.integers(0, 256, (30, 3073), dtype=np.uint8)
+    records = np.random.default_rng(0).integers(0, 256, (30, 3073), dtype=np.uint8)
     records[:, 0] %= 10
     (tmp_path / "data_batch_1.bin").write_bytes(records[:20].tobytes())
     (tmp_path / "data_batch_2.bin").write_bytes(records[20:].tobytes())
     images, labels = load_cifar10(tmp_path, "train")
-    assert images.shape == (30, 3, 32, 32) and images.dtype == torch.uint8 and labels.tolist() == records[:, 0].tolist()
+    assert images.shape == (30, 3, 32, 32)
+    assert images.dtype == torch.uint8
+    assert labels.tolist() == records[:, 0].tolist()
     assert images[25, 1, 2, 3] == records[25, 1 + 1024 + 2 * 32 + 3]  # planes: red, green, blue

@@ -213,7 +213,7 @@ def cosines_of(folder, samples=256):
     cfg = abz.Config(init=str(folder))
     source = abz.read_run(cfg)
     tokenizer = load_tokenizer(cfg.tokenizer)
-    model = abz.LanguageModel(abz.settle_arch(cfg), cfg).eval()
+    model = abz.LanguageModel(abz.resolve_arch(cfg), cfg).eval()
     abz.start_from(model, source)
     path = make_demo(ROOT / "data" / "demo")["glue"]
     examples = glue.load(path, glue.TASKS["STS-B"], "train").head(samples)

@@ -1,0 +1,671 @@
+"""Fine-tuning on GLUE and SQuAD: tasks, the training loop, prediction, and several runs of several
+tasks. No paper is about it; a paper file brings a model, its loss and a table of recipes.
+
+    task = open_task("CoLA", cfg, tokenizer, RECIPES)
+    state = fine_tune(model, task, optimizer, rate, cfg, device, key=(seed,))
+    outputs = predict(model, task, "dev", cfg, device)      # in the order of the file
+    task.score("dev", outputs)                              # {"main": 0.61, "matthews": 0.61}
+    task.write("test", outputs, folder)                     # the leaderboard's file
+
+A model maps a batch to outputs, model(batch), and gives a loss, model.loss(batch). A batch is a
+dictionary of tensors: ids, segments (B, T), lengths (B,) unless all are full, labels (B,); of spans
+start, end (B,), p_mask (B, T), impossible (B,); with C choices ids (B, C, T).
+
+A fine-tuning command is a list of jobs: one run of a task at one setting. The processes share them.
+jobs/JOB.json (metrics) and jobs/JOB/ (predictions, model) are one job's; TASK/ is a copy of the
+median job's.
+"""
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import shutil
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from torch.nn.functional import pad
+from tqdm import tqdm
+
+from common import glue, squad
+from common.cli import Diverged, MissingFile, Stop, UserError
+from common.distributed import (Pace, Ranks, autocast, prefetch, say, seed_everything, send,
+                                share_out, to_host)
+from common.files import existing, read_json, write_atomic
+from common.runs import Checkpoint
+
+# tasks by the time that they take, the longest first
+LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
+FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
+EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
+CHECK_EVERY = 20  # steps between checks for NaN; each makes a GPU wait
+CLIP = 1.0  # largest gradient norm, as in BERT
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a paper fine-tunes one task."""
+    lr: float
+    batch: int
+    epochs: float = 0  # passes over the training examples; `steps` overrides it
+    steps: int = 0
+    warmup: float = 0.1  # fraction of the steps
+    dropout: float = 0.1
+    length: int = 128  # longest input in tokens
+    main: str = "accuracy"  # the metric that counts; "a+b" is the mean of two
+
+
+def parse_tasks(text, recipes, groups=None):
+    """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word: names})
+    stand for several. Raises UserError for an unknown name."""
+    several = {
+        "glue": [name for name in recipes if name in glue.TASKS],
+        "squad": [name for name in recipes if name.startswith("SQuAD")],
+        **(groups or {}),
+    }
+    known = {name.lower(): [name] for name in recipes}
+    known |= {word: names for word, names in several.items() if names}
+    words = text.lower().replace(",", " ").split()
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        choices = [*recipes, *(word for word in several if several[word])]
+        problem = unknown[0] if unknown else "no task is named"
+        raise UserError(f"{problem}: choose from {', '.join(choices)}")
+    return list(dict.fromkeys(itertools.chain(*(known[word] for word in words))))
+
+
+class Task:
+    """What a fine-tuning needs of a task: data, metrics and official files.
+
+    name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers that a head gives
+    (of a span: for each token). metrics: names in a score. recipe: Recipe. splits: {split: features},
+    with "train" and "dev". Subclasses also have examples, {split: what was read}.
+    """
+
+    def __init__(self, name, kind, outputs, metrics, recipe, splits):
+        self.name = name
+        self.kind = kind
+        self.outputs = outputs
+        self.metrics = metrics
+        self.recipe = recipe
+        self.splits = splits
+
+    @property
+    def steps(self):
+        """Steps of a fine-tuning."""
+        per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
+        return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
+
+    def evaluation_steps(self, every=0, split="dev"):
+        """Steps after which to evaluate: every `every` steps; or, if 0, up to 20 times, capped so that
+        evaluation sees fewer examples than training. Always includes the last step."""
+        if every:
+            return {*range(every, self.steps, every), self.steps}
+        trained = self.steps * self.recipe.batch
+        count = min(20, self.steps, trained // len(self.splits[split])) or 1
+        return {round(self.steps * number / count) for number in range(1, count + 1)}
+
+    @functools.cached_property
+    def majority_baseline(self):
+        """The best "main" on dev of a constant prediction: a class, a value, an option or "no answer"."""
+        if self.kind == "span":
+            names = [question.id for question in self.examples["dev"]]
+            empty = dict.fromkeys(names, "")
+            constant = [squad.Predictions(empty, {}, dict.fromkeys(names, 0.0))]
+        else:
+            dev = self.splits["dev"]
+            width = dev.lengths[0].size if self.kind == "choice" else self.outputs
+            constant = torch.eye(width).repeat(len(dev), 1, 1).unbind(1)  # each (n, width)
+        return max(self.score("dev", outputs)["main"] for outputs in constant)
+
+    def context(self, outputs=None):
+        """What is printed next to a score: "headline", the name of the main metric; "majority_baseline";
+        "constant": the prediction for every dev example, by name, if there is only one, else ""."""
+        constant = "" if outputs is None else self.constant_prediction(outputs)
+        return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
+                "constant": constant}
+
+    def constant_prediction(self, outputs):
+        """The prediction that outputs of dev give every example, by name; "" if there are several."""
+        predictions = outputs if self.kind == "value" else outputs.argmax(-1)
+        if (predictions != predictions[0]).any():
+            return ""
+        if self.kind == "value":
+            return f"{predictions[0].item():.2f}"
+        names = "ABCD" if self.kind == "choice" else glue.TASKS[self.name].labels
+        return names[predictions[0]]
+
+    def standard_error(self, score):
+        """The standard error of a score over the dev examples: exact for accuracy, an upper bound for a
+        mean of fractions such as F1, an approximation for a correlation."""
+        spread = 1 - score ** 2
+        if self.recipe.main in ("accuracy", "f1"):
+            spread = math.sqrt(score * (1 - score))
+        return spread / math.sqrt(len(self.examples["dev"]))
+
+    def read(self, split, size, **order):
+        """The batches of a split, without "lengths" where all sequences are full: attention then needs no
+        mask, and a GPU has flash kernels for it."""
+        for batch in glue.batches(self.splits[split], size, **order):
+            if (batch["lengths"] == batch["ids"].shape[-1]).all():
+                del batch["lengths"]
+            yield batch
+
+    def batches(self, seed, start=0):
+        """Endless training batches from step `start` on: dictionaries of CPU tensors. Each epoch has its
+        own order."""
+        per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
+        first, skipped = divmod(start, per_epoch)
+        for epoch in itertools.count(first):
+            batches = self.read("train", self.recipe.batch, seed=seed, epoch=epoch)
+            yield from itertools.islice(batches, skipped if epoch == first else 0, None)
+
+    def collect(self, split, forward):
+        """forward(batch) of all examples of a split in the order of the file, float32 on the CPU.
+
+        It gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are filled up
+        with -1e4.
+        """
+        features = self.splits[split]
+        longest = int(features.lengths.max())
+        inputs = features.lengths[0].size  # an example of RACE has four
+        size = min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))
+        index = []
+        collected = []
+        batches = tqdm(self.read(split, size), f"evaluating {self.name}",
+                       math.ceil(len(features) / size), disable=None, leave=False)
+        for batch in batches:
+            output = forward(batch)
+            parts = output if isinstance(output, tuple) else (output,)
+            parts = [part.float() for part in parts]
+            if self.kind == "span":
+                width = batch["ids"].shape[1]
+                parts = [fill(part, longest) if part.dim() > 1 and part.shape[1] == width else part
+                         for part in parts]
+            index.append(batch["index"])
+            collected.append(parts)
+        order = torch.cat(index).argsort()
+        # here alone the host waits for a GPU
+        outputs = tuple(torch.cat(column).cpu()[order] for column in zip(*collected))
+        return outputs if isinstance(output, tuple) else outputs[0]
+
+
+def fill(part, longest):
+    """(B, T, ...) -> (B, longest, ...): filled up with -1e4, or cut where T was rounded up."""
+    return pad(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-1e4)
+
+
+def limit(split, cfg):
+    """Number of examples of a split to use, 0 for all: --train_rows of train; in a dry run of all."""
+    return cfg.train_rows if split == "train" or cfg.dry_run else 0
+
+
+class GlueTask(Task):
+    """One of GLUE. "test" is a split where the file is there, and so are MNLI's mismatched ones and AX.
+
+    search: train and dev alone, all that a search may read. file: a file of the user's own, which is
+    the only split, "test".
+    """
+
+    def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
+        self.task = glue.TASKS[name]
+        if file:
+            self.examples = {"test": glue.load_unlabelled(file, self.task, labelled=True)}
+        else:
+            self.examples = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg))
+                             for split in self.split_names(cfg, search)}
+        splits = {split: glue.encode(part, tokenizer, recipe.length)
+                  for split, part in self.examples.items()}
+        glue.warn_about_cuts(name, [*splits.values()], getattr(cfg, "positions", 512))
+        kind = "value" if self.task.regression else "class"
+        super().__init__(name, kind, self.task.classes, (*self.task.metrics, "main"), recipe, splits)
+
+    def split_names(self, cfg, search):
+        name = self.task.name
+        ends = ("", "_mismatched") if name == "MNLI" and not search else ("",)
+        dev = [f"dev{end}" for end in ends]
+        test = [] if search else [f"test{end}" for end in ends]
+        if "test_mismatched" in test:
+            test.append("test_diagnostic")
+        test = [split for split in test if glue.path_of(cfg.glue, name, split).exists()]
+        return ["train", *dev, *test]
+
+    def score(self, split, outputs):
+        """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n, 1)."""
+        scores = glue.score(self.task, outputs, self.splits[split].labels)
+        main = statistics.mean(scores[name] for name in self.recipe.main.split("+"))
+        return {**scores, "main": main}
+
+    def score_file(self, outputs):
+        """The metrics on the user's own file; {} where it has no labels."""
+        labels = self.examples["test"].labels
+        return {} if labels is None else glue.score(self.task, outputs, labels)
+
+    def write(self, split, outputs, folder):
+        """Write the leaderboard's file of a test split; returns its path."""
+        if split.startswith("test"):
+            return glue.write_submission(folder, self.task, outputs, split)
+
+
+class SquadTask(Task):
+    """A span of the paragraph; in 2.0 [CLS] stands for "no answer".
+
+    file: a file of the user's own, which is the only split, "dev", with the threshold of "no answer"
+    that the model was fine-tuned with.
+    """
+
+    def __init__(self, name, cfg, tokenizer, recipe, file=None):
+        if recipe.length < 16:
+            raise UserError(f"--finetune_length {recipe.length}: no room for question and answer; "
+                            "use 16 or more")
+        self.threshold = read_threshold(cfg.init, name) if file else None
+        self.answered = squad.load_answered(file) if file else None
+        if file:
+            self.examples = {"dev": squad.load(file, asked=True)}
+        else:
+            self.examples = {split: squad.load(path)[:limit(split, cfg) or None]
+                             for split, path in squad.files(cfg.squad, name).items()}
+        stride = min(128, recipe.length // 3)
+        windows = {split: squad.features(examples, tokenizer, recipe.length, stride,
+                                         training=split == "train")
+                   for split, examples in self.examples.items()}
+        super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, windows)
+
+    def answers(self, outputs):
+        """common.squad.Predictions on dev. outputs: start and end logits (W, T, 2) of the windows; a
+        beam, as squad.rank takes it; or Predictions, which are returned."""
+        if isinstance(outputs, squad.Predictions):
+            return outputs
+        if isinstance(outputs, tuple):
+            return squad.rank(self.splits["dev"], *outputs)
+        return squad.extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
+
+    def evaluated(self, outputs):
+        """(predictions, the official scores in percent of the answers that `write` keeps)."""
+        predictions = self.answers(outputs)
+        odds = predictions.null_odds if self.name == "SQuAD2.0" else None
+        return predictions, squad.evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
+
+    def score(self, split, outputs):
+        """The official scores as fractions; "main" is F1. In 2.0 they are those of the answers that are
+        written: above the threshold of "no answer" with the best F1 on dev they are withdrawn."""
+        scores = self.evaluated(outputs)[1]
+        scores = {name: value if name.endswith(("total", "thresh", "threshold")) else value / 100
+                  for name, value in scores.items()}
+        return {**scores, "main": scores["f1"]}
+
+    def final(self, outputs):
+        """(predictions, {id: answer}); answers above the threshold are withdrawn."""
+        if self.threshold is None:
+            predictions, scores = self.evaluated(outputs)
+            threshold = scores.get("threshold", math.inf)
+        else:
+            predictions = self.answers(outputs)
+            threshold = self.threshold
+        texts = {name: "" if predictions.null_odds.get(name, 0) > threshold else text
+                 for name, text in predictions.texts.items()}
+        return predictions, texts
+
+    def constant_prediction(self, outputs):
+        texts = {*self.final(outputs)[1].values()}
+        return (min(texts) or "no answer") if len(texts) == 1 else ""
+
+    def score_file(self, outputs):
+        """The official scores of the user's own file at the model's threshold; {} without answers."""
+        if not self.answered:
+            return {}
+        scores = squad.evaluate(self.answered, self.final(outputs)[1])
+        return {name: scores[name] / 100 for name in ("exact", "f1")}
+
+    def write(self, split, outputs, folder):
+        """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of the
+        first. Answers above the threshold are withdrawn."""
+        predictions, texts = self.final(outputs)
+        files = {"predictions": texts, "nbest_predictions": predictions.nbest,
+                 "null_odds": predictions.null_odds}
+        for name, content in files.items():
+            write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
+        return Path(folder) / "predictions.json"
+
+
+def read_threshold(init, name):
+    """The odds of "no answer" above which the job that made RUN/TASK or RUN/jobs/JOB withdraws an answer.
+    SQuAD1.1 withdraws none; a folder without its run has the official script's, 0."""
+    if name != "SQuAD2.0":
+        return math.inf
+    folder = Path(init).resolve()
+    if (path := folder.with_name(f"{folder.name}.json")).exists():
+        scores = read_json(path, dict)["metrics"]
+    elif (path := folder.parent / "done.json").exists():
+        scores = read_json(path, dict)["tasks"][name]["metrics"]
+    else:
+        return 0.0
+    return scores["threshold"]
+
+
+def task_class(name, kinds=None):
+    """The class of a task. kinds: {name: class} in place of GlueTask and SquadTask."""
+    default = SquadTask if name.startswith("SQuAD") else GlueTask
+    return (kinds or {}).get(name, default)
+
+
+def open_task(name, cfg, tokenizer, recipes, kinds=None):
+    """The Task of a name. Flags finetune_lr, finetune_batch, ... override the recipe. kinds: as in
+    task_class."""
+    given = {}
+    for field in dataclasses.fields(Recipe):
+        value = getattr(cfg, f"finetune_{field.name}", None)
+        if value is not None:
+            given[field.name] = value
+    if "epochs" in given:
+        given["steps"] = 0
+    recipe = dataclasses.replace(recipes[name], **given)
+    return task_class(name, kinds)(name, cfg, tokenizer, recipe)
+
+
+def task_files(names, cfg, flag, search):
+    """The files and folders that tasks read of --glue or --squad. Raises MissingFile."""
+    files = []
+    for name in names:
+        try:
+            if flag == "squad" and name.startswith("SQuAD"):
+                files += squad.files(cfg.squad, name).values()
+            elif flag == "glue" and name in glue.TASKS:
+                files += glue.files(cfg.glue, name, search)
+        except MissingFile as error:
+            if not search or "tasks" in cfg.given:
+                raise
+            raise UserError(f"{error}; the preset's --tasks names {name}") from None
+    return files
+
+
+# Training and prediction
+
+
+@torch.no_grad()
+def predict(model, task, split, cfg, device):
+    """Outputs of the model for a split, in the order of the file, float32 on the CPU. Raises Diverged
+    where one is NaN or infinite."""
+
+    def forward(batch):
+        with autocast(cfg.dtype, device):
+            return model(send(batch, device))
+
+    model.eval()
+    outputs = task.collect(split, forward)
+    parts = outputs if isinstance(outputs, tuple) else (outputs,)
+    if not all(part.isfinite().all() for part in parts):
+        raise Diverged(f"{task.name}: a prediction for {split} is NaN or infinite")
+    return outputs
+
+
+def backward(model, batch, accumulate, cfg, device):
+    """Add the gradients of the mean loss of a batch, in `accumulate` micro-batches; returns the loss."""
+    total = 0.0
+    columns = [value.chunk(accumulate) for value in batch.values()]
+    for part in zip(*columns):
+        with autocast(cfg.dtype, device):
+            loss = model.loss(dict(zip(batch, part))) * (len(part[0]) / len(batch["ids"]))
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, evaluate_at=(),
+              split="dev", checkpoint=None, run=None, job=""):
+    """Train a model on a task. Returns a dictionary: "diverged", None or the reason; with evaluate_at
+    also "best", the weights with the best score, "score" and "curve", [[step, score], ...].
+
+    rate(step): the learning rate. key: the seed, and more that the random numbers depend on.
+    evaluate_at: steps after which `split` is scored. checkpoint: a Checkpoint to resume from. run: the
+    RunFolder whose log gets a line where the loss is read, under the name `job`. Raises Stop after
+    SIGTERM. The host waits for a GPU in every CHECK_EVERY-th step, where it evaluates and saves.
+    """
+    state = {"step": 0, "score": -math.inf, "best": None, "curve": [], "diverged": None}
+    if checkpoint:
+        state |= checkpoint.restore()
+    pace = Pace(Ranks(0, 1, device), cfg.save_minutes)
+    log_at = evaluate_at or task.evaluation_steps()
+    batches = prefetch(send(batch, device) for batch in task.batches(key[0], state["step"]))
+    for step, batch in zip(range(state["step"], task.steps), batches):
+        model.train()
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        seed_everything(*key, step)
+        loss = backward(model, batch, accumulate, cfg, device)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        state["step"] = done = step + 1
+        stop, save, due = pace()
+        if done in log_at or done == task.steps or done % CHECK_EVERY == 0:
+            if not math.isfinite(norm):
+                state["diverged"] = f"{task.name}: gradient norm {norm:.4g} at or before step {done}"
+                break
+        dev = {}
+        if done in evaluate_at:
+            try:
+                score = task.score(split, predict(model, task, split, cfg, device))["main"]
+            except Diverged as error:
+                state["diverged"] = f"{error}, step {done}"
+                break
+            dev = {"score": score}
+            state["curve"].append([done, score])
+            if score > state["score"]:
+                state["score"] = score
+                state["best"] = to_host(model.state_dict())
+        if run and (done in log_at or due):
+            run.log("finetune", done, every_rank=True, job=job, loss=float(loss), lr=rate(step), dev=dev)
+        if checkpoint and (done in evaluate_at or save or stop):
+            checkpoint.save(**state)
+        if stop:
+            raise Stop
+    return state
+
+
+def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, accumulate=1,
+                 evaluate_at=(), split="dev"):
+    """One run of a task, resumed where it stopped: (result, outputs by split). `folder` gets the official
+    files. If training diverges, the weights with the best score so far count; without any, the scores
+    are -1 and there are no outputs. Arguments as in fine_tune."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alone = Ranks(0, 1, device)
+    checkpoint = Checkpoint(folder / "training.pt", alone, model=model, optimizer=optimizer)
+    state = fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate, evaluate_at, split,
+                      checkpoint, run, folder.name)
+    metrics = dict.fromkeys(task.metrics, -1.0)
+    outputs = {}
+    if state["best"]:
+        model.load_state_dict(send(state["best"], device))
+    if state["best"] or not state["diverged"]:
+        try:
+            outputs = {name: predict(model, task, name, cfg, device) for name in task.splits
+                       if name not in ("train", "selection")}
+            metrics = write_outputs(task, outputs, folder)
+        except Diverged as error:
+            state["diverged"] = str(error)
+    checkpoint.remove()
+    result = {"job": folder.name, "task": task.name, "setting": [], "metrics": metrics,
+              "curve": state["curve"], "diverged": state["diverged"], **task.context(outputs.get("dev"))}
+    return result, outputs
+
+
+def write_outputs(task, outputs, folder):
+    """Write the official files of {split: outputs}. Returns dev's metrics, and those of other splits with
+    labels under "SPLIT METRIC"."""
+    metrics = task.score("dev", outputs["dev"])
+    for split, each in outputs.items():
+        task.write(split, each, folder)
+        if split == "dev" or getattr(task.splits[split], "labels", ()) is None:
+            continue
+        scores = task.score(split, each)
+        if split == "dev_mismatched":
+            metrics["mismatched"] = scores["main"]
+        else:
+            metrics |= {f"{split} {name}": value for name, value in scores.items() if name != "main"}
+    return metrics
+
+
+# --predict: a file of the user's own
+
+
+def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
+    """The Task with one split, the examples of a file of the user's own, for the model of --init:
+    RUN/TASK, or the folder that --export wrote of it. name: of its task, if config.json does not have
+    it."""
+    existing(path, "name a file of your own")
+    record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
+    settings = record.get("settings", record)
+    name = name or settings.get("tasks")
+    tuned = record.get("action") == "finetune" or "model_type" in record
+    if not tuned or name not in recipes:
+        raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its head; "
+                        "name RUN/TASK of a --finetune")
+    length = settings.get("finetune_length")
+    if "finetune_length" in cfg.given:
+        length = cfg.finetune_length
+    recipe = dataclasses.replace(recipes[name], length=length or recipes[name].length)
+    return task_class(name, kinds)(name, cfg, tokenizer, recipe, file=Path(path))
+
+
+def answer_file(path, cfg, task, outputs):
+    """Write the predictions for open_file's task to --out, or to a folder next to the file. Returns lines
+    that name the file written and, if the examples have labels, the scores."""
+    path = Path(path)
+    split, examples = next(iter(task.examples.items()))
+    folder = Path(cfg.out) if "out" in cfg.given else path.with_name(f"{path.stem}-predictions")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = task.write(split, outputs, folder)
+    lines = [f"{written}: predictions of {cfg.init} for the {len(examples)} examples of {path}"]
+    if scores := task.score_file(outputs):
+        lines.append(f"{task.name} on {path}: {percent(scores)}")
+    return "\n".join(lines)
+
+
+def example_file(name, cfg):
+    """A file of a task's data, for the command that is suggested next."""
+    if name == "RACE":
+        return min(Path(cfg.race, "dev").rglob("*.txt"))
+    if name.startswith("SQuAD"):
+        return squad.files(cfg.squad, name)["dev"]
+    test = glue.path_of(cfg.glue, name, "test")
+    return test if test.exists() else glue.path_of(cfg.glue, name, "dev")
+
+
+# Several runs of several tasks
+
+
+def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
+    """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
+
+    jobs: {job: task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...} and keeps
+    its files in folder/jobs/JOB/. start: None, or for tasks of from_mnli, which come last, the folder of
+    the best MNLI job.
+    """
+    folder = Path(folder) / "jobs"
+    late = [job for job, task in jobs.items() if task in from_mnli and "MNLI" in jobs.values()]
+    early = [job for job in jobs if job not in late]
+    results = []
+    start = None
+
+    def cost(job):
+        return -[*LONGEST, jobs[job]].index(jobs[job])
+
+    for stage in (early, late):
+        if stage:
+            results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start), cost)
+        mnli = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]
+        if mnli:
+            start = folder / max(mnli, key=lambda result: result["metrics"]["main"])["job"]
+    return results
+
+
+def summarise(folder, results):
+    """Of run_jobs' results: {"tasks": {task: the median job's entries, median, mean, sd, n, diverged},
+    "averages": ...}. Copies what the median job wrote to folder/TASK.
+
+    Of several settings of a task the one with the best median counts. A diverged job counts with its
+    score.
+    """
+    folder = Path(folder)
+    tasks = {}
+    for name in dict.fromkeys(result["task"] for result in results):
+        settings = defaultdict(list)
+        for result in results:
+            if result["task"] == name:
+                settings[str(result["setting"])].append(result)
+        runs = max(settings.values(), key=median_score)
+        runs.sort(key=main_score)
+        median = runs[(len(runs) - 1) // 2]
+        scores = [main_score(run) for run in runs]
+        tasks[name] = {
+            **median,
+            "median": main_score(median),
+            "mean": statistics.mean(scores),
+            "sd": statistics.stdev(scores) if len(runs) > 1 else None,
+            "n": len(runs),
+            "diverged": sum(bool(run["diverged"]) for run in runs),
+        }
+        if (folder / "jobs" / median["job"]).exists():
+            shutil.copytree(folder / "jobs" / median["job"], folder / name, dirs_exist_ok=True)
+    return {"tasks": tasks, "averages": averages(tasks)}
+
+
+def main_score(result):
+    return result["metrics"]["main"]
+
+
+def median_score(results):
+    return statistics.median_low(main_score(result) for result in results)
+
+
+def averages(tasks):
+    """glue.averages of {task: entry}."""
+    scores = {name: dict(entry["metrics"]) for name, entry in tasks.items() if name in glue.TASKS}
+    if "mismatched" in scores.get("MNLI", {}):
+        scores["MNLI-mm"] = {"main": scores["MNLI"].pop("mismatched")}
+    return glue.averages(scores) if scores else {}
+
+
+def percent(scores):
+    """Scores, which are fractions, in percent."""
+    return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
+
+
+def print_summary(run, cfg, nine=""):
+    """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and a command
+    for each task that predicts a file. nine: the name of AutoBERT-Zero's mean of nine numbers."""
+    result = run.finished
+    for name, entry in result["tasks"].items():
+        say(run.ranks, summary_line(name, entry))
+    for key, title in (("paper", nine), ("glue", "mean of GLUE's nine tasks")):
+        average = result["averages"].get(f"{key}_avg")
+        if title and average is not None and not result["averages"].get(f"{key}_missing"):
+            say(run.ranks, f"{title}: {100 * average:.2f}")
+    names = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
+    if names:
+        run.ends(cfg, [f"{name}/checkpoint.pt" for name in names])
+    for name in names:
+        run.next(cfg, "--predict", example_file(name, cfg), "--init", run.folder / name,
+                 "--out", f"{run.folder}-answers/{name}")
+
+
+def summary_line(name, entry):
+    """The printed line of a task."""
+    main = entry["headline"]
+    line = f"{name:9} {'mean of ' * ('+' in main)}{main} {100 * entry['median']:.2f}"
+    if entry["n"] > 1:
+        line += (f" (median of {entry['n']}, mean {100 * entry['mean']:.2f}, "
+                 f"sd {100 * entry['sd']:.2f})")
+    others = {key: value for key, value in entry["metrics"].items()
+              if key not in ("main", main) and "total" not in key and "thresh" not in key}
+    if others:
+        line += f", {percent(others)}"
+    line += f"; majority baseline {100 * entry['majority_baseline']:.2f}"
+    if entry["constant"]:
+        line += f", and every prediction is {entry['constant']}"
+    if entry["diverged"]:
+        line += f"; {entry['diverged']} diverged"
+    return line

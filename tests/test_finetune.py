@@ -1,0 +1,162 @@
+"""common/finetune.py: tasks, training, jobs, medians."""
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from common import squad
+from common.cli import UserError
+from common.distributed import Ranks
+from common.finetune import Recipe, Task, open_task, parse_tasks, run_jobs, summarise
+from common.tokenization import load_tokenizer
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+MAIN = {
+    "MNLI": "accuracy",
+    "CoLA": "matthews",
+    "STS-B": "pearson+spearman",
+    "RTE": "accuracy",
+    "SQuAD1.1": "f1",
+    "SQuAD2.0": "f1",
+}
+RECIPES = {
+    name: Recipe(1e-5, 16, epochs=2, length=64, main=main) for name, main in MAIN.items()}
+
+
+@dataclasses.dataclass
+class Config:
+    glue: str = ""
+    squad: str = ""
+    train_rows: int = 40
+    dry_run: bool = False
+    finetune_lr: float | None = None
+    finetune_epochs: float | None = None
+
+
+@pytest.fixture(scope="module")
+def tokenizer(ready):
+    return load_tokenizer(ready["corpus"])
+
+
+@pytest.fixture(scope="module")
+def tasks(demo, tokenizer):
+    config = Config(glue=str(demo["glue"]), squad=str(demo["squad"]), dry_run=True)
+    return {name: open_task(name, config, tokenizer, RECIPES) for name in RECIPES}
+
+
+@pytest.mark.parametrize("text, names", [
+    ("squad2.0, cola,CoLA", ["SQuAD2.0", "CoLA"]),
+    ("squad", ["SQuAD1.1", "SQuAD2.0"]),
+    ("glue,two", ["MNLI", "CoLA", "STS-B", "RTE"]),
+])
+def test_names_are_read_in_any_case(text, names):
+    assert parse_tasks(text, RECIPES, {"two": ["RTE", "MNLI"]}) == names
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match="choose from MNLI"):
+        parse_tasks("CoLE", RECIPES)
+
+
+def test_flags_override_the_recipe(demo, tokenizer):
+    config = Config(glue=str(demo["glue"]), finetune_lr=0.5, finetune_epochs=0.5)
+    recipe = open_task("CoLA", config, tokenizer, {"CoLA": Recipe(1e-5, 16, steps=900)}).recipe
+    assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
+
+
+def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
+    task = tasks["CoLA"]
+    assert task.steps == 6  # 40 examples, 3 batches an epoch
+    whole = [batch["index"].tolist() for _, batch in zip(range(7), task.batches(seed=1))]
+    resumed = [batch["index"].tolist() for _, batch in zip(range(3), task.batches(1, start=4))]
+    assert resumed == whole[4:]
+    assert sorted(sum(whole[:3], [])) == sorted(sum(whole[3:6], [])) == list(range(40))
+    assert whole[:3] != whole[3:6]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_true_answers_score_one(tasks, name, tmp_path):
+    """A perfect model's outputs are collected in the file's order and score 1 by every metric."""
+    task = tasks[name]
+    features = task.splits["dev"]
+
+    def forward(batch):
+        if task.kind == "span":
+            return -10 * torch.ones(*batch["ids"].shape, 2)
+        labels = torch.as_tensor(features.labels)[batch["index"]]
+        return labels[:, None].float() if task.kind == "value" else torch.eye(task.outputs)[labels]
+
+    outputs = task.collect("dev", forward)
+    scores = task.score("dev", outputs)
+    assert len(outputs) == len(features)
+    assert {*task.metrics} <= scores.keys()
+    if task.kind == "span":
+        task.write("dev", outputs, tmp_path)
+        answers = json.loads((tmp_path / "predictions.json").read_text())
+        assert answers.keys() == {question.id for question in task.examples["dev"]}
+    else:
+        assert all(value == pytest.approx(1) for value in scores.values())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_majority_baseline(tasks, name):
+    task = tasks[name]
+    if name == "SQuAD2.0":
+        expected = np.mean([question.impossible for question in task.examples["dev"]])
+        assert expected > 0
+    elif name in ("MNLI", "RTE"):
+        labels = task.splits["dev"].labels
+        expected = max(np.bincount(labels)) / len(labels)
+    else:
+        expected = 0
+    assert task.majority_baseline == pytest.approx(expected)
+
+
+def job(name, task, score, setting=0, diverged=False):
+    metrics = {"main": score}
+    return {
+        "job": name, "task": task, "setting": setting, "diverged": diverged, "metrics": metrics}
+
+
+def test_mnli_comes_first_and_small_tasks_start_from_its_best_job(tmp_path):
+    starts = {}
+    scores = {"a": 0.5, "b": 0.7, "c": 0.9, "d": 0.1}
+    jobs = {"d": "RTE", "a": "MNLI", "b": "MNLI", "c": "CoLA"}
+
+    def work(name, start):
+        starts[name] = start
+        return job(name, jobs[name], scores[name])
+
+    results = run_jobs(ALONE, tmp_path, jobs, work)
+    assert [result["job"] for result in results] == ["a", "b", "c", "d"]
+    assert starts == {"a": None, "b": None, "c": None, "d": tmp_path / "jobs" / "b"}
+
+
+def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path):
+    results = [
+        job("a1", "RTE", 0.4, 1),
+        job("a2", "RTE", 0.9, 1),
+        job("a3", "RTE", 0.5, 1, diverged=True),
+        job("b1", "RTE", 0.6, 2),
+        job("b2", "RTE", 0.1, 2),
+        job("b3", "RTE", 0.7, 2),
+    ]
+    (tmp_path / "jobs" / "b1").mkdir(parents=True)
+    (tmp_path / "jobs" / "b1" / "who").write_text("b1")
+    entry = summarise(tmp_path, results)["tasks"]["RTE"]
+    assert (entry["job"], entry["median"], entry["n"], entry["diverged"]) == ("b1", 0.6, 3, 0)
+    assert entry["mean"] == pytest.approx(1.4 / 3)
+    assert entry["sd"] == pytest.approx(0.3215, abs=1e-4)
+    assert (tmp_path / "RTE" / "who").read_text() == "b1"
+
+
+def test_a_constant_prediction_of_squad_and_race_is_named(tasks):
+    questions = tasks["SQuAD1.1"].examples["dev"]
+    for text, name in (("", "no answer"), ("Paris", "Paris")):
+        texts = {question.id: text for question in questions}
+        found = squad.Predictions(texts, {}, dict.fromkeys(texts, 0.0))
+        assert tasks["SQuAD1.1"].constant_prediction(found) == name
+    race = Task("RACE", "choice", 1, (), RECIPES["RTE"], {})
+    assert race.constant_prediction(torch.eye(4)[[2, 2]]) == "C" and race.constant_prediction(torch.eye(4)) == ""
