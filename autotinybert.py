@@ -49,7 +49,7 @@ from torch import nn
 
 @dataclasses.dataclass
 class Config:
-    """Every knob. The comment is the help text. Presets override defaults, flags override presets."""
+    """Every knob. Its comment is the help text. Flags override presets, presets defaults."""
     given = frozenset()  # the flags that were given
     program = "autotinybert"  # the file's name
     models = "init", "teacher", "tokenizer"  # flags that name what is read beside the data
@@ -107,8 +107,8 @@ class Config:
     runs: int = 1  # fine-tunings with other seeds in --finetune [>= 1]
     grid: bool = False  # tune GLUE tasks with each learning rate, epochs of Sec. 4.1; keep the best
     # latency
-    speedup: str = "7.2"  # over --reference, Table 1; or an architecture: as fast as that one
-    reference: str = "12-768-3072-12-768"  # speed-ups are counted from it: BERT-base
+    speedup: float = 7.2  # over --reference, Table 1 [> 0]
+    reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that models are to be fast on
     latency_threads: int = 1  # CPU threads; of a single one CPU seconds are measured (D7) [1, 1024]
     latency_batch: int = 1  # sequences at a time [>= 1]
@@ -158,15 +158,12 @@ class Arch:
     heads: object  # h
     qkv: object  # d^q|k|v
 
-    def shape(self, layer):
-        """(d^f, h, d^q|k|v) of a layer."""
-        sizes = self.ffn, self.heads, self.qkv
-        return tuple(size[layer] if isinstance(size, tuple) else size for size in sizes)
-
     @property
     def shapes(self):
-        """[(d^f, h, d^q|k|v)] of all layers."""
-        return [self.shape(layer) for layer in range(self.layers)]
+        """[(d^f, h, d^q|k|v)] of the layers."""
+        sizes = [size if isinstance(size, tuple) else (size,) * self.layers
+                 for size in (self.ffn, self.heads, self.qkv)]
+        return list(zip(*sizes))
 
     @property
     def genes(self):
@@ -393,8 +390,8 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head. A batch {"ids", "segments" (B, T), "lengths" (B,) unless all are full, ...}
-    -> logits (B, outputs), or of spans (B, T, 2). One output is a regression."""
+    """Encoder with a linear head. A batch {"ids", "segments" (B, T), "lengths" (B,) unless all are
+    full, ...} -> logits (B, outputs), or of spans (B, T, 2). One output is a regression."""
 
     def __init__(self, encoder, outputs, spans=False):
         super().__init__()
@@ -487,7 +484,7 @@ def leading(weight, axes, sizes):
 
 def part_of(module, name, arch, layer=0):
     """A copy of a module, `name` in layer `layer`, with slices of its weights: what `arch` uses."""
-    ffn, heads, qkv = arch.shape(layer)
+    ffn, heads, qkv = arch.shapes[layer]
     sizes = {"H": arch.hidden, "F": ffn, "N": heads, "D": qkv // heads}
     part = copy.copy(module)
     part._parameters = {}  # slices are no nn.Parameters, which an attribute would have to be
@@ -895,25 +892,12 @@ def update(optimizer, batches, networks, data, cfg, ranks, *key):
     return sum(losses), norm
 
 
-def pretrain(model, phase, networks, data, cfg, run, folder, warmup):
-    """Train the model in place, or load it if an earlier call has: [[step, held-out loss]].
-
-    phase: "superplm" or "further". networks(step, number): the networks that train the model on a
-    micro-batch. folder: FOLDER/checkpoint.pt is the trained model, FOLDER.pt the state of an
-    unfinished training. The host waits for a GPU where it logs, evaluates and saves. Raises
-    Diverged, and Stop after SIGTERM, with the state saved.
-    """
+def train_steps(model, optimizer, checkpoint, phase, networks, data, cfg, run, name, warmup):
+    """The steps of pretrain(), from the last save on: [[step, held-out loss]]. The host waits for a
+    GPU where it logs, evaluates and saves."""
     ranks = run.ranks
     one_shot = phase == "superplm"
-    state = folder.with_name(f"{folder.name}.pt")
-    if (folder / "curve.json").exists():
-        Checkpoint(state, ranks).remove()  # a kill may have come just before the end did
-        model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
-        return read_result(folder / "curve.json")["curve"]
-    folder.mkdir(parents=True, exist_ok=True)
     steps = cfg.steps if one_shot else cfg.further_steps
-    optimizer = make_optimizer(model.to(data.device).train(), cfg.weight_decay)
-    checkpoint = Checkpoint(state, ranks, model=model, optimizer=optimizer)
     saved = checkpoint.restore()
     first = saved.get("step", 0)
     curve = saved.get("curve", [])
@@ -923,15 +907,16 @@ def pretrain(model, phase, networks, data, cfg, run, folder, warmup):
     text = prefetch(  # a thread makes the next step's batches
         list(text_batches(data.train, data, cfg, phase, position, size, len(numbers)))
         for position in positions)
+    model.train()
     pace = Pace(ranks, cfg.save_minutes)
-    bar = progress(ranks, steps, folder.name, first)
+    bar = progress(ranks, steps, name, first)
     start = time.perf_counter()
     for step, batches in zip(range(first, steps), text):
         lr = cfg.lr * schedule(step, steps, warmup)
         for group in optimizer.param_groups:
             group["lr"] = lr
         part, norm = update(optimizer, dict(zip(numbers, batches)),
-                            functools.partial(networks, step), data, cfg, ranks, folder.name, step)
+                            functools.partial(networks, step), data, cfg, ranks, name, step)
         bar.update(1)
         done = step + 1
         stop, save, log = pace()
@@ -945,11 +930,10 @@ def pretrain(model, phase, networks, data, cfg, run, folder, warmup):
                 dev["loss"] = statistics.fmean(held_out_losses(model, data, cfg))
                 curve.append([done, dev["loss"]])
             if not math.isfinite(norm.item() + dev.get("loss", 0.0)):
-                raise Diverged(f"{folder.name}: gradient norm {norm.item():.4g} at step {done}")
+                raise Diverged(f"{name}: gradient norm {norm.item():.4g} at step {done}")
             mlm = {} if data.teacher else {"mlm_loss": loss}
-            run.log(folder.name, done, loss=loss, **mlm, lr=lr, tokens_per_second=speed, dev=dev)
-            held_out = f"{curve[-1][1]:.3f}" if curve else ""
-            bar.set_postfix(loss=f"{loss:.3f}", held_out=held_out, tok_s=speed or "?")
+            run.log(name, done, loss=loss, **mlm, lr=lr, tokens_per_second=speed, dev=dev)
+            bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed or "?")
             if cfg.dry_run:
                 count = step_flops(cfg, model.encoder.arch, cfg.samples if one_shot else 0)
                 print_device_use(ranks, speed, count / cfg.length)
@@ -958,12 +942,32 @@ def pretrain(model, phase, networks, data, cfg, run, folder, warmup):
         if stop:
             raise Stop
     bar.close()
-    action = "superplm" if one_shot else "further_train"
-    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-    on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)
-    on_main(ranks, write_result, folder / "curve.json", {"curve": curve})  # last: all is there
-    checkpoint.remove()
     return curve
+
+
+def pretrain(model, phase, networks, data, cfg, run, folder, warmup):
+    """Train the model in place and keep it in the folder, or load it from there: [[step, held-out
+    loss]].
+
+    phase: "superplm" or "further". networks(step, number): the networks that train the model on a
+    micro-batch. Raises Diverged, and Stop after SIGTERM, with the state saved in FOLDER.pt.
+    """
+    ranks = run.ranks
+    optimizer = make_optimizer(model.to(data.device), cfg.weight_decay)
+    state = folder.with_name(f"{folder.name}.pt")
+    checkpoint = Checkpoint(state, ranks, model=model, optimizer=optimizer)
+    if (folder / "curve.json").exists():
+        model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        curve = train_steps(model, optimizer, checkpoint, phase, networks, data, cfg, run,
+                            folder.name, warmup)
+        action = "superplm" if phase == "superplm" else "further_train"
+        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
+        on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)
+        on_main(ranks, write_result, folder / "curve.json", {"curve": curve})  # last: all is there
+    checkpoint.remove()
+    return read_result(folder / "curve.json")["curve"]
 
 
 def train_superplm(data, cfg, run):
@@ -1070,19 +1074,22 @@ TABLE_D1 = {
     "RTE": (32, 2e-5, 10, "accuracy"),
     "WNLI": (32, 2e-5, 10, "accuracy"),
 }
-GRID = [(lr, epochs) for lr in (1e-5, 2e-5, 3e-5) for epochs in (4, 5, 10)]  # Sec. 4.1, GLUE's tasks
-# D14: SQuAD's 384 tokens, the released code's, use positions that pre-training with 128 left untrained
+GRID = [(lr, epochs) for lr in (1e-5, 2e-5, 3e-5) for epochs in (4, 5, 10)]  # Sec. 4.1, GLUE
+# D14: SQuAD's 384 tokens, the released code's, use positions that pre-training has not trained
 
 
 def recipes():
-    """D14: SQuAD's 384 tokens, the released code's, use positions that 128 left untrained."""
-    return {"MLM-saved": Recipe(0.0, 1), **{
-        name: Recipe(lr, batch, epochs, length=384 if name == "SQuAD1.1" else 128, main=metric)
-        for name, (batch, lr, epochs, metric) in TABLE_D1.items()}}
+    """{task: Recipe} of Table D.1."""
+    found = {"MLM-saved": Recipe(0.0, 1)}
+    for name, (batch, lr, epochs, metric) in TABLE_D1.items():
+        length = 384 if name == "SQuAD1.1" else 128  # D14
+        found[name] = Recipe(lr, batch, epochs, length=length, main=metric)
+    return found
 
 
 def tuning(encoder, task, cfg, device, seed):
-    """What fine_tune takes: a TaskModel with a copy of the encoder, optimizer, learning rate by step, key."""
+    """The arguments of fine_tune: a TaskModel with a copy of the encoder, its optimizer, the
+    learning rate by step, the key of random numbers."""
     seed_everything(seed, "head", task.name)
     model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span")
     model = move(model, device)
@@ -1121,11 +1128,12 @@ def train_task(model, task, setting, number, data, cfg, folder, run):
 
 
 def table_1(tasks):
-    """{"Score": mean of GLUE's eight tasks, "Avg.": of these and SQuAD's F1}, those whose tasks {name: what summarise
-    returned} are all there."""
+    """{"Score": mean of GLUE's eight tasks, "Avg.": of these and SQuAD's F1}, as far as the results
+    {task: result of summarise} have all of their tasks."""
     nine = [name for name in TABLE_D1 if name != "WNLI"]
+    columns = {"Score": nine[1:], "Avg.": nine}
     return {column: statistics.mean(tasks[name]["median"] for name in names)
-            for column, names in (("Score", nine[1:]), ("Avg.", nine)) if {*names} <= tasks.keys()}
+            for column, names in columns.items() if {*names} <= tasks.keys()}
 
 
 def print_tuned(run, cfg):
@@ -1157,7 +1165,8 @@ def finetune(cfg, text):
             folder = run.folder / "jobs" / job
             return train_task(model, data.tasks[name], setting, number, data, cfg, folder, run)
 
-        names = {job: name for job, (name, *_) in jobs.items()}  # none starts from MNLI's model, as in the paper
+        names = {job: name for job, (name, *_) in jobs.items()}
+        # from_mnli: no task starts from MNLI's model, as in the paper
         results = run_jobs(ranks, run.folder, names, work, from_mnli=())
         result = on_main(ranks, summarise, run.folder, results)
         result["averages"] = table_1(result["tasks"])
@@ -1171,8 +1180,10 @@ def answer(cfg, path):
     with launch(cfg.device, cfg.dtype) as ranks:
         task = open_file(path, cfg, load_tokenizer(cfg.tokenizer or cfg.init), recipes())
         _, arch, weights = read_model(cfg.init, cfg)
-        words, positions = (len(weights[f"encoder.{name}.weight"]) for name in ("words", "positions"))
-        model = TaskModel(Encoder(arch, words, 0.0, positions), task.outputs, task.kind == "span")
+        vocab_size = len(weights["encoder.words.weight"])
+        positions = len(weights["encoder.positions.weight"])
+        encoder = Encoder(arch, vocab_size, 0.0, positions)
+        model = TaskModel(encoder, task.outputs, task.kind == "span")
         model.load_state_dict(weights)
         outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
         say(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
@@ -1191,15 +1202,17 @@ def judge(model, data, cfg, run):
     result = {"score": -1.0, "error": 0.0, "scores": {}, "mlm_loss": None, "constants": {},
               "diverged": False}
     errors = []
-    result["constants"] = {name: task.majority_baseline for name, task in data.tasks.items() if task}
     try:
         for name, task in data.tasks.items():
             metrics = proxy_score(model, name, data, cfg, run)
             main = metrics["main"]
             result["scores"][name] = main
-            errors.append(task.standard_error(main) if task else metrics["standard_error"])
-            if not task:
+            if task:
+                result["constants"][name] = task.majority_baseline
+                errors.append(task.standard_error(main))
+            else:
                 result["mlm_loss"] = metrics["loss"]
+                errors.append(metrics["standard_error"])
         result["score"] = statistics.fmean(result["scores"].values())
         result["error"] = math.hypot(*errors) / len(errors)
     except Diverged:  # the worst score, and the search goes on
@@ -1232,11 +1245,9 @@ def ties(lines):
 def latency_setting(cfg):
     """The settings and the machine that a measurement holds for, beside the architecture."""
     here = environment(pick_device(cfg.latency_device))
-    setting = {name: here[name] for name in ("device", "hardware", "torch")}
+    setting = {name: here[name] for name in ("device", "hardware", "torch", "float32_products")}
     for name in ("threads", "batch", "length"):
         setting[name] = getattr(cfg, f"latency_{name}")
-    if cfg.latency_device != "cpu":
-        setting["float32_products"] = here["float32_products"]
     return {**setting, "clock": latency_clock(cfg)}
 
 
@@ -1251,22 +1262,10 @@ def time_together(archs, cfg, rounds=5):
     return times
 
 
-def limit_of(cfg, times):
-    """T of Eq. 4 in milliseconds, where architectures (text) take `times`."""
-    if cfg.speedup in times:
-        return times[cfg.speedup]
-    return times[cfg.reference] / float(cfg.speedup)
-
-
-def references(cfg):
-    """The architectures (text) that the limit depends on."""
-    return [cfg.reference, *[cfg.speedup] * bool(ARCH.fullmatch(cfg.speedup))]
-
-
 def measure_latencies(cfg, folder):
-    """{arch (text): the lowest of its milliseconds} of random architectures, the smallest and the
-    references, which are measured more often. latency.json keeps all measurements: a killed run
-    continues after the last one, and --init takes those of another run with the same setting."""
+    """{arch (text): the lowest of its milliseconds} of random architectures, and of the smallest
+    and the reference, which are measured more often. latency.json keeps all measurements: a killed
+    run continues after the last one, --init takes those of another run with the same setting."""
     space = search_space(cfg)
     setting = latency_setting(cfg)
     path = folder / "latency.json"
@@ -1275,7 +1274,7 @@ def measure_latencies(cfg, folder):
         saved = read_json(source, dict) if source.exists() else {}
         if not times and saved.get("setting") == setting:
             times = saved["milliseconds"]
-    limiting = [*references(cfg), str(smallest_arch(space))]
+    limiting = cfg.reference, str(smallest_arch(space))
     rounds = dict.fromkeys(limiting, max(5, cfg.latency_rounds))
     rng = random.Random(f"{cfg.seed} latency")
     while len(rounds) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
@@ -1309,9 +1308,9 @@ def fit_latency(cfg, folder):
     predict = fitted(inside)
     smallest = smallest_arch(search_space(cfg))
     fastest = max(known[smallest], *predict([smallest]))
-    limit = limit_of(cfg, times)
+    limit = times[cfg.reference] / cfg.speedup
     if fastest > limit:
-        raise UserError(f"--speedup {cfg.speedup}: nothing in the search space is so fast; the "
+        raise UserError(f"--speedup {cfg.speedup:g}: nothing in the search space is so fast; the "
                         f"fastest, {smallest}, takes {fastest:.3g} ms here, and the limit is "
                         f"{limit:.3g} ms")
     return {"weights": predict.weights, "limit": limit, "error": statistics.fmean(errors),
@@ -1327,7 +1326,7 @@ def learn_latency(cfg, run):
     say(run.ranks,
         f"latency, in {latency_clock(cfg)} time of {cfg.latency_batch} x {cfg.latency_length} "
         f"tokens: {cfg.reference} takes {saved['reference']:.3g} ms; the limit of --speedup "
-        f"{cfg.speedup} is {saved['limit']:.3g} ms; "
+        f"{cfg.speedup:g} is {saved['limit']:.3g} ms; "
         f"the predictor's mean error is {100 * saved['error']:.1f}%")
     return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
 
@@ -1363,27 +1362,17 @@ def evolve(superplm, predict, limit, data, cfg, run):
     return history
 
 
-def within_limit(lines, cfg):
-    """The lines of the history whose median of five rounds meets the limit, with what was measured.
-    Each round measures the references too."""
-    times = time_together([*references(cfg), *(line["arch"] for line in lines)], cfg)
-    limits = [limit_of(cfg, dict(zip(times, each))) for each in zip(*times.values())]
-    base = times[cfg.reference]
-    kept = []
-    for line in lines:
-        took = times[line["arch"]]
-        speedups = sorted(one / other for one, other in zip(base, took))
-        if statistics.median(mine / limit for mine, limit in zip(took, limits)) <= 1:
-            kept.append({
-                "arch": line["arch"], "one_shot": line["score"],
-                "run_by": f"Encoder of {cfg.program}.py",
-                "milliseconds": statistics.median(took),
-                "speedup": statistics.median(speedups),
-                "speedup_range": [speedups[0], speedups[-1]],
-                "reference": cfg.reference, "reference_milliseconds": statistics.median(base),
-                "limit_milliseconds": statistics.median(limits),
-                "rounds": len(took), **latency_setting(cfg)})
-    return kept
+def time_finalist(line, cfg):
+    """What best.json says of the latency of a line of the history: medians of five rounds, each of
+    which measures the reference too."""
+    rounds = time_together([cfg.reference, line["arch"]], cfg)
+    speedups = sorted(base / took for base, took in zip(*rounds.values()))
+    base, took = map(statistics.median, rounds.values())
+    return {
+        "arch": line["arch"], "one_shot": line["score"], "milliseconds": took,
+        "limit_milliseconds": base / cfg.speedup, "reference": cfg.reference,
+        "reference_milliseconds": base, "speedup": statistics.median(speedups),
+        "speedup_range": [speedups[0], speedups[-1]], **latency_setting(cfg)}
 
 
 def confirm(history, cfg, run):
@@ -1396,15 +1385,18 @@ def confirm(history, cfg, run):
         ranked = [line for line in history if not line["diverged"]]
         ranked.sort(key=lambda line: (-line["score"], line["id"]))
         kept = []
-        for first in range(0, len(ranked), cfg.winners):
-            if len(kept) < cfg.winners:
-                kept += within_limit(ranked[first:first + cfg.winners], cfg)
+        for line in ranked:
+            measured = time_finalist(line, cfg)
+            if measured["milliseconds"] <= measured["limit_milliseconds"]:
+                kept.append(measured)
+            if len(kept) == cfg.winners:
+                break
         if not kept:
             raise UserError(
-                f"--speedup {cfg.speedup}: of {len(history)} candidates predicted to meet it "
+                f"--speedup {cfg.speedup:g}: of {len(history)} candidates predicted to meet it "
                 f"{len(history) - len(ranked)} have diverged (lower --finetune_lr), and no other "
                 "does when measured; the same command measures again")
-        write_result(path, {"finalists": kept[:cfg.winners]})
+        write_result(path, {"finalists": kept})
 
     on_main(run.ranks, lambda: path.exists() or choose())
     return read_result(path)["finalists"]
@@ -1482,7 +1474,7 @@ def search(cfg, phase="search"):
 
 
 def show_found(run, cfg):
-    """Print what a whole search found, and how its model is tuned on a task."""
+    """Print the result of a whole search, and the command that tunes its model on a task."""
     best = run.finished
     say(run.ranks, f"{best['arch']}: {best['parameters']:,} parameters; {score_words(best)}")
     say(run.ranks, latency_words(best, cfg))
@@ -1492,12 +1484,12 @@ def show_found(run, cfg):
 
 
 def latency_words(best, cfg):
-    """The measurements of within_limit() in words."""
+    """The measurements of time_finalist() in words."""
     low, high = best["speedup_range"]
     return (f"{best['arch']} takes {best['milliseconds']:.3g} ms; the limit of --speedup "
-            f"{cfg.speedup} is {best['limit_milliseconds']:.3g} ms; {best['reference']} takes "
+            f"{cfg.speedup:g} is {best['limit_milliseconds']:.3g} ms; {best['reference']} takes "
             f"{best['reference_milliseconds']:.3g} ms: {best['speedup']:.3g} times as fast "
-            f"({low:.3g} to {high:.3g} in {best['rounds']} rounds)")
+            f"({low:.3g} to {high:.3g})")
 
 
 # Other actions.
@@ -1662,22 +1654,6 @@ def read_arch(text, source):
         raise UserError(f"{source}: no architecture is here ({error})") from None
 
 
-def check_flags(cfg):
-    """Resolve the flags that are architectures. Raises UserError where one is none, or --speedup is
-    neither an architecture nor a number."""
-    names = ["arch", "largest", "smallest", "reference", "speedup"]
-    try:
-        if 0 < float(cfg.speedup) < math.inf:
-            names.remove("speedup")
-    except ValueError:  # an architecture
-        pass
-    for name in names:
-        text = getattr(cfg, name)
-        if text or name != "arch":
-            source = f"--{name} {text}" + " (no number > 0)" * (name == "speedup")
-            setattr(cfg, name, str(read_arch(text, source)))
-
-
 def take_space(cfg):
     """Search where --init's SuperPLM was trained. Raises UserError where a flag says otherwise, and
     for a plain model, whose parts Alg. 1 has not trained (Sec. 3.4)."""
@@ -1697,7 +1673,10 @@ def check(cfg, action):
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
     cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
-    check_flags(cfg)
+    for name in ("arch", "largest", "smallest", "reference"):
+        text = getattr(cfg, name)
+        if text or name != "arch":
+            setattr(cfg, name, str(read_arch(text, f"--{name} {text}")))  # also of a best.json
     if cfg.init and action == "superplm":  # before the corpus is prepared
         folder, whole, _ = read_model(cfg.init, cfg, cfg.largest)
         if reason := why_outside(parse_arch(cfg.largest), whole):
