@@ -124,7 +124,7 @@ class Config:
 
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
-DRAWS = 10_000  # draws in a row without a legal architecture that end a generation of Alg. 2
+DRAWS = 10_000  # random architectures that are tried for a generation of Alg. 2, at most
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
 CLIP = 1.0  # largest norm of the gradient
@@ -637,19 +637,6 @@ def mutate(arch, space, rng):
     return make_arch(genes)
 
 
-def draw_within(space, rng, predict, limit, seen):
-    """Yield random architectures within the limit that are not in `seen`. Draws and predicts
-    DRAWS / 10 at a time; ends after DRAWS in a row without one."""
-    misses = 0
-    while misses < DRAWS:
-        archs = [sample_arch(space, rng) for _ in range(DRAWS // 10)]
-        misses += len(archs)
-        for arch, milliseconds in zip(archs, predict(archs)):
-            if milliseconds <= limit and str(arch) not in seen:
-                misses = 0
-                yield arch
-
-
 def fast_candidates(space, predict, limit):
     """Sec. 4.4: one architecture for each depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and
     0.7 d^m <= d^q|k|v <= d^m."""
@@ -683,8 +670,8 @@ def propose(history, number, cfg, predict, limit):
     history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score" and what
     judge() returns; id, round, arch, score and diverged are read.
     """
-    # D3: all are new and predicted within the limit, fewer than S where DRAWS draws in a row give
-    # no more; as printed, Alg. 2 can draw an architecture twice, or one that is too slow
+    # D3: all are new and predicted within the limit, fewer than S where DRAWS draws give no more;
+    # as printed, Alg. 2 can draw an architecture twice, or one that is too slow
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
@@ -696,26 +683,24 @@ def propose(history, number, cfg, predict, limit):
     seen = {line["arch"] for line in history}
     proposals = []
 
-    def append(parent, arch):
-        """Alg. 2, line 9. Returns whether the architecture is new and within the limit."""
-        legal = str(arch) not in seen and predict([arch])[0] <= limit
-        if legal and len(proposals) < cfg.population:
+    def legal(arch):
+        return str(arch) not in seen and predict([arch])[0] <= limit
+
+    def append(parent, arch):  # Alg. 2, line 9
+        if arch and legal(arch) and len(proposals) < cfg.population:
             seen.add(str(arch))
             proposals.append((parent, arch))
-        return legal
 
-    fresh = draw_within(space, rng, predict, limit, seen)
-    misses = 0
-    while len(proposals) < cfg.population and misses < DRAWS:  # Alg. 2, line 5
-        misses += 1
+    fresh = filter(legal, (sample_arch(space, rng) for _ in range(DRAWS)))
+    for _ in range(DRAWS):
+        if len(proposals) == cfg.population:  # Alg. 2, line 5
+            break
         if parents:
             parent = roulette(parents, rng)  # Alg. 2, line 6
             if rng.random() < MUTATION:  # Alg. 2, line 7
-                child = mutate(parse_arch(parent["arch"]), space, rng)
-                misses *= not append(parent["id"], child)
+                append(parent["id"], mutate(parse_arch(parent["arch"]), space, rng))
         if not parents or rng.random() < EXPLORATION:  # Alg. 2, line 8
-            arch = next(fresh, None)
-            misses *= not (arch and append(None, arch))
+            append(None, next(fresh, None))
     append(None, smallest_arch(space))  # if the draws have missed it; always within the limit
     return proposals
 
@@ -1340,7 +1325,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
         if cfg.strategy != "fast" and len(proposals) < cfg.population:
             say(run.ranks,
                 f"generation {number + 1} has {len(proposals)} of {cfg.population} architectures: "
-                f"{DRAWS:,} draws in a row gave no new one within {limit:.3g} ms")
+                f"{DRAWS:,} draws gave no more within {limit:.3g} ms")
         lines = [{"id": number_of_line, "round": number, "parent": parent, "arch": str(arch),
                   "predicted_ms": round(predict([arch])[0], 6)}
                  for number_of_line, (parent, arch) in enumerate(proposals, len(history))]
