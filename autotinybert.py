@@ -271,8 +271,8 @@ class Layer(nn.Module):
         self.output = nn.Parameter(torch.empty(hidden, heads, D))
         self.output_bias = nn.Parameter(torch.zeros(hidden))
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
-        self.expand = nn.Linear(hidden, ffn)
-        self.shrink = nn.Linear(ffn, hidden)
+        self.fc1 = nn.Linear(hidden, ffn)
+        self.fc2 = nn.Linear(ffn, hidden)
         self.ffn_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(dropout)
 
@@ -305,7 +305,7 @@ class Layer(nn.Module):
         mixed = F.linear(mixed, self.output.flatten(1), self.output_bias)
         x = self.attention_norm(x + self.dropout(mixed))  # Eq. 2
         # D1: GELU, as in BERT and the released code; Eq. 3 prints a ReLU
-        x = self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))  # Eq. 3
+        x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x)))))  # Eq. 3
         return (x, scores) if with_scores else x
 
 
@@ -318,9 +318,9 @@ class Encoder(nn.Module):
         super().__init__()
         E = embedding or arch.hidden
         self.arch = arch
-        self.words = nn.Embedding(vocab_size, E)
-        self.positions = nn.Embedding(positions, E)
-        self.segments = nn.Embedding(2, E)
+        self.token_embedding = nn.Embedding(vocab_size, E)
+        self.position_embedding = nn.Embedding(positions, E)
+        self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.project = nn.Linear(E, arch.hidden) if E != arch.hidden else None
         self.dropout = nn.Dropout(dropout)
@@ -338,8 +338,8 @@ class Encoder(nn.Module):
             # an empty sequence sees its first token, since a softmax over nothing is NaN
             visible = torch.arange(T, device=ids.device) < lengths.clamp(min=1)[:, None]  # (B, T)
             mask = visible[:, None, None]  # (B, 1, 1, T)
-        x = self.words(ids) + self.positions.weight[:T] + self.segments(token_type_ids)  # (B, T, E)
-        x = self.dropout(self.norm(x))
+        x = self.token_embedding(ids) + self.position_embedding.weight[:T]  # (B, T, E)
+        x = self.dropout(self.norm(x + self.token_type_embedding(token_type_ids)))
         if self.project is not None:
             x = self.project(x)  # (B, T, H)
         for layer in self.layers[:-1]:
@@ -381,7 +381,7 @@ class LanguageModel(nn.Module):
         """MLM logits (B, I, V) at masked_positions (B, I)."""
         x = self.encoder(ids, token_type_ids, lengths, masked_positions)  # (B, I, H)
         x = self.transform_norm(F.gelu(self.transform(x)))
-        return F.linear(x, self.encoder.words.weight, self.decoder_bias)  # (B, I, V)
+        return F.linear(x, self.encoder.token_embedding.weight, self.decoder_bias)  # (B, I, V)
 
     def student(self, ids, token_type_ids, lengths):
         """The last layer's states (B, T, W) and raw attention scores (B, N, T, T)."""
@@ -463,10 +463,10 @@ def why_outside(arch, top, variant="ebl"):
     return None
 
 
-AXES = {  # the size that cuts each axis: H hidden, F ffn, N heads, D head width, * none
-    "qkv": "*NDH", "qkv_bias": "*ND", "output": "HND", "expand": "FH", "shrink": "HF",
-    "words": "*H", "positions": "*H", "segments": "*H", "pooler": "HH", "fit": "*H",
-    "transform": "HH", "decoder_bias": "*"}  # all others: "H"; a bias has its weight's first axis
+AXES = {  # what cuts each axis: H hidden, F ffn, N heads, D head width, * nothing; of a bias the first
+    "qkv": "*NDH", "qkv_bias": "*ND", "output": "HND", "fc1": "FH", "fc2": "HF",
+    "token_embedding": "*H", "position_embedding": "*H", "token_type_embedding": "*H",
+    "pooler": "HH", "fit": "*H", "transform": "HH", "decoder_bias": "*"}  # all others: "H"
 
 
 def leading(weight, axes, sizes):
@@ -988,8 +988,8 @@ def load_teacher(cfg, ranks, vocab_size, heads):
     """The frozen Encoder of --teacher. Raises UserError where a student with so many heads cannot
     learn from it."""
     folder, arch, weights = read_model(cfg.teacher, cfg)
-    width = weights.get("encoder.words.weight", torch.zeros(1, 1)).shape[1]
-    positions = len(weights.get("encoder.positions.weight", [0]))
+    width = weights.get("encoder.token_embedding.weight", torch.zeros(1, 1)).shape[1]
+    positions = len(weights.get("encoder.position_embedding.weight", [0]))
     if arch.heads != heads:
         raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; "
                         "attention is compared head by head")
@@ -1020,7 +1020,7 @@ def start_model(arch, cfg, data, ranks, first="model"):
     if not cfg.init:
         return new_model(arch, cfg, data, fit)
     folder, whole, weights = read_model(cfg.init, cfg, arch, first)
-    positions = len(weights.get("encoder.positions.weight", [0]))
+    positions = len(weights.get("encoder.position_embedding.weight", [0]))
     lengths = [task.recipe.length for task in data.tasks.values() if task]
     longest = max([cfg.length, *lengths])
     variant = read_json(folder / "config.json", dict).get("settings", {}).get("variant", "ebl")
@@ -1165,8 +1165,8 @@ def answer(cfg, path):
     with launch(cfg.device, cfg.dtype) as ranks:
         task = open_file(path, cfg, load_tokenizer(cfg.tokenizer or cfg.init), recipes())
         _, arch, weights = read_model(cfg.init, cfg)
-        vocab_size = len(weights["encoder.words.weight"])
-        positions = len(weights["encoder.positions.weight"])
+        vocab_size = len(weights["encoder.token_embedding.weight"])
+        positions = len(weights["encoder.position_embedding.weight"])
         encoder = Encoder(arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")
         model.load_state_dict(weights)
@@ -1583,8 +1583,8 @@ def describe(cfg):
     if cfg.init:
         _, whole, weights = read_model(cfg.init, cfg)
         arch = arch if cfg.arch else whole
-        vocab_size = len(weights["encoder.words.weight"])
-        positions = len(weights["encoder.positions.weight"])
+        vocab_size = len(weights["encoder.token_embedding.weight"])
+        positions = len(weights["encoder.position_embedding.weight"])
     parts = parameters(arch, vocab_size, positions)
     alone = cfg.arch or cfg.init  # a sub-model is trained, not the SuperPLM
     steps = (cfg.further_steps if alone else cfg.steps) or 1000  # 0: the corpus decides

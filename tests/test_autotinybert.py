@@ -251,8 +251,8 @@ def test_an_update_is_algorithm_1(texts):
                             atb.Data(CPU), TINY, HERE, "test")
     torch.testing.assert_close((loss, norm), (expected_loss.detach(), expected_norm))
     close([*model.parameters()], [*mirror.parameters()])
-    last = model.encoder.layers[2].expand.weight
-    assert (last != tiny_model().encoder.layers[2].expand.weight).all()
+    last = model.encoder.layers[2].fc1.weight
+    assert (last != tiny_model().encoder.layers[2].fc1.weight).all()
 
 
 # --- objective ------------
