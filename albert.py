@@ -1,35 +1,29 @@
-"""ALBERT: A Lite BERT for Self-supervised Learning of Language Representations (Lan, Chen, Goodman, Gimpel, Sharma,
-Soricut; ICLR 2020, arXiv:1909.11942). Official code: google-research/ALBERT at b772393.
+"""ALBERT: A Lite BERT for Self-supervised Learning of Language Representations (Lan, Chen, Goodman,
+Gimpel, Sharma, Soricut; ICLR 2020, arXiv:1909.11942). Official code: google-research/ALBERT at
+b772393.
 
-BERT with far fewer parameters: words are embedded in E dimensions and mapped to H, and all layers share one set of
-weights. Next-sentence prediction gives way to sentence-order prediction: are two segments in their order or swapped?
+BERT with far fewer parameters: tokens are embedded in E dimensions and mapped to H, and all layers
+share one set of weights. Sentence-order prediction replaces next-sentence prediction: are two
+segments in their original order or swapped?
 
-Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 --out runs/16
-           words alone, in short rows: a good minute of a core
-         python albert.py --pretrain --init runs/16 --out runs/64  sentence order too: four minutes more
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64  scores, each beside that of one answer to every row
-         torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 --corpus TEXTS      the paper's
-Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)     Sec. 4.1 -> mask_tokens, Lamb, pretrain
-         Table 5 -> evaluate_language_model     Sec. 4.9 -> finetune (MNLI first), ensemble_job
+Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 \\
+             --steps 4500 --out runs/16
+           masked words alone, in short sequences: about a minute on one core
+         python albert.py --pretrain --init runs/16 --out runs/64
+           with sentence order: four more minutes
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/64
+           scores, each next to its majority baseline
+         torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 \\
+             --corpus TEXTS
+           as in the paper
+Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
+         Sec. 4.1 -> mask_tokens, Lamb, pretrain       Table 5 -> evaluate_language_model
+         Table 14 -> TABLE14                           Sec. 4.9 -> finetune, ensemble_job
          Figure 1, Tables 1-5, 12 -> tests/claims/albert.py
-Tour:    read Encoder, sentence_pairs, mask_tokens, Lamb, update: that is ALBERT. For later: pick_ngrams, AnswerModel
-         (SQuAD v2.0's head), and from read_source on what fine-tunes
-Differs: from the paper's text; with a * from the official code where the text leaves it open. D1* segments without an
-         order have no label · D2* n-grams stay inside a segment · D3* 15% of the tokens are predicted, 77 of 512; the
-         official 20 are --max_predictions 20 · D4 intrinsic evaluation on held-out text of the corpus
-         · D5 masked words are scored on pairs in their order · D6* one clip of the averaged gradient
-         · D7* fine-tuning shuffles whole epochs · D8* evenly spaced looks at dev · D9 a
-         mapping where E = H only for Hugging Face's · D10 WNLI and QNLI like the others · D11* segments are whole
-         sentences, two that do not fit have no label · D12* xlarge has 32 heads · D13 no dropout before SQuAD v1.1's
-         head · D14* masks are drawn anew in each pass · D15* one dropout for attention and hidden states · D16 an
-         ensemble is the n members best on dev · D17 xxlarge is trained from scratch · D18 LAMB has no bias correction
-         · D19 the learning rate goes with the root of the batch · D20 one run a task in place of the median of five
-         · D21* a sequence that is drawn short keeps two sentences, which may be longer than drawn
-         · D22 a span that a member of an ensemble does not list has probability 0 there
-         · D23* in a vocabulary made here, scores are rounded, symbols are plain pieces, and pieces that
-         end in a digit and a comma are unused (data/text.py)
-         · D24* how lines become sentences and documents; no document is longer than 100,000 characters
-         (data/text.py)
+Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and update are ALBERT. Skip at first
+         pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
+Differs: There are 24 departures from the paper, D1 to D24: grep -n '# D[0-9]' albert.py
+         A * marks a departure from the official code where the text leaves it open.
 """
 import dataclasses
 import functools
@@ -52,85 +46,92 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-# B batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked, L layers, K beams, C choices
+# B batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked positions,
+# L layers, K beams, C choices
 
 # --- configuration --------
 
 
 @dataclasses.dataclass
 class Config:
-    """Every knob. Its comment is the help text and ends in the range; a preset overrides the default, a flag both."""
-    preset: str = "base"  # demo (minutes, 2 cores), base, large, xlarge, xxlarge(-1m, -1.5m), bert-base, bert-large
+    """Every knob. Its comment is the help text and ends in the range; a preset overrides the
+    default, a flag both."""
+    preset: str = "base"  # demo | base | large | xlarge | xxlarge, -1m, -1.5m | bert-base, -large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
-    restart: bool = False  # begin anew in the run folder
-    seed: int = 0  # of everything that is drawn by chance
+    restart: bool = False  # delete the run in the run folder and start again
+    seed: int = 0  # of all random numbers
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --pretrain
-    accumulate: int = 1  # parts of a batch; in --pretrain, if not given, raised to a multiple of the processes [>= 1]
-    recompute: bool = False  # gradient checkpointing: keep layers' inputs only
+    accumulate: int = 1  # micro-batches a step; --pretrain: at least one a process [>= 1]
+    recompute: bool = False  # activation recomputation: store only the inputs of layers
     dry_run: bool = False  # two real steps of every phase
-    init: str = ""  # weights to start from: a run folder, a task's folder in one, or a Hugging Face folder
-    # data; what is left out is the demo data
+    init: str = ""  # where to start: a run folder, its folder of a task, a Hugging Face folder
+    # data; default: the demo data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
-    dev_corpus: tuple[str, ...] = ()  # text to evaluate on, Sec. 4.2.1; default: documents held out of the corpus (D4)
+    dev_corpus: tuple[str, ...] = ()  # text to evaluate on, Sec. 4.2.1; default: held-out (D4)
     glue: str = ""  # folder of the GLUE tasks, official layout
     squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
-    tokenizer: str = ""  # spiece.model or vocab.txt; default: that of --init, else one trained on the corpus
-    vocab_size: int = 30000  # pieces, Sec. 4.1 [>= 1]
-    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many [> 0]
-    train_rows: int = 0  # training rows of each task; 0: all
-    # model; with --init that model's, but what FREE names may differ
-    layers: int = 12  # L, Table 1; more than --init's is a depth warm start (Table 11) [>= 1]
+    tokenizer: str = ""  # spiece.model or vocab.txt; default: of --init, else trained on the corpus
+    vocab_size: int = 30000  # subwords, Sec. 4.1 [>= 1]
+    held_out: float = 0.05  # fraction of the documents, at most 1,000; from 1 on their number [> 0]
+    train_rows: int = 0  # training examples of each task; 0: all
+    # model; with --init the shape of that model
+    layers: int = 12  # L, Table 1; more than in --init: a depth warm start, Table 11 [>= 1]
     hidden: int = 768  # H [>= 1]
     heads: int = 12  # H / 64, Sec. 3.1 [>= 1]
     ffn: int = 3072  # 4 H, Sec. 3.1 [>= 1]
-    embedding: int = 128  # E, Table 3; 0: H; words that are H wide are not mapped, as in BERT
-    mapped: bool = False  # a mapping even where E = H, as Hugging Face's ALBERT has it (D9)
+    embedding: int = 128  # E, Table 3; 0: H; E = H has no mapping, as in BERT
+    mapped: bool = False  # a mapping even where E = H, as in Hugging Face's ALBERT (D9)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
-    groups: int = 1  # groups of layers that share; L / groups is Sec. 4.5's group size [>= 1]
-    activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: the tanh form, ALBERT's; gelu: erf
+    groups: int = 1  # groups of layers that share weights; L / groups is the M of Sec. 4.5 [>= 1]
+    activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: tanh form, ALBERT's
     positions: int = 512  # longest input [>= 1]
-    init_std: float = 0.02  # of new weights; 0.1 where H is 64 (0, 1)
-    dropout: float = 0.1  # hidden and attention dropout of --pretrain; 0 in long runs (Sec. 4.8) and all of v2 [0, 1)
-    dropout_steps: int = 0  # updates after which dropout is taken out (Sec. 4.8, Fig. 2b); 0: never
+    init_std: float = 0.02  # of new weights; 0.1 for H = 64 (0, 1)
+    dropout: float = 0.1  # hidden and attention, --pretrain; 0 in long runs (Sec. 4.8), v2 [0, 1)
+    dropout_steps: int = 0  # steps after which dropout is removed (Sec. 4.8, Fig. 2b); 0: never
     # pre-training
-    objective: Literal["sop", "nsp", "none", "shuffled"] = "sop"  # Table 5; shuffled (control): SOP with random labels
-    length: int = 512  # tokens a sequence, special ones included, Sec. 4.1 [>= 8]
-    max_predictions: int = 0  # masked tokens a sequence, at most; official code: 20; 0: 15% (D3)
-    steps: int = 125000  # updates, Sec. 4.1 [>= 1]
-    batch: int = 4096  # sequences an update, Sec. 4.1 [>= 1]
-    lr: float = 1.76e-3  # peak learning rate of 4,096 sequences, Sec. 4.1; goes with the root of the batch [> 0]
-    warmup: float = 0.025  # share of the steps: 3,125 of 125,000 (official code) [0, 1)
-    weight_decay: float = 0.01  # not on biases and LayerNorms (official code), --finetune too
-    save_every: int = 1000  # updates between checkpoints and looks at held-out text [>= 1]
+    objective: Literal["sop", "nsp", "none"] = "sop"  # next to masked words, Table 5
+    length: int = 512  # tokens of a sequence, special ones included, Sec. 4.1 [>= 8]
+    max_predictions: int = 0  # masked tokens of a sequence, at most; official code: 20; 0: 15% (D3)
+    steps: int = 125000  # Sec. 4.1 [>= 1]
+    batch: int = 4096  # sequences a step, Sec. 4.1 [>= 1]
+    lr: float = 1.76e-3  # peak learning rate for a batch of 4,096, Sec. 4.1 (D19) [> 0]
+    warmup: float = 0.025  # fraction of the steps: 3,125 of 125,000 (official code) [0, 1)
+    weight_decay: float = 0.01  # not of biases and LayerNorms (official code); --finetune too
+    save_every: int = 1000  # steps between checkpoints, and between evaluations [>= 1]
     save_minutes: float = 0  # minutes between further checkpoints; 0: none
     dev_rows: int = 1024  # held-out sequences of an evaluation [>= 1]
-    # fine-tuning; what is not given is Table 14's
-    finetune_epochs: float | None = None  # passes over the training rows, in place of Table 14's steps [> 0]
-    finetune_batch: int | None = None  # rows an update [>= 1]
+    # fine-tuning; default: by the recipe
+    recipe: Literal["auto", "table14", "v2", "demo"] = "auto"  # auto: by the model of --init
+    finetune_epochs: float | None = None  # passes over the examples, not Table 14's steps [> 0]
+    finetune_batch: int | None = None  # examples a step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
-    finetune_warmup: float | None = None  # share of the steps [0, 1)
-    finetune_length: int | None = None  # tokens an input [>= 8]
+    finetune_warmup: float | None = None  # fraction of the steps [0, 1)
+    finetune_length: int | None = None  # tokens of an input [>= 8]
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
-    runs: int = 1  # of each task, the median is reported; D20: the paper has five, Sec. 4.2.2 [>= 1]
-    eval_every: int = 0  # updates between looks at dev, the best counts (Sec. 4.2.2); 0: up to 20 looks in all
-    ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged (Sec. 4.9)
-    given, program = frozenset(), "albert"  # the flags that were given, the file's name
-    models = "init", "tokenizer", "ensemble"  # flags that name what is read beside the data
+    runs: int = 1  # of each task; the median is reported (D20) [>= 1]
+    eval_every: int = 0  # steps between evaluations, of which the best counts; 0: up to 20 in all
+    ensemble: tuple[str, ...] = ()  # run folders of --finetune to average, Sec. 4.9
+    # no knobs: the flags that were given, the file's name, flags that name what is read besides
+    # data
+    given = frozenset()
+    program = "albert"
+    models = "init", "tokenizer", "ensemble"
 
 
-# D17: the paper starts from 6 layers (footnote 5, no more is said): --layers 6, --init --layers 12
+# D17: xxlarge is trained from scratch; the paper warm-starts it from 6 layers (footnote 5), here
+# --layers 6 and then --init with --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 PRESETS = {
-    "demo": dict(vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60, positions=128, init_std=0.1,
-                 dropout=0.0, length=64, steps=10000, batch=32, lr=0.05, warmup=0.1,  # lr: 4.4e-3 for batch 32
-                 finetune_epochs=5, finetune_batch=16, finetune_lr=1e-3, finetune_warmup=0.1, finetune_length=128,
-                 finetune_dropout=0.0, eval_every=200),
+    "demo": dict(  # minutes on two cores; lr: 4.4e-3 for batch 32
+        vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60, positions=128,
+        init_std=0.1, dropout=0.0, length=64, steps=10000, batch=32, lr=0.05, warmup=0.1),
     "base": dict(),
     "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
-    "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),  # D12: H / 64 heads, Sec. 3.1; the released one has 16
+    # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1); the released one has 16
+    "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
     "xxlarge": XXLARGE,
     "xxlarge-1m": dict(XXLARGE, dropout=0.0, steps=1_000_000),  # Sec. 4.8, 4.9
     "xxlarge-1.5m": dict(XXLARGE, dropout=0.0, steps=1_500_000),  # Tables 9, 10
@@ -138,18 +139,17 @@ PRESETS = {
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=0, share="none"),
     "dry_run": dict(steps=2, dev_rows=32, train_rows=64, runs=1, finetune_epochs=None),
 }
-SHAPE = ("hidden", "heads", "ffn", "embedding", "mapped", "share", "groups", "activation", "positions")  # --init's hold
-FREE = ("layers", "init_std", "dropout")  # --init's too, unless a flag differs
-FEWEST = 50  # pairs of an accuracy of sentence order
+FEWEST = 50  # pairs for which an accuracy of sentence order is reported
 CLIP = 1.0  # largest gradient norm (official code)
-MASKED = 0.15  # D3: fraction of the tokens to predict, 77 of 512; in the official code at most 20
+# D3*: 15% of the tokens are predicted, 77 of 512; the official code has at most 20
+MASKED = 0.15
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
-SHORT = 0.1  # share of shorter sequences, Sec. 4.1
+SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
 
 
 def check_shape(cfg):
-    """ValueError where no model can be built from these settings."""
+    """Raise ValueError if no model can be built from these settings."""
     if cfg.hidden % cfg.heads:
         raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
     if cfg.embedding > cfg.hidden:
@@ -157,16 +157,20 @@ def check_shape(cfg):
     if cfg.layers % cfg.groups:
         raise ValueError(f"groups {cfg.groups} do not divide the {cfg.layers} layers evenly")
     if cfg.share == "none" and cfg.groups > 1:
-        raise ValueError(f"groups {cfg.groups} with share none; leave one of them out")
+        raise ValueError(f"groups {cfg.groups} with share none; give only one of them")
 
 # --- model ----------------
 
 
-ACTIVATIONS = {"gelu_new": functools.partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS = {
+    "gelu_new": functools.partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
 
 
 def init_weights(std, *roots):
-    """Truncated normal, cut at twice its deviation; biases 0 (official code)."""
+    """Truncated normal, cut at two standard deviations; biases 0 (official code)."""
     for module in nn.ModuleList(roots).modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -174,28 +178,41 @@ def init_weights(std, *roots):
             nn.init.zeros_(module.bias)
 
 
-def pick(x, places):
-    """(B, T, H) at places (B, M) -> (B, M, H)."""
-    return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+def gather_positions(x, positions):
+    """The states (B, M, H) of x (B, T, H) at positions (B, M)."""
+    return x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
 
 
 class Attention(nn.Module):
-    """Multi-head attention, residual, LayerNorm. Query, key and value are matrices of their own: LAMB adapts each.
-    D15: one dropout everywhere, as in all configurations of the paper; the official code has two settings.
-    asked (B, M, H) of x (B, T, H), mask (B, 1, 1, T) of what is seen, or None -> (B, M, H)."""
+    """Multi-head attention, residual, LayerNorm.
+
+    queries: (B, M, H), states of x at which the output is computed. x: (B, T, H). mask: (B, 1, 1,
+    T), True at visible tokens, or None. Returns (B, M, H). """
 
     def __init__(self, cfg):
         super().__init__()
         self.heads = cfg.heads
-        self.query, self.key, self.value, self.output = (nn.Linear(cfg.hidden, cfg.hidden) for _ in range(4))
+        # matrices of their own: LAMB adapts the learning rate of each
+        self.query = nn.Linear(cfg.hidden, cfg.hidden)
+        self.key = nn.Linear(cfg.hidden, cfg.hidden)
+        self.value = nn.Linear(cfg.hidden, cfg.hidden)
+        self.output = nn.Linear(cfg.hidden, cfg.hidden)
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
+        # D15*: one dropout rate for attention and hidden states, as in all configurations of the
+        # paper; the official code has two settings
         self.dropout = nn.Dropout(cfg.dropout)
 
-    def forward(self, asked, x, mask):
-        q, k, v = self.query(asked), self.key(x), self.value(x)  # (B, M, H), 2 x (B, T, H)
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # (B, N, M or T, D)
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, self.dropout.p if self.training else 0.0)
-        return self.norm(asked + self.dropout(self.output(mixed.transpose(1, 2).flatten(2))))
+    def split_heads(self, x):
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, T, H) -> (B, N, T, D)
+
+    def forward(self, queries, x, mask):
+        q = self.split_heads(self.query(queries))  # (B, N, M, D)
+        k = self.split_heads(self.key(x))  # (B, N, T, D)
+        v = self.split_heads(self.value(x))  # (B, N, T, D)
+        dropout = self.dropout.p if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)  # (B, N, M, D)
+        mixed = self.output(mixed.transpose(1, 2).flatten(2))  # (B, M, H)
+        return self.norm(queries + self.dropout(mixed))
 
 
 class FeedForward(nn.Module):
@@ -203,68 +220,83 @@ class FeedForward(nn.Module):
 
     def __init__(self, cfg):
         super().__init__()
-        self.expand = nn.Linear(cfg.hidden, cfg.ffn)
-        self.shrink = nn.Linear(cfg.ffn, cfg.hidden)
+        self.fc1 = nn.Linear(cfg.hidden, cfg.ffn)
+        self.fc2 = nn.Linear(cfg.ffn, cfg.hidden)
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
         self.activation = ACTIVATIONS[cfg.activation]
 
     def forward(self, x):
-        return self.norm(x + self.dropout(self.shrink(self.activation(self.expand(x)))))  # (B, T, 4H) inside
+        wide = self.activation(self.fc1(x))  # (B, T, 4H)
+        return self.norm(x + self.dropout(self.fc2(wide)))
 
 
 def blocks(cfg):
-    """[attention blocks, feed-forward blocks] of which a model makes its L layers (Table 4)."""
-    return [cfg.groups if cfg.share in ("all", part) else cfg.layers for part in ("attention", "ffn")]
+    """Attention blocks and feed-forward blocks from which the L layers are built (Table 4)."""
+    return [cfg.groups if cfg.share in ("all", part) else cfg.layers
+            for part in ("attention", "ffn")]
 
 
 class Encoder(nn.Module):
-    """Factorised embeddings, and L layers made of fewer blocks. forward: ids, segments (B, T), and lengths (B,), the
-    real tokens, or None where every row is full -> (B, T, H). With places (B, M) the last layer is worked out only at
-    [CLS] and these places, (B, 1 + M, H).
+    """Factorised embeddings and L layers, built from fewer blocks where layers share weights.
 
-    Layers share where a list of blocks is shorter than L (Sec. 3.1, 4.5): layer l runs block l * blocks // L of each
-    list. So all of 12 layers run a single block; of two blocks the first makes layers 0 to 5, the second 6 to 11.
-    """
+    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). With one block all of
+    12 layers run it; with two, the first runs as layers 0 to 5, the second as layers 6 to 11. """
 
     def __init__(self, cfg):
         super().__init__()
         check_shape(cfg)
-        E, (attentions, ffns) = cfg.embedding or cfg.hidden, blocks(cfg)
-        self.depth, self.recompute = cfg.layers, cfg.recompute
-        self.words = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
-        self.positions = nn.Embedding(cfg.positions, E)
-        self.segments = nn.Embedding(2, E)
+        E = cfg.embedding or cfg.hidden
+        attentions, ffns = blocks(cfg)
+        self.depth = cfg.layers
+        self.recompute = cfg.recompute
+        self.token_embedding = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
+        self.position_embedding = nn.Embedding(cfg.positions, E)
+        self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # E x H, Sec. 3.1. D9: none where E = H (Table 3's 31M, the official code), but for Hugging Face's folders
-        self.mapping = nn.Linear(E, cfg.hidden) if cfg.mapped or E != cfg.hidden else nn.Identity()
+        # D9: no mapping E x H (Sec. 3.1) where E = H (the 31M of Table 3, the official code), except
+        # in folders of Hugging Face
+        mapped = cfg.mapped or E != cfg.hidden
+        self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
         self.ffns = nn.ModuleList(FeedForward(cfg) for _ in range(ffns))
         init_weights(cfg.init_std, self)
 
-    def layer(self, number, x, mask, places=None):
+    def layer(self, number, x, mask, masked_positions=None):
         attention = self.attentions[number * len(self.attentions) // self.depth]
         ffn = self.ffns[number * len(self.ffns) // self.depth]
-        asked = x if places is None else pick(x, F.pad(places, (1, 0)))  # (B, 1 + M, H), [CLS] is at 0
-        return ffn(attention(asked, x, mask))
+        queries = x
+        if masked_positions is not None:
+            queries = gather_positions(x, F.pad(masked_positions, (1, 0)))  # (B, 1 + M, H)
+        return ffn(attention(queries, x, mask))
 
-    def forward(self, ids, segments, lengths=None, places=None):
+    def forward(self, ids, token_type_ids, lengths=None, masked_positions=None):
+        """ids, token_type_ids: (B, T). lengths: (B,) real tokens, or None if there is no padding.
+
+        Returns states (B, T, H). With masked_positions (B, M) the last layer is computed only at
+        [CLS], which is at 0, and at these positions: (B, 1 + M, H).
+        """
         positions = torch.arange(ids.shape[1], device=ids.device)  # (T,)
-        # an empty row sees its first piece: a softmax over nothing would be no number
-        mask = None if lengths is None else (positions < lengths.clamp(min=1)[:, None])[:, None, None]  # (B, 1, 1, T)
-        x = self.words(ids) + self.segments(segments) + self.positions(positions)  # (B, T, E)
+        mask = None
+        if lengths is not None:
+            # an empty sequence sees its first token: a softmax over nothing would be NaN
+            mask = positions < lengths.clamp(min=1)[:, None]  # (B, T)
+            mask = mask[:, None, None]  # (B, 1, 1, T)
+        x = self.token_embedding(ids) + self.token_type_embedding(token_type_ids)  # (B, T, E)
+        x = x + self.position_embedding(positions)
         x = self.mapping(self.dropout(self.norm(x)))  # (B, T, E) -> (B, T, H)
         layer = self.layer
         if self.recompute and self.training:
             layer = functools.partial(recompute, self.layer, use_reentrant=False)
         for number in range(self.depth - 1):
             x = layer(number, x, mask)
-        return layer(self.depth - 1, x, mask, places)
+        return layer(self.depth - 1, x, mask, masked_positions)
 
 
 class MaskedHead(nn.Module):
-    """H -> E, activation, LayerNorm, E -> V with the word embeddings (V, E) as its matrix. (B, M, H) -> (B, M, V)."""
+    """H -> E, activation, LayerNorm, E -> V with the token embedding (V, E) as its matrix.
+    (B, M, H) -> (B, M, V)."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -275,12 +307,14 @@ class MaskedHead(nn.Module):
         self.activation = ACTIVATIONS[cfg.activation]
         init_weights(cfg.init_std, self)
 
-    def forward(self, x, words):
-        return F.linear(self.norm(self.activation(self.transform(x))), words, self.bias)
+    def forward(self, x, embedding):
+        x = self.norm(self.activation(self.transform(x)))  # (B, M, E)
+        return F.linear(x, embedding, self.bias)
 
 
 class LanguageModel(nn.Module):
-    """Encoder with the heads of pre-training: masked words, and the order of two segments (SOP; or NSP)."""
+    """Encoder with the heads of pre-training: masked words, and the order of two segments (SOP or
+    NSP)."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -290,18 +324,20 @@ class LanguageModel(nn.Module):
         self.order = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.pooler, self.order)
 
-    def forward(self, ids, segments, lengths, places):
-        """places (B, M): where words are to be predicted. Returns MLM logits (B, M, V) and order logits (B, 2)."""
-        x = self.encoder(ids, segments, lengths, places)  # (B, 1 + M, H)
-        return self.mlm(x[:, 1:], self.encoder.words.weight), self.order(torch.tanh(self.pooler(x[:, 0])))
+    def forward(self, ids, token_type_ids, lengths, masked_positions):
+        """MLM logits (B, M, V) at masked_positions (B, M), and order logits (B, 2)."""
+        x = self.encoder(ids, token_type_ids, lengths, masked_positions)  # (B, 1 + M, H)
+        logits = self.mlm(x[:, 1:], self.encoder.token_embedding.weight)
+        return logits, self.order(torch.tanh(self.pooler(x[:, 0])))
 
 
-# Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless all are full, and more;
-# SQuAD's p_mask (B, T) is True where no answer can be.
+# Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless there is
+# no padding, and more; SQuAD's p_mask (B, T) is True where no answer can start or end.
 
 
 class Classifier(nn.Module):
-    """Encoder, pooler, dropout and a linear head: logits (B, outputs). One output is a regression."""
+    """Encoder, pooler, dropout and a linear head: logits (B, outputs). One output is a
+    regression."""
 
     def __init__(self, cfg, outputs):
         super().__init__()
@@ -312,29 +348,35 @@ class Classifier(nn.Module):
         init_weights(cfg.init_std, self.pooler, self.head)
 
     def forward(self, batch):
-        x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"), batch["ids"][:, :0])  # (B, 1, H)
+        ids = batch["ids"]
+        only_cls = ids[:, :0]  # (B, 0) masked positions
+        x = self.encoder(ids, batch["segments"], batch.get("lengths"), only_cls)  # (B, 1, H)
         return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
     def loss(self, batch):
-        logits, labels = self(batch).float(), batch["labels"]
-        return F.mse_loss(logits[:, 0], labels) if logits.shape[1] == 1 else F.cross_entropy(logits, labels)
+        logits = self(batch).float()
+        if logits.shape[1] == 1:
+            return F.mse_loss(logits[:, 0], batch["labels"])
+        return F.cross_entropy(logits, batch["labels"])
 
 
 class MultipleChoice(Classifier):
-    """RACE (App. A.3): one output for each option, softmax over them. ids, segments (B, C, T) -> (B, C)."""
+    """RACE (App. A.3): one output for each option, softmax over them. ids, segments (B, C, T) ->
+    (B, C)."""
 
     def forward(self, batch):
-        options = {name: batch[name].flatten(0, 1) for name in ("ids", "segments", "lengths") if name in batch}
-        return super().forward(options).view(batch["ids"].shape[:2])  # (B * C, 1) -> (B, C)
+        names = [name for name in ("ids", "segments", "lengths") if name in batch]
+        options = {name: batch[name].flatten(0, 1) for name in names}
+        return super().forward(options).view(batch["ids"].shape[:2])  # (B C, 1) -> (B, C)
 
 
 class SpanModel(nn.Module):
-    """SQuAD v1.1 (App. A.3): a start and an end logit for each token, (B, T, 2). D13: no dropout before the head, as in
-    the official code; Table 14 gives it 0.1."""
+    """SQuAD v1.1 (App. A.3): a start and an end logit for each token, (B, T, 2)."""
 
     def __init__(self, cfg):
         super().__init__()
         self.encoder = Encoder(cfg)
+        # D13: no dropout before SQuAD v1.1's head, as in the official code; Table 14 gives it 0.1
         self.span = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.span)
 
@@ -343,15 +385,18 @@ class SpanModel(nn.Module):
 
     def loss(self, batch):
         start, end = self(batch).float().unbind(-1)  # 2 x (B, T)
-        return (F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])) / 2
+        losses = F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])
+        return losses / 2
 
 
 class AnswerModel(nn.Module):
-    """SQuAD v2.0, XLNet's head (App. A.3): the end is scored given the start, and a classifier of "no answer"."""
+    """SQuAD v2.0, XLNet's head (App. A.3): the end is scored given the start, and a classifier
+    scores "no answer"."""
 
     def __init__(self, cfg, beams=5):
         super().__init__()
-        self.encoder, self.beams = Encoder(cfg), beams
+        self.encoder = Encoder(cfg)
+        self.beams = beams
         self.answer = nn.ModuleDict({
             "start": nn.Linear(cfg.hidden, 1),
             "end_mix": nn.Linear(2 * cfg.hidden, cfg.hidden),
@@ -363,20 +408,29 @@ class AnswerModel(nn.Module):
         init_weights(cfg.init_std, self.answer)
 
     def read(self, batch):
-        """Token states (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where there is none."""
+        """States (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where there
+        is none."""
         x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"))
-        start = self.answer["start"](x)[..., 0].float().masked_fill(batch["p_mask"], -1e30)  # (B, T)
-        summary = torch.einsum("bt,bth->bh", start.softmax(-1).to(x.dtype), x)  # where an answer would start
-        mixed = torch.tanh(self.answer["null_mix"](torch.cat([summary, x[:, 0]], dim=-1)))  # (B, 2H) -> (B, H)
-        return x, start, self.answer["null"](self.dropout(mixed))[:, 0].float()
+        start = self.answer["start"](x)[..., 0].float()  # (B, T)
+        start = start.masked_fill(batch["p_mask"], -1e30)
+        weights = start.softmax(-1).to(x.dtype)
+        summary = torch.einsum("bt,bth->bh", weights, x)  # where an answer would start
+        mixed = self.answer["null_mix"](torch.cat([summary, x[:, 0]], dim=-1))  # (B, 2H) -> (B, H)
+        null = self.answer["null"](self.dropout(torch.tanh(mixed)))[:, 0].float()  # (B,)
+        return x, start, null
 
     def end_logits(self, x, starts, p_mask):
-        """End logits (B, K, T) given the starts (B, K). The map of [token; start] is a map of the token plus one of the
-        start, so the pairs need not be laid out."""
-        H, mix = x.shape[-1], self.answer["end_mix"]
-        mixed = (F.linear(x, mix.weight[:, :H])[:, None]
-                 + F.linear(pick(x, starts), mix.weight[:, H:], mix.bias)[:, :, None])  # (B, K, T, H)
-        logits = self.answer["end"](self.answer["end_norm"](torch.tanh(mixed)))[..., 0]  # (B, K, T)
+        """End logits (B, K, T) given the starts (B, K).
+
+        The map of [token; start] is a map of the token plus a map of the start, so the pairs need
+        no (B, K, T, 2H) tensor. """
+        H = x.shape[-1]
+        mix = self.answer["end_mix"]
+        tokens = F.linear(x, mix.weight[:, :H])  # (B, T, H)
+        begins = F.linear(gather_positions(x, starts), mix.weight[:, H:], mix.bias)  # (B, K, H)
+        mixed = tokens[:, None] + begins[:, :, None]  # (B, K, T, H)
+        mixed = self.answer["end_norm"](torch.tanh(mixed))
+        logits = self.answer["end"](mixed)[..., 0]  # (B, K, T)
         return logits.float().masked_fill(p_mask[:, None], -1e30)
 
     def loss(self, batch):
@@ -387,13 +441,16 @@ class AnswerModel(nn.Module):
         return spans / 2 + F.binary_cross_entropy_with_logits(null, batch["impossible"]) / 2
 
     def forward(self, batch):
-        """Beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K), null scores (B,)."""
+        """Beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K),
+        null scores (B,)."""
         x, start, null = self.read(batch)
         K = min(self.beams, start.shape[1])
         start_scores, starts = start.log_softmax(-1).topk(K, dim=1)  # (B, K)
-        end_scores, ends = self.end_logits(x, starts, batch["p_mask"]).log_softmax(-1).topk(K, dim=2)  # (B, K, K)
+        end = self.end_logits(x, starts, batch["p_mask"])  # (B, K, T)
+        end_scores, ends = end.log_softmax(-1).topk(K, dim=2)  # (B, K, K)
         scores = start_scores[..., None] + end_scores
-        return starts[..., None].expand_as(ends).flatten(1), ends.flatten(1), scores.flatten(1), null
+        starts = starts[..., None].expand_as(ends)  # (B, K, K)
+        return starts.flatten(1), ends.flatten(1), scores.flatten(1), null
 
 
 def count(module):
@@ -402,151 +459,189 @@ def count(module):
 
 
 def parts(cfg):
-    """Parameters of the pre-training model by part."""
+    """{part: parameters} of the pre-training model."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
-    modules = {"mapping": model.encoder.mapping, "attention": model.encoder.attentions, "ffn": model.encoder.ffns,
-               "pooler": model.pooler, "mlm head": model.mlm, "order head": model.order}
-    found = {name: count(module) for name, module in modules.items()}
-    return {"embeddings": count(model) - sum(found.values()), **found}
+    counts = {
+        "mapping": count(model.encoder.mapping),
+        "attention": count(model.encoder.attentions),
+        "ffn": count(model.encoder.ffns),
+        "pooler": count(model.pooler),
+        "mlm head": count(model.mlm),
+        "order head": count(model.order),
+    }
+    return {"embeddings": count(model) - sum(counts.values()), **counts}
 
 
 def flops(cfg):
-    """FLOPs of a forward pass over `length` tokens with both heads: matrix products, 2 a multiply-add."""
-    T, H, E, M = cfg.length, cfg.hidden, cfg.embedding or cfg.hidden, masked_count(cfg)
-    states = (cfg.layers - 1) * T + 1 + M  # of all layers; the last one's are those of [CLS] and of masked words
-    layers = 4 * cfg.layers * T * H * H + 4 * states * (H * H + H * cfg.ffn + T * H)  # keys and values; the rest
-    return (2 * T * E * H * (cfg.mapped or E != H) + layers + 2 * H * H + 4 * H  # mapping, layers, pooler, order
-            + 2 * M * (H * E + E * cfg.vocab_size))
+    """FLOPs of a forward pass over `length` tokens: matrix products, 2 a multiply-add."""
+    T = cfg.length
+    H = cfg.hidden
+    E = cfg.embedding or H
+    M = masked_count(cfg)
+    mapping = 2 * T * E * H * (cfg.mapped or E != H)
+    keys_and_values = 4 * cfg.layers * T * H * H
+    states = (cfg.layers - 1) * T + 1 + M  # the last layer has those of [CLS] and masked positions
+    rest = 4 * states * (H * H + H * cfg.ffn + T * H)
+    order = 2 * H * H + 4 * H
+    return mapping + keys_and_values + rest + order + 2 * M * (H * E + E * cfg.vocab_size)
 
 # --- objective ------------
-# All chance comes from one generator: an example depends on its number in the stream alone.
+# All random numbers come from one generator: an example depends on its number in the stream alone.
 
 
-def join(first, first_length, second, second_length, tokenizer):
-    """[CLS] first [SEP] second [SEP] (Sec. 4.1), or [CLS] first [SEP] where second_length is 0.
+def join(segment_a, length_a, segment_b, length_b, tokenizer):
+    """[CLS] A [SEP] B [SEP] (Sec. 4.1), or [CLS] A [SEP] where length_b is 0.
 
-    first, second: (B, width) pieces, of which first_length and second_length (B,) count. Returns ids (B, T), with T =
-    width + 3, segments (B, T), which are 1 in the second part and its [SEP], and lengths (B,).
-    """
-    rows, width = first.shape
-    positions, a, b = torch.arange(width + 3).expand(rows, -1), first_length[:, None], second_length[:, None]
-    end = a + torch.where(b > 0, b + 2, 1)  # (B, 1) the position of the last [SEP]
-    ids = first.gather(1, (positions - 1).clamp(0, width - 1))  # (B, width) -> (B, T)
-    ids = torch.where(positions > a + 1, second.gather(1, (positions - a - 2).clamp(0, width - 1)), ids)
-    ids = ids.masked_fill((positions == a + 1) | (positions == end), tokenizer.sep_id)
-    ids = ids.masked_fill(positions > end, tokenizer.pad_id).masked_fill(positions == 0, tokenizer.cls_id)
-    return ids, ((positions > a + 1) & (positions <= end)).long(), end[:, 0] + 1
+    segment_a, segment_b: (B, width) tokens, of which length_a and length_b (B,) count. Returns ids
+    (B, T), with T = width + 3, token_type_ids (B, T), which are 1 in B and its [SEP], and lengths
+    (B,). """
+    size, width = segment_a.shape
+    positions = torch.arange(width + 3).expand(size, -1)  # (B, T)
+    first_sep = length_a[:, None] + 1  # (B, 1) its position
+    last_sep = first_sep + torch.where(length_b > 0, length_b + 1, 0)[:, None]
+    ids = segment_a.gather(1, (positions - 1).clamp(0, width - 1))  # (B, width) -> (B, T)
+    tokens_b = segment_b.gather(1, (positions - first_sep - 1).clamp(0, width - 1))  # (B, T)
+    ids = torch.where(positions > first_sep, tokens_b, ids)
+    ids = ids.masked_fill((positions == first_sep) | (positions == last_sep), tokenizer.sep_id)
+    ids = ids.masked_fill(positions > last_sep, tokenizer.pad_id)
+    ids = ids.masked_fill(positions == 0, tokenizer.cls_id)
+    token_type_ids = (positions > first_sep) & (positions <= last_sep)
+    return ids, token_type_ids.long(), last_sep[:, 0] + 1
 
 
 def sentence_pairs(parts, tokenizer, objective, generator):
     """Two segments as one input, and their label (Sec. 3.1, Inter-sentence coherence loss).
 
-    parts: data.corpus.Segments, that is first, second and other (from another document), each (B, width), with their
-    lengths first_length, second_length, other_length (B,), 0 for none. Returns ids, segments (B, T), lengths (B,) and
-    labels (B,), -100 for none. D1: a text without a sentence boundary is one segment and has no label; the official
-    code pairs it with another document and calls that "swapped".
-    """
-    first, first_length, second, second_length = parts.first, parts.first_length, parts.second, parts.second_length
-    labels = (torch.rand(len(first), generator=generator) < 0.5).long()
-    pair = second_length > 0  # (B,)
-    if objective == "nsp":  # 0: consecutive, 1: the second is from another document
-        pair = pair & (parts.other_length > 0)
-        foreign = pair & labels.bool()
-        second = torch.where(foreign[:, None], parts.other, second)
-        second_length = torch.where(foreign, parts.other_length, second_length)
-    elif objective in ("sop", "shuffled"):  # 0: in their order, 1: swapped
-        swapped = pair & labels.bool()
-        first, second = (torch.where(swapped[:, None], second, first), torch.where(swapped[:, None], first, second))
-        first_length, second_length = (torch.where(swapped, second_length, first_length),
-                                       torch.where(swapped, first_length, second_length))
-        if objective == "shuffled":  # the label says nothing about the order
-            labels = torch.randint(2, labels.shape, generator=generator)
+    parts: data.corpus.Segments: first, second and other (from another document), each (B, width),
+    with their lengths first_length, second_length, other_length (B,), 0 for none. Returns ids,
+    token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none. """
+    segment_a = parts.first
+    segment_b = parts.second
+    length_a = parts.first_length
+    length_b = parts.second_length
+    labels = (torch.rand(len(segment_a), generator=generator) < 0.5).long()
+    # D1*: a text without a sentence boundary is one segment and has no label; the official code
+    # pairs it with another document and calls that "swapped"
+    labelled = length_b > 0  # (B,)
+    if objective == "sop":  # 0: in their order, 1: swapped
+        swapped = labelled & labels.bool()
+        segment_a = torch.where(swapped[:, None], parts.second, parts.first)
+        segment_b = torch.where(swapped[:, None], parts.first, parts.second)
+        length_a = torch.where(swapped, parts.second_length, parts.first_length)
+        length_b = torch.where(swapped, parts.first_length, parts.second_length)
+    elif objective == "nsp":  # 0: consecutive, 1: B is from another document
+        labelled = labelled & (parts.other_length > 0)
+        foreign = labelled & labels.bool()
+        segment_b = torch.where(foreign[:, None], parts.other, segment_b)
+        length_b = torch.where(foreign, parts.other_length, length_b)
     else:  # none: always in their order
-        pair = torch.zeros_like(pair)
-    return *join(first, first_length, second, second_length, tokenizer), labels.masked_fill(~pair, -100)
+        labelled = torch.zeros_like(labelled)
+    labels = labels.masked_fill(~labelled, -100)
+    return *join(segment_a, length_a, segment_b, length_b, tokenizer), labels
 
 
 def ngram_lengths(shape, longest, generator):
     """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..longest (Sec. 4.1)."""
     weights = 1 / torch.arange(1, longest + 1).double()
     edges = (weights.cumsum(0) / weights.sum())[:-1]
-    return torch.bucketize(torch.rand(shape, generator=generator, dtype=torch.float64), edges, right=True) + 1
+    chance = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return torch.bucketize(chance, edges, right=True) + 1
 
 
-def pick_ngrams(ids, segments, tokenizer, budget, longest, generator):
-    """Which pieces are to be predicted, (B, T) bool: n-grams of whole words at random places until each row's budget
-    (B,) of pieces is spent. As in the official code, an n-gram that does not fit the budget is shortened, and one that
-    meets a taken word is refused. D2: n-grams stay inside one segment; there they run across [SEP].
+def pick_ngrams(ids, token_type_ids, tokenizer, budget, longest, generator):
+    """The tokens to predict, (B, T) bool: n-grams of whole words at random positions, until the
+    budget (B,) of tokens of each sequence is spent.
 
-    A row with a budget of 6 pieces and 6 words, of which word 3 has three pieces and words 4 and 5 are segment 1:
+    As in the official code, an n-gram that does not fit the budget is shortened, and an n-gram that
+    contains a chosen word is refused. A sequence with a budget of 6 tokens and 6 words, of which
+    word 3 has three tokens and words 4 and 5 are in segment 1:
 
         [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
                 0     1      2      3     3      3               4     5
 
-    Say n-grams are tried that begin with words 2, 1, 5 and 0, in this order, the first of 3 words, the others of 2.
-    From word 2: words 2 and 3 are taken, 4 pieces; word 4 is not, as it is another segment's. From word 1: words 1 and
-    2 are refused, as 2 is taken. From word 5: it has no neighbour and is taken alone. From word 0: one piece of the
-    budget is left, so that the n-gram is shortened to word 0, which spends it.
-    """
+    N-grams are tried that begin at words 2, 1, 5 and 0, in this order, the first of 3 words, the
+    others of 2. At word 2: words 2 and 3 are chosen, 4 tokens; word 4 is not, as it is in another
+    segment. At word 1: words 1 and 2 are refused, as 2 is chosen. At word 5: there is no next word,
+    so it is chosen alone. At word 0: one token of the budget is left, so the n-gram is shortened to
+    word 0. """
     B, T = ids.shape
-    text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
-    # (B, T) where a word begins: by its piece, starts_word (V,), or with the segment
-    begins = text & (torch.as_tensor(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T])
-    word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of each piece's word
-    spare = T + longest  # a column for what is no word
-    size = torch.zeros(B, spare + 1, dtype=torch.long).scatter_add_(1, word, text.long())  # (B, words) pieces
-    side = torch.full((B, spare + 1), -1).scatter_(1, torch.where(begins, word, spare), segments)  # each word's segment
-    taken, left, reach = torch.zeros(B, spare + 1, dtype=torch.bool), budget.clone(), torch.arange(longest)
-    words = begins.sum(1)  # (B,) words of each row
-    chance = torch.rand(B, T, generator=generator).masked_fill(torch.arange(T) >= words[:, None], 2.0)
-    tried = chance.argsort(1)  # (B, T) each row's words in random turns, what is no word last
+    special = (ids == tokenizer.pad_id) | (ids == tokenizer.cls_id) | (ids == tokenizer.sep_id)
+    text = ~special
+    # a token begins a word by its own kind, starts_word (V,), or as the first of its segment
+    begins = torch.as_tensor(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T]
+    begins &= text  # (B, T)
+    word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of each token's word
+    words = begins.sum(1)  # (B,)
+    spare = T + longest  # a column for tokens that begin no word
+    size = torch.zeros(B, spare + 1, dtype=torch.long)  # tokens of each word
+    size.scatter_add_(1, word, text.long())
+    segment = torch.full((B, spare + 1), -1)  # of each word
+    # D2*: n-grams stay inside a segment; in the official code they run across [SEP]
+    segment.scatter_(1, torch.where(begins, word, spare), token_type_ids)
+    chosen = torch.zeros(B, spare + 1, dtype=torch.bool)  # words
+    left = budget.clone()
+    reach = torch.arange(longest)
+    chance = torch.rand(B, T, generator=generator)
+    # (B, T) the words of each sequence in random order, then numbers of no word
+    order = chance.masked_fill(torch.arange(T) >= words[:, None], 2.0).argsort(1)
     drawn = ngram_lengths((B, T), longest, generator)
     for turn in range(int(words.max())):
-        ngram = tried[:, turn, None] + reach  # (B, n) the words that it may cover
-        pieces, here = size.gather(1, ngram), side.gather(1, ngram)
-        fits = ((reach < drawn[:, turn, None]) & (pieces.cumsum(1) <= left[:, None])
-                & (here == here[:, :1]) & (here >= 0))
-        fits &= ~(taken.gather(1, ngram) & fits).any(1, keepdim=True)
-        taken.scatter_(1, ngram, taken.gather(1, ngram) | fits)
-        left -= (pieces * fits).sum(1)
+        ngram = order[:, turn, None] + reach  # (B, longest) words
+        sizes = size.gather(1, ngram)
+        segments = segment.gather(1, ngram)
+        fits = (reach < drawn[:, turn, None]) & (sizes.cumsum(1) <= left[:, None])
+        fits &= (segments == segments[:, :1]) & (segments >= 0)
+        fits &= ~(chosen.gather(1, ngram) & fits).any(1, keepdim=True)
+        chosen.scatter_(1, ngram, chosen.gather(1, ngram) | fits)
+        left -= (sizes * fits).sum(1)
         if not left.any():
             break
-    return text & taken.gather(1, word)
+    return text & chosen.gather(1, word)
 
 
 def masked_count(cfg):
-    """M, predictions of a full sequence (D3)."""
+    """M, masked positions of a full sequence (D3)."""
     most = max(1, round(MASKED * cfg.length))
     return min(most, cfg.max_predictions or most)
 
 
-def mask_tokens(ids, segments, tokenizer, cfg, generator):
-    """N-gram masking (Sec. 4.1): a chosen piece becomes [MASK] in 80% of the cases, a random piece in 10%, or stays.
+def mask_tokens(ids, token_type_ids, tokenizer, cfg, generator):
+    """N-gram masking (Sec. 4.1): a chosen token becomes [MASK] with probability 80%, a random token
+    with 10%, and stays with 10%.
 
-    ids, segments (B, T). Returns the changed ids, the places of the chosen pieces, and as labels what stood there, both
-    (B, M). A row with fewer has labels of -100 in the rest. D14: masks are drawn anew in each pass; the official data
-    hold 40 copies of each text, whose masks are fixed.
-    """
-    B, M = len(ids), masked_count(cfg)
-    budget = (MASKED * (ids != tokenizer.pad_id).sum(1)).round().long().clamp(1, M)
-    chosen = pick_ngrams(ids, segments, tokenizer, budget, NGRAM, generator)
-    places = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]  # the chosen first, from left to right
-    used, originals = chosen.gather(1, places), ids.gather(1, places)
+    ids, token_type_ids: (B, T). Returns the changed ids, the masked positions and the original
+    tokens there as labels, both (B, M). A sequence with fewer masked tokens has labels of -100 in
+    the rest. """
+    B = len(ids)
+    M = masked_count(cfg)
+    budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
+    budget = budget.round().long().clamp(1, M)
+    # D14*: masks are drawn again in each pass; the official data hold 40 copies of each text with
+    # fixed masks
+    chosen = pick_ngrams(ids, token_type_ids, tokenizer, budget, NGRAM, generator)
+    # the chosen ones first, from left to right
+    masked_positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]
+    used = chosen.gather(1, masked_positions)
+    originals = ids.gather(1, masked_positions)
     chance = torch.rand(B, M, generator=generator)
-    random_piece = torch.randint(tokenizer.vocab_size, (B, M), generator=generator)
-    changed = torch.where(chance < 0.8, tokenizer.mask_id, torch.where(chance < 0.9, random_piece, originals))
+    random_tokens = torch.randint(tokenizer.vocab_size, (B, M), generator=generator)
+    changed = torch.where(chance < 0.9, random_tokens, originals)
+    changed = torch.where(chance < 0.8, tokenizer.mask_id, changed)
     changed = torch.where(used, changed, originals)
-    return ids.scatter(1, places, changed), places, originals.masked_fill(~used, -100)
+    labels = originals.masked_fill(~used, -100)
+    return ids.scatter(1, masked_positions, changed), masked_positions, labels
 
 
 def mean_loss(logits, labels):
-    """Mean cross-entropy of logits (rows, classes) over labels (rows,) that are not -100; 0 where there is none."""
-    return F.cross_entropy(logits.float(), labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
+    """Mean cross-entropy of logits (n, classes) over labels (n,) other than -100; 0 if there are
+    none."""
+    total = F.cross_entropy(logits.float(), labels, reduction="sum")
+    return total / (labels != -100).sum().clamp(min=1)
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model and steps
+if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks, optimizer
     import numpy as np
 
     from common import cli, squad
@@ -556,57 +651,68 @@ if (Path(__file__).parent / "common").is_dir():  # this file alone imports, buil
         per_second, prefetch, prepare_model, print_device_use, progress, say, seed_everything,
         seed_of, send, set_shards, shard_range, training_cost)
     from common.files import load_file, read_json, save_file
+    from common.finetune import (
+        Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
+        print_summary, run_jobs, summarise, write_outputs)
     from common.runs import Checkpoint
-    from common.finetune import (Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks,
-                                 predict, print_summary, run_jobs, summarise, write_outputs)
     from common.tokenization import load_tokenizer
     from common.weights import keep_model, read_init, take_over, take_settings
     from data import hf_models
     from data.corpus import below, mix
+    # D23*: in a vocabulary made here, scores are rounded, symbols are plain tokens, and tokens that
+    # end in a digit and a comma are unused (data/text.py)
+    # D24*: how lines become sentences and documents; no document is longer than 100,000 characters
+    # (data/text.py)
     from data.inputs import open_run, words_after_training
     from data.race import RaceTask
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB (You et al. 2019; Sec. 4.1) as ALBERT's code has it, a step of one tensor w with gradient g being
+    """LAMB (You et al. 2019; Sec. 4.1) as in ALBERT's code. A step of a tensor w with gradient g:
 
         m = b1 m + (1 - b1) g                 v = b2 v + (1 - b2) g^2
         u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
-    so a tensor moves by about the share lr of its own length. There is no bound on the trust ratio |w| / |u|, which is
-    1 where a norm is 0, and no bias correction of m and v (D18). Biases and LayerNorms have neither decay nor ratio.
-    adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning (official code).
-    """
+    So a tensor moves by about the fraction lr of its own norm. The trust ratio |w| / |u| has no
+    bound and is 1 where a norm is 0. Biases and LayerNorms have neither decay nor ratio.
+    adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning (official code). """
 
     def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, adapt=True):
-        chosen = [value for value in parameters if value.requires_grad]
-        matrices = [value for value in chosen if value.dim() > 1]
-        vectors = [value for value in chosen if value.dim() <= 1]  # biases and LayerNorms
-        super().__init__([dict(params=matrices, weight_decay=weight_decay, adapt=adapt),
-                          dict(params=vectors, weight_decay=0.0, adapt=False)], dict(lr=lr, betas=betas, eps=eps))
+        trained = [value for value in parameters if value.requires_grad]
+        matrices = [value for value in trained if value.dim() > 1]
+        vectors = [value for value in trained if value.dim() <= 1]  # biases and LayerNorms
+        groups = [dict(params=matrices, weight_decay=weight_decay, adapt=adapt),
+                  dict(params=vectors, weight_decay=0.0, adapt=False)]
+        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps))
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            b1, b2 = group["betas"]
             for w in group["params"]:
-                if w.grad is None:
-                    continue
-                state, g = self.state[w], w.grad
-                if not state:
-                    state |= {"m": torch.zeros_like(w), "v": torch.zeros_like(w)}
-                state["m"].lerp_(g, 1 - b1)
-                state["v"].mul_(b2).addcmul_(g, g, value=1 - b2)
-                u = (state["m"] / (state["v"].sqrt() + group["eps"])).add_(w, alpha=group["weight_decay"])
-                if group["adapt"]:
-                    w_norm, u_norm = w.norm(), u.norm()
-                    u *= torch.where((w_norm > 0) & (u_norm > 0), w_norm / u_norm, 1.0)
-                w.add_(u, alpha=-group["lr"])
+                if w.grad is not None:
+                    self.step_tensor(w, group)
+
+    def step_tensor(self, w, group):
+        b1, b2 = group["betas"]
+        state = self.state[w]
+        if not state:
+            state["m"] = torch.zeros_like(w)
+            state["v"] = torch.zeros_like(w)
+        # D18: LAMB has no bias correction of m and v, as in the official code; You et al. have it
+        state["m"].lerp_(w.grad, 1 - b1)
+        state["v"].mul_(b2).addcmul_(w.grad, w.grad, value=1 - b2)
+        u = state["m"] / (state["v"].sqrt() + group["eps"])
+        u.add_(w, alpha=group["weight_decay"])
+        if group["adapt"]:
+            w_norm = w.norm()
+            u_norm = u.norm()
+            u *= torch.where((w_norm > 0) & (u_norm > 0), w_norm / u_norm, 1.0)
+        w.add_(u, alpha=-group["lr"])
 
 
 def schedule(step, steps, warmup):
-    """Share of the peak learning rate at an update, from 0: a warm-up, then a linear decay that counts from update 0,
-    so the rate drops between (official code)."""
+    """Fraction of the peak learning rate at a step, counted from 0: a linear warm-up, then a linear
+    decay that counts from step 0, so the rate drops between them (official code)."""
     return step / warmup if step < warmup else 1 - step / steps
 
 
@@ -679,284 +785,380 @@ def run_elsewhere(corpus, table, document, want, most, draws):
     return [np.take_along_axis(array, best, 1)[:, 0] for array in (corpus.sentences[begin], size)]
 
 
-def language_batch(corpus, tokenizer, cfg, objective, number, rows, device):
-    """Examples number .. number + rows - 1 of the endless stream, on the device: ids, segments (B, T), lengths (B,),
-    places, labels (B, M) of the masked words, order (B,)."""
+def language_batch(corpus, tokenizer, cfg, objective, number, size, device):
+    """Examples number .. number + size - 1 of the endless stream, on the device: ids,
+    token_type_ids (B, T), lengths (B,), masked_positions and their labels (B, M), order (B,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, number))
-    # D11: whole sentences with nothing between them, so that no cut gives their order away; two that do not fit have no
-    # label. The official code takes tokens off at random ends
-    parts = sentence_runs(corpus, number, rows, cfg.length - 3, cfg.seed)
-    ids, segments, lengths, order = sentence_pairs(parts, tokenizer, objective, generator)
-    ids, places, labels = mask_tokens(ids, segments, tokenizer, cfg, generator)
-    return send((ids, segments, lengths, places, labels, order), device)
+    # D11*: segments are whole sentences with nothing between them, so that no cut tells the order;
+    # two that do not fit have no label. The official code removes tokens at random ends
+    # D21*: a short sequence keeps two sentences, which may be longer than the drawn length
+    parts = sentence_runs(corpus, number, size, cfg.length - 3, cfg.seed)
+    ids, token_type_ids, lengths, order = sentence_pairs(parts, tokenizer, objective, generator)
+    ids, masked_positions, labels = mask_tokens(ids, token_type_ids, tokenizer, cfg, generator)
+    return send((ids, token_type_ids, lengths, masked_positions, labels, order), device)
 
 
 def update(network, model, optimizer, batches, sums, cfg, ranks):
-    """One step on this process's batches. Adds to sums (4,): both losses as they are optimized, the
-    fraction of sequences with an order, and the norm of the gradient."""
-    share = cfg.accumulate // ranks.size
+    """One step on the micro-batches of this process. Adds to sums (4,): both losses as they are
+    optimized, the fraction of sequences with an order, and the norm of the gradient."""
+    micro_batches = cfg.accumulate // ranks.size
     for number, (*inputs, labels, order) in enumerate(batches, 1):
-        with no_sync_until(network, ranks, number == share):  # processes meet once an update
+        with no_sync_until(network, ranks, number == micro_batches):  # one exchange a step
             with autocast(cfg.dtype, ranks.device):
                 logits, order_logits = network(*inputs)
-            # D1: sequences without an order count in the mean, as 0; few labels would drown the
-            # words in their noise
+            mlm_loss = mean_loss(logits.flatten(0, 1), labels.flatten())
+            # sequences without an order (D1) count in the mean, as 0: the noise of few labels would
+            # outweigh the masked words
             labelled = (order != -100).float().mean()
-            losses = torch.stack([mean_loss(logits.flatten(0, 1), labels.flatten()),
-                                  mean_loss(order_logits, order) * labelled]) / share
+            order_loss = mean_loss(order_logits, order) * labelled
+            losses = torch.stack([mlm_loss, order_loss]) / micro_batches
             losses.sum().backward()
         sums[:2] += losses.detach()
-        sums[2] += labelled / share
-    # D6: clipped once, averaged over the batch; the official code clips each replica's gradient and adds them up
+        sums[2] += labelled / micro_batches
+    # D6*: the mean gradient of the batch is clipped once; the official code clips the gradient of
+    # each replica and adds them
     sums[3] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
 
 
-def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
-    """Pre-training on text, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and Stop after SIGTERM.
+def remove_dropout(model):
+    """Sec. 4.8."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    torch.compiler.reset()  # compiled code with activation recomputation fails otherwise
 
-    Each of a batch's --accumulate shards has its own text, masks and dropout: the same for any number of processes. The
-    host waits for a GPU where it logs, looks and saves.
+
+def log_losses(run, step, sums, steps, ranks, **more):
+    """Log the means of update's sums over so many steps; returns (MLM loss, order loss). The order
+    loss is the mean over sequences with an order, None if there are none. Raises Diverged."""
+    means = torch.tensor(gather(ranks, sums.tolist())).mean(0) / steps
+    mlm, order, labelled, norm = means.tolist()
+    if not math.isfinite(mlm + order + norm):
+        raise Diverged(f"the loss or its gradient is NaN or infinite at step {step}")
+    order_loss = order / labelled if labelled else None
+    run.log("pretrain", step, loss=mlm + order, mlm_loss=mlm, order_loss=order_loss, norm=norm,
+            **more)
+    return mlm, order_loss
+
+
+def training_batches(text, cfg, ranks, start):
+    """Yield (step, iterator of the micro-batches of this process) for each step from `start` on.
+
+    Each of the --accumulate micro-batches of a step has its own text, masks and dropout: the same
+    for any number of processes.
     """
-    start, shards = checkpoint.restore().get("step", 0), shard_range(ranks, cfg.accumulate)
-    rows, network = cfg.batch // cfg.accumulate, prepare_model(model, ranks, cfg.compile)
-    peak = cfg.lr * math.sqrt(cfg.batch / 4096)  # D19: You et al.'s rule; the paper has batches of 4,096 alone
-    warmup, log_every = round(cfg.warmup * cfg.steps), max(1, min(100, cfg.steps // 20))
-    bar, sums = progress(ranks, cfg.steps, "pretrain", start), torch.zeros(4, device=ranks.device)
-    began, logged, pace = None, start, Pace(ranks, cfg.save_minutes)
-
-    # a thread makes the next batch; it draws from generators of its own
+    numbers = shard_range(ranks, cfg.accumulate)
+    size = cfg.batch // cfg.accumulate
+    # a thread makes the next batch; it has random generators of its own
     made = prefetch(
-        language_batch(text.train, text.tokenizer, cfg, cfg.objective, step * cfg.batch + shard * rows, rows,
-                       ranks.device)
-        for step in range(start, cfg.steps) for shard in shards)
+        language_batch(text.train, text.tokenizer, cfg, cfg.objective,
+                       step * cfg.batch + number * size, size, ranks.device)
+        for step in range(start, cfg.steps) for number in numbers)
 
     def batches(step):
-        for shard in shards:
-            seed_everything(cfg.seed, "pretrain", step, shard)  # dropout
+        for number in numbers:
+            seed_everything(cfg.seed, "pretrain", step, number)  # dropout
             yield next(made)
 
     for step in range(start, cfg.steps):
+        yield step, batches(step)
+
+
+def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
+    """Pre-training on text, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
+    Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
+    start = checkpoint.restore().get("step", 0)
+    network = prepare_model(model, ranks, cfg.compile)
+    # D19: scaled with the root of the batch (You et al.); the paper has batches of 4,096 alone
+    peak = cfg.lr * math.sqrt(cfg.batch / 4096)
+    warmup = round(cfg.warmup * cfg.steps)
+    log_every = max(1, min(100, cfg.steps // 20))
+    sums = torch.zeros(4, device=ranks.device)
+    bar = progress(ranks, cfg.steps, "pretrain", start)
+    pace = Pace(ranks, cfg.save_minutes)
+    logged = start
+    began = None
+    for step, batches in training_batches(text, cfg, ranks, start):
         model.train()
-        if cfg.dropout_steps and step == max(start, cfg.dropout_steps):  # Sec. 4.8
-            for module in model.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0
-            torch.compiler.reset()  # what was compiled fails at it with --recompute
+        if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
+            remove_dropout(model)
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
-        update(network, model, optimizer, batches(step), sums, cfg, ranks)
+        update(network, model, optimizer, batches, sums, cfg, ranks)
         bar.update()
-        done, (stop, save, log) = step + 1, pace()  # SIGTERM, --save_minutes or a minute over
-        saved = done % cfg.save_every == 0 or done == cfg.steps or stop or save
-        if done % log_every == 0 or saved or log:
-            means = torch.tensor(gather(ranks, sums.tolist())).mean(0) / (done - logged)
-            mlm, order, labelled, norm = means.tolist()
-            if not math.isfinite(mlm + order + norm):
-                raise Diverged(f"the loss or its gradient is not finite at update {done}")
+        done = step + 1
+        stop, save, log = pace()  # SIGTERM, --save_minutes or a minute have passed
+        saves = done % cfg.save_every == 0 or done == cfg.steps or stop or save
+        if done % log_every == 0 or saves or log:
             rate = per_second((done - logged) * cfg.batch * cfg.length, began)
-            look = done % cfg.save_every == 0 and done < cfg.steps  # before it is saved: a resumed run repeats it
-            order_loss = order / labelled if labelled else None  # mean over labelled sequences
-            run.log("pretrain", done, loss=mlm + order, mlm_loss=mlm, order_loss=order_loss, norm=norm,
-                    lr=group["lr"], tokens_per_second=rate,
-                    dev=accuracies(evaluate_language_model(model, text, cfg, ranks)) if look else None)
-            bar.set_postfix(mlm_loss=f"{mlm:.3f}", tok_s=rate or "-",
-                            order_loss=f"{order_loss:.3f}" if labelled else "-")
+            dev = None
+            if done % cfg.save_every == 0 and done < cfg.steps:
+                # evaluated before it is saved: a resumed run repeats it
+                dev = accuracies(evaluate_language_model(model, text, cfg, ranks))
+            mlm_loss, order_loss = log_losses(run, done, sums, done - logged, ranks, lr=group["lr"],
+                                              tokens_per_second=rate, dev=dev)
+            bar.set_postfix(mlm_loss=f"{mlm_loss:.3f}", tok_s=rate or "-",
+                            order_loss="-" if order_loss is None else f"{order_loss:.3f}")
             if cfg.dry_run:
                 print_device_use(ranks, rate, flops(cfg) / cfg.length)
             sums.zero_()
-            logged, began = done, time.perf_counter()
-        if saved:
+            logged = done
+            began = time.perf_counter()
+        if saves:
             checkpoint.save(step=done)
         if stop:
             raise Stop
     bar.close()
 
 
-def by_first_piece(text, cfg):
-    """What a guess is worth that sees the first piece of each segment alone, {"nsp", "sop": accuracy} on the held-out
-    segments of a look: only what a model scores above it is order that it has read. Naive Bayes, by the pieces that
-    begin a first segment, a second one and one from elsewhere in 8,192 rows of the training text; a tie is half right.
-    """
-    def begins(corpus, rows):
-        parts = sentence_runs(corpus, 0, rows, cfg.length - 3, 0)
-        pair = parts.second_length > 0
-        return parts.first[pair, 0], parts.second[pair, 0], parts.other[parts.other_length > 0, 0]
+def first_token_baseline(text, cfg):
+    """{"nsp", "sop": accuracy} on the held-out segments of an evaluation for a classifier that sees
+    the first token of each segment alone: a model knows the order only where it scores higher.
 
-    counts = (1 + pieces.bincount(minlength=cfg.vocab_size) for pieces in begins(text.train, 8192))
-    first, second, other = ((count / count.sum()).log() for count in counts)  # 3 x (V,)
-    one, two, foreign = begins(text.dev, cfg.dev_rows)
-    margins = {"nsp": torch.cat([(second - other)[two], (other - second)[foreign]]),
-               "sop": (first - second)[one] - (first - second)[two]}
-    return {name: (1 + margin.sign().mean().item()) / 2 for name, margin in margins.items() if len(margin)}
+    It is naive Bayes on the tokens that begin a first segment, a second one and one from another
+    document in 8,192 training sequences; a tie counts one half.
+    """
+    def first_tokens(corpus, size):
+        parts = sentence_runs(corpus, 0, size, cfg.length - 3, 0)
+        pair = parts.second_length > 0
+        foreign = parts.other_length > 0
+        return parts.first[pair, 0], parts.second[pair, 0], parts.other[foreign, 0]
+
+    counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
+              for tokens in first_tokens(text.train, 8192)]
+    first, second, other = [(each / each.sum()).log() for each in counts]  # 3 x (V,)
+    a, b, foreign = first_tokens(text.dev, cfg.dev_rows)
+    margins = {
+        "nsp": torch.cat([(second - other)[b], (other - second)[foreign]]),
+        "sop": (first - second)[a] - (first - second)[b],
+    }
+    return {name: (1 + margin.sign().mean().item()) / 2
+            for name, margin in margins.items() if len(margin)}
 
 
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
-    """Table 5's intrinsic tasks: accuracy of masked words, NSP and SOP, which one two-way head answers.
+    """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, "scored": {task: number of
+    labels}}. One two-way head answers both NSP and SOP.
 
-    D4: held-out documents of the corpus, or --dev_corpus; the paper reads SQuAD's and RACE's dev text. D5: words are
-    scored on pairs in their order, the same tokens for every objective; with none the order head stays untrained.
-    None where fewer than FEWEST pairs, or no words, are scored.
+    An accuracy is None if fewer than FEWEST pairs, or no masked words, are scored.
     """
+    # D4: evaluated on held-out documents or --dev_corpus; the paper has dev text of SQuAD and RACE
+    # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
+    # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    rows, shares, scored = min(64, cfg.dev_rows), {}, {}
+    size = min(64, cfg.dev_rows)
+    accuracy = {}
+    scored = {}
     for name, objective in (("mlm", "none"), ("nsp", "nsp"), ("sop", "sop")):
-        found = torch.zeros(2, device=ranks.device)  # right, asked
-        for number in range(ranks.rank * rows, cfg.dev_rows, ranks.size * rows):
-            *inputs, places, labels, order = language_batch(text.dev, text.tokenizer, cfg, objective, number,
-                                                            min(rows, cfg.dev_rows - number), ranks.device)
+        totals = torch.zeros(2, device=ranks.device)  # correct, labels
+        for number in range(ranks.rank * size, cfg.dev_rows, ranks.size * size):
+            *inputs, masked_positions, labels, order = language_batch(
+                text.dev, text.tokenizer, cfg, objective, number,
+                min(size, cfg.dev_rows - number), ranks.device)
+            if name != "mlm":
+                masked_positions = masked_positions[:, :0]
             with autocast(cfg.dtype, ranks.device):
-                logits, order_logits = model(*inputs, places if name == "mlm" else places[:, :0])
-            guesses, truths = (logits, labels) if name == "mlm" else (order_logits, order)
-            found += torch.stack([(guesses.argmax(-1) == truths).sum(), (truths != -100).sum()])
-        right, asked = torch.tensor(gather(ranks, found.tolist())).sum(0).tolist()
-        shares[name] = right / asked if asked >= (1 if name == "mlm" else FEWEST) else None
-        scored[name] = int(asked)
-    return {**shares, "scored": scored}
+                logits, order_logits = model(*inputs, masked_positions)
+            if name != "mlm":
+                logits = order_logits
+                labels = order
+            correct = (logits.argmax(-1) == labels).sum()
+            totals += torch.stack([correct, (labels != -100).sum()])
+        correct, number = torch.tensor(gather(ranks, totals.tolist())).sum(0).tolist()
+        least = 1 if name == "mlm" else FEWEST
+        accuracy[name] = correct / number if number >= least else None
+        scored[name] = int(number)
+    return {**accuracy, "scored": scored}
 
 
-def accuracies(found):
-    """What evaluate_language_model found, as log.jsonl names it."""
-    return {f"{name}_accuracy": found[name] for name in found["scored"]}
+def accuracies(result):
+    """The accuracies of evaluate_language_model as log.jsonl names them."""
+    return {f"{name}_accuracy": result[name] for name in result["scored"]}
 
 
-def accuracy_line(found, objective):
-    """What a finished pre-training prints: accuracies of what it trained."""
-    beside = {name: f", {100 * share:.1f} by the first piece alone" for name, share in
-              found["by_first_piece"].items()}
-    if "mlm_constant" in found:
-        beside["mlm"] = f", one answer to all has {100 * found['mlm_constant']:.1f}"
-    trained = ["mlm"] if objective == "none" else list(found["scored"])
-    return "held-out accuracy in percent: " + ", ".join(
-        f"{name} {100 * found[name]:.1f} (of {found['scored'][name]}{beside.get(name, '')})"
-        if found[name] is not None else f"{name} not scored ({found['scored'][name]} held out)"
-        for name in trained)
+def accuracy_line(result, objective):
+    """What a finished pre-training prints: accuracies of what was trained, with baselines."""
+    notes = {name: f", first token alone {100 * accuracy:.1f}"
+             for name, accuracy in result["by_first_piece"].items()}
+    if "mlm_constant" in result:
+        notes["mlm"] = f", majority baseline {100 * result['mlm_constant']:.1f}"
+    trained = ["mlm"] if objective == "none" else list(result["scored"])
+    words = []
+    for name in trained:
+        number = result["scored"][name]
+        if result[name] is None:
+            words.append(f"{name} not scored ({number} held out)")
+        else:
+            words.append(f"{name} {100 * result[name]:.1f} (of {number}{notes.get(name, '')})")
+    return "held-out accuracy in percent: " + ", ".join(words)
 
 
 def pretrain(cfg):
     """Pre-train (Sec. 4.1)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source, pieces = read_source(cfg), cfg.vocab_size
+        source = from_pretrained(cfg)
         set_shards(cfg, ranks)
-        cfg.batch = min(cfg.batch, 8 * cfg.accumulate) if cfg.dry_run else cfg.batch
+        if cfg.dry_run:
+            cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
         if cfg.length > cfg.positions:
             raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions; "
                             f"give --positions {cfg.length}")
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
-            cfg.vocab_size = table_size(text.tokenizer, pieces) if source else text.tokenizer.vocab_size
+            cfg.vocab_size = vocabulary_size(text.tokenizer, source)
             run.settle(cfg)
-            labelled = sentence_runs(text.train, 0, 8192, cfg.length - 3, cfg.seed).second_length > 0
-            if cfg.objective != "none" and not labelled.any():
-                raise UserError(f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; raise"
-                                " it, put one on a line, blank lines between documents, or use --objective none")
-            say(ranks, f"{100 * labelled.float().mean():.0f}% of the sequences hold two sentences or more (D1, D11)")
+            check_pairs(text, cfg, ranks)
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
-            nn.ModuleList([model.pooler, model.order]).requires_grad_(cfg.objective != "none")  # D5
+            order_head = nn.ModuleList([model.pooler, model.order])
+            order_head.requires_grad_(cfg.objective != "none")  # D5
             say(ranks, start_from(model, source) if source else "from scratch")
-            say(ranks, f"{count(model):,} parameters, {cfg.steps} updates of {cfg.batch} x {cfg.length} tokens")
-            optimizer = Lamb(model.to(ranks.device).parameters(), cfg.lr, weight_decay=cfg.weight_decay)
-            checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
+            say(ranks, f"{count(model):,} parameters, {cfg.steps} steps of {cfg.batch} sequences "
+                       f"of {cfg.length} tokens")
+            model.to(ranks.device)
+            optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
+            checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model,
+                                    optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
-            found = {"parameters": count(model), **evaluate_language_model(model, text, cfg, ranks),
-                     "mlm_constant": text.dev.commonest(), "by_first_piece": by_first_piece(text, cfg)}
-            beside = {f"{name}_by_first_piece": share for name, share in found["by_first_piece"].items()}
-            run.log("pretrain", cfg.steps, dev=accuracies(found) | beside)
-            run.finish({"steps": cfg.steps, **found})
+            result = evaluate_language_model(model, text, cfg, ranks)
+            baseline = first_token_baseline(text, cfg)
+            named = {f"{name}_by_first_piece": accuracy for name, accuracy in baseline.items()}
+            run.log("pretrain", cfg.steps, dev=accuracies(result) | named)
+            run.finish({"steps": cfg.steps, "parameters": count(model), **result,
+                        "mlm_constant": text.dev.commonest(), "by_first_piece": baseline})
         say(ranks, accuracy_line(run.finished, cfg.objective))
-        run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, f"{run.folder}-exported"))
+        exported = f"{run.folder}-exported"
+        run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, exported))
 
 
-# What a model starts from
+def check_pairs(text, cfg, ranks):
+    """Print how many sequences have an order. UserError if the objective needs it and none has."""
+    labelled = sentence_runs(text.train, 0, 8192, cfg.length - 3, cfg.seed).second_length > 0
+    if cfg.objective != "none" and not labelled.any():
+        raise UserError(
+            f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; "
+            "raise it, or write one sentence a line and blank lines between documents, or use "
+            "--objective none")
+    say(ranks, f"{100 * labelled.float().mean():.0f}% of the sequences have two sentences or more")
 
-Source = namedtuple("Source", "path weights task")  # weights under our names; task: whose head is among them, or ""
+
+# Weights to start from
+
+# weights: by our names; task: the task whose head is among them, or ""
+Pretrained = namedtuple("Pretrained", "path weights task")
+SHAPE = ("hidden", "heads", "ffn", "embedding", "mapped", "share", "groups", "activation",
+         "positions")  # taken from --init
+FREE = ("layers", "init_std", "dropout")  # taken from --init, unless a flag differs
 HEADS = ("head", "span", "answer")
+DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
+    finetune_epochs=5, finetune_batch=16, finetune_lr=1e-3, finetune_warmup=0.1,
+    finetune_length=128, finetune_dropout=0.0, eval_every=200)
 
 
-def read_run(cfg, settings):
-    """A run folder of ours, or a task's folder in one, as a Source; cfg takes over the model's shape and tokenizer."""
-    shape = SHAPE if settings.get("share") == "all" else (*SHAPE, "layers")  # only shared layers can be added to
-    owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), shape), FREE)
-    task = next(iter(owned.keys() - {"model", "optimizer"}), "")
-    weights, path = owned[task or "model"], Path(cfg.init)
-    take_settings(cfg, {"vocab_size": len(weights["encoder.words.weight"])}, path, ("vocab_size",))
-    return Source(path, weights, task)
-
-
-def read_hugging_face(cfg, config):
-    """The same of a Hugging Face folder, whose config.json this is."""
-    take_settings(cfg, hf_models.albert_settings(config), Path(cfg.init), ("vocab_size", *SHAPE), FREE)
-    weights, task = hf_models.read_albert(Path(cfg.init), config, cfg.groups)
-    cfg.tokenizer = cfg.tokenizer or cfg.init
-    return Source(Path(cfg.init), weights, task)
-
-
-def check_size(cfg):
-    """UserError where this machine cannot hold the model."""
-    (attentions, ffns), E, H = blocks(cfg), cfg.embedding or cfg.hidden, cfg.hidden
-    cli.check_memory(", ".join(f"{name} {getattr(cfg, name)}" for name in ("layers", "vocab_size", *SHAPE)), cfg.layers,
-                     H * (4 * H * attentions + 2 * cfg.ffn * ffns) + E * (cfg.vocab_size + cfg.positions))
-
-
-def read_source(cfg):
-    """The model of --init, whose shape cfg takes over, as a Source, or None without --init. UserError where a flag says
-    otherwise, and where the model cannot be built."""
-    source, path = None, Path(cfg.init) / "config.json"
+def from_pretrained(cfg):
+    """The model of --init as Pretrained, None without --init. cfg takes its shape and tokenizer,
+    and the recipe that suits it. UserError if a flag contradicts it, or if no model has this
+    shape."""
+    if cfg.init:
+        path = Path(cfg.init)
+        config = read_json(path / "config.json") if (path / "config.json").exists() else {}
+        hugging_face = not isinstance(config, dict) or "model_type" in config
+        read = read_hugging_face if hugging_face else read_run
     try:
-        if cfg.init:
-            config = read_json(path) if path.exists() else {"settings": {}}
-            ours = isinstance(config, dict) and "settings" in config
-            source = read_run(cfg, config["settings"]) if ours else read_hugging_face(cfg, config)
+        source = read(cfg, path, config) if cfg.init else None
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
-    check_size(cfg)
+    if cfg.recipe == "demo":
+        for name, value in DEMO_RECIPE.items():
+            if name not in cfg.given:
+                setattr(cfg, name, value)
+        if cfg.dry_run:
+            cfg.finetune_epochs = None
     return source
 
 
-def table_size(tokenizer, pieces):
-    """The pieces of --init's word embeddings: a released model may have up to 127 more than its tokenizer. UserError
-    where the tokenizer cannot be the model's."""
-    if not pieces - 128 < tokenizer.vocab_size <= pieces:
-        raise UserError(f"{tokenizer.path}: {tokenizer.vocab_size} pieces, and the model of --init has {pieces}; give "
-                        "the model's own vocabulary with --tokenizer")
-    return pieces
+def read_run(cfg, path, config):
+    """from_pretrained of a run folder of ours, or of a task's folder in one."""
+    settings = config.get("settings", {})
+    # layers can be added only where all of them share their weights
+    shape = SHAPE if settings.get("share") == "all" else (*SHAPE, "layers")
+    owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), shape), FREE)
+    task = next(iter(owned.keys() - {"model", "optimizer"}), "")
+    weights = owned[task or "model"]
+    size = {"vocab_size": len(weights["encoder.token_embedding.weight"])}
+    take_settings(cfg, size, path, ("vocab_size",))
+    if cfg.recipe == "auto":
+        demo = cfg.preset == settings.get("preset") == "demo"
+        cfg.recipe = "demo" if demo else "table14"
+    return Pretrained(path, weights, task)
+
+
+def read_hugging_face(cfg, path, config):
+    """from_pretrained of a Hugging Face folder."""
+    take_settings(cfg, hf_models.albert_settings(config), path, ("vocab_size", *SHAPE), FREE)
+    weights, task = hf_models.read_albert(path, config, cfg.groups)
+    cfg.tokenizer = cfg.tokenizer or cfg.init
+    if cfg.recipe == "auto":
+        v2 = not config.get("hidden_dropout_prob") and cfg.activation == "gelu_new"
+        cfg.recipe = "v2" if v2 else "table14"
+    return Pretrained(path, weights, task)
+
+
+def vocabulary_size(tokenizer, source):
+    """The size of the token embedding: of the model to start from, or of the tokenizer. A released
+    model may have up to 127 more than its tokenizer. UserError if they do not belong together."""
+    if not source:
+        return tokenizer.vocab_size
+    size = len(source.weights["encoder.token_embedding.weight"])
+    if not size - 128 < tokenizer.vocab_size <= size:
+        raise UserError(f"{tokenizer.path}: {tokenizer.vocab_size} tokens, and the model of --init "
+                        f"has {size}; give the model's own vocabulary with --tokenizer")
+    return size
 
 
 def start_from(model, source, task=""):
-    """Copy a Source's weights into a model; returns a line on it. Encoder, pooler and pre-training's heads must
-    fit where they are there (UserError); a task's head is taken over where it is this task's and fits."""
-    own, weights = model.state_dict(), source.weights
+    """Copy the weights of a Pretrained into a model; returns a line on it. The encoder, the pooler
+    and the heads of pre-training must fit (UserError); a task's head is loaded if it is this task's
+    and fits."""
+    own = model.state_dict()
+    weights = source.weights
+    note = ""
     if source.task not in ("", task):
         weights = {name: value for name, value in weights.items() if not name.startswith(HEADS)}
+        if len(weights) < len(source.weights):
+            note = f"; the head of {source.task} is ignored too"
     needed = {"encoder", *(name.split(".")[0] for name in weights)} - {*HEADS}
-    faults = [f"missing {name}" for name in own if name.split(".")[0] in needed and name not in weights]
-    faults += [f"unexpected {name}" for name in weights if name.startswith("encoder.") and name not in own]
+    faults = [f"missing {name}" for name in own
+              if name.split(".")[0] in needed and name not in weights]
+    faults += [f"unexpected {name}" for name in weights
+               if name.startswith("encoder.") and name not in own]
     if faults:
         raise UserError(f"{source.path}: its weights do not fit this model: {'; '.join(faults)}")
-    foreign = len(weights) < len(source.weights)
-    return take_over(model, weights, source.path, HEADS) + f"; the head of {source.task} is left out too" * foreign
+    return take_over(model, weights, source.path, HEADS) + note
 
 
 def export(cfg, folder):
     """Write the model of --init as a Hugging Face folder."""
-    source = read_source(cfg)
+    source = from_pretrained(cfg)
     if not source:
         raise UserError("--export needs --init, whose model is written")
     start_from(LanguageModel(cfg), source)  # a check
     config = read_json(Path(cfg.init) / "config.json")
     cfg.finetune_length = config.get("settings", config).get("finetune_length")  # for --predict
     tokenizer = load_tokenizer(cfg.tokenizer)
-    print(hf_models.write_albert(folder, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer))
+    groups = max(blocks(cfg))
+    print(hf_models.write_albert(folder, source.weights, source.task, cfg, groups, tokenizer))
 
 
 # Fine-tuning (App. A.4). A job is one run of one task
 
-TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; what counts (official code)
+# D20: one run a task; the paper reports the median of five (Sec. 4.2.2)
+TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; main metric
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
     "SST-2": (1e-5, 32, 0.0, 20935, 1256, 512, "accuracy"),
@@ -965,23 +1167,29 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "QQP": (5e-5, 128, 0.1, 14000, 1000, 512, "accuracy"),
     "RTE": (3e-5, 32, 0.1, 800, 200, 512, "accuracy"),
     "MRPC": (2e-5, 32, 0.0, 800, 200, 512, "accuracy"),
-    "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),  # D10: no test-set tricks for it and QNLI (App. A.3)
+    # D10: WNLI and QNLI like the other tasks, without the test-set tricks of App. A.3
+    "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),
     "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384, "f1"),
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),
 }
-# The released v2 models had no dropout; Table 14's, and its rate for RACE, let them diverge (official README)
-V2 = {name: (1e-5 if name == "RACE" else lr, batch, 0.0, *others) for name, (lr, batch, _, *others) in TABLE14.items()}
-FINE_TUNING = ("finetune_", "eval_", "train_")  # its flags begin so
-Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
+# The released v2 models had no dropout. With the dropout of Table 14, and its learning rate for
+# RACE, they diverge (official README)
+V2 = {name: (1e-5 if name == "RACE" else lr, batch, 0.0, *others)
+      for name, (lr, batch, _, *others) in TABLE14.items()}
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # Table 2's tasks: --finetune paper
+Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
+KINDS = {"RACE": "race", "SQuAD1.1": "squad", "SQuAD2.0": "squad"}  # other tasks are in --glue
 
 
-def recipes(cfg, table=TABLE14):
-    """Table 14, or V2, for a model, whose positions no input may pass: {task: Recipe}."""
-    return {name: Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps, dropout=dropout,
-                         length=min(length, cfg.positions), main=main)
-            for name, (lr, batch, dropout, steps, warmup, length, main) in table.items()}
+def recipes(cfg):
+    """{task: Recipe} of Table 14, or V2, for a model, whose positions no input may exceed."""
+    table = V2 if cfg.recipe == "v2" else TABLE14
+    result = {}
+    for name, (lr, batch, dropout, steps, warmup, length, main) in table.items():
+        result[name] = Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps,
+                              dropout=dropout, length=min(length, cfg.positions), main=main)
+    return result
 
 
 def task_model(task, cfg):
@@ -993,17 +1201,18 @@ def task_model(task, cfg):
 
 
 def probabilities(task, outputs):
-    """What --ensemble averages: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a "value",
-    squad.Predictions of a "span"."""
+    """What --ensemble averages: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a
+    "value", squad.Predictions of a "span"."""
     if task.kind == "span":
         return task.answers(outputs)
     return outputs if task.kind == "value" else outputs.softmax(-1)
 
 
 def save_predictions(task, outputs, folder):
-    """Write predictions.pt for --ensemble: {split: probabilities}, and which examples they are for."""
-    plain = {split: each._asdict() if task.kind == "span" else each for split, each in outputs.items()}
-    save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": plain})
+    """Write predictions.pt for --ensemble: {split: probabilities}, and for which examples."""
+    if task.kind == "span":
+        outputs = {split: each._asdict() for split, each in outputs.items()}
+    save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": outputs})
 
 
 def train_task(task, number, source, cfg, tokenizer, folder, run):
@@ -1020,11 +1229,12 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     def rate(step):
         return task.recipe.lr * schedule(step, task.steps, warmup)
 
-    # D7: whole epochs are shuffled, examples of like length together; the official code shuffles a
-    # buffer of 100 examples. D8: evaluations are evenly spaced; the official code has every 100th step
-    result, outputs = finetune_job(model, task, optimizer, rate, cfg, run.ranks.device, (seed,), folder, run,
-                                   accumulate=cfg.accumulate,
-                                   evaluate_at=task.evaluation_steps(cfg.eval_every))
+    # D7*: whole epochs are shuffled, examples of like length together; the official code shuffles a
+    # buffer of 100 examples
+    # D8*: evaluations are evenly spaced; the official code evaluates every 100 steps
+    result, outputs = finetune_job(
+        model, task, optimizer, rate, cfg, run.ranks.device, (seed,), folder, run,
+        accumulate=cfg.accumulate, evaluate_at=task.evaluation_steps(cfg.eval_every))
     if outputs:
         outputs = {split: probabilities(task, each) for split, each in outputs.items()}
         save_predictions(task, outputs, folder)
@@ -1035,9 +1245,10 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
 def answer(cfg, path):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = read_source(cfg)
+        source = from_pretrained(cfg)
         if not source:
-            raise UserError("--predict needs --init, a model of --finetune: RUN/TASK or its --export")
+            raise UserError(
+                "--predict needs --init, a model of --finetune: RUN/TASK or its --export")
         tokenizer = load_tokenizer(cfg.tokenizer)
         task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
@@ -1054,116 +1265,122 @@ def fingerprint(task):
 
 def ensemble_job(name, cfg, folder):
     """Average what the best run folders of --ensemble predict for a task (Sec. 4.9)."""
-    members = {path: load_file(Path(path) / name / "predictions.pt") for path in cfg.ensemble}
-    tokenizer, kinds = load_tokenizer(Path(cfg.ensemble[0]) / name), {"RACE": RaceTask}
-    task = open_task(name, dataclasses.replace(cfg, train_rows=1), tokenizer, recipes(cfg), kinds)
-    for path, member in members.items():
-        if member["data"] != fingerprint(task):
+    members = {}
+    tokenizer = load_tokenizer(Path(cfg.ensemble[0]) / name)
+    own = dataclasses.replace(cfg, train_rows=1)
+    task = open_task(name, own, tokenizer, recipes(cfg), {"RACE": RaceTask})
+    for path in cfg.ensemble:
+        saved = load_file(Path(path) / name / "predictions.pt")
+        if saved["data"] != fingerprint(task):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
+        members[path] = saved["found"]
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = choose_members({path: member["found"]["dev"] for path, member in members.items()}, task)
-    outputs = {split: average_predictions([members[path]["found"][split] for path in chosen])
+    chosen = choose_members({path: outputs["dev"] for path, outputs in members.items()}, task)
+    outputs = {split: average_predictions([members[path][split] for path in chosen])
                for split in task.splits if split != "train"}
     save_predictions(task, outputs, folder)
+    metrics = write_outputs(task, outputs, folder)
     return {"job": folder.name, "task": name, "setting": [], "members": chosen, "diverged": None,
-            "metrics": write_outputs(task, outputs, folder), **task.context(outputs["dev"])}
+            "metrics": metrics, **task.context(outputs["dev"])}
 
 
-def choose_members(found, task):
-    """Of {member: its predictions on dev} the best, as many as score best together. D16: the paper chooses by dev's
-    score too (Sec. 4.9), but does not say how."""
+def choose_members(predictions, task):
+    """The best of {member: its predictions on dev}, as many as score best together."""
+    # D16: an ensemble is the n members with the best dev scores; the paper chooses by dev scores
+    # too (Sec. 4.9), but does not say how
     def score(names):
-        return task.score("dev", average_predictions([found[name] for name in names]))["main"]
+        mean = average_predictions([predictions[name] for name in names])
+        return task.score("dev", mean)["main"]
 
-    ranked = sorted(found, key=lambda name: -score([name]))
+    ranked = sorted(predictions, key=lambda name: -score([name]))
     return max((ranked[:size] for size in range(len(ranked), 0, -1)), key=score)
 
 
 def average_predictions(several):
-    """Sec. 4.9: mean probabilities; SQuAD: of a span, and of "no answer" the mean odds. D22: a span
-    that a model does not list has probability 0 there. The paper averages spans "that have multiple
-    probabilities", where a span of one model alone could beat one that all others agree on."""
+    """Sec. 4.9: mean probabilities; for SQuAD of a span, and the mean odds of "no answer"."""
     if isinstance(several[0], torch.Tensor):
         return torch.stack(several).mean(0)
+    # D22: a span that a model does not list has probability 0 there. The paper averages spans
+    # "that have multiple probabilities": a span of one model alone could beat all others' span
     result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
         scores = Counter()
         for member in several:
             for span in member["nbest"][key]:
                 scores[span["text"]] += span["probability"] / len(several)
-        ranked = [(value, text) for text, value in scores.most_common()]
-        result.texts[key] = ranked[0][1]
-        result.nbest[key] = [{"text": text, "score": value, "probability": value} for value, text in ranked]
+        ranked = scores.most_common()
+        result.texts[key] = ranked[0][0]
+        result.nbest[key] = [{"text": text, "score": value, "probability": value}
+                             for text, value in ranked]
         result.null_odds[key] = statistics.mean(member["null_odds"][key] for member in several)
     return result
 
 
 def paper_average(tasks):
-    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI matched.
-    None where a task is missing, or has diverged."""
+    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI
+    matched. None if a task is missing or has diverged."""
     try:
-        found = {name: tasks[name]["metrics"] for name in PAPER}
-        return statistics.mean((scores["f1"] + scores["exact"]) / 2 if name.startswith("SQuAD") else scores["accuracy"]
-                               for name, scores in found.items())
+        metrics = {name: tasks[name]["metrics"] for name in PAPER}
+        return statistics.mean(
+            (scores["f1"] + scores["exact"]) / 2 if "SQuAD" in name else scores["accuracy"]
+            for name, scores in metrics.items())
     except KeyError:
         return None
 
 
-def choose_recipe(cfg):
-    """(TABLE14, or V2 where --init is a Hugging Face folder whose config.json is that of the v2 models, a line on it).
-    The demo's settings hold for networks of its preset, whatever the data: at Table 14's rates so narrow ones learn
-    nothing. For others only flags that are given do."""
-    config = read_json(path) if (path := Path(cfg.init) / "config.json").exists() else {}
-    demo = config.get("settings", {}).get("preset") == "demo"
-    if not demo:
-        for name, value in PRESETS["demo"].items():
-            if name.startswith(FINE_TUNING) and getattr(cfg, name) == value and name not in cfg.given:
-                setattr(cfg, name, getattr(Config, name))
-    others = " ".join(f"--{field.name} {getattr(cfg, field.name)}" for field in dataclasses.fields(cfg)
-                      if field.name.startswith(FINE_TUNING) and getattr(cfg, field.name) != field.default)
-    if demo and cfg.preset == "demo":
-        return TABLE14, f"fine-tuning: as suits the demo's narrow networks, not by Table 14: {others}"
-    table, line = TABLE14, "fine-tuning: Table 14"
-    if "model_type" in config and not config.get("hidden_dropout_prob") and cfg.activation == "gelu_new":
-        table = V2
-        line += " with no dropout and RACE at 1e-5: by its config.json (no dropout, gelu_new) --init is a v2 model"
-    return table, line + f", but {others}" * bool(others)
+def cut_warning(cfg, names):
+    """What to print if the model has fewer positions than the recipe's inputs; UserError for
+    --finetune_length."""
+    if (cfg.finetune_length or 0) > cfg.positions:
+        raise UserError(
+            f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
+            f"pre-train with --positions {cfg.finetune_length}")
+    longest = cfg.finetune_length or max(TABLE14[name][5] for name in names)
+    if longest <= cfg.positions:
+        return ""
+    return (f"; inputs are cut to the model's {cfg.positions} positions: pre-train with "
+            f"--positions {longest} for whole ones")
 
 
 def finetune(cfg, words):
-    """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and MRPC (Sec. 4.9,
-    footnote 4)."""
+    """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and
+    MRPC (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(words, TABLE14, {"paper": PAPER})
         if bool(cfg.init) == bool(cfg.ensemble):
             raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
-        source, pieces = read_source(cfg), cfg.vocab_size
-        if (cfg.finetune_length or 0) > cfg.positions:
-            raise UserError(f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} positions; "
-                            f"pre-train with --positions {cfg.finetune_length}")
-        flags = {{"SQuAD1.1": "squad", "SQuAD2.0": "squad", "RACE": "race"}.get(name, "glue") for name in names}
-        table, line = choose_recipe(cfg) if source else (TABLE14, f"an ensemble of {len(cfg.ensemble)}")
-        run, data = open_run(cfg, "finetune", ranks, *sorted(flags), *["tokenizer"] * bool(source), tasks=names)
-        longest = cfg.finetune_length or max(table[name][5] for name in names)
-        if longest > cfg.positions:
-            line += (f"; inputs are cut to the model's {cfg.positions} positions: "
-                     f"pre-train with --positions {longest} for whole ones")
-        say(ranks, line)
-        cfg.vocab_size = table_size(data.tokenizer, pieces) if data.tokenizer else pieces
+        source = from_pretrained(cfg)
+        warning = cut_warning(cfg, names)
+        needs = sorted({KINDS.get(name, "glue") for name in names})
+        if source:
+            needs.append("tokenizer")
+        run, data = open_run(cfg, "finetune", ranks, *needs, tasks=names)
+        how = f"recipe {cfg.recipe}" if source else f"an ensemble of {len(cfg.ensemble)}"
+        say(ranks, f"fine-tuning: {how}{warning}")
+        if data.tokenizer:
+            cfg.vocab_size = vocabulary_size(data.tokenizer, source)
         run.settle(cfg)
-        jobs = {f"{name}-{number}": (name, number) for name in names for number in range(cfg.runs if source else 1)}
-        task = functools.lru_cache(maxsize=1)(  # the runs of a task follow each other
-            lambda name: open_task(name, cfg, data.tokenizer, recipes(cfg, table), {"RACE": RaceTask}))
+        jobs = {f"{name}-{number}": (name, number)
+                for name in names for number in range(cfg.runs if source else 1)}
+
+        @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
+        def task(name):
+            return open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask})
 
         def work(job, mnli):
-            (name, number), folder = jobs[job], run.folder / "jobs" / job
+            name, number = jobs[job]
+            folder = run.folder / "jobs" / job
             if cfg.ensemble:
                 return ensemble_job(name, cfg, folder)
-            begin = Source(mnli, load_file(mnli / "checkpoint.pt")["owned"]["MNLI"], "MNLI") if mnli else source
-            return train_task(task(name), number, begin, cfg, data.tokenizer, folder, run)
+            start = source
+            if mnli:
+                weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
+                start = Pretrained(mnli, weights, "MNLI")
+            return train_task(task(name), number, start, cfg, data.tokenizer, folder, run)
 
         if not run.finished:
-            results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
+            task_of = {job: name for job, (name, _) in jobs.items()}
+            results = run_jobs(ranks, run.folder, task_of, work)
             result = on_main(ranks, summarise, run.folder, results)
             run.finish({**result, "average": paper_average(result["tasks"])})
         if run.finished["average"] is not None:
@@ -1172,28 +1389,29 @@ def finetune(cfg, words):
 
 
 def describe(cfg):
-    """The model as JSON, and what training it takes."""
-    read_source(cfg)
+    """The model as JSON, and what its training takes."""
+    from_pretrained(cfg)
     by_part = parts(cfg)
     total = sum(by_part.values())
+    forward = flops(cfg)
     activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
     logits = masked_count(cfg) * cfg.vocab_size
-    print(json.dumps({
-        "parameters": total,
-        "parts": by_part,
-        "flops": flops(cfg),
-        "flops_counting": flops.__doc__,
-        **training_cost(cfg, total, flops(cfg), activations, logits, cfg.steps, cfg.batch),
-    }, indent=2))
+    cost = training_cost(cfg, total, forward, activations, logits, cfg.steps, cfg.batch)
+    result = {"parameters": total, "parts": by_part, "flops": forward,
+              "flops_counting": flops.__doc__, **cost}
+    print(json.dumps(result, indent=2))
 
 # --- command line ---------
 
 
 ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
-    "finetune": (finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)", "TASKS"),
-    "predict": (answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, "
-                "or with the folder that --export wrote of it", "FILE"),
+    "finetune": (
+        finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)",
+        "TASKS"),
+    "predict": (
+        answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, or "
+        "with the folder that --export wrote of it", "FILE"),
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }

@@ -25,14 +25,14 @@ EPSILON = 1e-12  # of all LayerNorms
 # --- ALBERT ----------------------------------------------------------------------------------------------------------
 GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
 ALBERT_NAMES = (  # (our module, theirs); {} is the number of a block here, of a group there
-    ("encoder.words", "albert.embeddings.word_embeddings"),
-    ("encoder.positions", "albert.embeddings.position_embeddings"),
-    ("encoder.segments", "albert.embeddings.token_type_embeddings"),
+    ("encoder.token_embedding", "albert.embeddings.word_embeddings"),
+    ("encoder.position_embedding", "albert.embeddings.position_embeddings"),
+    ("encoder.token_type_embedding", "albert.embeddings.token_type_embeddings"),
     ("encoder.norm", "albert.embeddings.LayerNorm"),
     ("encoder.mapping", "albert.encoder.embedding_hidden_mapping_in"),
     *((f"encoder.attentions.{{}}.{ours}", f"{GROUP}attention.{theirs}") for ours, theirs in (
         ("query", "query"), ("key", "key"), ("value", "value"), ("output", "dense"), ("norm", "LayerNorm"))),
-    ("encoder.ffns.{}.expand", f"{GROUP}ffn"), ("encoder.ffns.{}.shrink", f"{GROUP}ffn_output"),
+    ("encoder.ffns.{}.fc1", f"{GROUP}ffn"), ("encoder.ffns.{}.fc2", f"{GROUP}ffn_output"),
     ("encoder.ffns.{}.norm", f"{GROUP}full_layer_layer_norm"),
     ("pooler", "albert.pooler"), ("mlm", "predictions"), ("mlm.transform", "predictions.dense"),
     ("mlm.norm", "predictions.LayerNorm"), ("order", "sop_classifier.classifier"), ("head", "classifier"),
