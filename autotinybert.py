@@ -353,7 +353,7 @@ class Encoder(nn.Module):
 
 def init_weights(module):
     """BERT's initialisation."""
-    # D17: normal, not truncated at two deviations; the paper does not say
+    # D17: initial weights are normal, not truncated at two deviations; the paper does not say
     for name, value in module.named_parameters(recurse=False):
         if "bias" in name:
             nn.init.zeros_(value)
@@ -463,7 +463,7 @@ def why_outside(arch, top, variant="ebl"):
     return None
 
 
-AXES = {  # what cuts each axis: H hidden, F ffn, N heads, D head width, * nothing; of a bias the first
+AXES = {  # what cuts each axis: H hidden, F ffn, N heads, D head width, * nothing; a bias: first
     "qkv": "*NDH", "qkv_bias": "*ND", "output": "HND", "fc1": "FH", "fc2": "HF",
     "token_embedding": "*H", "position_embedding": "*H", "token_type_embedding": "*H",
     "pooler": "HH", "fit": "*H", "transform": "HH", "decoder_bias": "*"}  # all others: "H"
@@ -553,7 +553,8 @@ def latency_clock(cfg):
 def time_model(arch, cfg):
     """Milliseconds of encoder and pooler on the target device, with random weights: the mean of the
     middle five of nine passes, after two that warm up."""
-    # D20: the released code averages all passes but the first of ten; the paper does not say
+    # D20: a timing is a trimmed mean; the released code averages all passes but the first of ten,
+    # and the paper does not say
     device = torch.device(cfg.latency_device)
     with device:
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length)).eval()
@@ -625,7 +626,7 @@ class Predictor:
 def mutate(arch, space, rng):
     """Mut() of Alg. 2: each variable moves with probability 1/2, and at least one does, to a choice
     that is at most a tenth of its range away. (p_m decides whether an architecture mutates.)"""
-    # D2: the paper gives neither Mut() nor the probabilities of the roulette
+    # D2: the step of Mut() and the probabilities of the roulette are ours; the paper gives neither
     genes = arch.genes
     moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
     for name in moving:
@@ -640,8 +641,8 @@ def mutate(arch, space, rng):
 def fast_candidates(space, predict, limit):
     """Sec. 4.4: one architecture for each depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and
     0.7 d^m <= d^q|k|v <= d^m."""
-    # D11: the paper does not say which; here it is the one predicted slowest within 95% of the
-    # limit, so that most meet the limit when they are measured
+    # D11: of each depth the architecture predicted slowest within 95% of the limit, so that most
+    # meet the limit when they are measured; the paper does not say which
     candidates = []
     for layers in space["layers"]:
         archs = [Arch(layers, hidden, ffn, heads, qkv)
@@ -670,8 +671,8 @@ def propose(history, number, cfg, predict, limit):
     history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score" and what
     judge() returns; id, round, arch, score and diverged are read.
     """
-    # D3: all are new and predicted within the limit, fewer than S where DRAWS draws give no more;
-    # as printed, Alg. 2 can draw an architecture twice, or one that is too slow
+    # D3: all proposals are new and predicted within the limit, and there are fewer than S where
+    # 10,000 draws give no more; as printed, Alg. 2 can propose one twice, or one that is too slow
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
@@ -1060,7 +1061,7 @@ TABLE_D1 = {
     "WNLI": (32, 2e-5, 10, "accuracy"),
 }
 GRID = [(lr, epochs) for lr in (1e-5, 2e-5, 3e-5) for epochs in (4, 5, 10)]  # Sec. 4.1, GLUE
-# D14: SQuAD's 384 tokens, the released code's, use positions that pre-training has not trained
+# D14: SQuAD has 384 tokens, as in the released code, and so positions that were not pre-trained
 
 
 def recipes():
@@ -1181,8 +1182,8 @@ def judge(model, data, cfg, run):
     """Perf(.) of Eq. 4: {score, error, scores, mlm_loss, constants, diverged, seconds}. error: the
     standard error of the score; scores: by task; mlm_loss: nats, where MLM-saved is a task;
     constants: the majority baseline of each task."""
-    # D15: the score is the mean over the tasks; the paper names its two proxy tasks (Sec. 3.5), not
-    # how they make one fitness
+    # D15: the fitness is the mean over the tasks; the paper names its two proxy tasks (Sec. 3.5),
+    # not how they make one fitness
     start = time.perf_counter()
     result = {"score": -1.0, "error": 0.0, "scores": {}, "mlm_loss": None, "constants": {},
               "diverged": False}
@@ -1390,7 +1391,7 @@ def confirm(history, cfg, run):
 def train_winners(superplm, finalists, data, cfg, run):
     """Phase 4, Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns
     best.json's entry."""
-    # D19: the best one has the best score on the search's own dev examples, so that best.json's
+    # D19: the best winner has the best score on the search's own dev examples, so that best.json's
     # score is no estimate for new ones; the paper does not say what chooses one of its three
     models = {}
     for line in finalists:
