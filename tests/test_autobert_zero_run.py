@@ -48,10 +48,6 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):
     assert best["arch"] == first["arch"] and best["finalists"] == [{"id": first["id"], "score": best["score"]}]
     assert len(best["baselines"]) == 3 and len([*(out / "baselines").glob("*.json")]) == 3
     assert not [*out.glob("round-*")]  # history.jsonl holds what they held
-    tied = any(len({line["scores"]["CoLA"] for line in lines if line["round"] == number}) == 1 for number in (0, 1))
-    below = any(max(line["score"] for line in lines if line["round"] == number) <= 0 for number in (0, 1))
-    assert tied == ("the same score on CoLA" in printed) and below == ("one answer to every row on CoLA" in printed)
-    assert tied or below  # or this test asks nothing
     assert best["majority"] == {"CoLA": 0} and "(majority baseline 0.00)" in printed
     meta = json.loads((ready["corpus"] / "meta.json").read_text())
     held = max(1, round(0.05 * meta["documents"]))
@@ -74,7 +70,7 @@ def test_the_next_command_of_a_search_trains_what_it_found_on_its_text(searched,
     assert abz.main([*shlex.split(words), "--steps", "2", "--batch", "2"]) == 0
     settings = json.loads((tmp_path / "runs/autobert_zero-pretrain-demo/config.json").read_text())["settings"]
     assert settings["corpus"] == [str(ready["corpus"])] and settings["arch"] == abz.read_best(out / "best.json")
-    assert re.search(r"% of the masked words found \(one answer to all: \d+\.\d\d%\), loss", capsys.readouterr().out)
+    assert re.search(r"accuracy \d+\.\d\d% \(majority baseline \d+\.\d\d%\), loss", capsys.readouterr().out)
 
 
 def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
@@ -142,7 +138,7 @@ def test_a_tuned_model_answers_alone_in_an_empty_folder(searched, tmp_path, task
     first, second = map(tokenizer.encode, texts)
     row = [tokenizer.cls_id, *first, tokenizer.sep_id, *second, tokenizer.sep_id]
     segments = torch.tensor([[0] * (len(first) + 2) + [1] * (len(row) - len(first) - 2)])
-    expected = model(torch.tensor([row]), segments, torch.tensor([len(row)]))
+    expected = model({"ids": torch.tensor([row]), "segments": segments, "lengths": torch.tensor([len(row)])})
     assert names == str(labels) and json.loads(ids) == [row]
     torch.testing.assert_close(torch.tensor(json.loads(logits)), expected)
 
@@ -169,8 +165,9 @@ def test_the_grid_has_a_job_for_every_setting_of_the_appendix(ready, tmp_path, m
         folder.mkdir()
         (folder / "checkpoint.pt").touch()
         return {"job": folder.name, "task": task.name, "setting": seen[-1], "start": "", "diverged": None,
-                "metrics": {"matthews": 0.1, "main": len(seen) / 100}}
-    monkeypatch.setattr(abz, "finetune_job", job)
+                "metrics": {"matthews": 0.1, "main": len(seen) / 100}, "headline": "matthews",
+                "majority_baseline": 0.0, "constant": ""}
+    monkeypatch.setattr(abz, "train_task", job)
     more = "--arch", "conv3 | conv5", "--grid", "--runs", "1"
     assert abz.main(arguments(ready, "--finetune CoLA", tmp_path, *more)) == 0 and len(seen) == 24
     rates = [1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5]  # App. D.2, with weight decays and evaluation intervals

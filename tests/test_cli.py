@@ -19,6 +19,8 @@ class Config:
     batch: int = 8  # rows an update [>= 1]
     lr: float = 1e-3  # learning rate [> 0]
     widths: tuple[int, ...] = (4, 8)  # choices
+    names: tuple[str, ...] = ()  # several
+    tasks: str = ""  # several in one word
     dropout: float = 0.1  # share dropped [0, 1)
     kind: Literal["one", "two"] = "one"  # of two
     tuned: float | None = None  # a rate, if given
