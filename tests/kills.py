@@ -19,7 +19,8 @@ from conftest import ROOT
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["albert", "torch._dynamo"])
 OWN = {  # what may differ: times, and what says where a run was
-    "seconds", "search_seconds", "milliseconds", "speedup", "speedup_range", "argv", "environment",
+    "seconds", "search_seconds", "milliseconds", "reference_milliseconds", "limit_milliseconds",
+    "speedup", "speedup_range", "argv", "environment",
     "digest", "out"}
 NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.json$|\.previous$")
 
