@@ -130,15 +130,19 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer):
 
 # --- BERT and ELECTRA ------------------------------------------------------------------------------------------------
 BERT_NAMES = {  # our module: theirs; {} is the number of a layer
-    "encoder.words": "bert.embeddings.word_embeddings", "encoder.positions": "bert.embeddings.position_embeddings",
-    "encoder.segments": "bert.embeddings.token_type_embeddings", "encoder.norm": "bert.embeddings.LayerNorm",
-    "encoder.project": "bert.embeddings_project", "encoder.pooler": "bert.pooler.dense", "fit": "fit",
-    "transform": "cls.predictions.transform.dense", "transform_norm": "cls.predictions.transform.LayerNorm",
+    "encoder.token_embedding": "bert.embeddings.word_embeddings",
+    "encoder.position_embedding": "bert.embeddings.position_embeddings",
+    "encoder.token_type_embedding": "bert.embeddings.token_type_embeddings",
+    "encoder.norm": "bert.embeddings.LayerNorm", "encoder.project": "bert.embeddings_project",
+    "encoder.pooler": "bert.pooler.dense", "fit": "fit",
+    "transform": "cls.predictions.transform.dense",
+    "transform_norm": "cls.predictions.transform.LayerNorm",
     "decoder": "cls.predictions", "head": "classifier",
     **{f"encoder.layers.{{}}.{ours}": f"bert.encoder.layer.{{}}.{theirs}" for ours, theirs in (
-        ("query", "attention.self.query"), ("key", "attention.self.key"), ("value", "attention.self.value"),
-        ("output", "attention.output.dense"), ("attention_norm", "attention.output.LayerNorm"),
-        ("expand", "intermediate.dense"), ("shrink", "output.dense"), ("ffn_norm", "output.LayerNorm"))}}
+        ("query", "attention.self.query"), ("key", "attention.self.key"),
+        ("value", "attention.self.value"), ("output", "attention.output.dense"),
+        ("attention_norm", "attention.output.LayerNorm"), ("fc1", "intermediate.dense"),
+        ("fc2", "output.dense"), ("ffn_norm", "output.LayerNorm"))}}
 QKV = ("query", "key", "value")
 SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size")
 FIXED = {"hidden_act": "gelu", "layer_norm_eps": EPSILON, "position_embedding_type": "absolute"}  # all that runs here
@@ -221,10 +225,10 @@ def fill(model, weights, folder):
     for name in state.keys() - weights.keys():
         if name.startswith("encoder.") and "pooler" not in name:
             raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
-    vocab, padded = (len(each["encoder.words.weight"]) for each in (state, weights))
+    vocab, padded = (len(each["encoder.token_embedding.weight"]) for each in (state, weights))
     if padded == vocab or padded not in [math.ceil(vocab / size) * size for size in (8, 64, 128)]:
         return take_over(model, weights, folder)
-    by_token = {"encoder.words.weight", "decoder_bias"} & weights.keys()
+    by_token = {"encoder.token_embedding.weight", "decoder_bias"} & weights.keys()
     words = take_over(model, weights | {name: weights[name][:vocab] for name in by_token}, folder)
     return f"{words}; the last {padded - vocab} rows of its embedding are padding and ignored"
 
@@ -299,13 +303,13 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
         kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
         more = {"id2label": {number: f"LABEL_{number}" for number in labels},
                 "label2id": {f"LABEL_{number}": number for number in labels}}
-    positions, name = len(weights["encoder.positions.weight"]), "Bert" if shape[4] == shape[1] else "AutoTinyBert"
+    positions, name = len(weights["encoder.position_embedding.weight"]), "Bert" if shape[4] == shape[1] else "AutoTinyBert"
     if name != "Bert":
         more["auto_map"] = {auto: f"modeling_autotinybert.{name}{ours}" for auto, ours in AUTO.items()}
     config = {"model_type": name.lower(), "architectures": [f"{name}{kind}"], **more, **FIXED,
               "initializer_range": 0.02, **dict(zip(SIZES, shape)), "hidden_dropout_prob": dropout,
               "attention_probs_dropout_prob": dropout, "max_position_embeddings": positions, "type_vocab_size": 2,
-              "vocab_size": len(weights["encoder.words.weight"]), "pad_token_id": tokenizer.pad_id}
+              "vocab_size": len(weights["encoder.token_embedding.weight"]), "pad_token_id": tokenizer.pad_id}
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
     if name != "Bert":
         write_atomic(folder / "modeling_autotinybert.py", MODELING)

@@ -19,9 +19,10 @@ from conftest import ROOT
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["albert", "torch._dynamo"])
 OWN = {  # what may differ: times, and what says where a run was
-    "seconds", "search_seconds", "milliseconds", "speedup", "speedup_range", "argv", "environment",
+    "seconds", "search_seconds", "milliseconds", "reference_milliseconds", "limit_milliseconds",
+    "speedup", "speedup_range", "argv", "environment",
     "digest", "out"}
-NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.jsonl$|\.previous$")
+NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.json$|\.previous$")
 
 
 def as_program(words, log):
@@ -73,8 +74,8 @@ def begin(whole, out):
     """A folder for the same run again. AutoTinyBERT's search begins with what the first measured,
     which is no function of a seed."""
     out.mkdir()
-    if (whole / "latency.jsonl").exists():
-        for part in ("config.json", "latency.jsonl", "predictor.pt"):
+    if (whole / "latency.json").exists():
+        for part in ("config.json", "latency.json", "predictor.pt"):
             shutil.copy(whole / part, out)
     return out
 

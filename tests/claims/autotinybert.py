@@ -27,7 +27,7 @@ def masked_losses(options, flags, models):
         commands[name] = [PROGRAM, "--finetune", "MLM-saved", "--init", folder, "--arch", arch,
                           *flags, "--seed", key[-1], *options.flags]
     folders = run_all(options, commands).values()
-    return {key: read(folder / "done.json")["tasks"]["MLM-saved"]["metrics"]["loss"]
+    return {key: read(folder / "done.json")["mlm"]["loss"]
             for key, folder in zip(models, folders)}
 
 
@@ -65,11 +65,11 @@ def shape(options):
     32 sequences of 48 tokens; a search of 100 shapes for each limit, by evolution and at
     random; three random shapes within the limit; 500 further steps from the SuperPLM for each
     shape."""
-    start = [PROGRAM, "--superplm", *SHAPE, "--speedup", RULES[-1], *options.flags]
+    start = [PROGRAM, "--superplm", *SHAPE, *options.flags]
     superplm = run_all(options, {"superplm": start}, "superplm/done.json")["superplm"]
     commands = {
-        f"{strategy}-{rule}": [PROGRAM, "--search", *SHAPE, "--init", superplm, "--speedup", rule,
-                               "--strategy", strategy, *options.flags]
+        f"{strategy}-{rule}": [PROGRAM, "--search", *SHAPE, "--init", superplm, "--reference", rule,
+                               "--speedup", 1, "--strategy", strategy, *options.flags]
         for rule in RULES for strategy in ("evolution", "random")
     }
     folders = run_all(options, commands)
@@ -218,8 +218,8 @@ def latency(options):
     number in front of an interval is 0.2 less the relative difference to the printed speed-up.
     """
     cfg = atb.Config()
-    base = atb.parse_arch("12-768-3072-12-768")
-    archs = {name: atb.parse_arch(text) for name, (text, _) in SPEEDUPS.items()}
+    base = "12-768-3072-12-768"
+    archs = {name: text for name, (text, _) in SPEEDUPS.items()}
     times = atb.time_together([base, *archs.values()], cfg)
     speedups = {name: [one / two for one, two in zip(times[base], times[arch])]
                 for name, arch in archs.items()}
