@@ -1,29 +1,21 @@
-"""AutoBERT-Zero: Evolving BERT Backbone from Scratch (Gao, Xu, Shi, Ren, Yu, Liang, Jiang, Li; AAAI 2022,
-arXiv:2107.07445v3).
+"""AutoBERT-Zero: Evolving BERT Backbone from Scratch (Gao, Xu, Shi, Ren, Yu, Liang, Jiang, Li; AAAI
+2022, arXiv:2107.07445v3).
 
-A search finds a language model's backbone: each layer a lightweight convolution or an attention of its own, any graph
-of ten operations on two to four projections of its input. An evolution whose mutations follow what the operations
-scored so far (OP-NAS) proposes candidates; a super-net that remembers weights (BIWS) makes each cheap to judge.
+A search finds a language model's backbone. Each layer is a lightweight convolution, or an attention
+of its own: any graph of primitive operations on two to four projections of its input. An evolution
+whose mutations follow the scores of the operations so far (OP-NAS) proposes candidates. A super-net
+that shares weights (BIWS) makes each candidate cheap to evaluate.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
-         torchrun --nproc_per_node=2 autobert_zero.py --search    on demo data, five minutes on two CPU cores
-         torchrun --nproc_per_node=8 autobert_zero.py --search --preset base --corpus TEXTS --glue GLUE  as in the paper
-Tour:    the map row by row: what a layer can be, how it runs and shares weights, the search. Skip at first
-         in_order, the text form, find_softmax_attention, the edits and fine-tuning.
+         torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 5 to 10 minutes
+         python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
+Tour:    the map, row by row: what a layer can be, how it runs and shares weights, the search. Skip
+         at first in_order, the text form, find_softmax_attention, the edits and fine-tuning.
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
-         Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain, finetune
+         Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: D1 softsign with |x| · D2 scale by d_h · D3 no scalar nodes · D4 pairwise cosine, euclidean ·
-         D5 padding hidden · D6 V alone in layers 10, 12 · D7 one edit a mutation · D8 untried operations ·
-         D9 Eq. 3 in deviations, 10% uniform · D10 the best candidate writes · D11 initial rounds ·
-         D12 diverged: score 0, no parent · D13 SentencePiece · D14 other depths, conv-only · D15 MLM as proxy task ·
-         D16 half change a kind · D17 masks by batch · D18 kernels begin random · D19 mean of tasks, none twice ·
-         D20 best on dev · D21 N by position · D22 tokens mix · D23 a third attentions · D24 copied attentions ·
-         D25 dropout on n x n softmax · D26 latency on random ids · D27 no Fig. 9 to 11 · D28 segments anywhere ·
-         D29 paths up to 12 · D30 one FFN · D31 diverged: the worst in Eq. 3 · D32 negative metrics: 0 ·
-         D33 N_i by occurrence · D34 fixed rounds · D35 delete, rewire by chance · D36 best look by 2,000 rows ·
-         D37 finalists · D38 random attentions by their gain · D39 short rows · D40 warm start
+Differs: There are 40 departures from the paper, D1 to D40: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import copy
@@ -50,18 +42,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked places, I graph inputs, K kernel
+# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked, I graph inputs,
+# K kernel
 
 # --- configuration --------
 
 
 @dataclasses.dataclass
 class Config:
-    """Every knob. Its comment is the help text and ends in the range; a preset overrides the default, a flag both."""
+    """Every setting. Its comment is the help text and ends in the range; a preset overrides the
+    default, a flag both."""
     preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
-    restart: bool = False  # begin anew in the run folder
-    seed: int = 0  # of everything that is drawn by chance [0, 4294967295]
+    restart: bool = False  # begin again in the run folder
+    seed: int = 0  # of all random numbers [0, 4294967295]
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # two real steps of every phase
@@ -69,82 +63,93 @@ class Config:
     corpus: tuple[str, ...] = ()  # text files or folders; default: demo text
     glue: str = ""  # folder of the GLUE tasks, official layout; default: demo tasks
     squad: str = ""  # folder of train-v1.1.json, ...; default: demo questions
-    tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: a trained SentencePiece (D13)
-    vocab_size: int = 30000  # pieces, App. D.2 [>= 1]
-    held_out: float = 0.05  # share of the documents held out, at most 1,000; from 1 on how many [> 0]
-    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of the search; MLM: held-out text (D15)
-    train_rows: int = 0  # training rows of each task; 0: all
+    # D13: the default vocabulary is SentencePiece's, trained on the corpus; the paper has WordPiece
+    tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: trained
+    vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
+    held_out: float = 0.05  # fraction of documents held out, at most 1,000; from 1 on, number [> 0]
+    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks; MLM: held-out text (D15)
+    train_rows: int = 0  # training examples of each task; 0: all
     # model
-    arch: str = "autobert-zero"  # autobert-zero | bert | a text form | a best.json; with /att-only, /conv-only: Table 5
+    arch: str = "autobert-zero"  # | bert | text | best.json; with /att-only, /conv-only: Table 5
     layers: int = 12  # L [>= 1]
     hidden: int = 768  # d [>= 1]
     heads: int = 12  # A [>= 1]
     ffn: int = 3072  # d_ff [>= 1]
-    embedding: int = 0  # width of word embeddings; 0: hidden; 128 gives the 13M of small
+    embedding: int = 0  # width of the token embedding; 0: hidden; 128 gives the 13M of small
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
     init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 [> 0]
     # pre-training, in --search of a candidate
-    length: int = 128  # tokens a sequence, special ones included [8, 512]
-    steps: int = 40000  # updates, Sec. 4.1; 0: 40 passes over the corpus, App. D.2, --pretrain only
-    batch: int = 160  # sequences an update, App. D.1 [>= 1]
+    length: int = 128  # tokens in a sequence, special ones included [8, 512]
+    steps: int = 40000  # Sec. 4.1; 0: 40 passes over the corpus, App. D.2, --pretrain only
+    batch: int = 160  # sequences in a step, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
-    warmup: float = 0.02  # share of the steps, App. D.1 [0, 1]
-    short: float = 0.0  # share of the steps, the first, in short rows: a quarter of --length, four times as many [0, 1]
+    warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
+    short: float = 0.0  # fraction of steps, the first, with a quarter of --length (D39) [0, 1]
     weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
-    accumulate: int = 1  # parts of a batch; in --pretrain, if not given, raised to a multiple of the processes [>= 1]
+    accumulate: int = 1  # micro-batches in a step; default: raised to fit the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
-    recompute: bool = False  # gradient checkpointing: half the memory, a third more time
-    init: str = ""  # run folder to start from: of a search (its super-net), a pre-training, a fine-tuning's TASK
-    save_every: int = 1000  # steps between checkpoints and, in --pretrain, looks at held-out text [>= 1]
-    save_minutes: float = 0  # minutes between checkpoints too; 0: none
-    # fine-tuning; left out: as in recipes()
+    recompute: bool = False  # activation checkpointing: half the memory, a third more time
+    init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
+    save_every: int = 1000  # steps between checkpoints and, in --pretrain, evaluations [>= 1]
+    save_minutes: float = 0  # minutes between further checkpoints; 0: none
+    # fine-tuning; default: as in recipes()
     finetune_lr: float | None = None  # peak learning rate [> 0]
-    finetune_batch: int | None = None  # rows an update [>= 1]
-    finetune_epochs: int | None = None  # passes over the rows [>= 1]
-    finetune_warmup: float | None = None  # share of the steps [0, 1]
-    finetune_length: int | None = None  # tokens of a row; else --length, of SQuAD 384 [8, 512]
-    eval_every: int = 100  # steps between looks at dev, App. D.2; 0: up to 20 looks in all
+    finetune_batch: int | None = None  # examples in a step [>= 1]
+    finetune_epochs: int | None = None  # passes over the examples [>= 1]
+    finetune_warmup: float | None = None  # fraction of the steps [0, 1]
+    finetune_length: int | None = None  # tokens in an input; default --length, SQuAD 384 [8, 512]
+    eval_every: int = 100  # steps between evaluations on dev, App. D.2; 0: up to 20 in all
     runs: int = 1  # seeds of each fine-tuning; the median counts [>= 1]
     grid: bool = False  # fine-tune at every setting of App. D.2, the best one counts
     # search
-    strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: mutations are uniform
+    strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
-    rounds: int = 27  # after the population; D34: fixed, Alg. 1 goes to convergence; 100 + 27 x 25 = 775 candidates
+    # D34: a fixed number of rounds; Alg. 1 goes to convergence. 100 + 27 x 25 = 775 candidates
+    rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
-    finalists: int = 0  # of the best candidates, trained alone and scored again (D37); 0: none, as in the paper [>= 0]
-    finalist_times: int = 1  # a finalist's updates, in a candidate's --steps [>= 1]
-    warm_times: int = 0  # updates of the warm start, in a candidate's --steps (D40); 0: no warm start [>= 0]
-    given = frozenset()  # no knobs: the flags that were given, the file's name, what its run folders hold
+    finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
+    finalist_times: int = 1  # steps of a finalist, in a candidate's --steps [>= 1]
+    warm_times: int = 0  # steps of the warm start, in a candidate's --steps (D40); 0: no warm start
+    # not settings: the given flags, the file's name, flags that name models, names in run folders
+    given = frozenset()
     program = "autobert_zero"
-    models = "init", "tokenizer"  # flags that name what is read beside the data
-    writes = ("round-*", "warm-start", "baselines", "finalists", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "MNLI", "QNLI",
-              "RTE", "WNLI", "SQuAD?.?")
+    models = "init", "tokenizer"
+    writes = ("round-*", "warm-start", "baselines", "finalists", "CoLA", "MRPC", "STS-B", "SST-2",
+              "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?")
 
 
 PRESETS = {
     "demo": dict(
-        vocab_size=1000, tasks="MLM,CoLA,RTE", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0, init_std=0.07,
-        length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3, finetune_batch=32, finetune_epochs=2,
-        finetune_warmup=0.1,
-        search=dict(batch=8, lr=3e-3, steps=500, train_rows=1600, finetune_batch=16, population=8, rounds=3, parents=2,
-                    children=2, finalists=2, finalist_times=2, no_weight_sharing=True, warm_times=3),
+        vocab_size=1000, tasks="MLM,CoLA,RTE", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
+        init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
+        finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
+        search=dict(
+            batch=8, lr=3e-3, steps=500, train_rows=1600, finetune_batch=16,
+            population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=2,
+            no_weight_sharing=True, warm_times=3),
         pretrain=dict(steps=3000, save_every=500),
         finetune=dict(runs=3, eval_every=0, finetune_length=128)),
-    "small": dict(hidden=256, heads=4, ffn=1024, pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
-                  finetune=dict(runs=3)),
+    "small": dict(
+        hidden=256, heads=4, ffn=1024,
+        pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
+        finetune=dict(runs=3)),
     "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
-    "large": dict(layers=24, hidden=1024, heads=16, ffn=4096, pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
-    "dry_run": dict(steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
-                    population=2, rounds=1, parents=1, children=1, finalists=2, finalist_times=1, warm_times=1),
+    "large": dict(
+        layers=24, hidden=1024, heads=16, ffn=4096,
+        pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
+    "dry_run": dict(
+        steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
+        population=2, rounds=1, parents=1, children=1, finalists=2, finalist_times=1, warm_times=1),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
 MASK_RATE = 0.15  # of the tokens, as in BERT
-MAX_PATH = 12  # operations of a searched attention; D29: the paper sets no limit, Figure 7's longest has 11
-SHARPNESS = 4  # of the priorities (D9): a pilot of the simulation in tests/claims gained nothing with 1
+# D29: a searched attention has at most 12 operations; the paper sets no limit, Figure 7's have 11
+MAX_PATH = 12
+SHARPNESS = 4  # of the priorities (D9)
 LOG_EVERY = 50  # steps between lines of the log
 CHECK_EVERY = 20  # steps between checks for NaN; each makes a GPU wait
 
@@ -239,7 +244,9 @@ def canonical(graph):
         renamed = {name: number for number, name in enumerate(names)}
         original = dict(enumerate(names))
         form = in_order(graph, output, renamed)
-        restored = [(op, *[original.get(each, each) for each in operands]) for op, *operands in form]
+        restored = []
+        for op, *operands in form:
+            restored.append((op, *[original.get(each, each) for each in operands]))
         forms.append((form, tuple(restored)))
     return min(forms)[1]
 
@@ -327,14 +334,17 @@ def parse_formula(text):
             case ast.Call(ast.Name(name), [left, right], []) if calls.get(name) in BINARY:
                 operation = calls[name], read(left), read(right)
             case _:
-                known = ", ".join(f"{name}(x{', y' * (op in BINARY)})" for name, op in calls.items())
+                known = ", ".join(f"{name}(x{', y' * (op in BINARY)})"
+                                  for name, op in calls.items())
                 raise ValueError(f"{ast.unparse(tree)!r} is none of "
                                  f"Q, K, V, P, x + y, x @ y, x.T, {known}")
         graph.append(operation)
         return len(INPUTS) + len(graph) - 1
 
     try:
-        statements = [statement for part in text.split(";") for statement in ast.parse(part.strip()).body]
+        statements = []
+        for part in text.split(";"):
+            statements += ast.parse(part.strip()).body
         *bindings, output = statements
     except (SyntaxError, ValueError):
         raise ValueError(f"{text!r} is not a formula") from None
@@ -417,7 +427,8 @@ def parse_arch(text):
                 layers.append(parse_formula(part.strip()))
                 continue
             if int(kernel[1]) not in KERNELS:
-                raise ValueError(f"kernel size {kernel[1]}; choose from {', '.join(map(str, KERNELS))}")
+                known = ", ".join(map(str, KERNELS))
+                raise ValueError(f"kernel size {kernel[1]}; choose from {known}")
             layers.append(int(kernel[1]))
         except (ValueError, RecursionError, MemoryError) as error:
             raise ValueError(f"layer {number}: {str(error) or 'too long'}") from None
@@ -515,7 +526,8 @@ SIMPLE = {
     "transpose": lambda x: x.transpose(-1, -2),
     "add": torch.add,
     "logsigmoid": F.logsigmoid,
-    "softsign": F.softsign,  # D1: x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+    # D1: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+    "softsign": F.softsign,
 }
 
 
@@ -537,7 +549,8 @@ def run_op(op, values, axes, mask, dropout):
 
 
 def softmax_over_tokens(x, mask):
-    """Softmax of (B, N, *, T) over its last axis, with 0 at padding (D5); mask as in zero_padding."""
+    """Softmax of (B, N, *, T) over its last axis, with 0 at padding (D5); mask as in
+    zero_padding."""
     if mask is not None:
         x = x.masked_fill(~mask[:, None, None, :], float("-inf"))
     return F.softmax(x, dim=-1)
@@ -553,7 +566,7 @@ def cosine(x, y):
 def euclidean(x, y):
     """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m)."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):  # differences of large numbers: not in bfloat16
+    with torch.autocast(x.device.type, enabled=False):  # not in bfloat16: large numbers cancel
         x = x.to(wide)
         y = y.to(wide)
         norms = x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :]
@@ -570,7 +583,7 @@ def find_softmax_attention(graph):
     reads = [operand for _, *operands in graph for operand in operands]
     operand = len(INPUTS) + len(graph) - 1
     chain = []
-    for op in ("matmul", "softmax", "scale", "matmul"):  # from the output back, along first operands
+    for op in ("matmul", "softmax", "scale", "matmul"):  # from the output, along first operands
         node = graph[operand - len(INPUTS)] if operand >= len(INPUTS) else (None,)
         readers = 1 if chain else 0  # nothing reads the output
         if node[0] != op or reads.count(operand) != readers:
@@ -588,9 +601,8 @@ def find_softmax_attention(graph):
 def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
     """The output (B, N, T, D) of a graph.
 
-    inputs: {operand: (B, N, T, D)} of the inputs that it reads. mask: (B, T), True at real tokens, or
-    None. plan: (infer_graph, find_softmax_attention) of the graph, to compute them once.
-    """
+    inputs: {operand: (B, N, T, D)} of the inputs that it reads. mask: (B, T), True at real tokens,
+    or None. plan: (infer_graph, find_softmax_attention) of the graph, to compute them once. """
     shapes, fused = plan or (infer_graph(graph), find_softmax_attention(graph))
     values = dict(inputs)
     width = next(iter(inputs.values())).shape[-1]
@@ -613,7 +625,8 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
 
 
 class AttentionMixer(nn.Module):
-    """Projections of x, a graph in each head, and W_O (Eq. 1). x (B, T, H), mask (B, T) -> (B, T, H)."""
+    """Projections of x, a graph in each head, and W_O (Eq. 1). x (B, T, H), mask (B, T) -> (B, T,
+    H)."""
 
     def __init__(self, graph, hidden, heads, dropout):
         super().__init__()
@@ -649,10 +662,9 @@ def band_matrix(weights, T):
         a b c
         . a b
 
-    These are the columns 1 to 3 of the sequence a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows of
-    T + K - 1 = 5: a copy of the kernel with its T zeros is one longer than a row, so each row
-    begins one position further back in its copy.
-    """
+    These are the columns 1 to 3 of the sequence a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows
+    of T + K - 1 = 5: a copy of the kernel with its T zeros is one longer than a row, so each row
+    begins one position further back in its copy. """
     N, K = weights.shape
     copies = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)  # (N, T (K + T))
     rows = copies[:, :T * (T + K - 1)].view(N, T, T + K - 1)
@@ -788,8 +800,9 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder and a linear head. A batch {"ids", "segments" (B, T), "lengths" (B,) unless all are full, ...}
-    -> logits (B, outputs) of [CLS], or (B, T, outputs) of spans. One output is a regression."""
+    """Encoder and a linear head. A batch {"ids", "segments" (B, T), "lengths" (B,) unless all are
+    full, ...} -> logits (B, outputs) of [CLS], or (B, T, outputs) of spans. One output is a
+    regression."""
 
     def __init__(self, arch, cfg, outputs, spans=False, shared=False):
         super().__init__()
@@ -836,8 +849,8 @@ def count_parameters(module):
 
 
 def count(arch, cfg):
-    """Parameters of a LanguageModel by part; "#Params of Att" (Tables 3, 5): the projections that make
-    the mixers' inputs, without W_O; and FLOPs of a forward pass of 128 tokens."""
+    """Parameters of a LanguageModel by part; "#Params of Att" (Tables 3, 5): the projections that
+    make the mixers' inputs, without W_O; and FLOPs of a forward pass of 128 tokens."""
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
     total = count_parameters(model)
@@ -1000,10 +1013,11 @@ def gain(graph, tokens=32, width=16):
 
 
 def sample_graph(rng, draw=None):
-    """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected early)."""
-    # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's size,
-    # such as many products over tokens without a softmax: LayerNorm then leaves little of the input,
-    # and the network does not learn. Mutations still reach all legal graphs
+    """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
+    early)."""
+    # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's
+    # size, such as many products over tokens without a softmax: LayerNorm then leaves little of the
+    # input, and the network does not learn. Mutations still reach all legal graphs
     while True:
         graph = canonical(grow(rng, rng.randint(1, MAX_PATH), draw) or ())
         if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
@@ -1019,8 +1033,8 @@ def sample_arch(rng, layers):
 
 
 def ucb(totals, counts, alpha):
-    """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), for each option i. totals: summed scores of the
-    options; counts: N_i, numbers of samples."""
+    """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), for each option i. totals: summed scores of
+    the options; counts: N_i, numbers of samples."""
     N = sum(counts)  # D21: of the samples at this position alone
     mean = sum(totals) / max(N, 1)
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
@@ -1032,12 +1046,13 @@ def ucb(totals, counts, alpha):
 
 def ranked(history):
     """The candidates that did not diverge, the best first."""
-    return sorted((line for line in history if not line["diverged"]), key=lambda line: -line["score"])
+    lines = [line for line in history if not line["diverged"]]
+    return sorted(lines, key=lambda line: -line["score"])
 
 
 class OperationPriority:
-    """Priorities of operations from the history (Sec. 3.2): a distribution over OPS at each position,
-    shared by all attention layers, and one over KERNELS in each layer."""
+    """Priorities of operations from the history (Sec. 3.2): a distribution over OPS at each
+    position, shared by all attention layers, and one over KERNELS in each layer."""
 
     def __init__(self, history, cfg):
         self.cfg = cfg
@@ -1046,7 +1061,8 @@ class OperationPriority:
         mean = statistics.fmean(scores)
         deviation = statistics.pstdev(scores) or 1.0
         for line in history:
-            # D31: a diverged candidate counts as the worst score; 0 would exclude all its operations
+            # D31: a diverged candidate counts as the worst score; 0 would exclude all its
+            # operations
             score = scores[-1] if line["diverged"] else line["score"]
             score = (score - mean) / deviation
             for number, layer in enumerate(parse_arch(line["arch"])):
@@ -1111,13 +1127,15 @@ def redirect(graph, old, new):
     output = len(INPUTS) + len(graph) - 1
     if output == old:
         output = new
-    changed = [(op, *[new if each == old else each for each in operands]) for op, *operands in graph]
+    changed = []
+    for op, *operands in graph:
+        changed.append((op, *[new if each == old else each for each in operands]))
     return tuple(changed), output
 
 
 def replace(graph, index):
-    """Another operation on the same operands. Between binary operations one operand may also gain or
-    lose a transpose: the step from cos(a, b) to a @ b.T leads through no other legal graph."""
+    """Another operation on the same operands. Between binary operations one operand may also gain
+    or lose a transpose: the step from cos(a, b) to a @ b.T leads through no other legal graph."""
     op, *operands = graph[index]
     added = len(INPUTS) + len(graph)
     for new in applied(operands, len(INPUTS) + index):
@@ -1131,7 +1149,8 @@ def replace(graph, index):
 
 
 def insert(graph, index):
-    """A new operation after this one, for all its readers, or on the edge from one of its operands."""
+    """A new operation after this one, for all its readers, or on the edge from one of its
+    operands."""
     op, *operands = graph[index]
     here = len(INPUTS) + index
     added = len(INPUTS) + len(graph)
@@ -1192,22 +1211,24 @@ def edit_graph(graph, rng, priority):
 
 def mutate(parent, rng, priority=None):
     """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, then a
-    random layer changes inside. Operations and kernels are drawn by the OperationPriority, uniformly
-    without one."""
+    random layer changes inside. Operations and kernels are drawn by the OperationPriority,
+    uniformly without one."""
     priority = priority or OperationPriority([], Config())
     child = list(parent)
 
     def draw(options, position):
         return rng.choices(options, priority.probabilities(options, position))[0]
 
-    # D16: only half of the children change a kind, so that a child can differ in one attention alone
+    # D16: only half of the children change a kind, so that a child can differ in one attention
+    # alone
     if rng.random() < 0.5:  # inter-layer
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
             child[layer] = draw(KERNELS, layer)
         elif attentions and rng.random() < 0.5:
-            child[layer] = rng.choice(attentions)  # D24: half of the new attentions are another layer's
+            # D24: half of the new attentions are another layer's
+            child[layer] = rng.choice(attentions)
         else:
             child[layer] = sample_graph(rng, draw=functools.partial(draw, OPS))
     layer = rng.randrange(len(child))  # intra-layer
@@ -1221,13 +1242,15 @@ def mutate(parent, rng, priority=None):
 def round_sizes(cfg):
     """Numbers of candidates in each round: the initial population, then children."""
     later = cfg.parents * cfg.children
-    # D11: the population comes in rounds of the same size, so that the super-net learns from its start
+    # D11: the population comes in rounds of the same size, so that the super-net learns from its
+    # start
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
 
 
 def propose(history, number, cfg):
-    """The candidates of a round: [(id of the parent or None, architecture)]. The same in every process.
+    """The candidates of a round: [(id of the parent or None, architecture)]. The same in every
+    process.
 
     history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score", "scores" (by
     task), "diverged" (why, or False), "seconds"; id, arch, score and diverged are read.
@@ -1249,7 +1272,7 @@ def propose(history, number, cfg):
             parent = None
             arch = sample_arch(rng, cfg.layers)  # Alg. 1, line 1
         text = arch_text(arch)
-        if text not in seen:  # D19: no candidate twice
+        if text not in seen:  # no candidate twice (D19)
             seen.add(text)
             proposals.append((parent["id"] if parent else None, arch))
     return proposals
@@ -1277,20 +1300,23 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
         diverged = type(error).__name__  # D12: it scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.remove()
-    # D19: the mean over --tasks, with MNLI's matched half; the paper does not say
+    # D19: the mean over --tasks, with MNLI's matched half, and no candidate twice (propose); the
+    # paper does not say
     score = sum(scores.values()) / len(data.tasks)
     seconds = round(time.perf_counter() - began, 3)
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
 def score_tasks(model, arch, data, cfg, path, shared=True):
-    """{task: main metric on dev} of copies of the model, each fine-tuned on a task. Kept in `path`."""
+    """{task: main metric on dev} of copies of the model, each fine-tuned on a task. Kept in
+    `path`."""
     scores = read_json(path) if path.exists() else {}
     for name, task in data.tasks.items():
         if name in scores:
             continue
         if name == "MLM":
-            # D15: the accuracy at held-out masked tokens; in minutes of training GLUE stays at chance
+            # D15: the accuracy at held-out masked tokens; in minutes of training GLUE stays at
+            # chance
             alone = Ranks(0, 1, data.device)
             scores[name] = evaluate_language_model(model, data, cfg, alone, 32)["mlm_accuracy"]
         else:
@@ -1304,8 +1330,8 @@ def score_tasks(model, arch, data, cfg, path, shared=True):
 
 
 def evaluate_all(archs, number, supernet, run, name, label, data, cfg):
-    """evaluate_candidate's results for {id: architecture}, shared out over the processes. The folder
-    NAME of the run keeps them, and the weights, until they are no longer needed."""
+    """evaluate_candidate's results for {id: architecture}, shared out over the processes. The
+    folder NAME of the run keeps them, and the weights, until they are no longer needed."""
     folder = run.folder / name
 
     def evaluate(key):
@@ -1315,8 +1341,8 @@ def evaluate_all(archs, number, supernet, run, name, label, data, cfg):
 
 
 def train_again(archs, first, times, run, name, data, cfg):
-    """evaluate_candidate's result for each architecture, trained for `times` a candidate's steps from
-    the weights of the super-net `first`."""
+    """evaluate_candidate's result for each architecture, trained for `times` a candidate's steps
+    from the weights of the super-net `first`."""
     cfg = dataclasses.replace(cfg, steps=times * cfg.steps)
     archs = {str(number): arch for number, arch in enumerate(archs)}
     return list(evaluate_all(archs, 0, first, run, name, name, data, cfg).values())
@@ -1336,7 +1362,8 @@ def hand_designed(layers):
 
 
 def first_super_net(source, run, data, cfg):
-    """The super-net at the beginning of a search: random, as in the paper, or with --init's weights."""
+    """The super-net at the beginning of a search: random, as in the paper, or with --init's
+    weights."""
     first = SuperNet(cfg)
     if source:
         model = LanguageModel(source[1], cfg) if source[1] else first
@@ -1382,7 +1409,8 @@ def score_finalists(history, supernet, first, run, data, cfg):
 
 
 def score_baselines(first, run, data, cfg):
-    """{name: score} of the hand-designed networks, trained as long as finalists; {} without finalists."""
+    """{name: score} of the hand-designed networks, trained as long as finalists; {} without
+    finalists."""
     if not cfg.finalists:
         return {}
     networks = hand_designed(cfg.layers)
@@ -1399,11 +1427,13 @@ def write_history(run, number, history):
 
 def majority_baselines(data):
     """{proxy task: the score of the most frequent answer}."""
-    return {name: task.majority_baseline if task else data.dev.commonest() for name, task in data.tasks.items()}
+    return {name: task.majority_baseline if task else data.dev.commonest()
+            for name, task in data.tasks.items()}
 
 
 def run_round(number, history, supernet, run, data, cfg):
-    """Propose and evaluate the candidates of a round, and let the super-net learn: their lines of history."""
+    """Propose and evaluate the candidates of a round, and let the super-net learn: their lines of
+    history."""
     proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # lines 1, 4 to 7
     archs = {str(key): arch for key, (_, arch) in proposals.items()}
     best = max((line["score"] for line in history), default=0.0)
@@ -1442,7 +1472,8 @@ def search(cfg):
             checkpoint.save(history=history)
             gather(ranks, None)  # a round's files are deleted when all processes have read them
             on_main(ranks, write_history, run, number, history)
-            run.log("search", number, candidates=len(history), best=max(line["score"] for line in history))
+            best = max(line["score"] for line in history)
+            run.log("search", number, candidates=len(history), best=best)
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
         finish_search(history, supernet, first, checkpoint, run, data, cfg)
@@ -1459,7 +1490,8 @@ def finish_search(history, supernet, first, checkpoint, run, data, cfg):
                "majority": majority_baselines(data)}
     on_main(run.ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
     source = supernet.weights, None, ""
-    on_main(run.ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), source, cfg, data.tokenizer)
+    on_main(run.ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), source, cfg,
+            data.tokenizer)
     run.finish(result)
 
 
@@ -1468,7 +1500,8 @@ def print_best(run, cfg):
     best = run.finished
     scores = [f"{name} {100 * score:.2f} (majority baseline {100 * best['majority'][name]:.2f})"
               for name, score in best["scores"].items()]
-    lines = [f"best of {best['candidates']} candidates: number {best['id']}, mean score {100 * best['score']:.2f}",
+    lines = [f"best of {best['candidates']} candidates: number {best['id']}, "
+             f"mean score {100 * best['score']:.2f}",
              f"  {', '.join(scores)}"]
     for number, layer in enumerate(parse_arch(best["arch"]), 1):
         text = f"conv{layer}" if isinstance(layer, int) else formula(simplify(layer))
@@ -1487,7 +1520,8 @@ def draw_next_sentence(segments, generator):
 
     Label 0 is the continuation, 1, with probability 1/2, text from elsewhere.
     """
-    # D28: a stretch without a sentence boundary has no label (-100): text from elsewhere begins
+    # D28: segments may begin in mid-sentence, where BERT's do not; a stretch without a sentence
+    # boundary has no label (-100): text from elsewhere begins
     # with a sentence, which would tell the two apart
     single = (segments.second_length == 0) | (segments.other_length == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
@@ -1497,11 +1531,11 @@ def draw_next_sentence(segments, generator):
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking of ids (B, T): `rate` of the tokens are predicted, of which 80% become [MASK], 10% a
-    random token and 10% stay.
+    """BERT's masking of ids (B, T): `rate` of the tokens are predicted, of which 80% become [MASK],
+    10% a random token and 10% stay.
 
-    Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for filler.
-    """
+    Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for
+    filler. """
     # D17: the rate holds for the batch, so that M depends on B and T alone
     M = max(1, round(rate * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
@@ -1511,14 +1545,15 @@ def mask_tokens(ids, tokenizer, rate, generator):
     labels = ids.flatten()[chosen]
     kind = torch.rand(len(chosen), generator=generator)
     random_token = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
-    shown = torch.where(kind < 0.8, tokenizer.mask_id, torch.where(kind < 0.9, random_token, labels))
+    shown = torch.where(kind < 0.9, random_token, labels)
+    shown = torch.where(kind < 0.8, tokenizer.mask_id, shown)
     changed = ids.flatten().index_put((chosen,), shown).view_as(ids)
     filler = (0, M - len(chosen))
     return changed, F.pad(chosen, filler), F.pad(labels, filler, value=-100)
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # this file alone imports, builds its model, steps its search
+if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-net, searcher
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, settings_of, start
     from common.checkpoint import (
@@ -1545,7 +1580,8 @@ SELECTION_EXAMPLES = 2000
 
 
 def schedule(step, steps, warmup):
-    """Fraction of the peak learning rate: linear up over warmup x steps, then down to 0 (App. D.1)."""
+    """Fraction of the peak learning rate: linear up over warmup x steps, then down to 0 (App.
+    D.1)."""
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
@@ -1559,14 +1595,15 @@ def make_optimizer(model, weight_decay):
     for name, value in model.named_parameters():
         matrix = value.dim() > 1 and not name.endswith("conv.transform")
         (decayed if matrix else others).append(value)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": weight_decay},
+              {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
 def language_batch(data, corpus, cfg, first, count):
-    """Sequences number first to first + count - 1 of an endless stream: ids, segments (B, T), lengths
-    (B,), masked positions, labels (M,), next-sentence labels (B,)."""
-    # D28: segments may begin in mid-sentence, where BERT's do not
+    """Sequences number first to first + count - 1 of an endless stream: ids, segments (B, T),
+    lengths (B,), masked positions, labels (M,), next-sentence labels (B,)."""
+    # segments may begin in mid-sentence, where BERT's do not (D28)
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
     text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(text, generator)
@@ -1577,11 +1614,12 @@ def language_batch(data, corpus, cfg, first, count):
 
 
 def micro_batches(cfg, ranks, first, step):
-    """(settings, number of the first sequence, number of sequences) of each micro-batch of a step that is
-    this process's."""
-    # D39: a sequence-length warm-up. An attention alone hardly learns word order from long sequences,
-    # so --short of the steps have a quarter of the length (8 tokens or more) and four times as many
-    # sequences. BERT had 128 of 512 tokens in 90% of its steps; this paper has 128 throughout
+    """(settings, number of the first sequence, number of sequences) of each micro-batch of a step
+    that is this process's."""
+    # D39: a sequence-length warm-up. An attention alone hardly learns word order from long
+    # sequences, so --short of the steps have a quarter of the length (8 tokens or more) and four
+    # times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this paper has 128
+    # throughout
     times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
     own = dataclasses.replace(cfg, length=cfg.length // times)
     count = times * cfg.batch // cfg.accumulate
@@ -1603,8 +1641,8 @@ def language_losses(model, batch, cfg, device):
 
 
 def train_step(network, optimizer, batches, cfg, ranks, *key):
-    """One step of pre-training on this process's micro-batches; `key` and the number of the micro-batch
-    seed the dropout. Returns the mean losses (2,) and the norm of the gradient."""
+    """One step of pre-training on this process's micro-batches; `key` and the number of the
+    micro-batch seed the dropout. Returns the mean losses (2,) and the norm of the gradient."""
     numbers = shard_range(ranks, cfg.accumulate)
     total = 0.0
     for number in numbers:
@@ -1620,9 +1658,9 @@ def train_step(network, optimizer, batches, cfg, ranks, *key):
 
 
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
-    """Pre-train on the sequences from number `first` on, from the checkpoint on. Calls report(step, losses,
-    learning rate). Raises Diverged, and Stop after SIGTERM. The host waits for a GPU in every
-    CHECK_EVERY-th step, where it reports and where it saves."""
+    """Pre-train on the sequences from number `first` on, from the checkpoint on. Calls report(step,
+    losses, learning rate). Raises Diverged, and Stop after SIGTERM. The host waits for a GPU in
+    every CHECK_EVERY-th step, where it reports and where it saves."""
     optimizer = make_optimizer(model, cfg.weight_decay)
     checkpoint.owned["optimizer"] = optimizer
     begin = checkpoint.restore().get("step", 0)
@@ -1652,8 +1690,8 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text; the same sequences for all seeds. The host
-    waits for a GPU once, where it reads the sums."""
+    """Loss and accuracy of both objectives on held-out text; the same sequences for all seeds. The
+    host waits for a GPU once, where it reads the sums."""
     count = min(32, cfg.batch)
     own = dataclasses.replace(cfg, seed=0)
     sums = torch.zeros(6, dtype=torch.float64, device=data.device)  # losses, right, labels of both
@@ -1685,7 +1723,8 @@ def print_pretrained(run, cfg):
                        f"loss {result['nsp_loss']:.4f} nats")
     else:
         say(run.ranks, "no next-sentence prediction: the corpus has only one document")
-    run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, run.folder / "network.py"))
+    words = words_after_training(cfg, run.folder, run.folder / "network.py")
+    run.ends(cfg, "checkpoint.pt", *words)
 
 
 def pretrain(cfg):
@@ -1735,7 +1774,7 @@ def pretrain(cfg):
 # --arch and --init: what an action starts from
 
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")
-FOLLOWED = ("preset", "length", "dropout", "init_std")  # those of the weights, unless a flag is given
+FOLLOWED = ("preset", "length", "dropout", "init_std")  # the weights', unless a flag is given
 
 
 def resolve_arch(cfg):
@@ -1750,8 +1789,8 @@ def resolve_arch(cfg):
 
 
 def read_run(cfg, action="describe"):
-    """(weights, architecture or None for a super-net, "--init") of --init; cfg takes over its shape,
-    tokenizer and preset."""
+    """(weights, architecture or None for a super-net, "--init") of --init; cfg takes over its
+    shape, tokenizer and preset."""
     before = cfg.preset
     names = {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}
     owned = read_init(cfg, names, FOLLOWED)
@@ -1787,8 +1826,8 @@ def start_from(model, source):
 
 
 def recipes(cfg):
-    """How each task is fine-tuned (App. D.1, D.2). GLUE's inputs are as long as pre-training's; GLUE's
-    batch and SQuAD's length, which the paper leaves out, are BERT's (Sec. 4.1)."""
+    """How each task is fine-tuned (App. D.1, D.2). GLUE's inputs are as long as pre-training's;
+    GLUE's batch and SQuAD's length, which the paper leaves out, are BERT's (Sec. 4.1)."""
     paper = {"lr": 2e-5, "epochs": 3, "warmup": 0.01}
     table = {}
     for name, task in glue.TASKS.items():
@@ -1844,8 +1883,9 @@ def train_task(task, cfg, arch, source, folder, data, run):
     key = (cfg.seed, "fine-tuning", task.name)
     split = "selection" if "selection" in task.splits else "dev"
     # D20: the best weights at --eval_every count; the paper does not say which it reports
-    result, outputs = finetune_job(model, task, optimizer, task_rate(task, cfg), cfg, data.device, key, folder,
-                                   run, evaluate_at=task.evaluation_steps(cfg.eval_every, split), split=split)
+    result, outputs = finetune_job(
+        model, task, optimizer, task_rate(task, cfg), cfg, data.device, key, folder, run,
+        evaluate_at=task.evaluation_steps(cfg.eval_every, split), split=split)
     if outputs:
         settings = dataclasses.replace(cfg, tasks=task.name)
         keep_model(folder, "finetune", settings, data.tokenizer, model=model)
@@ -1880,14 +1920,15 @@ def finetune_jobs(names, table, cfg):
     for name, number in itertools.product(names, range(cfg.runs)):
         setting = cfg.finetune_lr or table[name].lr, cfg.weight_decay, cfg.eval_every
         for lr, decay, every in GRID if cfg.grid else [setting]:
-            settings = dataclasses.replace(cfg, finetune_lr=lr, weight_decay=decay, eval_every=every,
-                                           seed=cfg.seed + number)
+            settings = dataclasses.replace(
+                cfg, finetune_lr=lr, weight_decay=decay, eval_every=every, seed=cfg.seed + number)
             jobs[f"{name}-{number}-{lr}-{decay}-{every}"] = name, settings
     return jobs
 
 
 def finetune(cfg, text):
-    """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best MNLI job."""
+    """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
+    MNLI job."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = read_run(cfg, "finetune") if cfg.init else None
         table = recipes(cfg)
@@ -1914,7 +1955,8 @@ def finetune(cfg, text):
             begin = source
             if mnli:
                 begin = load_file(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name
-            return train_task(opened(name), settings, arch, begin, run.folder / "jobs" / job, data, run)
+            folder = run.folder / "jobs" / job
+            return train_task(opened(name), settings, arch, begin, folder, data, run)
 
         results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
         result = on_main(ranks, summarise, run.folder, results)
@@ -1927,9 +1969,9 @@ def finetune(cfg, text):
 
 
 def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
-    """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's source.
-    labels: names of a task head's outputs; length: tokens of its longest input, by default cfg's.
-    Returns start_from's line."""
+    """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's
+    source. labels: names of a task head's outputs; length: tokens of its longest input, by default
+    cfg's. Returns start_from's line."""
     if labels:
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     else:
@@ -1946,7 +1988,8 @@ def export(cfg, name):
     labels = None
     length = cfg.length
     if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
-        raise UserError(f"--export {name}: it, or its .mmd or .pt, exists already; choose another name")
+        raise UserError(f"--export {name}: it, or its .mmd or .pt, exists already; "
+                        "choose another name")
     if path.suffix != ".py" or not path.parent.is_dir() or not source:
         raise UserError(f"--export {name}: name a new .py in an existing folder, and --init")
     if not path.stem.isidentifier():
@@ -1967,20 +2010,24 @@ def export(cfg, name):
 
 
 def forward_flops(arch, cfg):
-    """FLOPs of a forward pass of one pre-training sequence; the vocabulary head at masked tokens alone."""
+    """FLOPs of a forward pass of one pre-training sequence; the vocabulary head at masked tokens
+    alone."""
     counts = count(arch, cfg)
     head = counts["flops_with_vocabulary_head"] - counts["flops"]
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
 
 def graph_activations(layer, cfg):
-    """Bytes that a searched attention keeps besides layer_activations: it is not fused, and each operation
-    keeps its result for the backward pass."""
+    """Bytes that a searched attention keeps besides layer_activations: it is not fused, and each
+    operation keeps its result for the backward pass."""
     if isinstance(layer, int):
         return 0
     sizes = {"n": cfg.length, "d": cfg.hidden // cfg.heads}
     results = infer_graph(layer)[len(INPUTS):]
     return 2 * cfg.heads * sum(sizes[rows] * sizes[columns] for rows, columns in results)
+
+
+# D26: latency is measured by tests/claims, on random ids; the paper does not say on which text
 
 
 def describe(cfg):
@@ -1989,8 +2036,8 @@ def describe(cfg):
         read_run(cfg)
     arch = resolve_arch(cfg)
     counts = count(arch, cfg)
-    activations = [layer_activations(cfg.length, cfg.hidden, cfg.ffn) + graph_activations(layer, cfg)
-                   for layer in arch]
+    usual = layer_activations(cfg.length, cfg.hidden, cfg.ffn)
+    activations = [usual + graph_activations(layer, cfg) for layer in arch]
     logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
     cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits,
                          cfg.steps, cfg.batch)
@@ -2006,9 +2053,10 @@ def check(cfg, action):
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
     if cfg.init and cfg.warm_times and "warm_times" in cfg.given:
-        raise UserError(f"--warm_times {cfg.warm_times}: --init is what the search begins with; leave one out")
+        raise UserError(f"--warm_times {cfg.warm_times}: --init is what the search begins with; "
+                        "leave one out")
     if action == "search" and not cfg.steps:
-        raise UserError("--steps 0: a candidate needs updates")
+        raise UserError("--steps 0: a candidate needs steps")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
         raise UserError(f"--out {cfg.out}: is --init too; choose another")
 
@@ -2016,10 +2064,11 @@ def check(cfg, action):
 ACTIONS = {
     "search": (search, "search for an architecture (Alg. 1)"),
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
-    "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., SQuAD1.1, glue, squad)", "TASKS"),
-    "predict": (answer, "answer a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init", "FILE"),
-    "export": (export, "write the network of --init as a module of plain torch, its weights and vocabulary", "FILE.py"),
-    "describe": (describe, "parameters, FLOPs, memory, cards and days of --arch as JSON")}
+    "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., glue, squad)", "TASKS"),
+    "predict": (answer, "predict a file of yours (TSV, SQuAD JSON) with --init RUN/TASK", "FILE"),
+    "export": (export, "write the network of --init as a module of plain torch", "FILE.py"),
+    "describe": (describe, "parameters, FLOPs, memory and days of --arch as JSON"),
+}
 
 
 def main(argv=None):
@@ -2029,7 +2078,7 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "run" not in globals():
-        print("autobert_zero.py alone is to be imported: operations, model, super-net and searcher; "
-              "its commands need common/ and data/ of its repository beside it", file=sys.stderr)
+        print("autobert_zero.py alone is to be imported; its commands need common/ and data/ of "
+              "its repository", file=sys.stderr)
         sys.exit(2)
     run(main)
