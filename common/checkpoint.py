@@ -25,8 +25,9 @@ import torch
 import torch.distributed as dist
 
 from common.cli import MissingFile, Stop, UserError, check_setting
-from common.distributed import (broadcast, on_main, peak_memory, progress, say, stop_requested, stopping,
-                                to_host, uninterrupted)
+from common.distributed import (
+    broadcast, on_main, peak_memory, progress, say, stop_requested, stopping, to_host,
+    uninterrupted)
 
 LOCK = "run.lock"
 FORMAT = 2  # of a run folder; raised when this program cannot continue the runs of older versions
@@ -34,9 +35,9 @@ FORMAT = 2  # of a run folder; raised when this program cannot continue the runs
 NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "save_every",
                 "save_minutes"}
 # names in a run folder that --restart deletes; also Config.writes
-WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py", "best.pt",
-          "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs", "spiece.model",
-          "vocab.txt", "tokenizer_config.json")
+WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
+          "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
+          "spiece.model", "vocab.txt", "tokenizer_config.json")
 LOGGED = {"phase", "step", "job", "loss", "mlm_loss", "order_loss", "norm", "lr",
           "tokens_per_second", "images_per_second", "candidates", "best", "memory_mb", "seconds"}
 
@@ -46,8 +47,8 @@ LOGGED = {"phase", "step", "job", "loss", "mlm_loss", "order_loss", "norm", "lr"
 
 @contextlib.contextmanager
 def atomic(path, keep=False):
-    """A binary file under a temporary name, synced and renamed to `path` at the end: a reader or a crash
-    sees the old file or the new one. keep: the old file stays as NAME.previous."""
+    """A binary file under a temporary name, synced and renamed to `path` at the end: a reader or a
+    crash sees the old file or the new one. keep: the old file stays as NAME.previous."""
     path = Path(path)
     temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
@@ -80,8 +81,9 @@ def previous(path):
 
 def partials(folder, name="*"):
     """What killed writes of atomic() left in a folder."""
-    return [path for path in Path(folder).glob(f"{name}.partial-*")
-            if re.fullmatch(r".*\.partial-\d+", path.name) and path.is_file() and not path.is_symlink()]
+    paths = [path for path in Path(folder).glob(f"{name}.partial-*")
+             if re.fullmatch(r".*\.partial-\d+", path.name)]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def existing(path, fix):
@@ -103,8 +105,8 @@ def no_link(path, flags):
 
 
 def read_text(path, fix):
-    """The text of a UTF-8 file, without byte-order mark and with "\\n" line ends. Raises UserError, with
-    the line, where it is no UTF-8."""
+    """The text of a UTF-8 file, without byte-order mark and with "\\n" line ends. Raises UserError,
+    with the line, where it is no UTF-8."""
     content = existing(path, fix).read_bytes()
     if b"\0" in content:
         raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text")
@@ -112,12 +114,14 @@ def read_text(path, fix):
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8"
+                        ) from None
     return text.replace("\r\n", "\n")
 
 
 def parse_json(text, place, kind=object, fix="fetch it again"):
-    """The value of a JSON text, of a kind (dict, list). Raises UserError with its place and the fix."""
+    """The value of a JSON text, of a kind (dict, list). Raises UserError with its place and the
+    fix."""
     try:
         value = json.loads(text)
         if re.search(r"\\u[dD][89a-fA-F]", text):  # half a surrogate pair cannot be written again
@@ -140,7 +144,8 @@ def read_json(path, kind=object, fix="correct or delete it"):
 
 
 def read_jsonl(path):
-    """The objects of a .jsonl file, [] where there is none, without a last line that a crash tore off."""
+    """The objects of a .jsonl file, [] where there is none, without a last line that a crash tore
+    off."""
     if not Path(path).exists():
         return []
     fix = "begin again with --restart, or choose another --out"
@@ -160,8 +165,9 @@ def save_file(path, state):
 
 
 def load_file(path, device="cpu"):
-    """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. Raises UserError
-    where it cannot be read, or a checksum does not fit (torch writes them and does not look at them)."""
+    """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. Raises
+    UserError where it cannot be read, or a checksum does not fit (torch writes them and does not
+    look at them)."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -169,8 +175,8 @@ def load_file(path, device="cpu"):
                     raise ValueError(f"the checksum of {damaged} does not fit")
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many kinds for a torn or foreign file
-        raise UserError(f"{path}: no readable checkpoint ({type(error).__name__}: {first_line(error)})"
-                        ) from None
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path}: no readable checkpoint ({reason})") from None
 
 
 def first_line(error):
@@ -178,7 +184,8 @@ def first_line(error):
 
 
 def newest(path):
-    """(path, content) of a checkpoint, or of the one before it where the newest is missing or torn."""
+    """(path, content) of a checkpoint, or of the one before it where the newest is missing or
+    torn."""
     paths = [each for each in (Path(path), previous(path)) if each.exists()]
     for each in paths:
         try:
@@ -190,8 +197,8 @@ def newest(path):
 
 
 def fingerprint(path, part=1 << 16, whole=1 << 25):
-    """A hash of a file's size and content: of up to `whole` bytes all, of a larger file `part` bytes at
-    its beginning, middle and end. It is the same for a copy."""
+    """A hash of a file's size and content: of up to `whole` bytes all, of a larger file `part`
+    bytes at its beginning, middle and end. It is the same for a copy."""
     size = os.path.getsize(path)
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     with open(path, "rb") as file:
@@ -205,12 +212,13 @@ def fingerprint(path, part=1 << 16, whole=1 << 25):
 
 
 def fingerprints(paths, without=None):
-    """{path: fingerprint} of files and of what is in folders, except below the folder `without`, to which
-    the run writes; of more than 500 files one for all."""
+    """{path: fingerprint} of files and of what is in folders, except below the folder `without`, to
+    which the run writes; of more than 500 files one for all."""
     without = without and Path(without).resolve()
     files = []
     for path in map(Path, paths):
-        files += sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+        inside = sorted(each for each in path.rglob("*") if each.is_file())
+        files += inside if path.is_dir() else [path]
     prints = {str(path): fingerprint(path) for path in files
               if path.exists() and without not in path.resolve().parents}
     if len(prints) <= 500:
@@ -223,9 +231,9 @@ _locks = {}  # {path: open file} of this process
 
 
 def lock(path, wait=False, what="the run"):
-    """Hold the lock file `path` until release_locks() or the end of this process. Raises UserError, which
-    names the host and process that hold it; with wait, waits for them. On a shared folder it reaches as
-    far as the file system's flock does."""
+    """Hold the lock file `path` until release_locks() or the end of this process. Raises UserError,
+    which names the host and process that hold it; with wait, waits for them. On a shared folder it
+    reaches as far as the file system's flock does."""
     path = Path(path).absolute()
     if path in _locks:
         return
@@ -300,12 +308,12 @@ def as_json(value):
 
 
 class RunFolder:
-    """The folder of one run. Rank 0 makes it and holds its lock; a folder made with other settings, or
-    from other data, is refused. With cfg.restart, what a run of the same action wrote is deleted.
+    """The folder of one run. Rank 0 makes it and holds its lock; a folder made with other settings,
+    or from other data, is refused. With cfg.restart, what a run of the same action wrote is
+    deleted.
 
-    settings: what is compared with the folder's, NOT_COMPARED aside; default: all of cfg. reads: files and
-    folders that the run reads, whose names and fingerprints are compared.
-    """
+    settings: what is compared with the folder's, NOT_COMPARED aside; default: all of cfg. reads:
+    files and folders that the run reads, whose names and fingerprints are compared. """
 
     def __init__(self, cfg, action, ranks, settings=None, reads=(), **extra):
         self.folder = Path(cfg.out)
@@ -315,8 +323,8 @@ class RunFolder:
         self.asked = as_json(settings or dataclasses.asdict(cfg))
         self.compared = self.asked.keys() - (NOT_COMPARED - {*getattr(cfg, "compared", ())})
         cfg.run = self
-        record = {"format": FORMAT, "program": cfg.program, "action": action, "settings": self.asked,
-                  "argv": sys.argv, "processes": ranks.size, **extra}
+        record = {"format": FORMAT, "program": cfg.program, "action": action,
+                  "settings": self.asked, "argv": sys.argv, "processes": ranks.size, **extra}
         seconds_before = on_main(ranks, self._open, record, cfg, reads)
         self.began = time.time() - seconds_before
 
@@ -357,7 +365,8 @@ class RunFolder:
         if self.new:
             write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
             return 0
-        self._append({"event": "resumed", "time": time.time(), **here, "processes": self.ranks.size})
+        self._append({"event": "resumed", "time": time.time(), **here,
+                      "processes": self.ranks.size})
         log = (self.folder / "log.jsonl").read_text(encoding="utf-8", errors="replace")
         return float(["0", *re.findall(r'"seconds": ([\d.]+)}$', log, re.MULTILINE)][-1])
 
@@ -378,13 +387,16 @@ class RunFolder:
         """Raise UserError where config.json has another format, other settings or other data."""
         asked = {**old["settings"], **old.get("asked", {})}
         if old.get("format") != FORMAT or asked.keys() != record["settings"].keys():
-            raise UserError(f"{self.folder}: made by another version of this program, which alone can "
-                            "continue it; choose another --out (--restart would delete this run)")
+            raise UserError(f"{self.folder}: made by another version of this program, which alone "
+                            "can continue it; choose another --out (--restart would delete this "
+                            "run)")
         again = "choose another --out, or --restart to begin again"
-        differ = [f"{name} ({asked[name]} there, {value} here)" for name, value in self.asked.items()
+        differ = [f"{name} ({asked[name]} there, {value} here)"
+                  for name, value in self.asked.items()
                   if name in self.compared and asked[name] != value]
         if differ:
-            raise UserError(f"{self.folder}: made with other settings: {'; '.join(differ)}; {again}")
+            differ = "; ".join(differ)
+            raise UserError(f"{self.folder}: made with other settings: {differ}; {again}")
         before = old.get("read", {})
         now = record["read"]
         changed = [path for path in {**before, **now} if before.get(path) != now.get(path)]
@@ -395,7 +407,8 @@ class RunFolder:
             elif changed[0] not in now:
                 how = "is not there now"
             more = f", and {len(changed) - 1} more" if changed[1:] else ""
-            raise UserError(f"{self.folder}: begun with other data: {changed[0]} {how}{more}; {again}")
+            raise UserError(f"{self.folder}: begun with other data: {changed[0]} {how}{more}; "
+                            f"{again}")
 
     def _clear(self, others):
         """Delete what runs write (`others`: of this program alone) and name what is left. Raises
@@ -412,15 +425,16 @@ class RunFolder:
                 path.unlink()
         left = sorted(path.name for path in self.folder.iterdir() if path.name != LOCK)
         if left:
-            print(f"{self.folder}: kept, since no run writes it: {', '.join(left)}", file=sys.stderr)
+            print(f"{self.folder}: kept, since no run writes it: {', '.join(left)}",
+                  file=sys.stderr)
 
     def _append(self, record):
         with open(self.folder / "log.jsonl", "a", encoding="utf-8", opener=no_link) as file:
             file.write(json.dumps(record) + "\n")
 
     def log(self, phase, step, every_rank=False, dev=None, **values):
-        """Write one line of log.jsonl, on rank 0, or with every_rank on each that calls it. values: named
-        as in LOGGED. dev: {name: number} on held-out data, written as dev_NAME."""
+        """Write one line of log.jsonl, on rank 0, or with every_rank on each that calls it. values:
+        named as in LOGGED. dev: {name: number} on held-out data, written as dev_NAME."""
         if unknown := values.keys() - LOGGED:
             raise KeyError(f"log.jsonl has no {', '.join(unknown)}; LOGGED lists its keys")
         self.new = False
@@ -432,8 +446,8 @@ class RunFolder:
                       "seconds": round(time.time() - self.began, 3)})
 
     def settle(self, cfg):
-        """Write to config.json what the settings stand for, now that the data are open; what was asked
-        for is kept as `asked`. cfg does not change from here on."""
+        """Write to config.json what the settings stand for, now that the data are open; what was
+        asked for is kept as `asked`. cfg does not change from here on."""
         if not self.ranks.main:
             return
         path = self.folder / "config.json"
@@ -447,8 +461,10 @@ class RunFolder:
     def discard(self):
         """Delete the folder of a run that a mistake ended before it began."""
         made_again = {"corpus", "text", "spiece.model", "vocab.txt", "tokenizer_config.json"}
-        made = [path for name in self.content() - made_again
-                for path in (self.folder / name, *(self.folder / name).rglob("*")) if path.is_file()]
+        made = False
+        for name in self.content() - made_again:
+            path = self.folder / name
+            made = made or any(each.is_file() for each in (path, *path.rglob("*")))
         if self.ranks.main and self.new and not made and not self.folder.is_symlink():
             shutil.rmtree(self.folder)
 
@@ -472,7 +488,8 @@ class RunFolder:
             self.next(cfg, *words, **same)
 
     def next(self, cfg, *words, same=("preset", "task", "device")):
-        """Print the command that comes next: these words, and of the given flags those in `same`."""
+        """Print the command that comes next: these words, and of the given flags those in
+        `same`."""
         for name in same:
             if name in cfg.given:
                 value = getattr(cfg, name)
@@ -484,9 +501,8 @@ class RunFolder:
 class Checkpoint:
     """Saves and restores named objects that have state_dict and load_state_dict, and small values.
 
-    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last save, {}
-    where there is none. A torn or missing newest file falls back to the one before it.
-    """
+    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last
+    save, {} where there is none. A torn or missing newest file falls back to the one before it. """
 
     def __init__(self, path, ranks, **owned):
         self.path = Path(path)
@@ -502,7 +518,8 @@ class Checkpoint:
             on_main(self.ranks, write)
 
     def restore(self):
-        """The values of the newest save that can be read, after the owned objects took their state."""
+        """The values of the newest save that can be read, after the owned objects took their
+        state."""
         if not on_main(self.ranks, lambda: self.path.exists() or previous(self.path).exists()):
             return {}
         name = on_main(self.ranks, lambda: newest(self.path)[0])
@@ -518,14 +535,15 @@ class Checkpoint:
     def remove(self):
         """Delete the files (a finished candidate needs none)."""
         if self.ranks.main:
-            for path in (self.path, previous(self.path), *partials(self.path.parent, self.path.name)):
+            left = partials(self.path.parent, self.path.name)
+            for path in (self.path, previous(self.path), *left):
                 path.unlink(missing_ok=True)
 
 
 def share_out(ranks, names, folder, label, work, cost=lambda name: 0):
-    """[work(name) for each name]: JSON objects, each made by the next free process, the highest cost
-    first. Each is kept as folder/NAME.json, and what exists is not made again. label: of the bar.
-    Raises Stop on every rank after SIGTERM on any."""
+    """[work(name) for each name]: JSON objects, each made by the next free process, the highest
+    cost first. Each is kept as folder/NAME.json, and what exists is not made again. label: of the
+    bar. Raises Stop on every rank after SIGTERM on any."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.json" for name in names}
@@ -568,8 +586,8 @@ def finite(weights, path):
 
 
 def take_settings(cfg, settings, source, names, also=()):
-    """Copy settings of a model into cfg: `names`, where a flag that differs is a UserError, and `also`,
-    which a flag overrides. Raises UserError for values that no flag could have."""
+    """Copy settings of a model into cfg: `names`, where a flag that differs is a UserError, and
+    `also`, which a flag overrides. Raises UserError for values that no flag could have."""
     for name in (*names, *also):
         value = settings[name]
         if isinstance(value, list):
@@ -579,32 +597,36 @@ def take_settings(cfg, settings, source, names, also=()):
         except UserError as error:
             raise UserError(f"{source / 'config.json'}: {error}") from None
         if name in names and name in cfg.given and getattr(cfg, name) != value:
-            raise UserError(f"--{name} {getattr(cfg, name)}: {source} has {value}; leave --{name} out")
+            raise UserError(f"--{name} {getattr(cfg, name)}: {source} has {value}; "
+                            f"leave --{name} out")
         if name in names or name not in cfg.given:
             setattr(cfg, name, value)
 
 
 def read_init(cfg, names, also=()):
-    """What the newest checkpoint of the run folder cfg.init owns: {"model" or another name: weights}.
+    """What the newest checkpoint of the run folder cfg.init owns: {"model" or another name:
+    weights}.
 
-    names: {action that may have made it: the settings that cfg takes over}, where a flag that differs is a
-    UserError. also: settings that a flag overrides. The tokenizer is the folder's unless one is given.
-    """
+    names: {action that may have made it: the settings that cfg takes over}, where a flag that
+    differs is a UserError. also: settings that a flag overrides. The tokenizer is the folder's
+    unless one is given. """
     folder = Path(cfg.init)
     actions = " or --".join(names)
     if not (folder / "config.json").exists():
-        raise UserError(f"{folder}: no run folder (config.json is missing); name one of --{actions}")
+        raise UserError(f"{folder}: no run folder is here (config.json is missing); "
+                        f"name one of --{actions}")
     record = read_json(folder / "config.json", dict, "name another folder")
     settings = record.get("settings")
     action = record.get("action")
     if not isinstance(settings, dict) or not isinstance(action, str):
-        raise UserError(f"{folder / 'config.json'}: no run's; name a run folder of {cfg.program}.py")
+        raise UserError(f"{folder / 'config.json'}: no run's; "
+                        f"name a run folder of {cfg.program}.py")
     if action not in names or record.get("program") != cfg.program:
         raise UserError(f"{folder}: no run folder of {cfg.program}.py --{actions} but of "
                         f"{record.get('program')}.py --{action}; name another")
     if record.get("format") != FORMAT or not {*names[action], *also} <= settings.keys():
-        raise UserError(f"{folder}: made by another version of this program, which alone can read it; "
-                        "name another")
+        raise UserError(f"{folder}: made by another version of this program, which alone can "
+                        "read it; name another")
     take_settings(cfg, settings, folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
     if not (folder / "checkpoint.pt").exists() and not previous(folder / "checkpoint.pt").exists():
@@ -618,7 +640,8 @@ def read_init(cfg, names, also=()):
         print(f"warning: {folder}: not finished; its newest checkpoint is used", file=sys.stderr)
     owned = owned_weights(newest(folder / "checkpoint.pt")[1])
     if not owned:
-        raise UserError(f"{folder / 'checkpoint.pt'}: no checkpoint of {cfg.program}.py; name another folder")
+        raise UserError(f"{folder / 'checkpoint.pt'}: no checkpoint of {cfg.program}.py; "
+                        "name another folder")
     return {name: model if name == "optimizer" else finite(model, folder)
             for name, model in owned.items()}
 
@@ -638,8 +661,8 @@ def owned_weights(state):
 @torch.no_grad()
 def take_over(model, weights, source, heads=()):
     """Copy weights into a model by name; returns a line on what was loaded, newly initialised and
-    ignored. heads: first parts of names that may have another shape; they are newly initialised. Raises
-    UserError for any other misfit."""
+    ignored. heads: first parts of names that may have another shape; they are newly initialised.
+    Raises UserError for any other misfit."""
     state = model.state_dict()
     loaded = set()
     for name in [name for name in state if name in weights]:
@@ -648,16 +671,18 @@ def take_over(model, weights, source, heads=()):
             loaded.add(name)
         elif name.split(".")[0] not in heads:
             raise UserError(f"{source}: {name} is {tuple(weights[name].shape)} there and "
-                            f"{tuple(state[name].shape)} here; use the same sizes and the same tokenizer")
+                            f"{tuple(state[name].shape)} here; use the same sizes and the same "
+                            "tokenizer")
     new = sorted(state.keys() - loaded)
     ignored = sorted(weights.keys() - loaded)
-    return (f"{source}: {len(loaded)} weights loaded; newly initialised: {', '.join(new) or 'none'}; "
+    return (f"{source}: {len(loaded)} weights loaded; "
+            f"newly initialised: {', '.join(new) or 'none'}; "
             f"ignored: {', '.join(ignored) or 'none'}")
 
 
 def keep_model(folder, action, cfg, tokenizer, **owned):
-    """Write a folder that read_init reads: config.json, the tokenizer's file, checkpoint.pt, done.json.
-    owned: {name: module, or weights by name}."""
+    """Write a folder that read_init reads: config.json, the tokenizer's file, checkpoint.pt,
+    done.json. owned: {name: module, or weights by name}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here

@@ -4,10 +4,10 @@ A paper file keeps every setting in one dataclass, one line each:
 
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
 
-The type says how to parse (Literal[...] gives the choices), the trailing comment is the help text, and
-the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`; a number without one may
-not be negative. A preset overrides the default, a flag the preset. Abbreviations and unknown flags
-are errors.
+The type says how to parse (Literal[...] gives the choices). The trailing comment is the help text,
+and the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`; a number without one
+may not be negative. A preset overrides the default, a flag the preset. Abbreviations and unknown
+flags are errors.
 """
 import argparse
 import dataclasses
@@ -32,7 +32,8 @@ PRESET = "demo"  # without --preset
 
 
 class UserError(Exception):
-    """A mistake of the user: printed as one line that names the place and the fix, exit status 2."""
+    """A mistake of the user: printed as one line that names the place and the fix, exit status
+    2."""
 
 
 class MissingFile(UserError):
@@ -40,8 +41,8 @@ class MissingFile(UserError):
 
 
 class Stop(BaseException):
-    """SIGTERM asked to stop: raised by a loop that has saved its state, or wherever the program was. As
-    with KeyboardInterrupt, no `except Exception` catches it."""
+    """SIGTERM asked to stop: raised by a loop that has saved its state, or wherever the program
+    was. As with KeyboardInterrupt, no `except Exception` catches it."""
 
 
 class Diverged(Exception):
@@ -56,7 +57,8 @@ def field_comments(config_class):
 
 
 def kind_of(field):
-    """(type of one value, choices or None, whether several values are taken, whether None is a value)."""
+    """(type of one value, choices or None, whether several values are taken, whether None is a
+    value)."""
     kind = field.type
     optional = isinstance(kind, types.UnionType)  # `float | None`: None means "not given"
     if optional:
@@ -76,8 +78,8 @@ def written(value):
 
 
 def several_values(kind):
-    """A parser of one word of a flag that takes several values: commas separate them as blanks do, but
-    not in the name of a path that exists."""
+    """A parser of one word of a flag that takes several values: commas separate them as blanks do,
+    but not in the name of a path that exists."""
     def split(word):
         parts = [part for part in word.split(",") if part]
         if not parts:
@@ -88,8 +90,8 @@ def several_values(kind):
 
 
 def add_field(parser, field, comment, preset, actions):
-    """Add one field as a flag; its help shows what the preset sets, for all actions and for single ones.
-    bool fields are switches and default to False; tuple[X, ...] takes several values."""
+    """Add one field as a flag; its help shows what the preset sets, for all actions and for single
+    ones. bool fields are switches and default to False; tuple[X, ...] takes several values."""
     kind, choices, several, _ = kind_of(field)
     values = {"default:": preset.get(field.name, field.default)}
     for action in actions:
@@ -118,7 +120,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_setting(config_class, name, value):
-    """Raise UserError where a setting has another type, is none of its choices, or is out of its range."""
+    """Raise UserError where a setting has another type, is none of its choices, or is out of its
+    range."""
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     kind, choices, several, optional = kind_of(fields[name])
     types_allowed = (int, float) if kind is float else (kind,)
@@ -175,8 +178,9 @@ def make_parser(config_class, presets, preset, actions, description):
 
 
 def parse(config_class, presets, actions, description, argv=None):
-    """Parse a paper file's command line: (action, its value or True, config), (None, None, config) without
-    an action, after printing the help. A mistake ends the program in one line, exit status 2."""
+    """Parse a paper file's command line: (action, its value or True, config), (None, None, config)
+    without an action, after printing the help. A mistake ends the program in one line, exit status
+    2."""
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default=PRESET)
     preset = first.parse_known_args(argv)[0].preset
@@ -225,13 +229,12 @@ def make_config(config_class, presets, preset, action, actions, given):
 def start(config_class, presets, actions, description, check=None, argv=None):
     """Parse the command line of a paper file and run its action; returns the exit status.
 
-    config_class: dataclass with the fields preset, out, restart and dry_run. presets: {preset: {field:
-    value, ACTION: {field: value, ...}}}, the inner ones for that action alone; presets["dry_run"] overrides
-    all else with --dry_run. actions: {name: (function, help)}, or (function, help, METAVAR) where the
-    action takes a value, called as function(config) or function(config, value). The config's attribute
-    `given` names the given flags, `action` the action, `program` the file. check(config, action): what
-    else the file refuses.
-    """
+    config_class: dataclass with the fields preset, out, restart and dry_run. presets: {preset:
+    {field: value, ACTION: {field: value, ...}}}, the inner ones for that action alone;
+    presets["dry_run"] overrides all else with --dry_run. actions: {name: (function, help)}, or
+    (function, help, METAVAR) where the action takes a value, called as function(config) or
+    function(config, value). The config's attribute `given` names the given flags, `action` the
+    action, `program` the file. check(config, action): what else the file refuses. """
     action, value, config = parse(config_class, presets, actions, description, argv)
     if action is None:
         return 0
@@ -260,8 +263,8 @@ def start(config_class, presets, actions, description, check=None, argv=None):
 
 
 def run(main):
-    """Call main() as a program: a UserError or a full disk ends in one line and exit status 2, Ctrl-C in
-    status 130."""
+    """Call main() as a program: a UserError or a full disk ends in one line and exit status 2,
+    Ctrl-C in status 130."""
     sys.stderr = sys.stderr or open(os.devnull, "w")  # None where the caller has closed it
     if os.environ.get("RANK", "0") != "0":
         warnings.simplefilter("ignore")  # the first process prints them
@@ -284,7 +287,7 @@ def run(main):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # keys that are held down
         status = 130
         message = "interrupted; the same command continues where it stopped"
-    for bar in list(getattr(tqdm, "_instances", ())):  # the line stands below a bar that was cut short
+    for bar in list(getattr(tqdm, "_instances", ())):  # the message stands below the bar
         bar.close()
     print(f"{sys.argv[0].rsplit('/', 1)[-1]}: {message}", file=sys.stderr)
     sys.exit(status)

@@ -1,15 +1,17 @@
-"""Processes and randomness: what a training loop needs around it, so that the loop itself stays plain.
+"""Processes and randomness: what a training loop needs around it, so that the loop stays plain.
 
-    with launch(cfg.device, cfg.dtype) as ranks:                # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg, "pretrain", ranks)                 # common/checkpoint.py
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
-        start, pace = checkpoint.restore().get("step", 0), Pace(ranks, cfg.save_minutes)
+    with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
+        run = RunFolder(cfg, "pretrain", ranks)           # common/checkpoint.py
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
+        start = checkpoint.restore().get("step", 0)
+        pace = Pace(ranks, cfg.save_minutes)
         for step in range(start, cfg.steps):
-            seed_everything(cfg.seed, "pretrain", step)         # stateless: no generator has to be saved
-            stop, save, log = pace()                            # save and log: so many minutes, or one, have gone by
+            seed_everything(cfg.seed, "pretrain", step)   # no generator has to be saved
+            stop, save, log = pace()                      # SIGTERM, --save_minutes, a minute
 
-Randomness is a function of (seed, phase, step, shard), never of what was drawn before: a checkpoint holds no state of
-generators, a resumed run repeats an uninterrupted one, and the number of processes does not matter.
+Randomness is a function of (seed, phase, step, micro-batch) and not of what was drawn before: a
+checkpoint holds no state of generators, a resumed run repeats an uninterrupted one, and the number
+of processes does not matter.
 """
 import concurrent.futures
 import contextlib
@@ -50,18 +52,21 @@ class Ranks:
 
 @contextlib.contextmanager
 def launch(device="auto", dtype="auto"):
-    """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a request to stop: a
-    training loop saves first, and what else is under way is left after GRACE seconds. With
-    --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10 bits, unless torch was told something else
-    before; NVIDIA_TF32_OVERRIDE=0 in the environment keeps all bits."""
-    rank, size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
+    """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a
+    request to stop: a training loop saves first, and what else is under way is left after GRACE
+    seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10 bits,
+    unless torch was told something else before; NVIDIA_TF32_OVERRIDE=0 in the environment keeps all
+    bits."""
+    rank = from_environment("RANK", 0)
+    size = from_environment("WORLD_SIZE", 1)
     ranks = Ranks(rank, size, pick_device(device, from_environment("LOCAL_RANK", 0)))
-    if ranks.device.type == "cuda" and dtype == "float32" and torch.get_float32_matmul_precision() == "highest":
+    cuda = ranks.device.type == "cuda"
+    if cuda and dtype == "float32" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
     if threading.current_thread() is threading.main_thread():  # no other thread may ask for signals
         signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects
-        ranks.store = join_group("cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo", rank, size)
+        ranks.store = join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank, size)
     try:
         yield ranks
     except RuntimeError:
@@ -73,7 +78,7 @@ def launch(device="auto", dtype="auto"):
             signal.setitimer(signal.ITIMER_REAL, 0)
         ranks.cleanup.close()
         if size > 1:
-            gc.collect()  # a DDP left in a cycle keeps gloo's threads running: some runs aborted when they had finished
+            gc.collect()  # a DDP in a cycle keeps gloo's threads running; runs aborted
             dist.destroy_process_group()
 
 
@@ -81,19 +86,20 @@ def from_environment(name, default):
     """A number that torchrun sets; UserError where something else stands there."""
     value = os.environ.get(name, str(default))
     if not value.isdecimal():
-        raise UserError(f"{name}={value!r} in the environment: must be a number, as torchrun sets it; unset it")
+        raise UserError(f"{name}={value!r} in the environment: must be a number, as torchrun sets "
+                        "it; unset it")
     return int(value)
 
 
-def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):  # candidates are of unequal cost
-    """Call init_process_group and return its store. torch 2.13 keeps one store over the restarts of --max-restarts, so
-    that a new process could wait for a dead one: on one machine, where every process knows the number of the restart,
-    each start has names of its own."""
+def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
+    """Call init_process_group and return its store. torch 2.13 keeps one store over the restarts of
+    --max-restarts, so that a new process could wait for a dead one: on one machine, where every
+    process knows the number of the restart, each start has names of its own."""
     try:
         store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
     except ValueError as error:
-        raise UserError(f"WORLD_SIZE={size} in the environment: {error}; start several processes with torchrun"
-                        ) from None
+        raise UserError(f"WORLD_SIZE={size} in the environment: {error}; "
+                        "start several processes with torchrun") from None
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -101,14 +107,15 @@ def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):  # cand
 
 
 def pick_device(name, local_rank=0):
-    """The torch.device that a name stands for: "auto" (CUDA where there is one), "cpu", "cuda" (the device of this
-    process) or "cuda:1"."""
+    """The torch.device that a name stands for: "auto" (CUDA where there is one), "cpu", "cuda" (the
+    device of this process) or "cuda:1"."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"--device {name}: torch knows no such device; use auto, cpu or cuda") from None
+        raise UserError(f"--device {name}: torch knows no such device; use auto, cpu or cuda"
+                        ) from None
     if device.type not in ("cpu", "cuda") or device.type == "cpu" and device.index:
         raise UserError(f"--device {name}: nothing is computed there; use auto, cpu or cuda")
     if device.type == "cuda":
@@ -116,21 +123,23 @@ def pick_device(name, local_rank=0):
             raise UserError(f"--device {name}: this machine has no CUDA device; use --device cpu")
         device = torch.device("cuda", local_rank if device.index is None else device.index)
         if device.index >= torch.cuda.device_count():
-            raise UserError(f"--device {device}: there are {torch.cuda.device_count()} devices; start fewer processes")
+            raise UserError(f"--device {device}: there are {torch.cuda.device_count()} devices; "
+                            "start fewer processes")
         torch.cuda.set_device(device)
     return device
 
 
 def autocast(dtype, device):
-    """The autocast context of --dtype. "auto" is bfloat16 on GPUs that have it and float32 elsewhere, since CPUs can be
-    100 times slower in bfloat16."""
+    """The autocast context of --dtype. "auto" is bfloat16 on GPUs that have it and float32
+    elsewhere, since CPUs can be 100 times slower in bfloat16."""
     has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16" or dtype == "auto" and has_it)
+    enabled = dtype == "bfloat16" or dtype == "auto" and has_it
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
 def on_main(ranks, function, *args, **kwargs):
-    """Call function(*args) on rank 0 alone. Every rank gets its result, which is pickled, or raises its UserError or
-    Stop, so that no rank waits for a dead one."""
+    """Call function(*args) on rank 0 alone. Every rank gets its result, which is pickled, or raises
+    its UserError or Stop, so that no rank waits for a dead one."""
     result = error = None
     if ranks.main:
         try:
@@ -163,11 +172,13 @@ def gather(ranks, value):
 
 def reduce_mean(ranks, *values):
     """Mean over the ranks of each number, as floats."""
-    return [sum(column) / ranks.size for column in zip(*gather(ranks, [float(value) for value in values]))]
+    columns = zip(*gather(ranks, [float(value) for value in values]))
+    return [sum(column) / ranks.size for column in columns]
 
 
 def shard_range(ranks, shards):
-    """The logical shards of this rank: a block of range(shards), so that ShardSum can add them in their order."""
+    """The logical shards of this rank: a block of range(shards), so that ShardSum can add them in
+    their order."""
     if shards % ranks.size:
         raise UserError(f"{shards} shards cannot be shared out evenly to {ranks.size} processes; "
                         "make one a multiple of the other (--accumulate)")
@@ -176,8 +187,9 @@ def shard_range(ranks, shards):
 
 
 def set_shards(cfg, ranks):
-    """Raise --accumulate, unless it was given, to a number of shards that the processes can share. Masks and sums
-    depend on it, so it is a setting of the run. UserError where the processes or the batch do not fit it."""
+    """Raise --accumulate, unless it was given, to a number of shards that the processes can share.
+    Masks and sums depend on it, so it is a setting of the run. UserError where the processes or the
+    batch do not fit it."""
     if "accumulate" not in cfg.given:
         cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
     shard_range(ranks, cfg.accumulate)
@@ -186,22 +198,26 @@ def set_shards(cfg, ranks):
 
 
 class ShardSum:
-    """Sum of the shards' tensors in one fixed order, bit for bit the same on 1, 2, 4, ... processes.
+    """Sum of the shards' tensors in one fixed order, bit for bit the same on 1, 2, 4, ...
+    processes.
 
-    The order is a binary tree over the shards: ((s0 + s1) + (s2 + s3)) + .... A rank adds its block of the tree with
-    add() (at most log2(block) buffers are alive), total() joins the blocks across ranks, each pair of partners
-    exchanging its partial sums. Blocks that are no power of two are added in rank order instead.
-    """
+    The order is a binary tree over the shards: ((s0 + s1) + (s2 + s3)) + .... A rank adds its block
+    of the tree with add() (at most log2(block) buffers are alive), total() joins the blocks across
+    ranks, each pair of partners exchanging its partial sums. Blocks that are no power of two are
+    added in rank order instead. """
 
     def __init__(self, ranks):
-        self.ranks, self.stack = ranks, []  # (number of shards in it, flat tensor), the larger numbers first
+        self.ranks = ranks
+        self.stack = []  # (number of micro-batches in it, flat tensor), the larger numbers first
 
     def add(self, tensors):
         """Put one shard's tensors on the tree (zeros, not None, where it has none)."""
-        size, flat = 1, torch.cat([tensor.reshape(-1) for tensor in tensors])
+        size = 1
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         while self.stack and self.stack[-1][0] == size:
             other_size, other = self.stack.pop()
-            size, flat = size + other_size, other.add_(flat)
+            size += other_size
+            flat = other.add_(flat)
         self.stack.append((size, flat))
 
     def total(self):
@@ -216,34 +232,40 @@ class ShardSum:
         other = torch.empty_like(flat)
         for bit in range(self.ranks.size.bit_length() - 1):
             partner = self.ranks.rank ^ 1 << bit
-            exchange = [dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, other, partner)]
-            for request in dist.batch_isend_irecv(exchange):
+            send_it = dist.P2POp(dist.isend, flat, partner)
+            receive_it = dist.P2POp(dist.irecv, other, partner)
+            for request in dist.batch_isend_irecv([send_it, receive_it]):
                 request.wait()
             flat = flat + other  # a + b == b + a: both partners get the same bits
         return flat
 
 
 def prepare_model(model, ranks, compile=False):
-    """The model as a training loop calls it: compiled where asked, and where there are several processes wrapped in
-    DistributedDataParallel, which averages the gradients over them."""
+    """The model as a training loop calls it: compiled where asked, and where there are several
+    processes wrapped in DistributedDataParallel, which averages the gradients over them."""
     if compile:
-        torch.compiler.reset()  # a search compiles one network after the other, and after eight torch would give up
+        torch.compiler.reset()  # a search compiles many networks; after eight torch gives up
         model = torch.compile(model)
     return model if ranks.size == 1 else nn.parallel.DistributedDataParallel(
         model, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
 
 
 def no_sync_until(network, ranks, last):
-    """A context in which processes exchange gradients only with the last micro-batch of an update."""
+    """A context in which processes exchange gradients only with the last micro-batch of an
+    update."""
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
 
 
 def prefetch(items):
-    """The items of an iterator, each made by a thread while the caller still works on the one before: same items, same
-    order. What making one raises is raised in its place; a caller that leaves early waits for the item under way.
-    Making one must not draw from the generators that seed_everything() seeds: the caller draws from them meanwhile."""
-    items, end = iter(items), object()
-    device = (torch.cuda.current_device(),) if torch.cuda.is_initialized() else ()  # a new thread would take device 0
+    """The items of an iterator, each made by a thread while the caller still works on the one
+    before: same items, same order. What making one raises is raised in its place; a caller that
+    leaves early waits for the item under way. Making one must not draw from the generators that
+    seed_everything() seeds: the caller draws from them meanwhile."""
+    items = iter(items)
+    end = object()
+    device = ()
+    if torch.cuda.is_initialized():
+        device = (torch.cuda.current_device(),)  # a new thread would take device 0
     choose = torch.cuda.set_device if device else None
     with concurrent.futures.ThreadPoolExecutor(1, "prefetch", choose, device) as thread:
         coming = thread.submit(next, items, end)
@@ -253,25 +275,28 @@ def prefetch(items):
 
 
 def send(batch, device):
-    """The tensors of a batch, a list or a dictionary, on the device; None stays None. To a GPU they go from pinned
-    memory, so that the host does not wait for what the device is still computing."""
+    """The tensors of a batch, a list or a dictionary, on the device; None stays None. To a GPU they
+    go from pinned memory, so that the host does not wait for what the device is still computing."""
     if isinstance(batch, dict):
         return dict(zip(batch, send(batch.values(), device)))
-    pinned = [value.pin_memory() if device.type == "cuda" and value is not None and value.is_cpu else value
+    pin = device.type == "cuda"
+    pinned = [value.pin_memory() if pin and value is not None and value.is_cpu else value
               for value in batch]
     return [value if value is None else value.to(device, non_blocking=True) for value in pinned]
 
 
 def move(model, device):
-    """The model on the device, its tensors as send() takes them there. Before an optimizer is made: its parameters are
-    other objects then."""
+    """The model on the device, its tensors as send() takes them there. Before an optimizer is made:
+    its parameters are other objects then."""
     model.load_state_dict(send(model.state_dict(), device), assign=True)
     return model
 
 
 def to_host(tensors):
-    """Copies of {name: tensor} on the CPU. The host waits for a GPU once, and not for each of them."""
-    found = {name: value.detach().to("cpu", copy=True, non_blocking=True) for name, value in tensors.items()}
+    """Copies of {name: tensor} on the CPU. The host waits for a GPU once, and not for each of
+    them."""
+    found = {name: value.detach().to("cpu", copy=True, non_blocking=True)
+             for name, value in tensors.items()}
     if any(value.is_cuda for value in tensors.values()):
         torch.cuda.current_stream().synchronize()
     return found
@@ -279,12 +304,14 @@ def to_host(tensors):
 
 def seed_of(*key):
     """A 63-bit seed that depends on every part of key (numbers and strings)."""
-    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def seed_everything(*key):
-    """Seed torch (CPU and CUDA) and random; one call before each micro-batch makes dropout a function of the step.
-    torch.manual_seed does the same, but for each kind of device that is not there it writes down the whole stack."""
+    """Seed torch (CPU and CUDA) and random; one call before each micro-batch makes dropout a
+    function of the step. torch.manual_seed does the same, but for each kind of device that is not
+    there it writes down the whole stack."""
     seed = seed_of(*key)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -297,22 +324,25 @@ UTILIZATION = 0.35  # fraction of a card's peak that a usual training run reache
 
 
 def layer_activations(tokens, hidden, ffn):
-    """Bytes that a Transformer layer keeps for the backward pass of one example, in bfloat16: Korthikanti et al. 2022,
-    Sec. 4.1, without the tokens x tokens term, since fused attention keeps no scores."""
+    """Bytes that a Transformer layer keeps for the backward pass of one example, in bfloat16:
+    Korthikanti et al. 2022, Sec. 4.1, without the tokens x tokens term, since fused attention keeps
+    no scores."""
     return tokens * (18 * hidden + 4 * ffn)
 
 
 def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
-    """What --describe estimates of a training run on one GPU: {"memory_gb": {...}, "days": {...}, ...}.
+    """What --describe estimates of a training run on one GPU: {"memory_gb": {...}, "days": {...},
+    ...}.
 
-    It is arithmetic and has not been measured; --dry_run on a GPU measures two real steps. parameters: of the model.
-    flops: of the forward pass of one example. activations: bytes that each layer keeps of one example, in bfloat16.
-    logits: numbers in the output of one example. examples: in one step.
+    It is arithmetic and has not been measured; --dry_run on a GPU measures two real steps.
+    parameters: of the model. flops: of the forward pass of one example. activations: bytes that
+    each layer keeps of one example, in bfloat16. logits: numbers in the output of one example.
+    examples: in one step.
 
-    Memory: 16 bytes a parameter (float32 weights, gradients and two moments of the optimizer), the activations of one
-    micro-batch (with --recompute those of the largest layer; the layers' inputs are small beside it), and logits, their
-    log-softmax and its gradient in float32. Days: 3 forward passes a step at UTILIZATION of the peak.
-    """
+    Memory: 16 bytes a parameter (float32 weights, gradients and two moments of the optimizer), the
+    activations of one micro-batch (with --recompute those of the largest layer; the layers' inputs
+    are small beside it), and logits, their log-softmax and its gradient in float32. Days: 3 forward
+    passes a step at UTILIZATION of the peak. """
     kept = max(activations) if getattr(cfg, "recompute", False) else sum(activations)
     if cfg.dtype == "float32":
         kept *= 2
@@ -323,7 +353,8 @@ def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
         "logits": micro_batch * 12 * logits,
     }
     memory["total"] = sum(memory.values())
-    seconds = {card: 3 * flops * examples * steps / (UTILIZATION * peak) for card, peak in CARDS.items()}
+    work = 3 * flops * examples * steps
+    seconds = {card: work / (UTILIZATION * peak) for card, peak in CARDS.items()}
     return {
         "memory_gb": {name: float(f"{value / 1e9:.3g}") for name, value in memory.items()},
         "micro_batch": micro_batch,
@@ -333,19 +364,23 @@ def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
 
 
 def print_device_use(ranks, per_second, flops):
-    """Print what --dry_run measured on a GPU: tokens (or images) a second, peak memory, and the fraction of the card's
-    bfloat16 peak. per_second: of this run, or None; flops: of the forward pass of one of them."""
+    """Print what --dry_run measured on a GPU: tokens (or images) a second, peak memory, and the
+    fraction of the card's bfloat16 peak. per_second: of this run, or None; flops: of the forward
+    pass of one of them."""
     if ranks.device.type != "cuda" or per_second is None:
         return
     name = torch.cuda.get_device_name(ranks.device)
     peak = next((value for card, value in CARDS.items() if card in name), None)
-    used = f", {3 * flops * per_second / ranks.size / peak:.1%} of its bfloat16 peak" if peak else ""
-    say(ranks, f"{name}: {per_second:,} a second, peak memory {peak_memory(ranks.device) / 1e3:.3g} GB{used}")
+    used = ""
+    if peak:
+        used = f", {3 * flops * per_second / ranks.size / peak:.1%} of its bfloat16 peak"
+    memory = peak_memory(ranks.device) / 1e3
+    say(ranks, f"{name}: {per_second:,} a second, peak memory {memory:.3g} GB{used}")
 
 
 def per_second(count, began):
-    """`count` by the seconds since `began`, a time of time.perf_counter(). None without one, and where that clock
-    stands still, as in some virtual machines."""
+    """`count` by the seconds since `began`, a time of time.perf_counter(). None without one, and
+    where that clock stands still, as in some virtual machines."""
     passed = 0 if began is None else time.perf_counter() - began
     return round(count / passed) if passed > 0 else None
 
@@ -355,7 +390,8 @@ def peak_memory(device):
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     import resource
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    unit = 1e6 if sys.platform == "darwin" else 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 GRACE = 3  # seconds after SIGTERM in which a loop may ask whether it is to stop
@@ -371,7 +407,8 @@ def _note_sigterm(signum, frame):
 
 
 def _stop_here(signum, frame):
-    """Raise Stop wherever the program is, since no loop has asked. The last checkpoint is what the run goes on from."""
+    """Raise Stop wherever the program is, since no loop has asked. The last checkpoint is what the
+    run goes on from."""
     wait = _busy_until - time.monotonic()
     if wait <= 0:
         raise Stop
@@ -396,7 +433,8 @@ def stop_requested():
 
 
 def stopping(ranks):
-    """True on every rank once SIGTERM has reached any rank. All ranks must ask at the same places."""
+    """True on every rank once SIGTERM has reached any rank. All ranks must ask at the same
+    places."""
     stop = any(gather(ranks, _stop_requested))
     if stop:
         signal.setitimer(signal.ITIMER_REAL, 0)  # the loop ends by itself, when it has saved
@@ -404,12 +442,16 @@ def stopping(ranks):
 
 
 class Pace:
-    """When a loop logs, saves and looks whether it is to stop: by the clock of rank 0, the same on every rank. Asking
-    is a meeting of all ranks, so it happens about every two seconds: in time for a notice of the scheduler, however
-    long an update takes, and updates of a millisecond are not slowed down."""
+    """When a loop logs, saves and looks whether it is to stop: by the clock of rank 0, the same on
+    every rank. Asking is a meeting of all ranks, so it happens about every two seconds: in time for
+    a notice of the scheduler, however long an update takes, and updates of a millisecond are not
+    slowed down."""
 
     def __init__(self, ranks, save_minutes=0):
-        self.ranks, self.save_seconds, self.wait, self.asked = ranks, 60 * save_minutes, 1, time.monotonic()
+        self.ranks = ranks
+        self.save_seconds = 60 * save_minutes
+        self.wait = 1
+        self.asked = time.monotonic()
         self.saved = self.logged = self.asked
         self.every = 1  # updates between two meetings
         self.called = self.asked
@@ -420,17 +462,23 @@ class Pace:
         now = time.monotonic()
         self.shortest = min(self.shortest, now - self.called)
         self.called = now
-        _busy_until = now + 4 + 10 * self.shortest  # a step may take longer than others, and meetings are 2 s apart
+        # a step may take longer than others, and meetings are 2 s apart
+        _busy_until = now + 4 + 10 * self.shortest
         self.wait -= 1
         if self.wait > 0:
             return False, False, False
         stop = stopping(self.ranks)
         save = bool(self.save_seconds) and now - self.saved >= self.save_seconds
-        log, each = now - self.logged >= 60, (now - self.asked) / self.every
+        log = now - self.logged >= 60
+        each = (now - self.asked) / self.every
         every = max(1, min(2 * self.every, int(2 / max(each, 1e-6))))
         save, log, self.every = broadcast(self.ranks, (save, log, every))
-        self.wait, self.asked = self.every, now
-        self.saved, self.logged = now if save else self.saved, now if log else self.logged
+        self.wait = self.every
+        self.asked = now
+        if save:
+            self.saved = now
+        if log:
+            self.logged = now
         return stop, save, log
 
 
@@ -443,6 +491,7 @@ def say(ranks, *words):
 
 
 def progress(ranks, total, label, start=0):
-    """A tqdm bar on rank 0; where stderr is no terminal it prints a line now and then instead of flooding a log."""
+    """A tqdm bar on rank 0; where stderr is no terminal it prints a line now and then instead of
+    flooding a log."""
     return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, dynamic_ncols=True,
                 mininterval=0.2 if sys.stderr.isatty() else 10)

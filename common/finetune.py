@@ -57,8 +57,8 @@ class Recipe:
 
 
 def parse_tasks(text, recipes, groups=None):
-    """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word: names})
-    stand for several. Raises UserError for an unknown name."""
+    """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word:
+    names}) stand for several. Raises UserError for an unknown name."""
     several = {
         "glue": [name for name in recipes if name in glue.TASKS],
         "squad": [name for name in recipes if name.startswith("SQuAD")],
@@ -78,10 +78,9 @@ def parse_tasks(text, recipes, groups=None):
 class Task:
     """What a fine-tuning needs of a task: data, metrics and official files.
 
-    name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers that a head gives
-    (of a span: for each token). metrics: names in a score. recipe: Recipe. splits: {split: features},
-    with "train" and "dev". Subclasses also have examples, {split: what was read}.
-    """
+    name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers that a head
+    gives (of a span: for each token). metrics: names in a score. recipe: Recipe. splits: {split:
+    features}, with "train" and "dev". Subclasses also have examples, {split: what was read}. """
 
     def __init__(self, name, kind, outputs, metrics, recipe, splits):
         self.name = name
@@ -98,8 +97,8 @@ class Task:
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
 
     def evaluation_steps(self, every=0, split="dev"):
-        """Steps after which to evaluate: every `every` steps; or, if 0, up to 20 times, capped so that
-        evaluation sees fewer examples than training. Always includes the last step."""
+        """Steps after which to evaluate: every `every` steps; or, if 0, up to 20 times, capped so
+        that evaluation sees fewer examples than training. Always includes the last step."""
         if every:
             return {*range(every, self.steps, every), self.steps}
         trained = self.steps * self.recipe.batch
@@ -108,7 +107,8 @@ class Task:
 
     @functools.cached_property
     def majority_baseline(self):
-        """The best "main" on dev of a constant prediction: a class, a value, an option or "no answer"."""
+        """The best "main" on dev of a constant prediction: a class, a value, an option or "no
+        answer"."""
         if self.kind == "span":
             names = [question.id for question in self.examples["dev"]]
             empty = dict.fromkeys(names, "")
@@ -120,14 +120,16 @@ class Task:
         return max(self.score("dev", outputs)["main"] for outputs in constant)
 
     def context(self, outputs=None):
-        """What is printed next to a score: "headline", the name of the main metric; "majority_baseline";
-        "constant": the prediction for every dev example, by name, if there is only one, else ""."""
+        """What is printed next to a score: "headline", the name of the main metric;
+        "majority_baseline"; "constant": the prediction for every dev example, by name, if there is
+        only one, else ""."""
         constant = "" if outputs is None else self.constant_prediction(outputs)
         return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
                 "constant": constant}
 
     def constant_prediction(self, outputs):
-        """The prediction that outputs of dev give every example, by name; "" if there are several."""
+        """The prediction that outputs of dev give every example, by name; "" if there are
+        several."""
         predictions = outputs if self.kind == "value" else outputs.argmax(-1)
         if (predictions != predictions[0]).any():
             return ""
@@ -137,24 +139,24 @@ class Task:
         return names[predictions[0]]
 
     def standard_error(self, score):
-        """The standard error of a score over the dev examples: exact for accuracy, an upper bound for a
-        mean of fractions such as F1, an approximation for a correlation."""
+        """The standard error of a score over the dev examples: exact for accuracy, an upper bound
+        for a mean of fractions such as F1, an approximation for a correlation."""
         spread = 1 - score ** 2
         if self.recipe.main in ("accuracy", "f1"):
             spread = math.sqrt(score * (1 - score))
         return spread / math.sqrt(len(self.examples["dev"]))
 
     def read(self, split, size, **order):
-        """The batches of a split, without "lengths" where all sequences are full: attention then needs no
-        mask, and a GPU has flash kernels for it."""
+        """The batches of a split, without "lengths" where all sequences are full: attention then
+        needs no mask, and a GPU has flash kernels for it."""
         for batch in glue.batches(self.splits[split], size, **order):
             if (batch["lengths"] == batch["ids"].shape[-1]).all():
                 del batch["lengths"]
             yield batch
 
     def batches(self, seed, start=0):
-        """Endless training batches from step `start` on: dictionaries of CPU tensors. Each epoch has its
-        own order."""
+        """Endless training batches from step `start` on: dictionaries of CPU tensors. Each epoch
+        has its own order."""
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         first, skipped = divmod(start, per_epoch)
         for epoch in itertools.count(first):
@@ -164,9 +166,8 @@ class Task:
     def collect(self, split, forward):
         """forward(batch) of all examples of a split in the order of the file, float32 on the CPU.
 
-        It gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are filled up
-        with -1e4.
-        """
+        It gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are
+        filled up with -1e4. """
         features = self.splits[split]
         longest = int(features.lengths.max())
         inputs = features.lengths[0].size  # an example of RACE has four
@@ -197,16 +198,17 @@ def fill(part, longest):
 
 
 def limit(split, cfg):
-    """Number of examples of a split to use, 0 for all: --train_rows of train; in a dry run of all."""
+    """Number of examples of a split to use, 0 for all: --train_rows of train; in a dry run of
+    all."""
     return cfg.train_rows if split == "train" or cfg.dry_run else 0
 
 
 class GlueTask(Task):
-    """One of GLUE. "test" is a split where the file is there, and so are MNLI's mismatched ones and AX.
+    """One of GLUE. "test" is a split where the file is there, and so are MNLI's mismatched ones and
+    AX.
 
-    search: train and dev alone, all that a search may read. file: a file of the user's own, which is
-    the only split, "test".
-    """
+    search: train and dev alone, all that a search may read. file: a file of the user's own, which
+    is the only split, "test". """
 
     def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
         self.task = glue.TASKS[name]
@@ -219,7 +221,8 @@ class GlueTask(Task):
                   for split, part in self.examples.items()}
         glue.warn_about_cuts(name, [*splits.values()], getattr(cfg, "positions", 512))
         kind = "value" if self.task.regression else "class"
-        super().__init__(name, kind, self.task.classes, (*self.task.metrics, "main"), recipe, splits)
+        metrics = *self.task.metrics, "main"
+        super().__init__(name, kind, self.task.classes, metrics, recipe, splits)
 
     def split_names(self, cfg, search):
         name = self.task.name
@@ -232,7 +235,8 @@ class GlueTask(Task):
         return ["train", *dev, *test]
 
     def score(self, split, outputs):
-        """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n, 1)."""
+        """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n,
+        1)."""
         scores = glue.score(self.task, outputs, self.splits[split].labels)
         main = statistics.mean(scores[name] for name in self.recipe.main.split("+"))
         return {**scores, "main": main}
@@ -251,9 +255,8 @@ class GlueTask(Task):
 class SquadTask(Task):
     """A span of the paragraph; in 2.0 [CLS] stands for "no answer".
 
-    file: a file of the user's own, which is the only split, "dev", with the threshold of "no answer"
-    that the model was fine-tuned with.
-    """
+    file: a file of the user's own, which is the only split, "dev", with the threshold of "no
+    answer" that the model was fine-tuned with. """
 
     def __init__(self, name, cfg, tokenizer, recipe, file=None):
         if recipe.length < 16:
@@ -273,8 +276,8 @@ class SquadTask(Task):
         super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, windows)
 
     def answers(self, outputs):
-        """common.squad.Predictions on dev. outputs: start and end logits (W, T, 2) of the windows; a
-        beam, as squad.rank takes it; or Predictions, which are returned."""
+        """common.squad.Predictions on dev. outputs: start and end logits (W, T, 2) of the windows;
+        a beam, as squad.rank takes it; or Predictions, which are returned."""
         if isinstance(outputs, squad.Predictions):
             return outputs
         if isinstance(outputs, tuple):
@@ -285,11 +288,13 @@ class SquadTask(Task):
         """(predictions, the official scores in percent of the answers that `write` keeps)."""
         predictions = self.answers(outputs)
         odds = predictions.null_odds if self.name == "SQuAD2.0" else None
-        return predictions, squad.evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
+        scores = squad.evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
+        return predictions, scores
 
     def score(self, split, outputs):
-        """The official scores as fractions; "main" is F1. In 2.0 they are those of the answers that are
-        written: above the threshold of "no answer" with the best F1 on dev they are withdrawn."""
+        """The official scores as fractions; "main" is F1. In 2.0 they are those of the answers that
+        are written: above the threshold of "no answer" with the best F1 on dev they are
+        withdrawn."""
         scores = self.evaluated(outputs)[1]
         scores = {name: value if name.endswith(("total", "thresh", "threshold")) else value / 100
                   for name, value in scores.items()}
@@ -312,15 +317,16 @@ class SquadTask(Task):
         return (min(texts) or "no answer") if len(texts) == 1 else ""
 
     def score_file(self, outputs):
-        """The official scores of the user's own file at the model's threshold; {} without answers."""
+        """The official scores of the user's own file at the model's threshold; {} without
+        answers."""
         if not self.answered:
             return {}
         scores = squad.evaluate(self.answered, self.final(outputs)[1])
         return {name: scores[name] / 100 for name in ("exact", "f1")}
 
     def write(self, split, outputs, folder):
-        """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of the
-        first. Answers above the threshold are withdrawn."""
+        """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of
+        the first. Answers above the threshold are withdrawn."""
         predictions, texts = self.final(outputs)
         files = {"predictions": texts, "nbest_predictions": predictions.nbest,
                  "null_odds": predictions.null_odds}
@@ -330,8 +336,8 @@ class SquadTask(Task):
 
 
 def read_threshold(init, name):
-    """The odds of "no answer" above which the job that made RUN/TASK or RUN/jobs/JOB withdraws an answer.
-    SQuAD1.1 withdraws none; a folder without its run has the official script's, 0."""
+    """The odds of "no answer" above which the job that made RUN/TASK or RUN/jobs/JOB withdraws an
+    answer. SQuAD1.1 withdraws none; a folder without its run has the official script's, 0."""
     if name != "SQuAD2.0":
         return math.inf
     folder = Path(init).resolve()
@@ -385,8 +391,8 @@ def task_files(names, cfg, flag, search):
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """Outputs of the model for a split, in the order of the file, float32 on the CPU. Raises Diverged
-    where one is NaN or infinite."""
+    """Outputs of the model for a split, in the order of the file, float32 on the CPU. Raises
+    Diverged where one is NaN or infinite."""
 
     def forward(batch):
         with autocast(cfg.dtype, device):
@@ -401,7 +407,8 @@ def predict(model, task, split, cfg, device):
 
 
 def backward(model, batch, accumulate, cfg, device):
-    """Add the gradients of the mean loss of a batch, in `accumulate` micro-batches; returns the loss."""
+    """Add the gradients of the mean loss of a batch, in `accumulate` micro-batches; returns the
+    loss."""
     total = 0.0
     columns = [value.chunk(accumulate) for value in batch.values()]
     for part in zip(*columns):
@@ -414,14 +421,15 @@ def backward(model, batch, accumulate, cfg, device):
 
 def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, evaluate_at=(),
               split="dev", checkpoint=None, run=None, job=""):
-    """Train a model on a task. Returns a dictionary: "diverged", None or the reason; with evaluate_at
-    also "best", the weights with the best score, "score" and "curve", [[step, score], ...].
+    """Train a model on a task. Returns a dictionary: "diverged", None or the reason; with
+    evaluate_at also "best", the weights with the best score, "score" and "curve", [[step, score],
+    ...].
 
     rate(step): the learning rate. key: the seed, and more that the random numbers depend on.
-    evaluate_at: steps after which `split` is scored. checkpoint: a Checkpoint to resume from. run: the
-    RunFolder whose log gets a line where the loss is read, under the name `job`. Raises Stop after
-    SIGTERM. The host waits for a GPU in every CHECK_EVERY-th step, where it evaluates and saves.
-    """
+    evaluate_at: steps after which `split` is scored. checkpoint: a Checkpoint to resume from. run:
+    the RunFolder whose log gets a line where the loss is read, under the name `job`. Raises Stop
+    after SIGTERM. The host waits for a GPU in every CHECK_EVERY-th step, where it evaluates and
+    saves. """
     state = {"step": 0, "score": -math.inf, "best": None, "curve": [], "diverged": None}
     if checkpoint:
         state |= checkpoint.restore()
@@ -441,7 +449,7 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
         stop, save, due = pace()
         if done in log_at or done == task.steps or done % CHECK_EVERY == 0:
             if not math.isfinite(norm):
-                state["diverged"] = f"{task.name}: gradient norm {norm:.4g} at or before step {done}"
+                state["diverged"] = f"{task.name}: gradient norm {norm:.4g} by step {done}"
                 break
         dev = {}
         if done in evaluate_at:
@@ -456,7 +464,8 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
                 state["score"] = score
                 state["best"] = to_host(model.state_dict())
         if run and (done in log_at or due):
-            run.log("finetune", done, every_rank=True, job=job, loss=float(loss), lr=rate(step), dev=dev)
+            run.log("finetune", done, every_rank=True, job=job, loss=float(loss), lr=rate(step),
+                    dev=dev)
         if checkpoint and (done in evaluate_at or save or stop):
             checkpoint.save(**state)
         if stop:
@@ -466,14 +475,14 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
 
 def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, accumulate=1,
                  evaluate_at=(), split="dev"):
-    """One run of a task, resumed where it stopped: (result, outputs by split). `folder` gets the official
-    files. If training diverges, the weights with the best score so far count; without any, the scores
-    are -1 and there are no outputs. Arguments as in fine_tune."""
+    """One run of a task, resumed where it stopped: (result, outputs by split). `folder` gets the
+    official files. If training diverges, the weights with the best score so far count; without any,
+    the scores are -1 and there are no outputs. Arguments as in fine_tune."""
     folder.mkdir(parents=True, exist_ok=True)
     alone = Ranks(0, 1, device)
     checkpoint = Checkpoint(folder / "training.pt", alone, model=model, optimizer=optimizer)
-    state = fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate, evaluate_at, split,
-                      checkpoint, run, folder.name)
+    state = fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate, evaluate_at,
+                      split, checkpoint, run, folder.name)
     metrics = dict.fromkeys(task.metrics, -1.0)
     outputs = {}
     if state["best"]:
@@ -487,13 +496,14 @@ def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, ac
             state["diverged"] = str(error)
     checkpoint.remove()
     result = {"job": folder.name, "task": task.name, "setting": [], "metrics": metrics,
-              "curve": state["curve"], "diverged": state["diverged"], **task.context(outputs.get("dev"))}
+              "curve": state["curve"], "diverged": state["diverged"],
+              **task.context(outputs.get("dev"))}
     return result, outputs
 
 
 def write_outputs(task, outputs, folder):
-    """Write the official files of {split: outputs}. Returns dev's metrics, and those of other splits with
-    labels under "SPLIT METRIC"."""
+    """Write the official files of {split: outputs}. Returns dev's metrics, and those of other
+    splits with labels under "SPLIT METRIC"."""
     metrics = task.score("dev", outputs["dev"])
     for split, each in outputs.items():
         task.write(split, each, folder)
@@ -503,7 +513,8 @@ def write_outputs(task, outputs, folder):
         if split == "dev_mismatched":
             metrics["mismatched"] = scores["main"]
         else:
-            metrics |= {f"{split} {name}": value for name, value in scores.items() if name != "main"}
+            metrics |= {f"{split} {name}": value for name, value in scores.items()
+                        if name != "main"}
     return metrics
 
 
@@ -512,16 +523,16 @@ def write_outputs(task, outputs, folder):
 
 def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
     """The Task with one split, the examples of a file of the user's own, for the model of --init:
-    RUN/TASK, or the folder that --export wrote of it. name: of its task, if config.json does not have
-    it."""
+    RUN/TASK, or the folder that --export wrote of it. name: of its task, if config.json does not
+    have it."""
     existing(path, "name a file of your own")
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
     name = name or settings.get("tasks")
     tuned = record.get("action") == "finetune" or "model_type" in record
     if not tuned or name not in recipes:
-        raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its head; "
-                        "name RUN/TASK of a --finetune")
+        raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its "
+                        "head; name RUN/TASK of a --finetune")
     length = settings.get("finetune_length")
     if "finetune_length" in cfg.given:
         length = cfg.finetune_length
@@ -530,8 +541,8 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
 
 
 def answer_file(path, cfg, task, outputs):
-    """Write the predictions for open_file's task to --out, or to a folder next to the file. Returns lines
-    that name the file written and, if the examples have labels, the scores."""
+    """Write the predictions for open_file's task to --out, or to a folder next to the file. Returns
+    lines that name the file written and, if the examples have labels, the scores."""
     path = Path(path)
     split, examples = next(iter(task.examples.items()))
     folder = Path(cfg.out) if "out" in cfg.given else path.with_name(f"{path.stem}-predictions")
@@ -557,12 +568,12 @@ def example_file(name, cfg):
 
 
 def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
-    """[work(job, start) for each job], shared out over the processes, each kept as folder/jobs/JOB.json.
+    """[work(job, start) for each job], shared out over the processes, each kept as
+    folder/jobs/JOB.json.
 
-    jobs: {job: task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...} and keeps
-    its files in folder/jobs/JOB/. start: None, or for tasks of from_mnli, which come last, the folder of
-    the best MNLI job.
-    """
+    jobs: {job: task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...}
+    and keeps its files in folder/jobs/JOB/. start: None, or for tasks of from_mnli, which come
+    last, the folder of the best MNLI job. """
     folder = Path(folder) / "jobs"
     late = [job for job, task in jobs.items() if task in from_mnli and "MNLI" in jobs.values()]
     early = [job for job in jobs if job not in late]
@@ -574,7 +585,8 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
 
     for stage in (early, late):
         if stage:
-            results += share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start), cost)
+            results += share_out(ranks, stage, folder, "fine-tuning",
+                                 lambda job: work(job, start), cost)
         mnli = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]
         if mnli:
             start = folder / max(mnli, key=lambda result: result["metrics"]["main"])["job"]
@@ -582,12 +594,11 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
 
 
 def summarise(folder, results):
-    """Of run_jobs' results: {"tasks": {task: the median job's entries, median, mean, sd, n, diverged},
-    "averages": ...}. Copies what the median job wrote to folder/TASK.
+    """Of run_jobs' results: {"tasks": {task: the median job's entries, median, mean, sd, n,
+    diverged}, "averages": ...}. Copies what the median job wrote to folder/TASK.
 
-    Of several settings of a task the one with the best median counts. A diverged job counts with its
-    score.
-    """
+    Of several settings of a task the one with the best median counts. A diverged job counts with
+    its score. """
     folder = Path(folder)
     tasks = {}
     for name in dict.fromkeys(result["task"] for result in results):
@@ -634,8 +645,9 @@ def percent(scores):
 
 
 def print_summary(run, cfg, nine=""):
-    """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and a command
-    for each task that predicts a file. nine: the name of AutoBERT-Zero's mean of nine numbers."""
+    """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and a
+    command for each task that predicts a file. nine: the name of AutoBERT-Zero's mean of nine
+    numbers."""
     result = run.finished
     for name, entry in result["tasks"].items():
         say(run.ranks, summary_line(name, entry))
