@@ -76,7 +76,7 @@ class Config:
     tokenizer: str = ""  # spiece.model or vocab.txt; default: of --init, else trained on the corpus
     vocab_size: int = 30000  # subwords, Sec. 4.1 [>= 1]
     held_out: float = 0.05  # fraction of the documents, at most 1,000; from 1 on their number [> 0]
-    train_rows: int = 0  # training examples of each task; 0: all
+    train_examples: int = 0  # training examples of each task; 0: all
     # model; with --init the shape of that model
     layers: int = 12  # L, Table 1; more than in --init: a depth warm start, Table 11 [>= 1]
     hidden: int = 768  # H [>= 1]
@@ -102,7 +102,7 @@ class Config:
     weight_decay: float = 0.01  # not of biases and LayerNorms (official code); --finetune too
     save_every: int = 1000  # steps between checkpoints, and between evaluations [>= 1]
     save_minutes: float = 0  # minutes between further checkpoints; 0: none
-    dev_rows: int = 1024  # held-out sequences of an evaluation [>= 1]
+    dev_examples: int = 1024  # held-out sequences of an evaluation [>= 1]
     # fine-tuning; default: by the recipe
     recipe: Literal["auto", "table14", "v2", "demo"] = "auto"  # auto: by the model of --init
     finetune_epochs: float | None = None  # passes over the examples, not Table 14's steps [> 0]
@@ -137,7 +137,7 @@ PRESETS = {
     "xxlarge-1.5m": dict(XXLARGE, dropout=0.0, steps=1_500_000),  # Tables 9, 10
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=0, share="none"),
-    "dry_run": dict(steps=2, dev_rows=32, train_rows=64, runs=1, finetune_epochs=None),
+    "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1, finetune_epochs=None),
 }
 FEWEST = 50  # pairs for which an accuracy of sentence order is reported
 CLIP = 1.0  # largest gradient norm (official code)
@@ -649,7 +649,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
         take_settings)
     from common.distributed import (
         Pace, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
-        per_second, prefetch, prepare_model, print_device_use, progress, say, seed_everything,
+        per_second, prefetch, prepare_model, print_device_use, progress, print0, seed_everything,
         seed_of, send, set_shards, shard_range, training_cost)
     from common.finetune import (
         Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
@@ -858,7 +858,7 @@ def first_token_baseline(text, cfg):
     counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
               for tokens in first_tokens(text.train, 8192)]
     first, second, other = [(each / each.sum()).log() for each in counts]  # 3 x (V,)
-    a, b, foreign = first_tokens(text.dev, cfg.dev_rows)
+    a, b, foreign = first_tokens(text.dev, cfg.dev_examples)
     margins = {
         "nsp": torch.cat([(second - other)[b], (other - second)[foreign]]),
         "sop": (first - second)[a] - (first - second)[b],
@@ -879,15 +879,15 @@ def evaluate_language_model(model, text, cfg, ranks):
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    size = min(64, cfg.dev_rows)
+    size = min(64, cfg.dev_examples)
     accuracy = {}
     scored = {}
     for name, objective in (("mlm", "none"), ("nsp", "nsp"), ("sop", "sop")):
         totals = torch.zeros(2, device=ranks.device)  # correct, labels
-        for number in range(ranks.rank * size, cfg.dev_rows, ranks.size * size):
+        for number in range(ranks.rank * size, cfg.dev_examples, ranks.size * size):
             *inputs, masked_positions, labels, order = language_batch(
                 text.dev, text.tokenizer, cfg, objective, number,
-                min(size, cfg.dev_rows - number), ranks.device)
+                min(size, cfg.dev_examples - number), ranks.device)
             if name != "mlm":
                 masked_positions = masked_positions[:, :0]
             with autocast(cfg.dtype, ranks.device):
@@ -945,9 +945,9 @@ def pretrain(cfg):
             model = LanguageModel(cfg)
             order_head = nn.ModuleList([model.pooler, model.order])
             order_head.requires_grad_(cfg.objective != "none")  # D5
-            say(ranks, start_from(model, source) if source else "from scratch")
-            say(ranks, f"{count(model):,} parameters, {cfg.steps} steps of {cfg.batch} sequences "
-                       f"of {cfg.length} tokens")
+            print0(ranks, start_from(model, source) if source else "from scratch")
+            print0(ranks, f"{count(model):,} parameters, {cfg.steps} steps of "
+                          f"{cfg.batch} sequences of {cfg.length} tokens")
             model.to(ranks.device)
             optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
             checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model,
@@ -959,7 +959,7 @@ def pretrain(cfg):
             run.log("pretrain", cfg.steps, dev=accuracies(result) | named)
             run.finish({"steps": cfg.steps, "parameters": count(model), **result,
                         "mlm_constant": text.dev.commonest(), "by_first_piece": baseline})
-        say(ranks, accuracy_line(run.finished, cfg.objective))
+        print0(ranks, accuracy_line(run.finished, cfg.objective))
         exported = f"{run.folder}-exported"
         run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, exported))
 
@@ -973,7 +973,8 @@ def check_pairs(text, cfg, ranks):
             f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; "
             "raise it, or write one sentence a line and blank lines between documents, or use "
             "--objective none")
-    say(ranks, f"{100 * labelled.float().mean():.0f}% of the sequences have two sentences or more")
+    share = 100 * labelled.float().mean()
+    print0(ranks, f"{share:.0f}% of the sequences have two sentences or more")
 
 
 # Weights to start from
@@ -1152,7 +1153,7 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     seed_everything(seed, "weights")
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
-    say(run.ranks, f"{folder.name}: {note}")
+    print0(run.ranks, f"{folder.name}: {note}")
     model = move(model, run.ranks.device)
     optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     warmup = round(task.recipe.warmup * task.steps)
@@ -1185,7 +1186,7 @@ def answer(cfg, path):
         model = task_model(task, cfg).to(ranks.device)
         start_from(model, source, task.name)
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
-        say(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
+        print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
 def fingerprint(task):
@@ -1198,7 +1199,7 @@ def ensemble_job(name, cfg, folder):
     """Average what the best run folders of --ensemble predict for a task (Sec. 4.9)."""
     members = {}
     tokenizer = load_tokenizer(Path(cfg.ensemble[0]) / name)
-    own = dataclasses.replace(cfg, train_rows=1)
+    own = dataclasses.replace(cfg, train_examples=1)
     task = open_task(name, own, tokenizer, recipes(cfg), {"RACE": RaceTask})
     for path in cfg.ensemble:
         saved = load_file(Path(path) / name / "predictions.pt")
@@ -1276,7 +1277,7 @@ def finetune(cfg, words):
             needs.append("tokenizer")
         run, data = open_run(cfg, "finetune", ranks, *needs, tasks=names)
         how = f"recipe {cfg.recipe}" if source else f"an ensemble of {len(cfg.ensemble)}"
-        say(ranks, f"fine-tuning: {how}")
+        print0(ranks, f"fine-tuning: {how}")
         if data.tokenizer:
             cfg.vocab_size = vocabulary_size(data.tokenizer, source)
         run.settle(cfg)
@@ -1304,7 +1305,7 @@ def finetune(cfg, words):
             result = on_main(ranks, summarise, run.folder, results)
             run.finish({**result, "average": paper_average(result["tasks"])})
         if run.finished["average"] is not None:
-            say(ranks, f"Avg (Table 2) {100 * run.finished['average']:.2f}")
+            print0(ranks, f"Avg (Table 2) {100 * run.finished['average']:.2f}")
         print_summary(run, cfg)
 
 

@@ -68,7 +68,7 @@ class Config:
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
     held_out: float = 0.05  # fraction of documents held out, at most 1,000; from 1 on, number [> 0]
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks; MLM: held-out text (D15)
-    train_rows: int = 0  # training examples of each task; 0: all
+    train_examples: int = 0  # training examples of each task; 0: all
     # model
     arch: str = "autobert-zero"  # | bert | text | best.json; with /att-only, /conv-only: Table 5
     layers: int = 12  # L [>= 1]
@@ -127,7 +127,7 @@ PRESETS = {
         init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
         finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
         search=dict(
-            batch=8, lr=3e-3, steps=500, train_rows=1600, finetune_batch=16,
+            batch=8, lr=3e-3, steps=500, train_examples=1600, finetune_batch=16,
             population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=2,
             no_weight_sharing=True, warm_times=3),
         pretrain=dict(steps=3000, save_every=500),
@@ -141,8 +141,9 @@ PRESETS = {
         layers=24, hidden=1024, heads=16, ffn=4096,
         pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
     "dry_run": dict(
-        steps=2, save_every=1, train_rows=64, finetune_epochs=1, eval_every=1, runs=1, grid=False,
-        population=2, rounds=1, parents=1, children=1, finalists=2, finalist_times=1, warm_times=1),
+        steps=2, save_every=1, train_examples=64, finetune_epochs=1, eval_every=1, runs=1,
+        grid=False, population=2, rounds=1, parents=1, children=1, finalists=2, finalist_times=1,
+        warm_times=1),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
@@ -1367,7 +1368,7 @@ def first_super_net(source, run, data, cfg):
     first = SuperNet(cfg)
     if source:
         model = LanguageModel(source[1], cfg) if source[1] else first
-        say(run.ranks, start_from(model, source))
+        print0(run.ranks, start_from(model, source))
         if source[1]:
             first.write_back([(source[1], model.state_dict())])
     elif cfg.warm_times:
@@ -1509,7 +1510,7 @@ def print_best(run, cfg):
     if best["baselines"]:
         lines.append("hand-designed networks, trained as long as the best:")
         lines += [f"{100 * score:6.2f}  {name}" for name, score in best["baselines"].items()]
-    say(run.ranks, "\n".join(lines))
+    print0(run.ranks, "\n".join(lines))
     run.ends(cfg, "best.json", "--pretrain", "--init", run.folder)
 
 # --- objective ------------
@@ -1561,7 +1562,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
         take_settings, write_atomic, write_json)
     from common.distributed import (
         Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
-        per_second, prefetch, prepare_model, print_device_use, progress, reduce_mean, say,
+        per_second, prefetch, prepare_model, print_device_use, progress, reduce_mean, print0,
         seed_everything, seed_of, send, set_shards, shard_range, to_host, training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
@@ -1715,14 +1716,15 @@ def evaluate_language_model(model, data, cfg, ranks, batches=16):
 
 def print_pretrained(run, cfg):
     result = run.finished
-    say(run.ranks, f"held-out text: masked token accuracy {100 * result['mlm_accuracy']:.2f}% "
+    print0(run.ranks, f"held-out text: masked token accuracy {100 * result['mlm_accuracy']:.2f}% "
                    f"(majority baseline {100 * result['mlm_majority']:.2f}%), "
                    f"loss {result['mlm_loss']:.4f} nats")
     if result["nsp_loss"]:
-        say(run.ranks, f"next-sentence accuracy {100 * result['nsp_accuracy']:.2f}% (chance 50%), "
+        print0(run.ranks,
+               f"next-sentence accuracy {100 * result['nsp_accuracy']:.2f}% (chance 50%), "
                        f"loss {result['nsp_loss']:.4f} nats")
     else:
-        say(run.ranks, "no next-sentence prediction: the corpus has only one document")
+        print0(run.ranks, "no next-sentence prediction: the corpus has only one document")
     words = words_after_training(cfg, run.folder, run.folder / "network.py")
     run.ends(cfg, "checkpoint.pt", *words)
 
@@ -1742,7 +1744,7 @@ def pretrain(cfg):
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
         if source:
-            say(ranks, start_from(model, source))
+            print0(ranks, start_from(model, source))
         model.to(ranks.device)
         bar = progress(ranks, cfg.steps, "pretrain")
         clock = []  # [step, seconds] of the last report
@@ -1903,7 +1905,7 @@ def answer(cfg, path):
         model = TaskModel(arch, cfg, task.outputs, task.kind == "span").to(ranks.device)
         model.load_state_dict(weights)
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
-        say(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
+        print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
 def keep_chosen(folder, result):

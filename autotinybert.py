@@ -75,7 +75,7 @@ class Config:
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
     held_out: float = 0.05  # fraction of documents, at most 1,000 (D13); from 1: number [> 0]
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5; MLM-saved: masked words (D12)
-    train_rows: int = 0  # training examples of each task that are used; 0: all
+    train_examples: int = 0  # training examples of each task that are used; 0: all
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
     largest: str = "8-768-3072-12-768"  # architecture of the SuperPLM, Sec. 3.4
@@ -168,7 +168,7 @@ PRESETS = {
         "latency_rounds": 1,
         "finetune_epochs": 1,
         "finetune_batch": 16,
-        "train_rows": 32,
+        "train_examples": 32,
     },
 }
 
@@ -767,7 +767,7 @@ def distillation_loss(student, teacher, lengths):
     the states (B, T, W) and of the raw attention scores (B, N, T, T), equally weighted. lengths:
     (B,), or None without padding."""
     # D9: padding is no part of the means, since it depends on the batching, and a teacher's input
-    # is not masked; the paper does not say, and the released code averages over padding
+    # is not masked; the paper does not print0, and the released code averages over padding
     state_errors, score_errors = [(mine.float() - theirs.float()).square()
                                   for mine, theirs in zip(student, teacher)]
     B, T, W = state_errors.shape
@@ -792,7 +792,7 @@ if (Path(__file__).parent / "common").is_dir():
         take_settings, write_atomic, write_json)
     from common.distributed import (
         Pace, ShardSum, autocast, launch, layer_activations, move, on_main, per_second,
-        pick_device, prefetch, print_device_use, progress, reduce_mean, say, seed_everything,
+        pick_device, prefetch, print_device_use, progress, reduce_mean, print0, seed_everything,
         seed_of, send, set_shards, shard_range, stop_requested, training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
@@ -1025,7 +1025,7 @@ def load_teacher(cfg, ranks, vocab_size, heads):
                         f"{cfg.length}; take a shorter --length, or another teacher")
     teacher = Encoder(arch, vocab_size, 0.0, positions, width)
     loaded = hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, folder)
-    say(ranks, "teacher", loaded)
+    print0(ranks, "teacher", loaded)
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
@@ -1065,7 +1065,7 @@ def start_model(arch, cfg, data, ranks, first="model"):
     model = LanguageModel(whole, data.tokenizer.vocab_size, cfg.dropout, fit, positions)
     loaded = hf_models.fill(model, weights, folder)
     if data.train or data.tasks:  # an export prints what it ignores
-        say(ranks, loaded)
+        print0(ranks, loaded)
     if arch in ("", str(whole)):
         return model
     return extract(model, parse_arch(arch), variant)
@@ -1151,9 +1151,9 @@ def table_1(tasks):
 def print_tuned(run, cfg):
     mlm = run.finished["mlm"]
     if mlm:
-        say(run.ranks, mlm_words(mlm["main"], mlm["loss"]))
+        print0(run.ranks, mlm_words(mlm["main"], mlm["loss"]))
     for column, score in run.finished["averages"].items():
-        say(run.ranks, f"{column} of Table 1: {100 * score:.2f}")
+        print0(run.ranks, f"{column} of Table 1: {100 * score:.2f}")
     print_summary(run, cfg)
 
 
@@ -1198,7 +1198,7 @@ def answer(cfg, path):
         model = TaskModel(encoder, task.outputs, task.kind == "span")
         model.load_state_dict(weights)
         outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
-        say(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
+        print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
 # The phases of --search.
@@ -1332,7 +1332,7 @@ def learn_latency(cfg, run):
     path = run.folder / "predictor.pt"
     on_main(run.ranks, lambda: path.exists() or save_file(path, fit_latency(cfg, run.folder)))
     saved = load_file(path)
-    say(run.ranks,
+    print0(run.ranks,
         f"latency, in {latency_clock(cfg)} time of {cfg.latency_batch} x {cfg.latency_length} "
         f"tokens: {cfg.reference} takes {saved['reference']:.3g} ms; the limit of --speedup "
         f"{cfg.speedup:g} is {saved['limit']:.3g} ms; "
@@ -1347,7 +1347,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
     for number in range(generations):  # Alg. 2, line 3
         proposals = propose(history, number, cfg, predict, limit)
         if cfg.strategy != "fast" and len(proposals) < cfg.population:
-            say(run.ranks,
+            print0(run.ranks,
                 f"generation {number + 1} has {len(proposals)} of {cfg.population} architectures: "
                 f"{DRAWS:,} draws gave no more within {limit:.3g} ms")
         lines = [{"id": number_of_line, "round": number, "parent": parent, "arch": str(arch),
@@ -1366,7 +1366,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl", text)
         best = max(history, key=lambda line: line["score"])
         run.log("evolve", number, candidates=len(history), best=best["score"])
-        say(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}, "
+        print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}, "
                        f"predicted {best['predicted_ms']:.3g} ms: {score_words(best)}")
     return history
 
@@ -1423,7 +1423,7 @@ def train_winners(superplm, finalists, data, cfg, run):
         try:  # without a warm-up, Sec. 4.1
             train_further(models[arch], data, cfg, run, run.folder / "further" / arch, warmup=0.0)
         except Diverged as error:
-            say(run.ranks, f"{error}; its further training is ignored")
+            print0(run.ranks, f"{error}; its further training is ignored")
             models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg, run))
@@ -1472,11 +1472,11 @@ def search(cfg, phase="search"):
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(best, indent=2))
         if best["ties"]:
             more = len(best["ties"]) - 5
-            say(ranks, "scores within twice the standard error of the difference from the best: "
+            print0(ranks, "scores within twice the standard error of the difference from the best: "
                        f"{', '.join(best['ties'][:5])}"
                        + f" and {more} more (best.json)" * (more > 0))
         if phase == "evolve":
-            say(ranks, latency_words(best, cfg))
+            print0(ranks, latency_words(best, cfg))
             return end_phase("best.json", "--search")
         run.finish(best)
         show_found(run, cfg)
@@ -1485,8 +1485,8 @@ def search(cfg, phase="search"):
 def show_found(run, cfg):
     """Print the result of a whole search, and the command that tunes its model on a task."""
     best = run.finished
-    say(run.ranks, f"{best['arch']}: {best['parameters']:,} parameters; {score_words(best)}")
-    say(run.ranks, latency_words(best, cfg))
+    print0(run.ranks, f"{best['arch']}: {best['parameters']:,} parameters; {score_words(best)}")
+    print0(run.ranks, latency_words(best, cfg))
     task = next((name for name in best["scores"] if name != "MLM-saved"), "")
     action = ["--finetune", task] if task else ["--export", f"{run.folder}-exported"]
     run.ends(cfg, "best.json", *action, "--init", run.folder)
@@ -1560,7 +1560,7 @@ def further_train(cfg):
             warmup = 0.0 if cfg.init else cfg.warmup
             curve = train_further(model, data, cfg, run, run.folder / "model", warmup)
             run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
-        say(ranks, f"{run.finished['arch']}: held-out loss {run.finished['held_out']:.4f}")
+        print0(ranks, f"{run.finished['arch']}: held-out loss {run.finished['held_out']:.4f}")
         target = f"{run.folder}-exported"
         run.ends(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder, target))
 
@@ -1578,11 +1578,11 @@ def export(cfg, folder):
         head = {}
         if arch == whole:
             head = {name: value for name, value in weights.items() if name.startswith("head.")}
-        say(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(arch),
+        print0(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(arch),
                            model.encoder.dropout.p, tokenizer, source, head))
         others = sorted(weights.keys() - state.keys() - head.keys())
         if ignored := [name for name in others if not name.startswith("encoder.")]:
-            say(ranks, f"not exported: {', '.join(ignored)}")
+            print0(ranks, f"not exported: {', '.join(ignored)}")
 
 
 def step_flops(cfg, arch, samples):

@@ -48,8 +48,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks, I image, P patch,
-# M length in the cosine (Eq. 3's N), R --relative, A architectures
+# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks, I
+# image, P patch, M length in the cosine (Eq. 3's N), R --relative, A architectures
 
 # --- configuration --------
 
@@ -82,7 +82,7 @@ class Config:
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
     vocab_size: int = 32768  # pieces of the joint SentencePiece vocabulary; D18: unigrams [>= 1]
-    train_rows: int = 0  # training examples that are used; 0: all
+    train_examples: int = 0  # training examples that are used; 0: all
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mixed: mFormer, linear: cosFormer*, softmax: Transformer*
@@ -131,12 +131,12 @@ SMOOTHING = 0.1  # label smoothing, Sec. 6
 AVERAGED = 10
 LENGTH_PENALTY = 0.6  # of beam search, Sec. 4.1.4
 MUTATION = 0.3  # the chance that a value of an architecture is drawn anew, as in HAT
-# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of architectures, and, as in the
-# released code, of the timings of each. Both are done here.
+# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of
+# architectures, and, as in the released code, of the timings of each. Both are done here.
 DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
 PRUNES_FROM = 160  # samples: importance is judged by the fifth of them that no ranker is fitted to, 32 at least (D7)
-# D15: without --latency_limit the limit is this share of the samples' median latency. The paper gives no limit; the
-# released search for images has 15.06 ms.
+# D15: without --latency_limit the limit is this share of the samples' median latency. The paper
+# gives no limit; the released search for images has 15.06 ms.
 LIMIT_SHARE = 0.9
 # D25: the released code drops a latency whose timings have a standard deviation of 0.015 of their
 # mean or more. Here it is timed again, up to so many times in all, and the steadiest is kept.
@@ -160,8 +160,8 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_IMAGE, layers=(2, 3, 4), hidden=(48, 64, 80), ffn=(96, 128, 192, 224, 256), heads=(3, 4, 5),
                       augment=(0.5, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 12, steps=600, save_every=6,
                       search=dict(save_every=100, held_out=500, samples=160)),
-        # D10: the 64 images of Sec. 6.2 are those of one of 4 GPUs, as in the released code; the 4,400 tokens of
-        # Sec. 6.1 are read as those of one of 8.
+        # D10: the 64 images of Sec. 6.2 are those of one of 4 GPUs, as in the released code; the
+        # 4,400 tokens of Sec. 6.1 are read as those of one of 8.
         "base": dict(batch=256, accumulate=4, search=dict(held_out=5000))},
     "wmt14": {
         "demo": dict(TINY_TEXT, layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4), decoder_layers=(1, 2),
@@ -171,9 +171,9 @@ PRESETS = {  # by task; a sub-dictionary holds for one action
         "small": dict(TINY_TEXT, layers=(3,), hidden=(48, 64), ffn=(64, 128, 192, 256), heads=(2, 4, 8),
                       decoder_layers=(1, 2, 3), batch=1024, warmup=1 / 6, steps=1200, save_every=12,
                       search=dict(save_every=100, held_out=300, samples=160)),
-        # D16: what Sec. 6 does not list is RankNAS's: dropout of 0.3, and 50,000 updates of the super-net with 8,000 of
-        # warm-up. Left out are dropout on attention and behind ReLU (for images too), an early end of the super-net,
-        # 16 batches an update and 800 epochs.
+        # D16: what Sec. 6 does not list is RankNAS's: dropout of 0.3, and 50,000 updates of the
+        # super-net with 8,000 of warm-up. Left out are dropout on attention and behind ReLU (for
+        # images too), an early end of the super-net, 16 batches an update and 800 epochs.
         "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
                      relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
                      weight_decay=0.1, steps=200000, keep=7,
@@ -185,8 +185,9 @@ DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, 
 
 # --- search space ---------
 
-# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, in self-attention alone: in cross-attention a
-# distance means nothing. "plain" has none; it is what Table 5's vanilla Transformer has.
+# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, in self-attention alone:
+# in cross-attention a distance means nothing. "plain" has none; it is what Table 5's vanilla
+# Transformer has.
 TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # the features that say which type stands where
 
@@ -212,7 +213,8 @@ FEATURES = {  # a depth stands before the features that have a value for each of
     "cross_types": Feature("En-De Attn Type", "decoder_layers"),
 }
 
-# An architecture: numbers and, where there is a value for each layer, tuples. A network for images has no decoder.
+# An architecture: numbers and, where there is a value for each layer, tuples. A network for images
+# has no decoder.
 Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), (), ()))
 
 
@@ -245,7 +247,8 @@ def space_size(space):
 
 
 def build_arch(space, choose):
-    """An Arch of the values that choose(name, choices, layer) gives; of a single value the layer is 0."""
+    """An Arch of the values that choose(name, choices, layer) gives; of a single value the layer is
+    0."""
     values = {}
     for name, choices in space.items():
         layers = values.get(FEATURES[name].depth)
@@ -260,7 +263,8 @@ def values_of(arch, name):
 
 
 def widest(space):
-    """The architecture that holds all others. Softmax attention is the wider type, and the last one by name."""
+    """The architecture that holds all others. Softmax attention is the wider type, and the last one
+    by name."""
     return build_arch(space, lambda name, choices, layer: max(choices))
 
 
@@ -269,7 +273,8 @@ def sample_arch(space, rng):
 
 
 def mutate(parent, space, chance, rng):
-    """Each value is drawn anew with this chance. Layers that the parent does not have are always drawn."""
+    """Each value is drawn anew with this chance. Layers that the parent does not have are always
+    drawn."""
     def redraw(name, choices, layer):
         old = values_of(parent, name)[layer:layer + 1]
         return rng.choice(choices) if not old or rng.random() < chance else old[0]
@@ -277,7 +282,8 @@ def mutate(parent, space, chance, rng):
 
 
 def crossover(one, two, space, rng):
-    """Each value comes from one of two parents. A layer that only one of them has comes from that one."""
+    """Each value comes from one of two parents. A layer that only one of them has comes from that
+    one."""
     def inherit(name, choices, layer):
         return rng.choice([*values_of(one, name)[layer:layer + 1], *values_of(two, name)[layer:layer + 1]])
     return build_arch(space, inherit)
@@ -313,14 +319,16 @@ def why_illegal(arch, cfg):
 
 
 def arch_text(arch):
-    """The text form, which --arch takes: layers=2 hidden=64 ffn=96,128 heads=2,4 types=softmax,linear"""
+    """The text form, which --arch takes: layers=2 hidden=64 ffn=96,128 heads=2,4
+    types=softmax,linear"""
     return " ".join(f"{name}={','.join(map(str, values_of(arch, name)))}"
                     for name, value in arch._asdict().items() if value)
 
 
-# The networks of Tables 3 to 5, which --arch takes by name. The lists of cosformer* for images are published (in the
-# released code). The others are made to the totals of Table 4 and the averages of Table 3, whose "Enc Layer Num 3" is a
-# misprint for 6; the text tells in which layers mFormer is linear. All decoders see the last encoder layer alone.
+# The networks of Tables 3 to 5, which --arch takes by name. The lists of cosformer* for images are
+# published (in the released code). The others are made to the totals of Table 4 and the averages of
+# Table 3, whose "Enc Layer Num 3" is a misprint for 6; the text tells in which layers mFormer is
+# linear. All decoders see the last encoder layer alone.
 SOFTMAX, LINEAR, PLAIN = ("softmax",), ("linear",), ("plain",)
 PUBLISHED = {
     "cifar10": {
@@ -335,8 +343,9 @@ PUBLISHED = {
         "mformer": Arch(6, 1024, (2048, 3072, 3072, 4096, 3072, 3072), (16, 8, 8, 8, 8, 16),
                         2 * (SOFTMAX + LINEAR) + 2 * SOFTMAX,  # Sec. 4.4.1: layers 2 and 4
                         2, 1024, (4096, 3072), (16, 16), 2 * SOFTMAX, (4, 4), (1, 1), 2 * SOFTMAX),
-        # D14: its decoder is read as softmax, since by Sec. 8 a linear one has 0 BLEU, where it has 3.05, and since
-        # Table 5 gives the twin of softmax alone 0.02 GFLOPs more, as six layers do and ten do not.
+        # D14: its decoder is read as softmax, since by Sec. 8 a linear one has 0 BLEU, where it has
+        # 3.05, and since Table 5 gives the twin of softmax alone 0.02 GFLOPs more, as six layers do
+        # and ten do not.
         "cosformer*": Arch(6, 1024, (3072, 3072, 3072, 3072, 4096, 4096), (8,) * 6, 6 * LINEAR,
                            2, 1024, (4096, 4096), (16, 4), 2 * SOFTMAX, (8, 4), (1, 1), 2 * SOFTMAX),
         "transformer*": Arch(6, 1024, (3072, *[4096] * 5), (8,) * 6, 6 * SOFTMAX,
@@ -350,12 +359,12 @@ TABLE_5 = ("mformer", "mformer-linear", "mformer-softmax", "cosformer*", "cosfor
 
 
 def parse_arch(text, cfg):
-    """The architecture of a text form, of a name of PUBLISHED, or of such a name with -linear or -softmax behind it:
-    its twin with one type of attention (Table 5)."""
+    """The architecture of a text form, of a name of PUBLISHED, or of such a name with -linear or
+    -softmax behind it: its twin with one type of attention (Table 5)."""
     name, _, twin = text.partition("-")
     if name in PUBLISHED[cfg.task] and twin in ("", "linear", "softmax"):
-        # D13: Sec. 4.5 does not say where "all" is. "All linear" is read as all layers of the encoder, "all softmax" as
-        # every attention.
+        # D13: Sec. 4.5 does not say where "all" is. "All linear" is read as all layers of the
+        # encoder, "all softmax" as every attention.
         parts = {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ())
         text = arch_text(retype(PUBLISHED[cfg.task][name], twin, parts))
     found = {}
@@ -374,17 +383,18 @@ def parse_arch(text, cfg):
     return arch
 
 # --- model ----------------
-# A super-net is a model that is called with an architecture: every module cuts what a call needs from the leading rows
-# and columns of its weights. D3: of queries, keys and values each; the released code cuts thirds of one matrix.
+# A super-net is a model that is called with an architecture: every module cuts what a call needs
+# from the leading rows and columns of its weights. D3: of queries, keys and values each; the
+# released code cuts thirds of one matrix.
 
-# The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6): a query's gradients grow like
-# the inverse of its size, and a smaller floor lets them grow further.
+# The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6): a query's
+# gradients grow like the inverse of its size, and a smaller floor lets them grow further.
 FLOOR = 1e-3
 
 
 def cosines_at(positions, longest):
-    """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,). Where longest, M, is a number, the result is
-    (T, 2, 1). Where it is a tensor (B,), the result is (B, 1, T, 2, 1)."""
+    """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,). Where longest, M, is a
+    number, the result is (T, 2, 1). Where it is a tensor (B,), the result is (B, 1, T, 2, 1)."""
     longest = longest.clamp(min=1).view(-1, 1, 1) if torch.is_tensor(longest) else longest  # a row may be empty
     positions = positions.clamp(max=longest - 1)  # beyond the end, in padding, cosines would be negative
     angle = (math.pi / 2) * positions / longest
@@ -392,19 +402,21 @@ def cosines_at(positions, longest):
 
 
 def reweight(x, cosines):
-    """[ReLU(x) cos a; ReLU(x) sin a]: the product of two of them is ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3.
-    (B, N, T, D) -> (B, N, T, 2D)"""
+    """[ReLU(x) cos a; ReLU(x) sin a]: the product of two of them is ReLU(q) ReLU(k) cos(pi/2 (i -
+    j)/M), Eq. 3. (B, N, T, D) -> (B, N, T, 2D)"""
     return (F.relu(x)[..., None, :] * cosines.to(x.dtype)).flatten(-2)
 
 
 def wide(x):
-    """What denominators and running sums of x are kept in: float32, or its own type where that is wider."""
+    """What denominators and running sums of x are kept in: float32, or its own type where that is
+    wider."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def linear_state(k, v, mask=None):
-    """What Eq. 2 multiplies first: sum_j k_j v_j^T (..., 2D, D) and, for the denominator, sum_j k_j (..., 1, 2D) in a
-    wide type, over the tokens that are no padding. k (..., S, 2D) is reweighted, v (..., S, D), mask (B, S) or None."""
+    """What Eq. 2 multiplies first: sum_j k_j v_j^T (..., 2D, D) and, for the denominator, sum_j k_j
+    (..., 1, 2D) in a wide type, over the tokens that are no padding. k (..., S, 2D) is reweighted,
+    v (..., S, D), mask (B, S) or None."""
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
     return k.transpose(-1, -2) @ v, k.sum(-2, keepdim=True, dtype=wide(k))
@@ -416,37 +428,41 @@ def normalise(sums, weights):
 
 
 def linear_read(q, state, total):
-    """The second product of Eq. 2, at reweighted queries q (B, N, T, 2D). state, total: as linear_state gives them.
-    -> (B, N, T, D)"""
+    """The second product of Eq. 2, at reweighted queries q (B, N, T, 2D). state, total: as
+    linear_state gives them. -> (B, N, T, D)"""
     return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True))
 
 
 def linear_attention(q, k, v, cosines, mask=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T, D); mask (B, T) is
-    True where there is no padding. -> (B, N, T, D)"""
-    # D1: padding stays out of both sums, and M is the true length. cosFormer's code takes the padded one, so that the
-    # output of a sentence depends on its batch. In cross-attention M is the source's length on both sides; a longer
-    # target stays at its end. In causal attention M is --length, since a prefix must not know where its sentence ends:
-    # at 256, for sentences of 30, no cosine is below 0.984, so that Eq. 3's re-weighting is nearly off there.
+    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T,
+    D); mask (B, T) is True where there is no padding. -> (B, N, T, D)"""
+    # D1: padding stays out of both sums, and M is the true length. cosFormer's code takes the
+    # padded one, so that the output of a sentence depends on its batch. In cross-attention M is the
+    # source's length on both sides; a longer target stays at its end. In causal attention M is
+    # --length, since a prefix must not know where its sentence ends: at 256, for sentences of 30,
+    # no cosine is below 0.984, so that Eq. 3's re-weighting is nearly off there.
     return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
 
 
 def released_attention(q, k, v, first, count):
-    """cosFormer attention of `count` tokens from position `first` on with the lengths of its released code, for a study
-    of D1: M is the longer side as it stands in the batch, or of the prefix when decoding, and padding takes part."""
+    """cosFormer attention of `count` tokens from position `first` on with the lengths of its
+    released code, for a study of D1: M is the longer side as it stands in the batch, or of the
+    prefix when decoding, and padding takes part."""
     longest = max(k.shape[2], first + count)
     cosines = cosines_at(torch.arange(longest, device=q.device), longest)
     return linear_read(reweight(q, cosines[first:first + count]), *linear_state(reweight(k, cosines[:k.shape[2]]), v))
 
 
 def softmax_attention(q, k, v, visible=None, table=None, first=0):
-    """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D). visible: bool, broadcasts to (B, N, T, S), or
-    None. table (2R + 1, D): relative positions on the keys, or None; the queries stand at positions from `first` on.
-    They are a bias with a gradient, with which a GPU has no flash kernel."""
+    """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D). visible: bool, broadcasts to
+    (B, N, T, S), or None. table (2R + 1, D): relative positions on the keys, or None; the queries
+    stand at positions from `first` on. They are a bias with a gradient, with which a GPU has no
+    flash kernel."""
     q = q / math.sqrt(q.shape[-1])
     if table is None:
         return F.scaled_dot_product_attention(q, k, v, visible, scale=1.0)
-    # To the score of query i and key j the table adds q_i . r_(j - i), distances being clipped at its ends.
+    # To the score of query i and key j the table adds q_i . r_(j - i), distances being clipped at
+    # its ends.
     farthest, T, S = len(table) // 2, q.shape[2], k.shape[2]
     distances = torch.arange(S, device=q.device) - torch.arange(first, first + T, device=q.device)[:, None]  # (T, S)
     rows = (distances + farthest).clamp(0, 2 * farthest).expand(*q.shape[:2], -1, -1)
@@ -461,7 +477,8 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12: Xavier's bound, of the widest network and of each block. The paper does not say how weights begin.
+        # D12: Xavier's bound, of the widest network and of each block. The paper does not say how
+        # weights begin.
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
@@ -481,8 +498,8 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """Self-attention of the encoder. (B, T, H) -> the same. keys: the width of what it attends to; heads: all numbers
-    of heads that it serves; has_table: whether it has relative positions."""
+    """Self-attention of the encoder. (B, T, H) -> the same. keys: the width of what it attends to;
+    heads: all numbers of heads that it serves; has_table: whether it has relative positions."""
 
     def __init__(self, width, keys, heads, cfg, has_table=False):
         super().__init__()
@@ -525,10 +542,11 @@ def residual(x, change, layer):
 
 
 class Layer(nn.Module):
-    """A layer of the encoder: attention and a ReLU network, each with LayerNorm before it and a residual around it.
-    (B, T, H) -> the same. space: a super-net's, whose numbers of heads it serves, or None."""
-    # D23: the paper does not say where norms stand nor what is pooled; LayerNorm in front and the mean of the patches
-    # are the released code's.
+    """A layer of the encoder: attention and a ReLU network, each with LayerNorm before it and a
+    residual around it. (B, T, H) -> the same. space: a super-net's, whose numbers of heads it
+    serves, or None."""
+    # D23: the paper does not say where norms stand nor what is pooled; LayerNorm in front and the
+    # mean of the patches are the released code's.
 
     def __init__(self, number, arch, cfg, space):
         super().__init__()
@@ -546,14 +564,17 @@ class Layer(nn.Module):
 
 
 class ImageModel(nn.Module):
-    """An encoder over patches and a class token; the mean of the patches is classified. Images (B, 3, I, I) -> logits
-    (B, 10). space: a super-net's, whose sub-nets are run by forward(images, arch)."""
+    """An encoder over patches and a class token; the mean of the patches is classified. Images (B,
+    3, I, I) -> logits (B, 10). space: a super-net's, whose sub-nets are run by forward(images,
+    arch)."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
-        # D4: 14 x 14 patches and the class token are 197 tokens; the 256 of Sec. 4.1.3 contradict them.
-        # D22: positions, of the cosine and relative ones, count along the rows of patches behind the class token, as in
-        # the released code; a patch is as far from the one below it as from one 14 to its right.
+        # D4: 14 x 14 patches and the class token are 197 tokens; the 256 of Sec. 4.1.3 contradict
+        # them.
+        # D22: positions, of the cosine and relative ones, count along the rows of patches behind
+        # the class token, as in the released code; a patch is as far from the one below it as from
+        # one 14 to its right.
         self.arch, self.cfg, self.tokens = arch, cfg, (cfg.image // cfg.patch) ** 2 + 1
         self.patches = Linear(3 * cfg.patch ** 2, arch.hidden)
         self.token = nn.Parameter(torch.randn(arch.hidden) * arch.hidden ** -0.5)
@@ -577,21 +598,24 @@ class ImageModel(nn.Module):
         return self.head(self.norm(x)[:, 1:].mean(1), 10)
 
 
-# Translation: what a decoder needs beside the parts above. (For images alone this may be skipped, up to make_model.)
+# Translation: what a decoder needs beside the parts above. (For images alone this may be skipped,
+# up to make_model.)
 
 def causal_linear_attention(q, k, v, cosines, chunk=0):
-    """cosFormer attention of each token to those that are not later, in O(T). (B, N, T, D) -> the same
+    """cosFormer attention of each token to those that are not later, in O(T). (B, N, T, D) -> the
+    same
 
-    Inside a chunk of tokens, the product of queries and keys is taken as it stands, which pays for up to 2D tokens.
-    What stands in the chunks before is read from a running sum of their linear_state."""
+    Inside a chunk of tokens, the product of queries and keys is taken as it stands, which pays for
+    up to 2D tokens. What stands in the chunks before is read from a running sum of their
+    linear_state."""
     B, N, T, D = q.shape
     chunk = min(chunk or max(64, 2 * D), T)
     q, k = reweight(q, cosines), reweight(k, cosines)
     q, k, v = (F.pad(x, (0, 0, 0, -T % chunk)).view(B, N, -1, chunk, x.shape[-1]) for x in (q, k, v))
     within = (q @ k.transpose(-1, -2)).tril()  # (B, N, C, chunk, chunk)
     sums, weights = within @ v, within.sum(-1, keepdim=True, dtype=wide(within))
-    # The chunks from the second on read the sum over all before them; the first one, for which F.pad adds zeros, reads
-    # nothing.
+    # The chunks from the second on read the sum over all before them; the first one, for which
+    # F.pad adds zeros, reads nothing.
     state, total = (part.cumsum(2, dtype=wide(part)) for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
     q, as_first = q[:, :, 1:], (0, 0, 0, 0, 1, 0)
     sums = sums + F.pad(q @ state.to(q.dtype), as_first)
@@ -600,8 +624,9 @@ def causal_linear_attention(q, k, v, cosines, chunk=0):
 
 
 class CausalAttention(Attention):
-    """Self-attention of the decoder. A call without cache reads whole sequences. A call with one, a list that is empty
-    at first, reads the one token at position `first`, and keeps there what later tokens need of it."""
+    """Self-attention of the decoder. A call without cache reads whole sequences. A call with one, a
+    list that is empty at first, reads the one token at position `first`, and keeps there what later
+    tokens need of it."""
 
     def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
         q, k, v = self.project(x, heads)
@@ -623,18 +648,20 @@ class CausalAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Attention of the decoder to the encoder, in two steps: remember() once for a sentence, read() for its tokens."""
+    """Attention of the decoder to the encoder, in two steps: remember() once for a sentence, read()
+    for its tokens."""
 
     def remember(self, memory, lengths, cosines, mask, attn_type, heads):
-        """What is kept of memory (B, S, H): a tuple of tensors with B rows. lengths (B,), mask (B, S)."""
+        """What is kept of memory (B, S, H): a tuple of tensors with B rows. lengths (B,), mask (B,
+        S)."""
         k, v = self.split(self.key_value, memory, heads, 2)
         if attn_type == "linear" and self.cfg.fixed_lengths:
             return *linear_state(reweight(k, cosines), v, mask), lengths
         return k, v, mask[:, None, None]
 
     def read(self, x, kept, attn_type, heads, first=0):
-        """What tokens (B, T, H), or (B * beams, 1, H), read from what remember() kept; the beams of a sentence are its
-        tokens here."""
+        """What tokens (B, T, H), or (B * beams, 1, H), read from what remember() kept; the beams of
+        a sentence are its tokens here."""
         (q,) = self.split(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
         if attn_type != "linear":
             mixed = softmax_attention(q, *kept)
@@ -662,7 +689,8 @@ class DecoderLayer(nn.Module):
         self.attention_norm, self.cross_norm, self.ffn_norm = LayerNorm(width), LayerNorm(width), LayerNorm(width)
 
     def remember(self, states, lengths, cosines, mask, arch):
-        """What the layer keeps of the last encoder layers, of as many as its En-De Connect says (Table 1)."""
+        """What the layer keeps of the last encoder layers, of as many as its En-De Connect says
+        (Table 1)."""
         number, last = self.number, arch.connect[self.number]
         return self.cross.remember(torch.cat(states[-last:], dim=1), lengths, torch.cat([cosines] * last, dim=-3),
                                    mask.repeat(1, last), arch.cross_types[number], arch.cross_heads[number])
@@ -684,7 +712,8 @@ def sinusoids(positions, width):
 
 
 class Translator(nn.Module):
-    """Encoder and decoder with one embedding for source, target and output. forward -> logits (B, T, V)."""
+    """Encoder and decoder with one embedding for source, target and output. forward -> logits (B,
+    T, V)."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
@@ -706,11 +735,12 @@ class Translator(nn.Module):
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
-        """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors with B rows."""
+        """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors
+        with B rows."""
         arch = arch or self.arch
         positions = torch.arange(source.shape[1], device=source.device)
-        # (B, S): where there is no padding; of an empty source its first piece counts, for a softmax over nothing is
-        # no number
+        # (B, S): where there is no padding; of an empty source its first piece counts, for a
+        # softmax over nothing is no number
         mask = positions < lengths.clamp(min=1)[:, None]
         cosines = cosines_at(positions, lengths if self.cfg.fixed_lengths else source.shape[1])
         x, states = self.embed(source, arch.hidden), []
@@ -722,8 +752,9 @@ class Translator(nn.Module):
                 for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, memories, arch=None, caches=None, first=0):
-        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; otherwise a list for each layer, and
-        target is the one token at position `first` of each beam, those of a row of memories side by side."""
+        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; otherwise a list
+        for each layer, and target is the one token at position `first` of each beam, those of a row
+        of memories side by side."""
         arch = arch or self.arch
         x = self.embed(target, arch.decoder_hidden, first)
         end = first + x.shape[1]
@@ -739,8 +770,9 @@ class Translator(nn.Module):
 
 @torch.no_grad()
 def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, penalty=LENGTH_PENALTY):
-    """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark, what it scores):
-    log-probability / tokens ** penalty, as fairseq has it. barred: ids that are never produced.
+    """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark,
+    what it scores): log-probability / tokens ** penalty, as fairseq has it. barred: ids that are
+    never produced.
 
     As in fairseq, each step takes the 2K best continuations of a row. Those of the first K that
     end are finished; the best K that do not end go on. A row is done with K finished translations,
@@ -807,7 +839,8 @@ def make_model(arch, cfg, space=None):
 
 
 def blank_inputs(cfg, count, tokens=30):
-    """What a model is called with, without content: so many images, or sentences of so many tokens on both sides."""
+    """What a model is called with, without content: so many images, or sentences of so many tokens
+    on both sides."""
     if cfg.task == "cifar10":
         return [torch.zeros(count, 3, cfg.image, cfg.image)]
     ids = torch.zeros(count, min(tokens, cfg.length), dtype=torch.long)
@@ -824,7 +857,8 @@ def count_parameters(arch, cfg):
 
 
 def model_flops(arch, cfg):
-    """2 x multiply-adds of all matrix products of the model for one image, or for 30 source and 30 target tokens."""
+    """2 x multiply-adds of all matrix products of the model for one image, or for 30 source and 30
+    target tokens."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         make_model(arch, cfg)(*blank_inputs(cfg, 1))
     return counter.get_total_flops()
@@ -834,8 +868,8 @@ def model_flops(arch, cfg):
 
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
-    """A network, or with a space a super-net, with its weights in a larger model. UserError where that model does not
-    hold it."""
+    """A network, or with a space a super-net, with its weights in a larger model. UserError where
+    that model does not hold it."""
     network = make_model(arch, cfg, space)
     for name, value in network.state_dict().items():
         there = tuple(weights[name].shape) if name in weights else ()
@@ -851,9 +885,9 @@ WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSO
 
 
 def features_of(arch, space):
-    """What a ranker sees, {feature with a choice: numbers}. A number is a share of the largest choice, or 1.0 for
-    linear attention. A feature by layer has the mean, then each layer, filled up with the mean to the greatest depth,
-    so that a width does not tell the depth."""
+    """What a ranker sees, {feature with a choice: numbers}. A number is a share of the largest
+    choice, or 1.0 for linear attention. A feature by layer has the mean, then each layer, filled up
+    with the mean to the greatest depth, so that a width does not tell the depth."""
     found = {}
     for name, choices in space.items():
         if len(choices) == 1:
@@ -868,7 +902,8 @@ def features_of(arch, space):
 
 
 def agreement(found, wanted):
-    """(Kendall's tau-b, the share of the pairs with different `wanted` that `found` orders alike; ties count half)."""
+    """(Kendall's tau-b, the share of the pairs with different `wanted` that `found` orders alike;
+    ties count half)."""
     found, wanted = (torch.tensor(values, dtype=torch.float64) for values in (found, wanted))
     one, two = (torch.sign(values[:, None] - values).triu() for values in (found, wanted))
     agree, pairs, decided = (one * two).sum().item(), one.abs().sum().item(), two.abs().sum().item()
@@ -876,9 +911,10 @@ def agreement(found, wanted):
 
 
 class Ranker:
-    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a has the greater value than b) = sigmoid(g(a) -
-    g(b)), where g is a small network. It is fitted to 80% of the architectures; 10% choose when to stop, and 10% are
-    fresh: they give Kendall's tau and the share of pairs ordered alike."""
+    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a has the greater value than
+    b) = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures;
+    10% choose when to stop, and 10% are fresh: they give Kendall's tau and the share of pairs
+    ordered alike."""
     # D6: in the released code boosted trees regress, and importance is a feature's |tau|.
 
     def __init__(self, space, archs, values, seed=0, steps=400):
@@ -894,7 +930,8 @@ class Ranker:
         self.tau, self.pairs = self.quality(self.x, self.fresh)
 
     def fit(self, rows, generator, steps):
-        """Minimise the cross-entropy of random pairs, and keep the weights that order the rows for stopping best."""
+        """Minimise the cross-entropy of random pairs, and keep the weights that order the rows for
+        stopping best."""
         optimizer = torch.optim.AdamW(self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best, kept = -1.0, None
         for step in range(steps + 1):
@@ -922,7 +959,8 @@ class Ranker:
         return agreement(self.g(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, shuffles=20):
-        """{feature: the share of pairs lost when it is shuffled among the rows not fitted to}, the largest first."""
+        """{feature: the share of pairs lost when it is shuffled among the rows not fitted to}, the
+        largest first."""
         generator, rows = torch.Generator().manual_seed(0), torch.cat([self.fresh, self.stop])
         whole, lost, start = self.quality(self.x, rows)[1], {}, 0
         for name, numbers in features_of(widest(self.space), self.space).items():
@@ -936,13 +974,13 @@ class Ranker:
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, pruning: the space in which only `keep` features are free (0: all). archs, losses: the samples within
-    the latency limit."""
-    # D7: the paper does not say how. `keep` features stay free: the first ones by importance for the
-    # loss and for the latency, alternating. The attention types always stay free in addition,
+    """Sec. 3.1.2, pruning: the space in which only `keep` features are free (0: all). archs,
+    losses: the samples within the latency limit."""
+    # D7: the paper does not say how. `keep` features stay free: the first ones by importance for
+    # the loss and for the latency, alternating. The attention types always stay free in addition,
     # whatever their importance. All others freeze at their commonest value in the better tenth of
-    # the samples. CIFAR-10 keeps 3 of its 5 features (the paper 5), translation 7: as many as are in
-    # the two top fives of Sec. 7.1.
+    # the samples. CIFAR-10 keeps 3 of its 5 features (the paper 5), translation 7: as many as are
+    # in the two top fives of Sec. 7.1.
     if not keep:
         return space
     free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + [*PARTS]
@@ -956,8 +994,9 @@ def prune(space, importances, archs, losses, keep):
 
 
 def latency_window(rank_scores, latencies, limit):
-    """(lowest, highest) rank score for latency that the evolution allows. Of the samples it leaves out the slowest
-    tenth, those that break the limit and, unless no others are left, the fastest tenth. D8"""
+    """(lowest, highest) rank score for latency that the evolution allows. Of the samples it leaves
+    out the slowest tenth, those that break the limit and, unless no others are left, the fastest
+    tenth. D8"""
     rank_scores = sorted(rank_scores)
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     high = min(1 - DROPPED_ARCHITECTURES, within)
@@ -966,8 +1005,9 @@ def latency_window(rank_scores, latencies, limit):
 
 
 def evolve(space, fitness, allowed, cfg):
-    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends early where a generation
-    brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
+    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends early
+    where a generation brings nothing new. fitness: architectures -> numbers; allowed: architecture
+    -> bool."""
     rng, seen, drawn = random.Random(f"{cfg.seed} evolution"), {}, set()
 
     def collect(make, count):
@@ -995,7 +1035,8 @@ def evolve(space, fitness, allowed, cfg):
 
 
 def cast(model, cfg, device):
-    """The model for inference, in the type of --dtype for good: autocast casts weights at every step of a decoder."""
+    """The model for inference, in the type of --dtype for good: autocast casts weights at every
+    step of a decoder."""
     low = cfg.dtype == "bfloat16" or cfg.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(
         including_emulation=False)
     return model.to(device, torch.bfloat16 if low else torch.float32).eval()
@@ -1015,9 +1056,9 @@ def timed_text(cfg, device):
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30 steps
-    of the decoder with cache and beam, as HAT measures them, and the standard deviation of the
-    timings as a fraction of it. With --cost flops GFLOPs and 0."""
+    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30
+    steps of the decoder with cache and beam, as HAT measures them, and the standard deviation of
+    the timings as a fraction of it. With --cost flops GFLOPs and 0."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9, 0.0
     with torch.device("meta"):
@@ -1066,7 +1107,8 @@ def timings(once, clock, runs, device):
 
 
 def check_limit(space, cfg, device):
-    """UserError where the narrowest and shallowest architectures do not keep --latency_limit: before the training."""
+    """UserError where the narrowest and shallowest architectures do not keep --latency_limit:
+    before the training."""
     def smallest(heads, types):  # many heads that share --qkv can be cheaper than few, so both ends are tried
         ends = {"heads": heads, "types": types}
         return build_arch(space, lambda name, choices, layer: ends.get(name.split("_")[-1], min)(choices))
@@ -1099,7 +1141,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     score of an architecture over the limit are None. The processes share the losses. Latencies are
     shared on GPUs alone, of which each has its own: on one machine's CPU processes slow each other
     down, so the first one measures them all."""
-    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
+    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets
+    # each.
     path, block = run.folder / "history.jsonl", 4 * ranks.size
     history = on_main(ranks, read_history, path)
     lines = [line for line in history if line["round"] == round_name]
@@ -1138,7 +1181,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
 
 
 def draw_samples(space, cfg):
-    """Different architectures for the rankers. UserError, before the training, if they are too few."""
+    """Different architectures for the rankers. UserError, before the training, if they are too
+    few."""
     drawn = (sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
              for number in range(2 * cfg.samples))
     archs = [*dict.fromkeys(drawn)][:cfg.samples]
@@ -1189,7 +1233,8 @@ def rank_and_evolve(space, history, cfg):
 
 
 def winner(history, limit):
-    """The history line with the best loss within the limit. D9: measurements decide, and not the ranker."""
+    """The history line with the best loss within the limit. D9: measurements decide, and not the
+    ranker."""
     return max((line for line in history if line["scores"]["latency"] <= limit), key=lambda line: line["score"])
 
 
@@ -1229,14 +1274,14 @@ def say_latencies(result, ranks):
     """Say how far measured latencies can be trusted, and how many finalists kept the limit."""
     trust = result["latency_trust"]
     if trust["twice"]:
-        say(ranks, f"latencies: {trust['unsteady']} of {trust['samples']} samples have timings with "
+        print0(ranks, f"latencies: {trust['unsteady']} of {trust['samples']} samples have timings with "
                    f"a standard deviation of {UNSTEADY:.1%} or more; of {trust['twice']} samples "
                    f"measured twice Kendall's tau is {trust['tau']:.3f}")
         if trust["tau"] < AGREED:
-            say(ranks, "warning: repeated measurements of latency disagree; use an idle machine, "
+            print0(ranks, "warning: repeated measurements of latency disagree; use an idle machine, "
                        "more --latency_runs, or --cost flops")
     losses = result["finalists"]
-    say(ranks, f"finalists: {len(losses)} of {result['finalists_measured']} measured keep the limit, "
+    print0(ranks, f"finalists: {len(losses)} of {result['finalists_measured']} measured keep the limit, "
                + (f"best loss {min(losses):.4f}" if losses else "so the best sample is taken"))
 
 
@@ -1245,32 +1290,32 @@ def end_search(run, ranks, cfg):
     result = run.finished
     for name, ranker in result["rankers"].items():
         if ranker["held_out"] < FRESH:
-            say(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
+            print0(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
             continue
         lost = ", ".join(f"{FEATURES[key].title} {value:.3f}" for key, value in result["importance"][name].items())
-        say(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
+        print0(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
                    f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {lost}")
         if ranker["tau"] < WEAK:
-            say(ranks, f"warning: the {name} ranker hardly orders sub-nets that it has not seen, so that the search is "
+            print0(ranks, f"warning: the {name} ranker hardly orders sub-nets that it has not seen, so that the search is "
                        "nearly a random one; give it more --samples, or the super-net more --steps")
     if "finalists" in result:  # an older version's best.json has none
         say_latencies(result, ranks)
     whole, pruned = (f"{count:,.0f}" if count < 1e9 else f"{count:.2e}"
                      for count in (result["architectures"], result["architectures_pruned"]))
-    say(ranks, f"{whole} architectures, {pruned} after pruning; "
+    print0(ranks, f"{whole} architectures, {pruned} after pruning; "
                f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
                f"{latency_text(result['scores']['latency'], cfg)} ({result['timed']}), limit "
                f"{latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
     # The training takes over what shapes the data and the model, and not the search's own budget.
     run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
-        "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text", "train_rows", "tokenizer",
+        "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text", "train_examples", "tokenizer",
         "vocab_size", "augment", "dropout"))
 
 # --- objective ------------
 
 def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
-    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that are not -100, their
-    number)."""
+    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that
+    are not -100, their number)."""
     *inputs, labels = batch
     logits = model(*inputs, arch).flatten(0, -2).float()  # (B, 10), or (B * T, V)
     loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
@@ -1278,9 +1323,11 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 
 
 def learning_rate(step, cfg):
-    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's inverse square root."""
-    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7 fairseq would stop
-    # training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has "max lr: 1" a meaning beside lr 7e-4.
+    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's
+    inverse square root."""
+    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7
+    # fairseq would stop training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has
+    # "max lr: 1" a meaning beside lr 7e-4.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -1297,7 +1344,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
         Checkpoint, load_file, read_init, read_json, read_jsonl, save_file, take_settings, write_atomic)
     from common.distributed import (
         Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
-        prefetch, print_device_use, progress, say, seed_everything, set_shards, shard_range,
+        prefetch, print_device_use, progress, print0, seed_everything, set_shards, shard_range,
         stopping, training_cost)
     from data.cifar10 import Pictures
     from data.inputs import keep_vocabulary, open_run
@@ -1341,7 +1388,8 @@ def held_out_loss(model, data, cfg, arch=None):
 
 @torch.no_grad()
 def score_test_data(model, data, cfg):
-    """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of the test data."""
+    """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of
+    the test data."""
     if cfg.task == "cifar10":
         found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
                                              for images, labels in data.test_batches())))
@@ -1357,14 +1405,16 @@ def score_test_data(model, data, cfg):
 
 
 def make_optimizer(model, cfg):
-    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW does."""
+    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW
+    does."""
     return torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, 0.998), weight_decay=cfg.weight_decay,
                              fused=True)
 
 
 def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
-    """One update by the mean loss over its shards, which is the same on any number of processes. network: the model, or
-    the compiled model; arch: the sub-net that is trained, or None. -> (loss, labels, norm of the gradients)"""
+    """One update by the mean loss over its shards, which is the same on any number of processes.
+    network: the model, or the compiled model; arch: the sub-net that is trained, or None. -> (loss,
+    labels, norm of the gradients)"""
     total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
@@ -1388,8 +1438,8 @@ def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
 
 
 class LastWeights:
-    """The weights of a model at its last `count` saves, files weights-STEP.pt of a folder, and their mean. One
-    more is kept: after a kill the checkpoint may be a save behind."""
+    """The weights of a model at its last `count` saves, files weights-STEP.pt of a folder, and
+    their mean. One more is kept: after a kill the checkpoint may be a save behind."""
 
     def __init__(self, folder, count):
         self.folder = Path(folder)
@@ -1417,9 +1467,9 @@ class LastWeights:
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network, or with a space its super-net, one random sub-net an update. At the end checkpoint.pt has the
-    model alone: of a network the average of the last saved (Sec. 4.1.4). The host waits for a GPU in every 50th update,
-    where it logs and where it saves."""
+    """Train a network, or with a space its super-net, one random sub-net an update. At the end
+    checkpoint.pt has the model alone: of a network the average of the last saved (Sec. 4.1.4). The
+    host waits for a GPU in every 50th update, where it logs and where it saves."""
     checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
@@ -1468,7 +1518,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
 
 
 def read_run(cfg):
-    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg takes its geometry."""
+    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg
+    takes its geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
     record, own = read_json(Path(cfg.init) / "config.json"), Config()
     if "words" in weights:  # a model for images has none
@@ -1481,12 +1532,12 @@ def read_run(cfg):
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """--arch's, else own, of --init, else what the search in --init or of this task and preset found. cfg.arch becomes
-    its text."""
+    """--arch's, else own, of --init, else what the search in --init or of this task and preset
+    found. cfg.arch becomes its text."""
     text = cfg.arch or own and arch_text(own)
     if not text:
         text = str(Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json")
-        say(ranks, f"no --arch: taking {text}")
+        print0(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
         text = str(read_json(text, dict, "--search first, or give --arch").get("arch", text))
     arch = parse_arch(text, cfg)
@@ -1498,7 +1549,7 @@ def warn_where_loss_rose(run, ranks):
     """Warn of a training whose validation loss has risen since its best."""
     looks = [(line["dev_loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl") if "dev_loss" in line]
     if looks and looks[-1][0] > 1.02 * min(looks)[0]:
-        say(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
+        print0(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
                    f"{looks[-1][0]:.4f}; what is kept are the last saves, so fewer --steps may score better")
 
 
@@ -1511,7 +1562,7 @@ def train(cfg):
         if not run.finished:
             seed_everything(cfg.seed, "weights")
             size = sum(count_parameters(arch, cfg).values())
-            say(ranks, f"{cfg.arch}\n{size:,} parameters, {model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
+            print0(ranks, f"{cfg.arch}\n{size:,} parameters, {model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
             on_main(ranks, warn_where_loss_rose, run, ranks)
@@ -1540,7 +1591,7 @@ def evaluate(cfg):
         shown = (f"accuracy {scores['accuracy']:.2%} (majority baseline {scores['majority_baseline']:.2%})"
                  if cfg.task == "cifar10" else
                  f"BLEU {scores['bleu']:.2f} of 100, repeated words {scores['repeated_words']:.2%}")
-        say(ranks, f"{shown} on {result['examples']} test examples "
+        print0(ranks, f"{shown} on {result['examples']} test examples "
                    f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
                    f"latency {latency_text(latency, cfg)}, standard deviation {spread:.1%} "
                    f"({timed_text(cfg, ranks.device)})")
@@ -1550,8 +1601,8 @@ def evaluate(cfg):
 
 
 def describe(cfg):
-    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has Table 5's networks as
-    the paper counts them, without the products of linear attention.)"""
+    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has
+    Table 5's networks as the paper counts them, without the products of linear attention.)"""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
     space, mformer = space_of(cfg), PUBLISHED[cfg.task]["mformer"]
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else

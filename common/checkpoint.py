@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from common.cli import MissingFile, Stop, UserError, check_setting
 from common.distributed import (
-    broadcast, on_main, peak_memory, progress, say, stop_requested, stopping, to_host,
+    broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host,
     uninterrupted)
 
 LOCK = "run.lock"
@@ -483,7 +483,7 @@ class RunFolder:
         """Print the folder and the best file or files of a finished run, and next(words)."""
         files = [best] if isinstance(best, str) else best
         best = ", ".join(str(self.folder / name) for name in files)
-        say(self.ranks, f"{self.folder}: finished (--restart begins again); best: {best}")
+        print0(self.ranks, f"{self.folder}: finished (--restart begins again); best: {best}")
         if words:
             self.next(cfg, *words, **same)
 
@@ -495,7 +495,7 @@ class RunFolder:
                 value = getattr(cfg, name)
                 words = [*words, f"--{name}", *(value if isinstance(value, tuple) else (value,))]
         if not cfg.dry_run:
-            say(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
+            print0(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
 
 
 class Checkpoint:

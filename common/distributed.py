@@ -375,7 +375,7 @@ def print_device_use(ranks, per_second, flops):
     if peak:
         used = f", {3 * flops * per_second / ranks.size / peak:.1%} of its bfloat16 peak"
     memory = peak_memory(ranks.device) / 1e3
-    say(ranks, f"{name}: {per_second:,} a second, peak memory {memory:.3g} GB{used}")
+    print0(ranks, f"{name}: {per_second:,} a second, peak memory {memory:.3g} GB{used}")
 
 
 def per_second(count, began):
@@ -482,7 +482,7 @@ class Pace:
         return stop, save, log
 
 
-def say(ranks, *words):
+def print0(ranks, *words):
     """Print on rank 0, above any progress bar."""
     if ranks.main:
         tqdm.write(" ".join(str(word) for word in words), file=sys.stdout)

@@ -33,7 +33,7 @@ from common import glue, squad
 from common.cli import Diverged, MissingFile, Stop, UserError
 from common.checkpoint import Checkpoint, existing, read_json, share_out, write_atomic
 from common.distributed import (
-    Pace, Ranks, autocast, prefetch, say, seed_everything, send, to_host)
+    Pace, Ranks, autocast, prefetch, print0, seed_everything, send, to_host)
 
 # tasks by the time that they take, the longest first
 LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
@@ -198,9 +198,9 @@ def fill(part, longest):
 
 
 def limit(split, cfg):
-    """Number of examples of a split to use, 0 for all: --train_rows of train; in a dry run of
+    """Number of examples of a split to use, 0 for all: --train_examples of train; in a dry run of
     all."""
-    return cfg.train_rows if split == "train" or cfg.dry_run else 0
+    return cfg.train_examples if split == "train" or cfg.dry_run else 0
 
 
 class GlueTask(Task):
@@ -650,11 +650,11 @@ def print_summary(run, cfg, nine=""):
     numbers."""
     result = run.finished
     for name, entry in result["tasks"].items():
-        say(run.ranks, summary_line(name, entry))
+        print0(run.ranks, summary_line(name, entry))
     for key, title in (("paper", nine), ("glue", "mean of GLUE's nine tasks")):
         average = result["averages"].get(f"{key}_avg")
         if title and average is not None and not result["averages"].get(f"{key}_missing"):
-            say(run.ranks, f"{title}: {100 * average:.2f}")
+            print0(run.ranks, f"{title}: {100 * average:.2f}")
     names = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
     if names:
         run.ends(cfg, [f"{name}/checkpoint.pt" for name in names])

@@ -20,8 +20,8 @@ RECORD = 1 + 3 * 32 * 32
 
 
 def load_cifar10(folder, split):
-    """(images (N, 3, 32, 32) uint8, labels (N,) int64) of "train" or "test". A UserError names the file that is wrong.
-    """
+    """(images (N, 3, 32, 32) uint8, labels (N,) int64) of "train" or "test". A UserError names the
+    file that is wrong. """
     records = np.concatenate([read_records(path) for path in find_batches(folder, split)])
     images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
     return images, torch.from_numpy(records[:, 0].astype(np.int64))
@@ -52,8 +52,9 @@ def read_records(path):
 
 
 class Pictures:
-    """What a training reads of CIFAR-10: its images on the device as bytes, --held_out of them set aside for validation
-    losses, and an endless stream of batches, each a function of its number and the seed."""
+    """What a training reads of CIFAR-10: its images on the device as bytes, --held_out of them set
+    aside for validation losses, and an endless stream of batches, each a function of its number and
+    the seed."""
     unit = "images"
 
     def __init__(self, cfg, ranks, folder, training=True):
@@ -63,7 +64,7 @@ class Pictures:
         images, labels = load_cifar10(cfg.cifar10, "train")
         rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(cfg.seed, "held out")))
         rows, held = rows[cfg.held_out:], rows[:cfg.held_out]
-        rows, self.size = rows[:cfg.train_rows or None], cfg.batch // cfg.accumulate
+        rows, self.size = rows[:cfg.train_examples or None], cfg.batch // cfg.accumulate
         if len(rows) < self.size:
             raise UserError(f"--batch {cfg.batch}: {len(rows)} training images are fewer than a shard of {self.size}")
         self.images, self.labels = images[rows].to(self.device), labels[rows].to(self.device)
@@ -86,7 +87,8 @@ class Pictures:
             yield plain_images(part, self.cfg), wanted
 
     def held_batches(self):
-        """What is set aside, as batch() gives it but not augmented; made once (5,000 images of 224 pixels: 3 GB)."""
+        """What is set aside, as batch() gives it but not augmented; made once (5,000 images of 224
+        pixels: 3 GB)."""
         self.made = self.made or list(self.plain_batches(*self.held))
         return self.made
 
@@ -118,25 +120,27 @@ def normal_pixels(x):
 
 
 def resample(images, theta, size):
-    """Images (B, 3, 32, 32) uint8 under affine maps theta (B, 2, 3) as (B, 3, size, size) pixels 0..1, bicubic."""
+    """Images (B, 3, 32, 32) uint8 under affine maps theta (B, 2, 3) as (B, 3, size, size) pixels
+    0..1, bicubic."""
     grid = F.affine_grid(theta, (len(images), 3, size, size), align_corners=False)
     return F.grid_sample(images.float() / 255, grid, mode="bicubic", padding_mode="reflection",
                          align_corners=False).clamp(0, 1)
 
 
 def plain_images(images, cfg):
-    """Images for evaluation. Enlarged ones lose their rim (resized to 256, the middle 224 of it)."""
+    """Images for evaluation. Enlarged ones lose their rim (resized to 256, the middle 224 of
+    it)."""
     zoom = 224 / 256 if cfg.image > 32 else 1.0
     theta = torch.tensor([[zoom, 0, 0], [0, zoom, 0]], device=images.device).expand(len(images), -1, -1)
     return normal_pixels(resample(images, theta, cfg.image))
 
 
 def augment(images, cfg, generator=None):
-    """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased box.
-    (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything; default: torch's own
+    """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased
+    box. (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything; default: torch's own
 
-    The strength is that of mFormer's released code, whose RandAugment has more operations; the paper mentions none.
-    """
+    The strength is that of mFormer's released code, whose RandAugment has more operations; the
+    paper mentions none. """
     (smallest, magnitude, jitter, erasing), B, device = cfg.augment, len(images), images.device
 
     def draw(low, high):

@@ -38,13 +38,15 @@ SEED = 20
 # Folders without prose, or with so little for their size that reading them would double the time.
 SKIPPED = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "testing", "_refs",
            "_prims", "_decomp", "_vendor", "_pyinstaller", "encodings", "sparse"}
-# What is cut out of a docstring: a directive or a line that ends in ::, with all lines that are indented deeper; a
-# doctest up to the next blank line; a heading with its underline; a line "name : type" of numpy's.
+# What is cut out of a docstring: a directive or a line that ends in ::, with all lines that are
+# indented deeper; a doctest up to the next blank line; a heading with its underline; a line "name :
+# type" of numpy's.
 CODE = re.compile(r"(?m)^( *)(?:\.\. .*|.*::) *\n(?:(?:\1 +.*| *)\n)*"
                   r"|^ *>>>.*\n(?:.*\S.*\n)*")
 HEADING = re.compile(r"(?m)^.*\n *([-=~^*#\"+.])\1{2,} *$"
                      r"|^ *[\w.*`]+(?:, [\w.*`]+)* : .*$")
-# Where a paragraph ends: at a blank line, and before a bullet, a number, ":param x: ..." and "x (int): ...".
+# Where a paragraph ends: at a blank line, and before a bullet, a number, ":param x: ..." and "x
+# (int): ...".
 PARAGRAPH_END = re.compile(r"(?m)\n\s*\n|^\s*(?:[-*+•]|\(?\d{1,2}[.)])\s+|^\s*:\w+[^:\n]{0,60}:\s+"
                            r"|^\s*[\w.*]+(?:, [\w.*]+)* ?(?:\([^)\n]{0,80}\))?(?::\s| --? )")
 MARKUP = [(re.compile(pattern), plain) for pattern, plain in (
@@ -56,8 +58,9 @@ WORD = re.compile(r"[\"'(]*(?:[A-Za-z][a-z]*(?:['-][A-Za-z]+)*|[A-Z]{2,6}s?|\d+)
 
 
 def raw_documents():
-    """(source, name, texts) of every help topic and module on this machine, a text being a topic or a docstring; source
-    is language, python, numpy or torch. The order does not depend on the file system."""
+    """(source, name, texts) of every help topic and module on this machine, a text being a topic or
+    a docstring; source is language, python, numpy or torch. The order does not depend on the file
+    system."""
     for name, text in sorted(pydoc_data.topics.topics.items()):
         yield "language", name, [text]
     roots = {"python": sysconfig.get_path("stdlib"), "numpy": np.__path__[0], "torch": torch.__path__[0]}
@@ -70,8 +73,8 @@ def raw_documents():
 
 
 def is_prose(sentence):
-    """True for a sentence of 4 to 60 words that ends as one and is at most one eighth identifiers, formulas and
-    symbols."""
+    """True for a sentence of 4 to 60 words that ends as one and is at most one eighth identifiers,
+    formulas and symbols."""
     words = sentence.split()
     if not (4 <= len(words) <= 60 and sentence[-1] in ".!?" and (sentence[0].isupper() or sentence[0] in "\"'(")):
         return False
@@ -79,7 +82,8 @@ def is_prose(sentence):
 
 
 def prose(text, seen):
-    """The sentences of a docstring or topic that are English prose and not in the set `seen` yet, which they join."""
+    """The sentences of a docstring or topic that are English prose and not in the set `seen` yet,
+    which they join."""
     kept = []
     text = CODE.sub("\n", inspect.cleandoc(text) + "\n")
     for paragraph in PARAGRAPH_END.split(HEADING.sub("\n", text)):
@@ -100,8 +104,8 @@ Document = namedtuple("Document", "source name texts lines")  # texts: sentences
 
 
 def read_documents(least=8, most=50):
-    """Documents of at most `most` docstrings, without a sentence that came before; those of fewer than `least`
-    sentences are dropped."""
+    """Documents of at most `most` docstrings, without a sentence that came before; those of fewer
+    than `least` sentences are dropped."""
     documents, seen = [], set()
     bar = tqdm(raw_documents(), desc="reading documentation", unit=" modules", leave=False, disable=None)
     for source, name, texts in bar:
@@ -114,7 +118,8 @@ def read_documents(least=8, most=50):
 
 
 def deal(documents):
-    """{part: documents} with part one of corpus, train, dev, test, dealt out by a hash of the document's name."""
+    """{part: documents} with part one of corpus, train, dev, test, dealt out by a hash of the
+    document's name."""
     parts = {"corpus": [], "train": [], "dev": [], "test": []}
     for document in documents:
         share = int(hashlib.sha256(document.name.encode()).hexdigest()[:8], 16) % 1000
@@ -139,13 +144,14 @@ FUNCTION_WORDS = set("""a about after all also an and any are as at be because b
 
 
 def is_content(word):
-    """True for a plain word that carries meaning: letters only, longer than three, no function word."""
+    """True for a plain word that carries meaning: letters only, longer than three, no function
+    word."""
     return len(word) > 3 and word.isalpha() and word.lower() not in FUNCTION_WORDS
 
 
 def scramble(sentence, rng):
-    """The sentence with its inner words in another order; the first and the last word, which show by their capital and
-    full stop, stay in their places."""
+    """The sentence with its inner words in another order; the first and the last word, which show
+    by their capital and full stop, stay in their places."""
     first, *inner, last = sentence.split()
     mixed = inner
     while mixed == inner:
@@ -161,8 +167,8 @@ def thin(sentence, rng):
 
 
 def gap(sentence, rng, longest=3):
-    """(words before, a phrase of 1 to `longest` plain words, words after), the phrase's first and last word content
-    words; None where there is no such phrase."""
+    """(words before, a phrase of 1 to `longest` plain words, words after), the phrase's first and
+    last word content words; None where there is no such phrase."""
     words = sentence.split()
     spans = [(start, start + size) for size in range(1, longest + 1) for start in range(2, len(words) - size)]
     found = [(start, end) for start, end in spans if is_content(words[start]) and is_content(words[end - 1])
@@ -180,13 +186,14 @@ def question(before, after, side=6):
 
 
 # --- GLUE ------------------------------------------------------------------------------------------------------------
-# A sentence, the one before it, one about another subject, and whether it is about torch (the other subject: the rest).
+# A sentence, the one before it, one about another subject, and whether it is about torch (the other
+# subject: the rest).
 Draw = namedtuple("Draw", "line before far torch")
 
 
 def draws(documents, rng, least, most=30):
-    """Sentences of `least` to `most` words in a random order. Half of them are about torch, so that the subject says
-    nothing about the label."""
+    """Sentences of `least` to `most` words in a random order. Half of them are about torch, so that
+    the subject says nothing about the label."""
     sides = [], []
     for document in documents:
         lines = document.lines
@@ -215,8 +222,8 @@ def stsb(label, draw, rng):
 
 
 def qqp(label, draw, rng):
-    """Two cloze questions; where they are not about one sentence, the second is about the one before it or about a
-    scrambled one."""
+    """Two cloze questions; where they are not about one sentence, the second is about the one
+    before it or about a scrambled one."""
     other = draw.line if label == "1" else rng.choice((draw.before, scramble(draw.line, rng)))
     gaps = gap(draw.line, rng), gap(other, rng)
     return [question(before, after, 9) for before, _, after in gaps] if all(gaps) else None
@@ -235,7 +242,8 @@ RULES = {  # what is asked: the text or texts of a row that has the label, None 
     "STS-B": stsb,
     # Do both questions ask about the same sentence?
     "QQP": qqp,
-    # Is the second sentence the next one (entailment), one about another subject (neutral), or the next one, scrambled?
+    # Is the second sentence the next one (entailment), one about another subject (neutral), or the
+    # next one, scrambled?
     "MNLI": lambda label, draw, rng: [draw.before, natural(draw.far if label == "neutral" else draw.line, label, rng)],
     # Does the sentence answer the cloze question, or is it one that would, scrambled?
     "QNLI": lambda label, draw, rng: (found := gap(draw.line, rng)) and [
@@ -246,7 +254,8 @@ MNLI_COLUMNS = ("index|promptID|pairID|genre|sentence1_binary_parse|sentence2_bi
                 "|sentence2_parse|sentence1|sentence2")
 STSB_COLUMNS = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2"
 GLUE_DEV_ROWS = 600  # of dev and of test; the standard error of an accuracy near 0.8 is 1.6 points
-# Task: rows to train on, least words of a sentence, labels, columns of the files with labels, of the test file.
+# Task: rows to train on, least words of a sentence, labels, columns of the files with labels, of
+# the test file.
 GLUE = {
     "CoLA": (4000, 8, "01", "source|label|mark|sentence", "index|sentence"),
     "SST-2": (2400, 8, "01", "sentence|label", "index|sentence"),
@@ -287,11 +296,12 @@ def tsv(columns, rows, header):
 
 
 def glue_files(parts):
-    """The eight tasks with GLUE's folder names and file layouts; CoLA's labelled files have no header."""
-    for task, (train_rows, least, labels, *columns) in GLUE.items():
+    """The eight tasks with GLUE's folder names and file layouts; CoLA's labelled files have no
+    header."""
+    for task, (train_examples, least, labels, *columns) in GLUE.items():
         for part in ("train", "dev", "test"):
             for half in ("_matched", "_mismatched") if task == "MNLI" and part != "train" else ("",):
-                count = train_rows if part == "train" else GLUE_DEV_ROWS
+                count = train_examples if part == "train" else GLUE_DEV_ROWS
                 rng = random.Random(f"{SEED} {task} {part}{half}")
                 rows = make_rows(parts[part], count, least, labels, RULES[task], rng)
                 yield (f"{task}/{part}{half}.tsv",
@@ -300,14 +310,16 @@ def glue_files(parts):
 
 # --- SQuAD and RACE --------------------------------------------------------------------------------------------------
 def passages(document, size):
-    """The document cut into passages of `size` sentences; what is left over at its end is dropped."""
+    """The document cut into passages of `size` sentences; what is left over at its end is
+    dropped."""
     lines = document.lines
     return [lines[start:start + size] for start in range(0, len(lines) - size + 1, size)]
 
 
 def squad_paragraph(name, cut, number, version, rng):
-    """Passage `number` of those in `cut` in SQuAD's JSON form, with up to two questions: a sentence with "what" for a
-    phrase that is unmistakable. In version 2 every third question is about the passage before."""
+    """Passage `number` of those in `cut` in SQuAD's JSON form, with up to two questions: a sentence
+    with "what" for a phrase that is unmistakable. In version 2 every third question is about the
+    passage before."""
     context, entries = " ".join(cut[number]), []
     for turn in range(2):
         impossible = version == 2 and len(cut) > 1 and (number + turn) % 3 == 0
@@ -338,7 +350,8 @@ def options_in(lines):
 
 
 def race_article(passage, pool, rng):
-    """One RACE file: an article and up to three cloze questions of four options, of which one stands in the article."""
+    """One RACE file: an article and up to three cloze questions of four options, of which one
+    stands in the article."""
     inside, entry = options_in(passage), {"article": " ".join(passage), "questions": [], "options": [], "answers": []}
     for line in rng.sample(passage, 3):
         before, [right], after = gap(line, rng, longest=1) or ([], [""], [])
@@ -364,7 +377,8 @@ def race_files(parts):
 
 
 # --- translation -----------------------------------------------------------------------------------------------------
-# A made-up German: these words have others, all others change their sounds, and verbs stand at the end of their clause.
+# A made-up German: these words have others, all others change their sounds, and verbs stand at the
+# end of their clause.
 COMMON_GERMAN = dict(pair.split(":") for pair in """the:das a:ein of:von and:und or:oder is:ist are:sind to:zu for:für
     with:mit this:dies that:dass it:es not:nicht if:wenn be:sein by:durch from:aus as:als can:kann all:alle""".split())
 SOUNDS = {"tion": "zung", "ing": "end", "ment": "mang", "ough": "och", "sh": "sch", "th": "d", "ch": "tsch", "ph": "f",
@@ -381,7 +395,8 @@ def german(word):
 
 
 def translate(sentence):
-    """The German of a plain sentence: word by word, the first verb of a clause at the clause's end."""
+    """The German of a plain sentence: word by word, the first verb of a clause at the clause's
+    end."""
     clauses = []
     for clause, mark in re.findall(r"([^,;:.]+)([,;:.])", sentence.lower()):
         words = clause.split()
@@ -418,9 +433,10 @@ SHAPES = {  # name: where the shape is, from x and y in shape coordinates (about
 
 
 def picture(label, rng):
-    """A (3, 32, 32) uint8 picture: the label's shape somewhere, slightly turned, in a colour near its favourite one,
-    under noise. Colours say something but not everything, as in photographs: with colours that say nothing a small
-    transformer sees only chance for its first thousand updates."""
+    """A (3, 32, 32) uint8 picture: the label's shape somewhere, slightly turned, in a colour near
+    its favourite one, under noise. Colours say something but not everything, as in photographs:
+    with colours that say nothing a small transformer sees only chance for its first thousand
+    updates."""
     centre, size, angle = rng.uniform(10, 21, 2), rng.uniform(5, 12), rng.uniform(-0.4, 0.4)
     rows, columns = np.mgrid[:32, :32] - centre[:, None, None]
     x = (np.cos(angle) * columns + np.sin(angle) * rows) / size
@@ -435,7 +451,8 @@ def picture(label, rng):
 
 
 def cifar10_files():
-    """The binary version's list of names, five training batches and test batch; the classes are shapes."""
+    """The binary version's list of names, five training batches and test batch; the classes are
+    shapes."""
     yield "batches.meta.txt", "\n".join(SHAPES) + "\n\n"
     rng = np.random.default_rng(SEED)
     sizes = {**{f"data_batch_{number}.bin": 800 for number in range(1, 6)}, "test_batch.bin": 1000}
@@ -465,7 +482,8 @@ def build(folder):
 
 
 def is_complete(folder):
-    """Whether demo data of this recipe is in the folder. UserError where something else is there."""
+    """Whether demo data of this recipe is in the folder. UserError where something else is
+    there."""
     if not (folder / MARK).exists():
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder}: not empty and not demo data; choose another folder with --to")
@@ -478,11 +496,11 @@ def is_complete(folder):
 def make_demo(folder):
     """Make the demo data in `folder`, unless it is there; returns its paths.
 
-    Returns {corpus, glue, squad, race, cifar10: folders; train_text, valid_text, test_text: prefixes of .en and .de;
-    sha256: of the contents}, all strings. The folder appears under its name only when it is complete, so a killed run
-    leaves nothing half-made there; of two processes that want it at once one makes it and the other waits. UserError
-    where `folder` holds something else. Complete demo data is only read: it may stand on a read-only disk.
-    """
+    Returns {corpus, glue, squad, race, cifar10: folders; train_text, valid_text, test_text:
+    prefixes of .en and .de; sha256: of the contents}, all strings. The folder appears under its
+    name only when it is complete, so a killed run leaves nothing half-made there; of two processes
+    that want it at once one makes it and the other waits. UserError where `folder` holds something
+    else. Complete demo data is only read: it may stand on a read-only disk. """
     folder = pathlib.Path(folder)
     place = folder.resolve()  # a link to an empty folder stays a link
     made, held = place.with_name(f"{place.name}.part"), place.with_name(f"{place.name}.lock")
@@ -502,7 +520,8 @@ def make_demo(folder):
 
 
 def remove_unfinished(made):
-    """Delete what a killed process left of the folder that build() makes. UserError where it is somebody else's."""
+    """Delete what a killed process left of the folder that build() makes. UserError where it is
+    somebody else's."""
     if made.exists() and any(made.iterdir()) and not (made / MARK).exists():
         raise UserError(f"{made}: in the way of the demo data, and this command has not made it; move it away")
     if made.exists():

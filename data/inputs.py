@@ -8,7 +8,7 @@ import torch
 
 from common.cli import UserError, written
 from common.checkpoint import RunFolder, read_json
-from common.distributed import on_main, say
+from common.distributed import on_main, print0
 from common.finetune import task_files
 from common.tokenization import load_tokenizer
 from data import cifar10, race, translation
@@ -23,8 +23,9 @@ MOST_HELD_OUT = 1000  # documents, where a share is held out: enough to judge by
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads: a tokenizer, the corpus cut in a part to train on and a held-out one, and a teacher, each None
-    where it is not needed; and tasks, {name: Task}, of which that of MLM-saved is None."""
+    """What a run reads: a tokenizer, the corpus cut in a part to train on and a held-out one, and a
+    teacher, each None where it is not needed; and tasks, {name: Task}, of which that of MLM-saved
+    is None."""
     device: torch.device
     tokenizer: object = None
     train: Corpus = None
@@ -36,13 +37,14 @@ class Data:
 def open_run(cfg, action, ranks, *needs, tasks=(), **further):
     """Open the run folder and the text: (RunFolder, Data).
 
-    needs: data flags, for each of which the demo data stands in where it was left out. With "corpus" the text is opened
-    and cfg.vocab_size set, with "tokenizer" the tokenizer alone, which is trained on the corpus where --tokenizer names
-    none. The tokenizer's file is copied into the run folder, where --init looks for it. tasks: those that are read of
-    --glue and --squad. further: settings beside cfg's that the folder must agree with. What the command names is found
-    by its readers before the folder is touched: a mistyped path does not cost the run that --restart would replace. Of
-    a finished run nothing but the folder is opened. The caller calls run.settle(cfg) when it has opened what it reads.
-    """
+    needs: data flags, for each of which the demo data stands in where it was left out. With
+    "corpus" the text is opened and cfg.vocab_size set, with "tokenizer" the tokenizer alone, which
+    is trained on the corpus where --tokenizer names none. The tokenizer's file is copied into the
+    run folder, where --init looks for it. tasks: those that are read of --glue and --squad.
+    further: settings beside cfg's that the folder must agree with. What the command names is found
+    by its readers before the folder is touched: a mistyped path does not cost the run that
+    --restart would replace. Of a finished run nothing but the folder is opened. The caller calls
+    run.settle(cfg) when it has opened what it reads. """
     asked = {**({"tasks": [*tasks]} if tasks else {}), **dataclasses.asdict(cfg), **further}
     reads_text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in needs if name not in ("corpus", "tokenizer")] + ["corpus"] * reads_text
@@ -53,11 +55,11 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
         return run, data
     own = cfg.preset == "demo" and not all(is_demo(getattr(cfg, flag)) for flag in flags)
     if own and action != "evaluate" and (action != "finetune" or cfg.finetune_lr):  # else Table 14 holds in albert.py
-        say(ranks, "--preset demo: learning rates and steps that were chosen on demo data; for your own: "
+        print0(ranks, "--preset demo: learning rates and steps that were chosen on demo data; for your own: "
                    "data/README.md, Your own data in ten minutes")
     if reads_text:
         data.tokenizer, data.train, data.dev = open_text(cfg, ranks, run.folder)
-        say(ranks, corpus_line(cfg, data))
+        print0(ranks, corpus_line(cfg, data))
     elif "tokenizer" in needs:
         data.tokenizer = load_tokenizer(cfg.tokenizer)
         cfg.vocab_size = data.tokenizer.vocab_size
@@ -72,8 +74,9 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
 
 
 def find_data(cfg, flags, tasks, action):
-    """The files that data flags stand for, found by those who read them: UserError where they are not there, or are no
-    text. Of a prepared corpus it is meta.json, which has the digests of the others."""
+    """The files that data flags stand for, found by those who read them: UserError where they are
+    not there, or are no text. Of a prepared corpus it is meta.json, which has the digests of the
+    others."""
     found = []
     flags = [flag for flag in flags if getattr(cfg, flag)]  # of --init's data some translations may lack a part
     for flag in [*flags, *["dev_corpus"] * bool(getattr(cfg, "dev_corpus", ()))]:
@@ -94,8 +97,8 @@ def find_data(cfg, flags, tasks, action):
 
 
 def find_models(cfg, needs):
-    """The files of the models and the tokenizer that cfg names in the flags Config.models. A tokenizer that is needed
-    is opened."""
+    """The files of the models and the tokenizer that cfg names in the flags Config.models. A
+    tokenizer that is needed is opened."""
     if cfg.tokenizer and ({"corpus", "tokenizer"} & {*needs} or "tokenizer" in cfg.given):
         load_tokenizer(cfg.tokenizer)
     found, values = [], [getattr(cfg, flag) for flag in cfg.models]
@@ -124,13 +127,15 @@ def check_vocabulary(folder, tokenizer):
 
 
 def is_demo(paths):
-    """Whether the value of a data flag is demo data, wherever it was made: demo.json stands above it."""
+    """Whether the value of a data flag is demo data, wherever it was made: demo.json stands above
+    it."""
     real = [Path(path).resolve() for path in ([paths] if isinstance(paths, str) else paths)]
     return all(any((folder / MARK).is_file() for folder in (path, *path.parents)) for path in real)
 
 
 def data_of(init):
-    """{data flag: its value} of the run `init`, by its config.json; {} where it read demo data alone, or is no run."""
+    """{data flag: its value} of the run `init`, by its config.json; {} where it read demo data
+    alone, or is no run."""
     path = Path(init, "config.json")
     record = read_json(path) if init and path.exists() else {}
     settings = record.get("settings") if isinstance(record, dict) else None
@@ -139,27 +144,29 @@ def data_of(init):
 
 
 def words_after_training(cfg, folder, target):
-    """The words of the command that comes after a training on text: on demo data a fine-tuning, else an export."""
+    """The words of the command that comes after a training on text: on demo data a fine-tuning,
+    else an export."""
     return (["--finetune", "SST-2"] if is_demo(cfg.corpus) else ["--export", target]) + ["--init", folder]
 
 
 def fill_in(cfg, ranks, *names):
-    """Point the data flags `names` that were left out at the data of --init's run, or else at the demo data, which is
-    made on first use: a model of the user's own data goes on with no demo data. Returns what config.json says of it."""
+    """Point the data flags `names` that were left out at the data of --init's run, or else at the
+    demo data, which is made on first use: a model of the user's own data goes on with no demo data.
+    Returns what config.json says of it."""
     theirs = data_of(getattr(cfg, "init", ""))
     taken = {name: theirs[name] for name in names if name in theirs and not getattr(cfg, name)}
     for name, value in taken.items():
         setattr(cfg, name, tuple(value) if isinstance(value, list) else value)
     if taken:
         words = [f"--{name} {written(getattr(cfg, name))}" for name in taken]
-        say(ranks, f"data of {cfg.init}, by its config.json: {', '.join(words)}")
+        print0(ranks, f"data of {cfg.init}, by its config.json: {', '.join(words)}")
     missing = [name for name in names if not getattr(cfg, name) and not (theirs and name.endswith("_text"))]
     if missing and theirs:
         raise UserError(f"--{missing[0]}: missing; {cfg.init} was trained on data that is no demo data, so that none "
                         f"stands in: name it, or --{missing[0]} {ROOT / 'data' / 'demo' / missing[0]}")
     if not missing:
         return {}
-    say(ranks, f"no --{', no --'.join(missing)}: using the demo data in {ROOT / 'data' / 'demo'} (made on first use)")
+    print0(ranks, f"no --{', no --'.join(missing)}: using the demo data in {ROOT / 'data' / 'demo'} (made on first use)")
     paths = on_main(ranks, make_demo, ROOT / "data" / "demo")
     for name in missing:
         path = str(paths[name])
@@ -173,13 +180,14 @@ def is_prepared(paths):
 
 
 def open_text(cfg, ranks, folder):
-    """cfg.corpus, cfg.tokenizer and cfg.vocab_size as (tokenizer, Corpus to train on, held-out Corpus).
+    """cfg.corpus, cfg.tokenizer and cfg.vocab_size as (tokenizer, Corpus to train on, held-out
+    Corpus).
 
-    A corpus that `data/prepare.py corpus` made is used as it is, with the tokenizer beside it. Otherwise the tokenizer
-    is trained (unless --tokenizer gives one) and the token files are made under folder/corpus, once. Sets
-    cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the share of the documents that is held out, at most
-    MOST_HELD_OUT of them; from 1 on it is their number. With cfg.dev_corpus that text is, and nothing of the corpus.
-    """
+    A corpus that `data/prepare.py corpus` made is used as it is, with the tokenizer beside it.
+    Otherwise the tokenizer is trained (unless --tokenizer gives one) and the token files are made
+    under folder/corpus, once. Sets cfg.vocab_size to the tokenizer's. cfg.held_out below 1 is the
+    share of the documents that is held out, at most MOST_HELD_OUT of them; from 1 on it is their
+    number. With cfg.dev_corpus that text is, and nothing of the corpus. """
     target = Path(cfg.corpus[0]) if is_prepared(cfg.corpus) else Path(folder) / "corpus"
     on_main(ranks, make_text, cfg.corpus, target, cfg, cfg.tokenizer)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
@@ -207,7 +215,7 @@ def corpus_line(cfg, data):
 
 
 def make_text(paths, target, cfg, tokenizer):
-    """Train or copy the tokenizer into the folder target, and make the token files of the text there, unless both are
-    there already."""
+    """Train or copy the tokenizer into the folder target, and make the token files of the text
+    there, unless both are there already."""
     if not (target / "meta.json").exists():
         make_corpus(paths, target, cfg.vocab_size, tokenizer, workers=os.cpu_count() or 1)

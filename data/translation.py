@@ -20,7 +20,7 @@ import torch
 
 from common.cli import UserError
 from common.checkpoint import existing, read_json, read_text, write_atomic
-from common.distributed import gather, on_main, progress, say, seed_of, send
+from common.distributed import gather, on_main, progress, print0, seed_of, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
@@ -34,8 +34,8 @@ def find_sides(prefix, endings):
 
 
 def read_pairs(prefix, source, target):
-    """(source lines, target lines) of PREFIX.source and PREFIX.target; UserError where their numbers of lines differ.
-    """
+    """(source lines, target lines) of PREFIX.source and PREFIX.target; UserError where their
+    numbers of lines differ. """
     sides = []
     for ending in (source, target):
         lines = [line.strip() for line in read_text(f"{prefix}.{ending}", MEND).split("\n")]
@@ -63,7 +63,8 @@ class ParallelText:
         return len(self.starts[0]) - 1
 
     def ids(self, side, rows):
-        """The token ids of these source sentences (side 0) or target sentences (side 1), an array each."""
+        """The token ids of these source sentences (side 0) or target sentences (side 1), an array
+        each."""
         return [self.tokens[side][self.starts[side][row]:self.starts[side][row + 1]] for row in rows]
 
     def longest_side(self):
@@ -72,8 +73,8 @@ class ParallelText:
 
 
 def encode_pairs(prefix, endings, tokenizer, folder, longest):
-    """Encode a pair of files into `folder`, once, and open it. Pairs with an empty sentence, or one of more than
-    `longest` tokens, are left out."""
+    """Encode a pair of files into `folder`, once, and open it. Pairs with an empty sentence, or one
+    of more than `longest` tokens, are left out."""
     folder = Path(folder)
     about = {"prefix": str(prefix), "endings": list(endings), "tokenizer": tokenizer.fingerprint, "longest": longest}
     done = folder / "meta.json"
@@ -97,12 +98,12 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest):
 
 
 class TokenBatches:
-    """An endless stream of batches: examples of like length, so many that rows x longest <= tokens. batch(i, seed) is a
-    function of i and the seed.
+    """An endless stream of batches: examples of like length, so many that rows x longest <= tokens.
+    batch(i, seed) is a function of i and the seed.
 
-    Every epoch deals the examples of equal length out anew and shuffles the batches. The lengths in sorted order are
-    always the same, so an epoch always has the same number of batches, len(batches).
-    """
+    Every epoch deals the examples of equal length out anew and shuffles the batches. The lengths in
+    sorted order are always the same, so an epoch always has the same number of batches,
+    len(batches). """
 
     def __init__(self, lengths, tokens):
         self.lengths, self.dealt = np.asarray(lengths), None
@@ -129,8 +130,8 @@ class TokenBatches:
 
 
 def pad(rows, pad_id, before=(), behind=()):
-    """(ids (B, T), lengths (B,)) of lists or arrays of ids, each between `before` and `behind`, filled up with pad_id.
-    """
+    """(ids (B, T), lengths (B,)) of lists or arrays of ids, each between `before` and `behind`,
+    filled up with pad_id. """
     lengths = torch.tensor([len(row) for row in rows]) + len(before) + len(behind)
     ids = torch.full((len(rows), int(lengths.max())), pad_id)
     joined = np.concatenate([np.asarray(part, dtype=np.int64) for row in rows for part in (before, row, behind)])
@@ -139,9 +140,9 @@ def pad(rows, pad_id, before=(), behind=()):
 
 
 class Translations:
-    """What a run reads of --train_text and --valid_text: the joint vocabulary and, for a training, an endless stream of
-    batches, each a function of its number and the seed, and pairs set aside for validation losses. All of it is kept in
-    the run folder.
+    """What a run reads of --train_text and --valid_text: the joint vocabulary and, for a training,
+    an endless stream of batches, each a function of its number and the seed, and pairs set aside
+    for validation losses. All of it is kept in the run folder.
 
     The pairs set aside are those of --valid_text, or --held_out of the training text.
     """
@@ -166,15 +167,15 @@ class Translations:
             held = self.shuffled(self.held_text)[:cfg.held_out or None]
         else:
             rows, held = rows[cfg.held_out:], rows[:cfg.held_out]
-        self.rows = rows[:cfg.train_rows or None]
+        self.rows = rows[:cfg.train_examples or None]
         if not len(self.rows):
             raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to train on")
         self.stream = TokenBatches(self.text.longest_side()[self.rows] + 1, cfg.batch // cfg.accumulate)
         self.held, self.set_aside = held[self.held_text.longest_side()[held].argsort(kind="stable")], len(held)
 
     def make_tokenizer(self):
-        """The joint vocabulary in the run folder: that of --tokenizer (with --init its own), or trained on both sides
-        of the training text."""
+        """The joint vocabulary in the run folder: that of --tokenizer (with --init its own), or
+        trained on both sides of the training text."""
         cfg, target = self.cfg, self.folder / "spiece.model"
         if target.exists():
             return
@@ -196,7 +197,8 @@ class Translations:
         return torch.randperm(len(text), generator=generator).numpy()
 
     def tensors(self, sources, targets):
-        """(source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end) of lists of ids."""
+        """(source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end)
+        of lists of ids."""
         tokenizer, end = self.tokenizer, [self.tokenizer.eos_id]
         tensors = (*pad(sources, tokenizer.pad_id, behind=end), pad(targets, tokenizer.pad_id, [tokenizer.bos_id])[0],
                    pad(targets, -100, behind=end)[0])
@@ -217,12 +219,13 @@ class Translations:
         return self.made
 
     def translate(self, lines, search):
-        """Translations of raw sentences, shared out over the processes; that of an empty one is empty. Sentences of
-        like length stand in one batch. search: source (B, S), lengths (B,) -> [(ids, what they score)]."""
+        """Translations of raw sentences, shared out over the processes; that of an empty one is
+        empty. Sentences of like length stand in one batch. search: source (B, S), lengths (B,) ->
+        [(ids, what they score)]."""
         longest, ranks, tokenizer = self.cfg.length - 1, self.ranks, self.tokenizer
         rows = tokenizer.encode_batch(lines)
         if cut := sum(len(row) > longest for row in rows):
-            say(ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
+            print0(ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
         rows = [row[:longest] for row in rows]
         by_length = sorted((index for index in range(len(rows)) if rows[index]), key=lambda index: len(rows[index]))
         chunks, found = [by_length[start:start + 64] for start in range(0, len(by_length), 64)], {}
@@ -253,8 +256,8 @@ ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
 
 
 def tokenize_13a(line):
-    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, "." and "," except inside numbers, "-"
-    after a digit."""
+    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, "." and "," except
+    inside numbers, "-" after a digit."""
     line = line.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
     for entity, character in ENTITIES:
         line = line.replace(entity, character)
@@ -268,12 +271,11 @@ def ngrams(tokens, size):
 
 
 def corpus_bleu(hypotheses, references):
-    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens, exponential smoothing
-    (sacrebleu's default).
+    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens,
+    exponential smoothing (sacrebleu's default).
 
-    hypotheses, references: lists of raw sentences, equally long, else ValueError. 0.0 where the corpus has no 4-gram or
-    nothing matches.
-    """
+    hypotheses, references: lists of raw sentences, equally long, else ValueError. 0.0 where the
+    corpus has no 4-gram or nothing matches. """
     matched, total, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
     for pair in zip(hypotheses, references, strict=True):
         ours, theirs = map(tokenize_13a, pair)
@@ -290,6 +292,7 @@ def corpus_bleu(hypotheses, references):
 
 
 def repeated_words(lines):
-    """The share of the words of these sentences, their first ones aside, that repeat the word before them."""
+    """The share of the words of these sentences, their first ones aside, that repeat the word
+    before them."""
     repeats = [one == two for line in lines for one, two in zip(line.split(), line.split()[1:])]
     return sum(repeats) / max(1, len(repeats))

@@ -18,7 +18,7 @@ ARCH = (
 TRAINED = {
     "albert":
         "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --embedding 8 "
-        "--positions 64 --length 60 --dev_rows 4 --batch 2 --dropout 0.1 --dropout_steps 1",
+        "--positions 64 --length 60 --dev_examples 4 --batch 2 --dropout 0.1 --dropout_steps 1",
     "autobert_zero":
         "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --batch 2",
     "autotinybert":

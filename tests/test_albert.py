@@ -331,8 +331,8 @@ HARD = [
 @pytest.mark.peers
 @pytest.mark.parametrize("kind", ["spiece", "cased", "vocab.txt"])
 def test_transformers_reads_the_exported_vocabulary(kind, tmp_path):
-    """It gives our ids for 1,000 lines of Python's documentation, and for all but some hard ones: rows of signs, quotes of two
-    characters, a control character."""
+    """It gives our ids for 1,000 lines of Python's documentation, and for all but some hard ones:
+    rows of signs, quotes of two characters, a control character."""
     pytest.importorskip("google.protobuf", reason="transformers reads spiece.model with it: pip install protobuf")
     transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
     lines = [line for _, text in sorted(topics.items()) for line in text.split("\n") if line.strip()]
@@ -575,13 +575,13 @@ def test_evaluation_counts_what_it_scores_and_is_the_same_for_every_seed(ready):
         own = dataclasses.replace(cfg, **changes)
         return albert.evaluate_language_model(model, text, own, Ranks(0, 1, CPU))
 
-    first = evaluate(dev_rows=16)
-    assert first == evaluate(dev_rows=16, seed=1)
+    first = evaluate(dev_examples=16)
+    assert first == evaluate(dev_examples=16, seed=1)
     assert 16 < first["scored"]["mlm"] <= 160 and 0 < first["scored"]["sop"] <= 16
     assert 0 <= first["mlm"] <= 1 and first["nsp"] is first["sop"] is None  # of 16 pairs
-    more = evaluate(dev_rows=400)
+    more = evaluate(dev_examples=400)
     assert more["scored"]["sop"] >= 50 and 0 <= more["nsp"] <= 1 and 0 <= more["sop"] <= 1
-    assert evaluate(dev_rows=100)["scored"]["sop"] <= 100  # where it fills no whole batch too
+    assert evaluate(dev_examples=100)["scored"]["sop"] <= 100  # where it fills no whole batch too
 
 
 @pytest.mark.parametrize("opening, share", [(50, 0.5), (51, 1.0)])
@@ -593,7 +593,7 @@ def test_order_by_the_first_token_alone(opening, share, tmp_path):
     tokens[::10] = opening
     corpus = made_by_hand(tmp_path, [5] * 4000, [2] * 2000, tokens)
     text = Data(CPU, None, *corpus.split(0.2))
-    assert albert.first_token_baseline(text, tiny(dev_rows=200)) == {"nsp": 0.5, "sop": share}
+    assert albert.first_token_baseline(text, tiny(dev_examples=200)) == {"nsp": 0.5, "sop": share}
 
 
 def test_text_to_evaluate_on_can_be_given(ready, tmp_path):

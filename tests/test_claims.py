@@ -91,10 +91,10 @@ def test_no_search_sees_what_judges_its_winner(demo, tmp_path):
 
 
 SEARCH = ("--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --children 1 --finalists 1 "
-          "--finalist_times 1 --train_rows 32 --finetune_epochs 1")
-ALBERT = "--steps 2 --batch 2 --dev_rows 64 --train_rows 32 --finetune_epochs 1"
+          "--finalist_times 1 --train_examples 32 --finetune_epochs 1")
+ALBERT = "--steps 2 --batch 2 --dev_examples 64 --train_examples 32 --finetune_epochs 1"
 TINY = ("--steps 2 --further_steps 2 --latency_archs 6 --latency_rounds 1 --population 2 --generations 2 "
-        "--winners 1 --train_rows 32 --finetune_epochs 1 --batch 8")
+        "--winners 1 --train_examples 32 --finetune_epochs 1 --batch 8")
 
 
 @pytest.mark.parametrize("names, flags", [
@@ -104,8 +104,8 @@ TINY = ("--steps 2 --further_steps 2 --latency_archs 6 --latency_rounds 1 --popu
     slow("autotinybert shape", TINY), slow("autotinybert ranking", TINY),
     slow("autotinybert distillation", TINY), slow("autotinybert latency", ""),
     slow("albert order", ALBERT), slow("albert sharing dropout", ALBERT),
-    slow("mformer mixture", "--steps 2 --samples 24 --generations 1 --population 10 --finalists 2 --train_rows 64"),
-    slow("mformer translation", "--steps 2 --train_rows 64 --beam 1"), slow("mformer length", "")])
+    slow("mformer mixture", "--steps 2 --samples 24 --generations 1 --population 10 --finalists 2 --train_examples 64"),
+    slow("mformer translation", "--steps 2 --train_examples 64 --beam 1"), slow("mformer length", "")])
 def test_studies_run_at_their_smallest(names, flags, tmp_path):
     """All pairs of arms that the claims compare are measured. Studies in one row share runs."""
     paper, *names = names.split()

@@ -29,7 +29,7 @@ RECIPES = {
 class Config:
     glue: str = ""
     squad: str = ""
-    train_rows: int = 40
+    train_examples: int = 40
     dry_run: bool = False
     finetune_lr: float | None = None
     finetune_epochs: float | None = None

@@ -48,7 +48,7 @@ SEARCH = "--layers 1 2 --hidden 16 --ffn 16 32 48 --heads 1 2"
 SMALL = {  # pattern of commands: flags behind them
     r"--corpus (my/|texts|path/to/texts)|--train_text": "--vocab_size 200",
     r"albert.py --pretrain .*(--preset|--vocab_size)":
-        f"{NETWORK} --embedding 8 --length 64 --batch 128 --dev_rows 16",
+        f"{NETWORK} --embedding 8 --length 64 --batch 128 --dev_examples 16",
     r"albert.py --finetune .*--preset": "--finetune_length 64 --finetune_batch 8",
     r"autobert_zero.py --(search|pretrain) --preset": f"{NETWORK} --length 16 --batch 4",
     r"autotinybert.py --(?!finetune|describe).*(--preset|--setting|--latency_device|--out)":

@@ -254,7 +254,7 @@ def test_race_task(tokenizer, tmp_path):
     for level in ("train/middle", "train/high", "dev/middle", "dev/high"):
         write_race(tmp_path, *(f"{level}/{n}" for n in range(6)))
     write_race(tmp_path, "test/middle/1", "test/high/3")
-    cfg = SimpleNamespace(race=str(tmp_path), train_rows=10, dry_run=False)
+    cfg = SimpleNamespace(race=str(tmp_path), train_examples=10, dry_run=False)
     recipe = Recipe(1e-5, batch=4, epochs=2, length=48)
     task = race.RaceTask("RACE", cfg, tokenizer, recipe)
     sizes = {split: len(part) for split, part in task.splits.items()}

@@ -7,7 +7,7 @@ from tests.claims.study import Claim, counted, main, read, run_all, run_name, st
 
 PROGRAM = "albert.py"
 SHORT = ["--length", 16, "--batch", 64, "--lr", 0.08, "--steps", 3000]  # the demo's first run
-WORDS = [*SHORT, "--objective", "none", "--dev_rows", 11000, "--held_out", 0.2]
+WORDS = [*SHORT, "--objective", "none", "--dev_examples", 11000, "--held_out", 0.2]
 PAIR_TASKS = ("RTE", "MRPC")
 PERCENT = "masked word accuracy, %"
 
@@ -70,7 +70,7 @@ def order(options):
         for objective in ("sop", "nsp", "none"):
             arms[objective, seed] = [
                 "--init", first["words", seed], "--objective", objective, "--steps", 3000,
-                "--lr", 0.08, "--dev_rows", 4096, "--held_out", 0.2]
+                "--lr", 0.08, "--dev_examples", 4096, "--held_out", 0.2]
     folders = run_arms(options, arms)
     values = {"53%": [53.0] * options.seeds}
     for (objective, _), folder in folders.items():
