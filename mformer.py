@@ -1,30 +1,23 @@
-"""mFormer: Neural Architecture Search on Efficient Transformers and Beyond (Liu, Li, Lu, Qin, Sun, Xu, Zhong;
-arXiv:2207.13955v1).
+"""mFormer: Neural Architecture Search on Efficient Transformers and Beyond (Liu, Li, Lu, Qin, Sun,
+Xu, Zhong; arXiv:2207.13955v1).
 
-Linear attention (cosFormer) costs O(T) for T tokens; softmax attention, O(T^2), scores better. mFormer lets a search
-decide, layer by layer, which of the two stands where, with widths, heads, depth and the encoder layers that the decoder
-sees. The search is RankNAS: a super-net holds every architecture, two rankers learn from pairs of its sub-nets to order
-them by loss and by latency, unimportant features are pruned, and an evolution walks through the rest.
+Linear attention (cosFormer) costs O(T) for T tokens; softmax attention, O(T^2), scores better.
+mFormer lets a search choose one of the two for each layer, together with widths, heads, depth and
+the encoder layers that the decoder sees. The search is RankNAS: a super-net holds every
+architecture, two rankers learn from pairs of its sub-nets to order them by loss and by latency,
+unimportant features are pruned, and an evolution searches the rest.
 
-Run:     python mformer.py --search --dry_run          every phase of a search, in seconds; without --dry_run in minutes
-         python mformer.py --train                     what --search has found, from scratch; then --evaluate --init RUN
-         torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base --train_text wmt16/train ...
-Tour:    reweight, linear_state and linear_read (the idea); Attention, Layer, ImageModel; Ranker, prune, evolve, search.
-         Skip at first: what stands below "Translation", all below "training".
-Map:     Eq. 1 -> softmax_attention    Eq. 2 -> linear_read    Eq. 3 -> reweight    Table 1, 2 -> FEATURES, space_of
-         Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED    Sec. 3.1.2 -> Ranker, prune, evolve
-         Sec. 3.2.2 -> search    Sec. 4.1.4 -> AVERAGED    Sec. 6 -> PRESETS, learning_rate
-         Sec. 7, 8, Fig. 1, Table 5 -> tests/claims
-Differs: D1 linear attention without padding · D2 relative positions in self-attention only · D3 leading slices
-         · D4 197 tokens · D5 losses on held-out data · D6 a network ranks pairs
-         · D7 what pruning keeps (the types always) · D8 two readings of 10%
-         · D9 finalists are measured · D10 batches of several GPUs · D11 unscaled dropout · D12 new
-         weights · D13 "all linear" · D14 cosFormer*'s decoder · D15 a latency limit · D16 RankNAS's settings in part
-         · D17 ends of learning rates · D18 unigrams · D19 long pairs left out · D20 augmentation · D21 loss and latency
-         of the same sub-nets · D22 positions along the rows of patches · D23 norms in front, mean pooling
-         · D24 averages for images too · D25 unsteady latencies are timed again
-         · D26 longest translation · D27 sinusoids of the sampled width
-         · D28 one LayerNorm for connected layers · D29 BLEU of plain text
+Run:     python mformer.py --search --dry_run    every phase of a search, in seconds
+         python mformer.py --search              on demo images, in minutes on two CPU cores
+         python mformer.py --train               trains what --search has found, from scratch
+         torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base \\
+             --train_text wmt16/train            as in the paper
+Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, evolve
+         Eq. 2 -> linear_read                    Sec. 3.2.2 -> search
+         Eq. 3 -> reweight                       Sec. 4.1.4 -> AVERAGED, beam_search
+         Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
+         Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7, 8, Fig. 1, Table 5 -> tests/claims
+Differs: in 29 places, D1 to D29: grep -n '# D[0-9]' mformer.py; MANUAL.md has the list.
 """
 import argparse
 import collections
@@ -48,140 +41,155 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks, I
-# image, P patch, M length in the cosine (Eq. 3's N), R --relative, A architectures
+# B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks,
+# I image, P patch, K beams, M length in the cosine (Eq. 3's N), R --relative, A architectures
 
 # --- configuration --------
 
 
 @dataclasses.dataclass
 class Config:
-    """Every knob; a preset (by task) overrides the default, a flag the preset."""
-    given, program = frozenset(), "mformer"  # the flags that were given, the file's name
-    models = "init", "tokenizer"  # flags that name what is read beside the data
-    compared = "save_every",  # may not differ in a resumed run: the last saved weights are averaged (D24)
-    writes = ("weights-*.pt", "text", "valid", "translations.*", "classes.txt")  # --restart deletes
-    fixed_lengths = True  # D1; no flag: a study of what D1 is worth sets Config.fixed_lengths to False
-    preset: str = "demo"  # demo (minutes on two cores) | small (real data) | long (257 tokens) | base (the paper)
+    """Every knob. A preset (by task) overrides the default, a flag both."""
+    given = frozenset()  # the flags that were given
+    program = "mformer"
+    models = ("init", "tokenizer")  # flags that name what is read in addition to the data
+    compared = ("save_every",)  # must agree in a resumed run: the last saved weights are averaged
+    writes = ("weights-*.pt", "text", "valid", "translations.*", "classes.txt")  # for --restart
+    preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (the paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
-    restart: bool = False  # begin anew in its run folder
-    seed: int = 0  # of everything drawn
+    restart: bool = False  # delete the run in its folder and start again
+    seed: int = 0  # of all random choices
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
     compile: bool = False  # torch.compile the model of --train
-    accumulate: int = 1  # shards of an update; if not given, raised to a multiple of the processes [>= 1]
+    accumulate: int = 1  # micro-batches of a step; default: rounded up to a multiple of the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run folder of --search or --train to start from
     arch: str = ""  # mformer, cosformer*-softmax, ...; "layers=1 hidden=64 ffn=96 heads=2 types=linear"; a best.json
     # data
-    cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo pictures
+    cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo images
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
     valid_text: str = ""  # PREFIX of the validation text; default: --held_out pairs of the training text
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
-    vocab_size: int = 32768  # pieces of the joint SentencePiece vocabulary; D18: unigrams [>= 1]
+    # D18*: a SentencePiece unigram model; HAT, whose data the paper follows, has byte pairs.
+    vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples that are used; 0: all
-    held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses (D5)
+    held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mixed: mFormer, linear: cosFormer*, softmax: Transformer*
-    search_decoder: bool = False  # search the decoder's types too: Table 1 does, Sec. 4.1.2 does not (D14)
+    search_decoder: bool = False  # search the decoder's types too: Table 1 does, Sec. 4.1.2 does not
     layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [>= 1]
     hidden: tuple[int, ...] = (320, 384, 448)  # widths of both sides (Enc and Dec Emb Dim) [>= 1]
-    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # feed-forward widths, each layer its own (FFN Dim) [>= 1]
-    heads: tuple[int, ...] = (5, 6, 7)  # heads of all attentions, each layer its own (Head Num) [>= 1]
+    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # feed-forward width of each layer (FFN Dim) [>= 1]
+    heads: tuple[int, ...] = (5, 6, 7)  # heads of each attention (Head Num) [>= 1]
     decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # decoder layers, Table 1 (Dec Layer Num) [>= 1]
     connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers that a decoder layer sees (En-De Connect) [>= 1]
-    head_dim: int = 64  # a head's width, not read where --qkv is given [>= 1]
-    qkv: int = 0  # joint width of all heads, which share it (translation); 0: heads x head_dim
+    head_dim: int = 64  # width of a head; not read if --qkv is given [>= 1]
+    qkv: int = 0  # width of all heads together, whatever their number (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
     image: int = 224  # width of an image in pixels [>= 1]
     patch: int = 16  # width of a patch [>= 1]
-    length: int = 256  # most pieces of a sentence with its end mark (D19); M of the decoder's cosine (D1) [>= 2]
+    # D19: pairs with a sentence longer than --length are not trained on; the paper names no length.
+    length: int = 256  # most tokens of a sentence with its end mark; M of the decoder's cosine [>= 2]
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
-    steps: int = 140000  # updates, Sec. 6.2 [>= 1]
-    batch: int = 64  # images, or tokens of the longer side, an update [>= 1]
+    steps: int = 140000  # optimizer steps, Sec. 6.2 [>= 1]
+    batch: int = 64  # images, or tokens of the longer side, in a step [>= 1]
     lr: float = 1e-3  # peak learning rate, Sec. 6.2 [> 0]
-    lr_start: float = 1e-6  # where the warm-up begins and the cosine ends, Sec. 6.2
-    warmup: float = 976 / 140000  # share of the steps, Sec. 6.2 [0, 1)
+    lr_start: float = 1e-6  # learning rate where the warm-up begins and the cosine ends, Sec. 6.2
+    warmup: float = 976 / 140000  # fraction of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # of AdamW, Sec. 6.2
-    save_every: int = 1000  # updates between checkpoints [>= 1]
-    save_minutes: float = 0  # minutes between checkpoints beside --save_every; 0: none
-    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, chance to erase (D20)
+    save_every: int = 1000  # steps between checkpoints [>= 1]
+    save_minutes: float = 0  # minutes between additional checkpoints; 0: none
+    # D20*: crop, flip, turn, shear, shift, colours and erasing, as strong as the released code's,
+    # whose RandAugment has more operations. The paper mentions no augmentation.
+    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, chance to erase
     # search
-    samples: int = 2000  # sub-nets whose losses and latencies teach the rankers, released code's [>= 20]
-    cost: Literal["wall", "cpu", "flops"] = "wall"  # latency: ms by the wall clock, ms of CPU time, or GFLOPs
+    samples: int = 2000  # sub-nets whose losses and latencies train the rankers, released code's [>= 20]
+    cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the samples' median (D15)
-    keep: int = 3  # most important features that stay free, beside the types (D7); 0: no pruning
+    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the samples' median
+    keep: int = 3  # most important features that are searched, in addition to the types; 0: no pruning
     generations: int = 30  # of the evolution, as many as HAT's [>= 1]
     population: int = 125  # a fifth are parents, two fifths mutants, two fifths crossovers [>= 1]
-    finalists: int = 10  # best-ranked architectures that are measured (D9) [>= 1]
+    finalists: int = 10  # best-ranked architectures that are measured [>= 1]
     # evaluation
     beam: int = 4  # beams of a translation, Sec. 4.1.4 [>= 1]
 
 
 SMOOTHING = 0.1  # label smoothing, Sec. 6
-# Last saves that are averaged, Sec. 4.1.4. D24: of networks for images too, where the paper may
-# mean translation alone. They cover 5 to 7% of the paper's steps, and 9 or 10% of the demos'. Means
-# of three seeds of the demos: for images 67.2% with the last weights, 67.0% averaged over 9% of the
-# steps, 65.5% over 45%; for translation 91.1, 91.9 (10%) and 90.8 BLEU (50%).
+# D24: the last saves are averaged (Sec. 4.1.4) for images too; the paper may mean translation
+# alone. They cover 5 to 7% of the paper's steps, and 9 or 10% of the demos'. Means of three seeds
+# of the demos: for images 67.2% with the last weights, 67.0% averaged over 9% of the steps, 65.5%
+# over 45%; for translation 91.1, 91.9 (10%) and 90.8 BLEU (50%).
 AVERAGED = 10
 LENGTH_PENALTY = 0.6  # of beam search, Sec. 4.1.4
-MUTATION = 0.3  # the chance that a value of an architecture is drawn anew, as in HAT
+MUTATION = 0.3  # the chance that a value of an architecture is drawn again, as in HAT
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of
 # architectures, and, as in the released code, of the timings of each. Both are done here.
-DROPPED_ARCHITECTURES = DROPPED_TIMINGS = 0.1
-PRUNES_FROM = 160  # samples: importance is judged by the fifth of them that no ranker is fitted to, 32 at least (D7)
-# D15: without --latency_limit the limit is this share of the samples' median latency. The paper
+DROPPED = 0.1
+PRUNES_FROM = 160  # samples: fewer judge importance by fewer than 32 sub-nets that are not fitted to
+# D15: without --latency_limit the limit is this fraction of the samples' median latency. The paper
 # gives no limit; the released search for images has 15.06 ms.
-LIMIT_SHARE = 0.9
-# D25: the released code drops a latency whose timings have a standard deviation of 0.015 of their
+LIMIT_FRACTION = 0.9
+# D25*: the released code drops a latency whose timings have a standard deviation of 0.015 of their
 # mean or more. Here it is timed again, up to so many times in all, and the steadiest is kept.
 UNSTEADY = 0.015
 TIMED = 3
 REPEATED = 24  # sub-nets whose latencies are measured twice, to see how far they can be trusted
 AGREED = 0.8  # Kendall's tau of the two measurements, below which the search warns
 MEASURED = 40  # latencies measured for each finalist at most
-GEOMETRY = ("task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")  # knobs of a model's shape
 FEWEST = 20  # sub-nets that the rankers need
-FRESH, WEAK = 8, 0.4  # a ranker is judged by so many sub-nets at least; Kendall's tau of seven pairs in ten
+WEAK = 0.4  # Kendall's tau of a ranker that orders seven pairs in ten; below it the search warns
+GEOMETRY = (  # settings that shape a model
+    "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 
 TINY = dict(latency_runs=5, generations=10, finalists=5)
-TINY_IMAGE = dict(TINY, image=32, patch=4, head_dim=16)
-TINY_TEXT = dict(TINY, qkv=64, relative=8, length=64, vocab_size=2000, lr=4e-3, weight_decay=0.1, keep=5)
-PRESETS = {  # by task; a sub-dictionary holds for one action
-    "cifar10": {
-        "demo": dict(TINY_IMAGE, layers=(2, 3), hidden=(48, 64), ffn=(64, 96, 128), heads=(2, 3, 4), accumulate=2,
-                     augment=(0.7, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 8, steps=400, save_every=4,
-                     search=dict(save_every=100, held_out=250, samples=160)),
-        "small": dict(TINY_IMAGE, layers=(2, 3, 4), hidden=(48, 64, 80), ffn=(96, 128, 192, 224, 256), heads=(3, 4, 5),
-                      augment=(0.5, 0.0, 0.0, 0.0), lr=2e-3, warmup=1 / 12, steps=600, save_every=6,
-                      search=dict(save_every=100, held_out=500, samples=160)),
-        # D10: the 64 images of Sec. 6.2 are those of one of 4 GPUs, as in the released code; the
-        # 4,400 tokens of Sec. 6.1 are read as those of one of 8.
-        "base": dict(batch=256, accumulate=4, search=dict(held_out=5000))},
-    "wmt14": {
-        "demo": dict(TINY_TEXT, layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4), decoder_layers=(1, 2),
-                     connect=(1, 2), batch=2000, accumulate=2, warmup=1 / 9, steps=900,
-                     save_every=10,
-                     search=dict(warmup=1 / 5, steps=500, save_every=100, held_out=100, samples=160)),
-        "small": dict(TINY_TEXT, layers=(3,), hidden=(48, 64), ffn=(64, 128, 192, 256), heads=(2, 4, 8),
-                      decoder_layers=(1, 2, 3), batch=1024, warmup=1 / 6, steps=1200, save_every=12,
-                      search=dict(save_every=100, held_out=300, samples=160)),
-        # D16: what Sec. 6 does not list is RankNAS's: dropout of 0.3, and 50,000 updates of the
-        # super-net with 8,000 of warm-up. Left out are dropout on attention and behind ReLU (for
-        # images too), an early end of the super-net, 16 batches an update and 800 epochs.
-        "base": dict(layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
-                     relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
-                     weight_decay=0.1, steps=200000, keep=7,
-                     search=dict(warmup=4 / 25, steps=50000, held_out=3000))},
+TINY_IMAGE = dict(
+    TINY, image=32, patch=4, head_dim=16, lr=2e-3,
+    search=dict(save_every=100, held_out=500, samples=160))
+TINY_TEXT = dict(
+    TINY, qkv=64, relative=8, length=64, vocab_size=2000, lr=4e-3, weight_decay=0.1, keep=5)
+IMAGE_PRESETS = {  # a sub-dictionary holds for one action
+    "demo": dict(
+        TINY_IMAGE, layers=(2, 3), hidden=(48, 64), ffn=(64, 96, 128), heads=(2, 3, 4),
+        accumulate=2, augment=(0.7, 0.0, 0.0, 0.0), warmup=1 / 8, steps=400, save_every=4,
+        search=dict(save_every=100, held_out=250, samples=160)),
+    "small": dict(
+        TINY_IMAGE, layers=(2, 3, 4), hidden=(48, 64, 80), ffn=(96, 128, 192, 224, 256),
+        heads=(3, 4, 5), augment=(0.5, 0.0, 0.0, 0.0), warmup=1 / 12, steps=600, save_every=6),
+    # D10: the 64 images of Sec. 6.2 are those of one of 4 GPUs, as in the released code; the 4,400
+    # tokens of Sec. 6.1 are read as those of one of 8.
+    "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
 }
-PRESETS["cifar10"]["long"] = dict(PRESETS["cifar10"]["small"], patch=2, cost="flops")  # 257 tokens, linear can win
-DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2,
-               search=dict(held_out=50))
+IMAGE_PRESETS["long"] = dict(  # 257 tokens: linear attention can win
+    IMAGE_PRESETS["small"], patch=2, cost="flops")
+TEXT_PRESETS = {
+    "demo": dict(
+        TINY_TEXT, layers=(2,), hidden=(64, 96), ffn=(96, 128, 192), heads=(2, 4),
+        decoder_layers=(1, 2), connect=(1, 2), batch=2000, accumulate=2, warmup=1 / 9, steps=900,
+        save_every=10,
+        search=dict(warmup=1 / 5, steps=500, save_every=100, held_out=100, samples=160)),
+    "small": dict(
+        TINY_TEXT, layers=(3,), hidden=(48, 64), ffn=(64, 128, 192, 256), heads=(2, 4, 8),
+        decoder_layers=(1, 2, 3), batch=1024, warmup=1 / 6, steps=1200, save_every=12,
+        search=dict(save_every=100, held_out=300, samples=160)),
+    # D16: what Sec. 6 does not list is RankNAS's: dropout of 0.3, and 50,000 steps of the super-net
+    # with 8,000 of warm-up. Missing are dropout on attention and behind ReLU (for images too), an
+    # early end of the super-net, 16 batches in a step and 800 epochs.
+    "base": dict(
+        layers=(6,), hidden=(768, 1024), ffn=(2048, 3072, 4096, 5120), heads=(4, 8, 16), qkv=1024,
+        relative=8, dropout=0.3, batch=35200, accumulate=8, lr=7e-4, lr_start=1e-7, warmup=1 / 50,
+        weight_decay=0.1, steps=200000, keep=7,
+        search=dict(warmup=4 / 25, steps=50000, held_out=3000)),
+}
+PRESETS = {"cifar10": IMAGE_PRESETS, "wmt14": TEXT_PRESETS}
+DRY_RUN = dict(
+    steps=2, save_every=1, samples=20, generations=1, population=10, finalists=2, latency_runs=2,
+    search=dict(held_out=50))
 
 # --- search space ---------
 
@@ -189,12 +197,12 @@ DRY_RUN = dict(steps=2, save_every=1, samples=20, generations=1, population=10, 
 # in cross-attention a distance means nothing. "plain" has none; it is what Table 5's vanilla
 # Transformer has.
 TYPES = ("softmax", "linear", "plain")
-PARTS = ("types", "decoder_types", "cross_types")  # the features that say which type stands where
+PARTS = ("types", "decoder_types", "cross_types")  # features that name a type of attention
 
 
 class Feature(NamedTuple):
     title: str  # as Tables 1 to 4 and Sec. 7 have it
-    depth: str | None  # the feature that says for how many layers it has a value; None: it is a single value
+    depth: str | None  # the feature that gives the number of its values; None: it has one value
 
 
 FEATURES = {  # a depth stands before the features that have a value for each of its layers
@@ -213,27 +221,41 @@ FEATURES = {  # a depth stands before the features that have a value for each of
     "cross_types": Feature("En-De Attn Type", "decoder_layers"),
 }
 
-# An architecture: numbers and, where there is a value for each layer, tuples. A network for images
-# has no decoder.
+# An architecture: numbers and, where each layer has a value, tuples. A network for images has no
+# decoder.
 Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), (), ()))
 
 
 def space_of(cfg):
-    """The search space, {feature: choices}."""
+    """The search space, {feature: choices}. UserError if a choice cannot be built."""
     types = ("softmax", "linear") if cfg.space == "mixed" else (cfg.space,)
-    space = dict(layers=cfg.layers, hidden=cfg.hidden, ffn=cfg.ffn, heads=cfg.heads, types=types)
+    space = {
+        "layers": cfg.layers,
+        "hidden": cfg.hidden,
+        "ffn": cfg.ffn,
+        "heads": cfg.heads,
+        "types": types,
+    }
     if cfg.task == "wmt14":
         # Sec. 4.1.2 searches the types of the encoder alone, Table 1 those of the decoder too.
-        # D14: so does the space "linear", cosFormer*'s, although Sec. 3.2.2 replaces "all Softmax".
+        # So does the space "linear", cosFormer*'s, although Sec. 3.2.2 replaces "all Softmax" (D14).
         decoder_types = types if cfg.search_decoder else ("softmax",)
-        space |= dict(decoder_layers=cfg.decoder_layers, decoder_hidden=cfg.hidden, decoder_ffn=cfg.ffn,
-                      decoder_heads=cfg.heads, decoder_types=decoder_types, cross_heads=cfg.heads,
-                      connect=cfg.connect, cross_types=decoder_types)
+        space |= {
+            "decoder_layers": cfg.decoder_layers,
+            "decoder_hidden": cfg.hidden,
+            "decoder_ffn": cfg.ffn,
+            "decoder_heads": cfg.heads,
+            "decoder_types": decoder_types,
+            "cross_heads": cfg.heads,
+            "connect": cfg.connect,
+            "cross_types": decoder_types,
+        }
     for feature, choices in space.items():
-        for one in choices:
-            arch = build_arch(space, lambda name, others, layer: one if name == feature else min(others))
+        for choice in choices:
+            arch = build_arch(space, lambda name, others, layer: (
+                choice if name == feature else min(others)))
             if reason := why_illegal(arch, cfg):
-                raise UserError(f"the search space holds what cannot be built: {reason}")
+                raise UserError(f"the search space has a choice that cannot be built: {reason}")
     return space
 
 
@@ -247,24 +269,26 @@ def space_size(space):
 
 
 def build_arch(space, choose):
-    """An Arch of the values that choose(name, choices, layer) gives; of a single value the layer is
-    0."""
+    """An Arch of what choose(name, choices, layer) returns. The layer of a single value is 0."""
     values = {}
     for name, choices in space.items():
-        layers = values.get(FEATURES[name].depth)
-        values[name] = (choose(name, choices, 0) if layers is None else
-                        tuple(choose(name, choices, layer) for layer in range(layers)))
+        depth = FEATURES[name].depth
+        if depth:
+            values[name] = tuple(choose(name, choices, layer) for layer in range(values[depth]))
+        else:
+            values[name] = choose(name, choices, 0)
     return Arch(**values)
 
 
 def values_of(arch, name):
-    """The values of a feature by layer; of a single value a tuple of one."""
-    return getattr(arch, name) if FEATURES[name].depth else (getattr(arch, name),)
+    """The values of a feature by layer; a tuple of one for a single value."""
+    values = getattr(arch, name)
+    return values if FEATURES[name].depth else (values,)
 
 
 def widest(space):
-    """The architecture that holds all others. Softmax attention is the wider type, and the last one
-    by name."""
+    """The architecture that holds all others. Softmax attention is the wider type, and the last
+    one by name."""
     return build_arch(space, lambda name, choices, layer: max(choices))
 
 
@@ -273,8 +297,8 @@ def sample_arch(space, rng):
 
 
 def mutate(parent, space, chance, rng):
-    """Each value is drawn anew with this chance. Layers that the parent does not have are always
-    drawn."""
+    """Draw each value again with this chance. Values of layers that the parent does not have are
+    always drawn."""
     def redraw(name, choices, layer):
         old = values_of(parent, name)[layer:layer + 1]
         return rng.choice(choices) if not old or rng.random() < chance else old[0]
@@ -282,36 +306,37 @@ def mutate(parent, space, chance, rng):
 
 
 def crossover(one, two, space, rng):
-    """Each value comes from one of two parents. A layer that only one of them has comes from that
-    one."""
+    """Take each value from one of two parents. A layer that only one of them has is its layer."""
     def inherit(name, choices, layer):
-        return rng.choice([*values_of(one, name)[layer:layer + 1], *values_of(two, name)[layer:layer + 1]])
+        values = [values_of(parent, name)[layer:layer + 1] for parent in (one, two)]
+        return rng.choice(values[0] + values[1])
     return build_arch(space, inherit)
 
 
-def retype(arch, attn_type, parts=PARTS[:1]):
+def retype(arch, attn_type, parts=("types",)):
     """The architecture with one type of attention in these parts."""
     return arch._replace(**{part: (attn_type,) * len(getattr(arch, part)) for part in parts})
 
 
 def why_illegal(arch, cfg):
     """The reason why an architecture cannot be built, or None."""
+    translates = cfg.task == "wmt14"
+    if translates != bool(arch.decoder_layers):
+        return f"--task {cfg.task} {'needs a' if translates else 'has no'} decoder"
     for name, (_, depth) in FEATURES.items():
         values = values_of(arch, name)
         if depth and len(values) != getattr(arch, depth):
             return f"{name} has {len(values)} values for {getattr(arch, depth)} {depth}"
-        if name.endswith("types"):
-            if not {*values} <= {*TYPES}:
+        if name in PARTS:
+            if not set(values) <= set(TYPES):
                 return f"{name}: there are the types {', '.join(TYPES)}"
             continue
-        smallest = 0 if name.startswith("decoder") and not arch.decoder_layers else 1
-        if not all(isinstance(value, int) and value >= smallest for value in values):
+        least = int(translates or not name.startswith("decoder"))
+        if not all(isinstance(value, int) and value >= least for value in values):
             return f"{name}: {values} must be whole numbers from 1"
         if name.endswith("heads") and cfg.qkv and any(cfg.qkv % value for value in values):
             return f"{name}: {values} do not all divide --qkv {cfg.qkv}"
-    if (cfg.task == "wmt14") != bool(arch.decoder_layers):
-        return f"--task {cfg.task} {'needs a' if cfg.task == 'wmt14' else 'has no'} decoder"
-    if arch.decoder_layers and (arch.hidden % 2 or arch.decoder_hidden % 2):
+    if translates and (arch.hidden % 2 or arch.decoder_hidden % 2):
         return f"hidden, decoder_hidden: {arch.hidden}, {arch.decoder_hidden} must be even"
     if max(arch.connect, default=0) > arch.layers:
         return f"connect: {max(arch.connect)} of {arch.layers} encoder layers"
@@ -319,104 +344,124 @@ def why_illegal(arch, cfg):
 
 
 def arch_text(arch):
-    """The text form, which --arch takes: layers=2 hidden=64 ffn=96,128 heads=2,4
-    types=softmax,linear"""
-    return " ".join(f"{name}={','.join(map(str, values_of(arch, name)))}"
-                    for name, value in arch._asdict().items() if value)
+    """The text form, which --arch takes: layers=2 hidden=64 ffn=96,128 heads=2,4 types=..."""
+    return " ".join(
+        f"{name}={','.join(map(str, values_of(arch, name)))}"
+        for name, value in arch._asdict().items() if value)
 
 
 # The networks of Tables 3 to 5, which --arch takes by name. The lists of cosformer* for images are
 # published (in the released code). The others are made to the totals of Table 4 and the averages of
-# Table 3, whose "Enc Layer Num 3" is a misprint for 6; the text tells in which layers mFormer is
-# linear. All decoders see the last encoder layer alone.
-SOFTMAX, LINEAR, PLAIN = ("softmax",), ("linear",), ("plain",)
+# Table 3, whose "Enc Layer Num 3" is a misprint for 6; the text says which layers of mFormer are
+# linear (Sec. 4.4.2: 3, 7 and 11, Sec. 4.4.1: 2 and 4). All decoders see the last encoder layer
+# alone.
+SOFTMAX = ("softmax",)
+LINEAR = ("linear",)
+PLAIN = ("plain",)
 PUBLISHED = {
     "cifar10": {
-        "mformer": Arch(12, 384, (1792, 1792, 1568, 1344, 896, 896, 1344, 1568, 1344, 896, 672, 672),
-                        (6, 6, 6, 6, 7, 7, 6, 6, 6, 7, 7, 6),
-                        2 * SOFTMAX + 2 * (LINEAR + 3 * SOFTMAX) + LINEAR + SOFTMAX),  # Sec. 4.4.2: layers 3, 7, 11
-        "cosformer*": Arch(12, 448, (1792, 1792, 1344, 1568, 1344, 1344, 1344, 1344, 1568, 672, 1568, 1344),
-                           (7, 7, 6, 7, 5, 7, 5, 7, 5, 6, 7, 6), 12 * LINEAR),
-        "transformer*": Arch(14, 384, (672, 896, 896, *[1344] * 5, *[1568] * 6), (6, 6, *[7] * 12), 14 * SOFTMAX),
-        "transformer": Arch(6, 512, (2048,) * 6, (8,) * 6, 6 * PLAIN)},
+        "mformer": Arch(
+            12, 384, (1792, 1792, 1568, 1344, 896, 896, 1344, 1568, 1344, 896, 672, 672),
+            (6, 6, 6, 6, 7, 7, 6, 6, 6, 7, 7, 6),
+            2 * SOFTMAX + 2 * (LINEAR + 3 * SOFTMAX) + LINEAR + SOFTMAX),
+        "cosformer*": Arch(
+            12, 448, (1792, 1792, 1344, 1568, 1344, 1344, 1344, 1344, 1568, 672, 1568, 1344),
+            (7, 7, 6, 7, 5, 7, 5, 7, 5, 6, 7, 6), 12 * LINEAR),
+        "transformer*": Arch(
+            14, 384, (672, 896, 896, *[1344] * 5, *[1568] * 6), (6, 6, *[7] * 12), 14 * SOFTMAX),
+        "transformer": Arch(6, 512, (2048,) * 6, (8,) * 6, 6 * PLAIN),
+    },
     "wmt14": {
-        "mformer": Arch(6, 1024, (2048, 3072, 3072, 4096, 3072, 3072), (16, 8, 8, 8, 8, 16),
-                        2 * (SOFTMAX + LINEAR) + 2 * SOFTMAX,  # Sec. 4.4.1: layers 2 and 4
-                        2, 1024, (4096, 3072), (16, 16), 2 * SOFTMAX, (4, 4), (1, 1), 2 * SOFTMAX),
-        # D14: its decoder is read as softmax, since by Sec. 8 a linear one has 0 BLEU, where it has
-        # 3.05, and since Table 5 gives the twin of softmax alone 0.02 GFLOPs more, as six layers do
-        # and ten do not.
-        "cosformer*": Arch(6, 1024, (3072, 3072, 3072, 3072, 4096, 4096), (8,) * 6, 6 * LINEAR,
-                           2, 1024, (4096, 4096), (16, 4), 2 * SOFTMAX, (8, 4), (1, 1), 2 * SOFTMAX),
-        "transformer*": Arch(6, 1024, (3072, *[4096] * 5), (8,) * 6, 6 * SOFTMAX,
-                             3, 1024, (4096, 4096, 3072), (16, 16, 8), 3 * SOFTMAX, (16, 16, 8), (1,) * 3, 3 * SOFTMAX),
-        "transformer": Arch(6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN,
-                            6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN, (16,) * 6, (1,) * 6, 6 * PLAIN)}}
-for rows in PUBLISHED.values():  # the vanilla cosFormer has the shape of the vanilla Transformer
-    rows["cosformer"] = retype(rows["transformer"], "linear", PARTS)
-TABLE_5 = ("mformer", "mformer-linear", "mformer-softmax", "cosformer*", "cosformer*-softmax", "transformer*",
-           "transformer*-linear", "transformer", "cosformer")  # the rows of both tasks
+        "mformer": Arch(
+            6, 1024, (2048, 3072, 3072, 4096, 3072, 3072), (16, 8, 8, 8, 8, 16),
+            2 * (SOFTMAX + LINEAR) + 2 * SOFTMAX,
+            2, 1024, (4096, 3072), (16, 16), 2 * SOFTMAX, (4, 4), (1, 1), 2 * SOFTMAX),
+        # D14: cosFormer*'s decoder is read as softmax, since by Sec. 8 a linear one has 0 BLEU,
+        # where it has 3.05, and since Table 5 gives the same network with softmax alone 0.02 GFLOPs
+        # more, as six layers do and ten do not.
+        "cosformer*": Arch(
+            6, 1024, (3072, 3072, 3072, 3072, 4096, 4096), (8,) * 6, 6 * LINEAR,
+            2, 1024, (4096, 4096), (16, 4), 2 * SOFTMAX, (8, 4), (1, 1), 2 * SOFTMAX),
+        "transformer*": Arch(
+            6, 1024, (3072, *[4096] * 5), (8,) * 6, 6 * SOFTMAX,
+            3, 1024, (4096, 4096, 3072), (16, 16, 8), 3 * SOFTMAX, (16, 16, 8), (1,) * 3,
+            3 * SOFTMAX),
+        "transformer": Arch(
+            6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN,
+            6, 1024, (4096,) * 6, (16,) * 6, 6 * PLAIN, (16,) * 6, (1,) * 6, 6 * PLAIN),
+    },
+}
+for archs in PUBLISHED.values():  # the vanilla cosFormer has the shape of the vanilla Transformer
+    archs["cosformer"] = retype(archs["transformer"], "linear", PARTS)
+TABLE_5 = (  # the rows of both tasks
+    "mformer", "mformer-linear", "mformer-softmax", "cosformer*", "cosformer*-softmax",
+    "transformer*", "transformer*-linear", "transformer", "cosformer")
 
 
 def parse_arch(text, cfg):
-    """The architecture of a text form, of a name of PUBLISHED, or of such a name with -linear or
-    -softmax behind it: its twin with one type of attention (Table 5)."""
-    name, _, twin = text.partition("-")
-    if name in PUBLISHED[cfg.task] and twin in ("", "linear", "softmax"):
+    """The architecture of a text form, of a name of PUBLISHED, or of such a name followed by
+    -linear or -softmax: the same network with one type of attention (Table 5)."""
+    published = PUBLISHED[cfg.task]
+    name, _, attn_type = text.partition("-")
+    if name in published and attn_type in ("", "linear", "softmax"):
         # D13: Sec. 4.5 does not say where "all" is. "All linear" is read as all layers of the
         # encoder, "all softmax" as every attention.
-        parts = {"linear": PARTS[:1], "softmax": PARTS}.get(twin, ())
-        text = arch_text(retype(PUBLISHED[cfg.task][name], twin, parts))
-    found = {}
+        parts = {"": (), "linear": PARTS[:1], "softmax": PARTS}[attn_type]
+        text = arch_text(retype(published[name], attn_type, parts))
+    values = {}
     try:
-        for name, value in (word.split("=") for word in text.split()):
-            values = tuple(int(part) if part.isdecimal() else part for part in value.split(","))
+        for word in text.split():
+            name, value = word.split("=")
+            values[name] = tuple(
+                int(part) if part.isdecimal() else part for part in value.split(","))
             if not FEATURES[name].depth:
-                (values,) = values
-            found[name] = values
-        arch = Arch(**found)
+                (values[name],) = values[name]
+        arch = Arch(**values)
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"--arch {text[:60]!r} is no architecture; give one of {', '.join(PUBLISHED[cfg.task])}, "
-                        "a best.json, or a text like --describe's") from None
+        raise UserError(
+            f"--arch {text[:60]!r} is no architecture; give one of {', '.join(published)}, "
+            "a best.json, or a text like --describe's") from None
     if reason := why_illegal(arch, cfg):
         raise UserError(f"--arch {text}: {reason}")
     return arch
 
 # --- model ----------------
-# A super-net is a model that is called with an architecture: every module cuts what a call needs
-# from the leading rows and columns of its weights. D3: of queries, keys and values each; the
-# released code cuts thirds of one matrix.
+# A super-net is a model that is called with an architecture: every module slices what a call needs
+# from the leading rows and columns of its weights.
+# D3*: of queries, keys and values each; the released code takes thirds of one matrix.
 
-# The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6): a query's
-# gradients grow like the inverse of its size, and a smaller floor lets them grow further.
+# The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6): the
+# gradients of a query grow like the inverse of its size, and a smaller floor lets them grow further.
 FLOOR = 1e-3
 
 
 def cosines_at(positions, longest):
-    """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,). Where longest, M, is a
-    number, the result is (T, 2, 1). Where it is a tensor (B,), the result is (B, 1, T, 2, 1)."""
-    longest = longest.clamp(min=1).view(-1, 1, 1) if torch.is_tensor(longest) else longest  # a row may be empty
-    positions = positions.clamp(max=longest - 1)  # beyond the end, in padding, cosines would be negative
+    """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,). longest is M: a number for
+    a result (T, 2, 1), or a tensor (B,) for a result (B, 1, T, 2, 1)."""
+    if torch.is_tensor(longest):
+        longest = longest.clamp(min=1).view(-1, 1, 1)  # a sequence may be empty
+    positions = positions.clamp(max=longest - 1)  # in padding, cosines would be negative
     angle = (math.pi / 2) * positions / longest
     return torch.stack([angle.cos(), angle.sin()], dim=-1)[..., None]
 
 
 def reweight(x, cosines):
-    """[ReLU(x) cos a; ReLU(x) sin a]: the product of two of them is ReLU(q) ReLU(k) cos(pi/2 (i -
-    j)/M), Eq. 3. (B, N, T, D) -> (B, N, T, 2D)"""
+    """[ReLU(x) cos a; ReLU(x) sin a]: the product of two of them is
+    ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3. (B, N, T, D) -> (B, N, T, 2D)"""
     return (F.relu(x)[..., None, :] * cosines.to(x.dtype)).flatten(-2)
 
 
 def wide(x):
-    """What denominators and running sums of x are kept in: float32, or its own type where that is
-    wider."""
+    """The type of denominators and running sums of x: float32, or x's own where that is wider."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def linear_state(k, v, mask=None):
-    """What Eq. 2 multiplies first: sum_j k_j v_j^T (..., 2D, D) and, for the denominator, sum_j k_j
-    (..., 1, 2D) in a wide type, over the tokens that are no padding. k (..., S, 2D) is reweighted,
-    v (..., S, D), mask (B, S) or None."""
+    """What Eq. 2 multiplies first, over the tokens that are no padding: sum_j k_j v_j^T
+    (..., 2D, D) and, for the denominator, sum_j k_j (..., 1, 2D).
+
+    k (..., S, 2D) is reweighted; v (..., S, D); mask (B, S), True where there is no padding.
+    """
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
     return k.transpose(-1, -2) @ v, k.sum(-2, keepdim=True, dtype=wide(k))
@@ -428,44 +473,42 @@ def normalise(sums, weights):
 
 
 def linear_read(q, state, total):
-    """The second product of Eq. 2, at reweighted queries q (B, N, T, 2D). state, total: as
-    linear_state gives them. -> (B, N, T, D)"""
+    """The second product of Eq. 2, at reweighted queries q (B, N, T, 2D), with what linear_state
+    returns. -> (B, N, T, D)"""
     return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True))
 
 
 def linear_attention(q, k, v, cosines, mask=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. q, k, v (B, N, T,
-    D); mask (B, T) is True where there is no padding. -> (B, N, T, D)"""
-    # D1: padding stays out of both sums, and M is the true length. cosFormer's code takes the
+    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory.
+
+    q, k, v (B, N, T, D); mask (B, T), True where there is no padding. -> (B, N, T, D)
+    """
+    # D1*: padding stays out of both sums, and M is the true length. cosFormer's code takes the
     # padded one, so that the output of a sentence depends on its batch. In cross-attention M is the
     # source's length on both sides; a longer target stays at its end. In causal attention M is
     # --length, since a prefix must not know where its sentence ends: at 256, for sentences of 30,
-    # no cosine is below 0.984, so that Eq. 3's re-weighting is nearly off there.
-    return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
-
-
-def released_attention(q, k, v, first, count):
-    """cosFormer attention of `count` tokens from position `first` on with the lengths of its
-    released code, for a study of D1: M is the longer side as it stands in the batch, or of the
-    prefix when decoding, and padding takes part."""
-    longest = max(k.shape[2], first + count)
-    cosines = cosines_at(torch.arange(longest, device=q.device), longest)
-    return linear_read(reweight(q, cosines[first:first + count]), *linear_state(reweight(k, cosines[:k.shape[2]]), v))
+    # no cosine is below 0.984, so that Eq. 3's re-weighting has little effect there.
+    state, total = linear_state(reweight(k, cosines), v, mask)
+    return linear_read(reweight(q, cosines), state, total)
 
 
 def softmax_attention(q, k, v, visible=None, table=None, first=0):
-    """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D). visible: bool, broadcasts to
-    (B, N, T, S), or None. table (2R + 1, D): relative positions on the keys, or None; the queries
-    stand at positions from `first` on. They are a bias with a gradient, with which a GPU has no
-    flash kernel."""
+    """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D).
+
+    visible: bool, broadcasts to (B, N, T, S), or None. table (2R + 1, D): relative positions on the
+    keys, or None. They are a bias with a gradient, for which a GPU has no flash kernel. The queries
+    stand at positions from `first` on.
+    """
     q = q / math.sqrt(q.shape[-1])
     if table is None:
         return F.scaled_dot_product_attention(q, k, v, visible, scale=1.0)
-    # To the score of query i and key j the table adds q_i . r_(j - i), distances being clipped at
-    # its ends.
-    farthest, T, S = len(table) // 2, q.shape[2], k.shape[2]
-    distances = torch.arange(S, device=q.device) - torch.arange(first, first + T, device=q.device)[:, None]  # (T, S)
-    rows = (distances + farthest).clamp(0, 2 * farthest).expand(*q.shape[:2], -1, -1)
+    # The table adds q_i . r_(j - i) to the score of query i and key j; distances are clipped to R.
+    T = q.shape[2]
+    S = k.shape[2]
+    farthest = len(table) // 2
+    query_positions = torch.arange(first, first + T, device=q.device)
+    distances = torch.arange(S, device=q.device) - query_positions[:, None]  # (T, S)
+    rows = (distances + farthest).clamp(0, 2 * farthest).expand(*q.shape[:2], T, S)
     bias = (q @ table.to(q.dtype).T).gather(-1, rows)  # (B, N, T, S)
     if visible is not None:
         bias = bias.masked_fill(~visible, float("-inf"))
@@ -473,23 +516,24 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
 
 
 class Linear(nn.Module):
-    """`blocks` linear maps of one input, side by side. (..., inputs) -> (..., blocks * outputs)"""
+    """`blocks` linear maps of one input, concatenated. (..., inputs) -> (..., blocks * outputs)"""
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12: Xavier's bound, of the widest network and of each block. The paper does not say how
-        # weights begin.
+        # D12: Xavier's bound, of the widest network and of each block, and factors that give
+        # patches, class token and positions similar sizes. The paper names no initialisation.
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
 
     def forward(self, x, outputs):
-        return F.linear(x, self.weight[:, :outputs, :x.shape[-1]].flatten(0, 1), self.bias[:, :outputs].flatten())
+        weight = self.weight[:, :outputs, :x.shape[-1]]
+        return F.linear(x, weight.flatten(0, 1), self.bias[:, :outputs].flatten())
 
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x):
-        width = x.shape[-1]  # after "..." a cut to the full width is free; without it gradients would be copied
+        width = x.shape[-1]  # after "..." a full slice is free; without it gradients are copied
         return F.layer_norm(x, (width,), self.weight[..., :width], self.bias[..., :width])
 
 
@@ -498,29 +542,39 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """Self-attention of the encoder. (B, T, H) -> the same. keys: the width of what it attends to;
-    heads: all numbers of heads that it serves; has_table: whether it has relative positions."""
+    """Self-attention of the encoder. (B, T, H) -> the same.
+
+    keys: the width of what it attends to. heads: all numbers of heads that it is called with.
+    has_table: whether it has relative positions.
+    """
 
     def __init__(self, width, keys, heads, cfg, has_table=False):
         super().__init__()
-        self.cfg, dims = cfg, [head_width(count, cfg) for count in heads]
-        qkv = max(count * dim for count, dim in zip(heads, dims))
-        self.query, self.key_value, self.output = Linear(width, qkv), Linear(keys, qkv, blocks=2), Linear(qkv, width)
-        table = (2 * cfg.relative + 1, max(dims))
-        self.relative = nn.Parameter(torch.randn(table) * table[1] ** -0.5) if has_table else None
+        self.cfg = cfg
+        widths = [head_width(count, cfg) for count in heads]
+        qkv = max(count * dim for count, dim in zip(heads, widths))
+        self.query = Linear(width, qkv)
+        self.key_value = Linear(keys, qkv, blocks=2)
+        self.output = Linear(qkv, width)
+        self.relative = None
+        if has_table:
+            table = torch.randn(2 * cfg.relative + 1, max(widths))
+            self.relative = nn.Parameter(table * max(widths) ** -0.5)
 
     def split(self, linear, x, heads, blocks=1):
-        """A linear map of x (B, T, H), cut into heads -> (blocks, B, N, T, D)"""
-        (B, T, _), dim = x.shape, head_width(heads, self.cfg)
+        """A linear map of x (B, T, H), split into heads -> (blocks, B, N, T, D)"""
+        B, T, _ = x.shape
+        dim = head_width(heads, self.cfg)
         return linear(x, heads * dim).view(B, T, blocks, heads, dim).permute(2, 0, 3, 1, 4)
 
     def project(self, x, heads):
         """Queries, keys and values of x (B, T, H), each (B, N, T, D)."""
-        (q,), (k, v) = self.split(self.query, x, heads), self.split(self.key_value, x, heads, 2)
+        (q,) = self.split(self.query, x, heads)
+        k, v = self.split(self.key_value, x, heads, 2)
         return q, k, v
 
     def table_for(self, q, attn_type):
-        return self.relative[:, :q.shape[-1]] if attn_type == "softmax" else None  # D2
+        return self.relative[:, :q.shape[-1]] if attn_type == "softmax" else None
 
     def join(self, mixed, width):
         return self.output(mixed.transpose(1, 2).flatten(2), width)  # (B, N, T, D) -> (B, T, H)
@@ -528,7 +582,7 @@ class Attention(nn.Module):
     def forward(self, x, attn_type, heads, cosines, mask=None):
         q, k, v = self.project(x, heads)
         if attn_type == "linear":
-            mixed = linear_attention(q, k, v, cosines, mask if self.cfg.fixed_lengths else None)
+            mixed = linear_attention(q, k, v, cosines, mask)
         else:
             visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
             mixed = softmax_attention(q, k, v, visible, self.table_for(q, attn_type))
@@ -536,331 +590,114 @@ class Attention(nn.Module):
 
 
 def residual(x, change, layer):
-    """x plus the output of one of a layer's parts, dropped out."""
-    # D11: dropout is not scaled by the sampled width, as HAT's and RankNAS's is.
+    """x plus the output of one of a layer's parts after dropout."""
+    # D11*: dropout is not scaled by the sampled width, as HAT's and RankNAS's is.
     return x + F.dropout(change, layer.cfg.dropout, layer.training)
+
+
+def feed_forward(x, ffn, layer):
+    """A layer's ReLU network of width ffn, with LayerNorm before it and a residual around it."""
+    inner = F.relu(layer.expand(layer.ffn_norm(x), ffn))
+    return residual(x, layer.shrink(inner, x.shape[-1]), layer)
 
 
 class Layer(nn.Module):
     """A layer of the encoder: attention and a ReLU network, each with LayerNorm before it and a
-    residual around it. (B, T, H) -> the same. space: a super-net's, whose numbers of heads it
-    serves, or None."""
+    residual around it. (B, T, H) -> the same. space: a super-net's, or None."""
     # D23: the paper does not say where norms stand nor what is pooled; LayerNorm in front and the
     # mean of the patches are the released code's.
 
     def __init__(self, number, arch, cfg, space):
         super().__init__()
-        self.number, self.cfg = number, cfg
-        width, ffn, has_table = arch.hidden, arch.ffn[number], arch.types[number] == "softmax"
-        heads = space["heads"] if space else arch.heads[number:number + 1]
-        self.attention = Attention(width, width, heads, cfg, has_table)
-        self.expand, self.shrink = Linear(width, ffn), Linear(ffn, width)
-        self.attention_norm, self.ffn_norm = LayerNorm(width), LayerNorm(width)
+        self.number = number
+        self.cfg = cfg
+        width = arch.hidden
+        heads = space["heads"] if space else [arch.heads[number]]
+        self.attention = Attention(width, width, heads, cfg, arch.types[number] == "softmax")
+        self.expand = Linear(width, arch.ffn[number])
+        self.shrink = Linear(arch.ffn[number], width)
+        self.attention_norm = LayerNorm(width)
+        self.ffn_norm = LayerNorm(width)
 
     def forward(self, x, arch, cosines, mask=None):
-        attn_type, heads, ffn = (values[self.number] for values in (arch.types, arch.heads, arch.ffn))
-        x = residual(x, self.attention(self.attention_norm(x), attn_type, heads, cosines, mask), self)
-        return residual(x, self.shrink(F.relu(self.expand(self.ffn_norm(x), ffn)), x.shape[-1]), self)
+        n = self.number
+        normed = self.attention_norm(x)
+        x = residual(x, self.attention(normed, arch.types[n], arch.heads[n], cosines, mask), self)
+        return feed_forward(x, arch.ffn[n], self)
 
 
 class ImageModel(nn.Module):
-    """An encoder over patches and a class token; the mean of the patches is classified. Images (B,
-    3, I, I) -> logits (B, 10). space: a super-net's, whose sub-nets are run by forward(images,
-    arch)."""
+    """An encoder of patches and a class token; the mean of the patches is classified.
+    Images (B, 3, I, I) -> logits (B, 10). space: a super-net's, or None."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
+        self.arch = arch
+        self.cfg = cfg
         # D4: 14 x 14 patches and the class token are 197 tokens; the 256 of Sec. 4.1.3 contradict
         # them.
-        # D22: positions, of the cosine and relative ones, count along the rows of patches behind
-        # the class token, as in the released code; a patch is as far from the one below it as from
-        # one 14 to its right.
-        self.arch, self.cfg, self.tokens = arch, cfg, (cfg.image // cfg.patch) ** 2 + 1
-        self.patches = Linear(3 * cfg.patch ** 2, arch.hidden)
-        self.token = nn.Parameter(torch.randn(arch.hidden) * arch.hidden ** -0.5)
-        self.positions = nn.Parameter(torch.randn(self.tokens, arch.hidden) * 0.5)
-        with torch.no_grad():  # D12: behind the factor sqrt(H) patches, token and positions are of like sizes
-            self.patches.weight.mul_(arch.hidden ** -0.5)
-        self.layers = nn.ModuleList(Layer(number, arch, cfg, space) for number in range(arch.layers))
-        self.norm, self.head = LayerNorm(arch.hidden), Linear(arch.hidden, 10)
+        self.tokens = (cfg.image // cfg.patch) ** 2 + 1
+        width = arch.hidden
+        self.patches = Linear(3 * cfg.patch ** 2, width)
+        self.token = nn.Parameter(torch.randn(width) * width ** -0.5)
+        self.positions = nn.Parameter(torch.randn(self.tokens, width) * 0.5)
+        with torch.no_grad():
+            self.patches.weight.mul_(width ** -0.5)
+        self.layers = nn.ModuleList(
+            Layer(number, arch, cfg, space) for number in range(arch.layers))
+        self.norm = LayerNorm(width)
+        self.head = Linear(width, 10)
 
     def forward(self, images, arch=None):
         arch = arch or self.arch
-        B, side, width = len(images), self.cfg.image // self.cfg.patch, arch.hidden
-        patches = (images.view(B, 3, side, self.cfg.patch, side, self.cfg.patch)
-                   .permute(0, 2, 4, 1, 3, 5).reshape(B, side * side, -1))  # (B, T - 1, 3 * P * P)
-        patches = self.patches(patches.to(self.token.dtype), width)
-        x = torch.cat([self.token[:width].expand(B, 1, -1), patches], dim=1)  # (B, T, H)
-        x = F.dropout(x * math.sqrt(width) + self.positions[:, :width], self.cfg.dropout, self.training)
+        B = len(images)
+        P = self.cfg.patch
+        side = self.cfg.image // P
+        width = arch.hidden
+        patches = images.view(B, 3, side, P, side, P).permute(0, 2, 4, 1, 3, 5)
+        patches = patches.reshape(B, side * side, 3 * P * P).to(self.token.dtype)
+        token = self.token[:width].expand(B, 1, width)
+        x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
+        x = x * math.sqrt(width) + self.positions[:, :width]
+        x = F.dropout(x, self.cfg.dropout, self.training)
+        # D22: positions, of the cosine and relative ones, count along the rows of patches behind
+        # the class token, as in the released code; a patch is as far from the one below it as from
+        # one 14 to its right.
         cosines = cosines_at(torch.arange(self.tokens, device=x.device), self.tokens)
         for layer in self.layers[:arch.layers]:
             x = layer(x, arch, cosines)
         return self.head(self.norm(x)[:, 1:].mean(1), 10)
 
 
-# Translation: what a decoder needs beside the parts above. (For images alone this may be skipped,
-# up to make_model.)
-
-def causal_linear_attention(q, k, v, cosines, chunk=0):
-    """cosFormer attention of each token to those that are not later, in O(T). (B, N, T, D) -> the
-    same
-
-    Inside a chunk of tokens, the product of queries and keys is taken as it stands, which pays for
-    up to 2D tokens. What stands in the chunks before is read from a running sum of their
-    linear_state."""
-    B, N, T, D = q.shape
-    chunk = min(chunk or max(64, 2 * D), T)
-    q, k = reweight(q, cosines), reweight(k, cosines)
-    q, k, v = (F.pad(x, (0, 0, 0, -T % chunk)).view(B, N, -1, chunk, x.shape[-1]) for x in (q, k, v))
-    within = (q @ k.transpose(-1, -2)).tril()  # (B, N, C, chunk, chunk)
-    sums, weights = within @ v, within.sum(-1, keepdim=True, dtype=wide(within))
-    # The chunks from the second on read the sum over all before them; the first one, for which
-    # F.pad adds zeros, reads nothing.
-    state, total = (part.cumsum(2, dtype=wide(part)) for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
-    q, as_first = q[:, :, 1:], (0, 0, 0, 0, 1, 0)
-    sums = sums + F.pad(q @ state.to(q.dtype), as_first)
-    weights = weights + F.pad((q * total).sum(-1, keepdim=True), as_first)
-    return normalise(sums, weights).reshape(B, N, -1, D)[:, :, :T]
-
-
-class CausalAttention(Attention):
-    """Self-attention of the decoder. A call without cache reads whole sequences. A call with one, a
-    list that is empty at first, reads the one token at position `first`, and keeps there what later
-    tokens need of it."""
-
-    def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
-        q, k, v = self.project(x, heads)
-        if attn_type == "linear" and cache is None:
-            return self.join(causal_linear_attention(q, k, v, cosines), x.shape[-1])
-        if attn_type == "linear" and self.cfg.fixed_lengths:
-            new = linear_state(reweight(k, cosines), v)
-            cache[:] = [old + part.to(wide(part)) for old, part in zip(cache or (0, 0), new)]
-            return self.join(linear_read(reweight(q, cosines), *cache), x.shape[-1])
-        visible = None
-        if cache is None:
-            visible = q.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()  # (T, S)
-        else:
-            cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] if cache else [k, v]
-            k, v = cache
-        mixed = (released_attention(q, k, v, first, 1) if attn_type == "linear" else
-                 softmax_attention(q, k, v, visible, self.table_for(q, attn_type), first))
-        return self.join(mixed, x.shape[-1])
-
-
-class CrossAttention(Attention):
-    """Attention of the decoder to the encoder, in two steps: remember() once for a sentence, read()
-    for its tokens."""
-
-    def remember(self, memory, lengths, cosines, mask, attn_type, heads):
-        """What is kept of memory (B, S, H): a tuple of tensors with B rows. lengths (B,), mask (B,
-        S)."""
-        k, v = self.split(self.key_value, memory, heads, 2)
-        if attn_type == "linear" and self.cfg.fixed_lengths:
-            return *linear_state(reweight(k, cosines), v, mask), lengths
-        return k, v, mask[:, None, None]
-
-    def read(self, x, kept, attn_type, heads, first=0):
-        """What tokens (B, T, H), or (B * beams, 1, H), read from what remember() kept; the beams of
-        a sentence are its tokens here."""
-        (q,) = self.split(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
-        if attn_type != "linear":
-            mixed = softmax_attention(q, *kept)
-        elif self.cfg.fixed_lengths:
-            *sums, lengths = kept
-            cosines = cosines_at(torch.arange(first, first + x.shape[1], device=x.device), lengths)
-            mixed = linear_read(reweight(q, cosines), *sums)
-        else:
-            mixed = released_attention(q, kept[0], kept[1], first, x.shape[1])
-        return self.join(mixed, x.shape[-1]).view(x.shape)
-
-
-class DecoderLayer(nn.Module):
-    """A layer of the decoder, which is one of the encoder with cross-attention in its middle."""
-
-    def __init__(self, number, arch, cfg, space):
-        super().__init__()
-        self.number, self.cfg = number, cfg
-        width, ffn, has_table = arch.decoder_hidden, arch.decoder_ffn[number], arch.decoder_types[number] == "softmax"
-        heads, cross_heads = (space[name] if space else getattr(arch, name)[number:number + 1]
-                              for name in ("decoder_heads", "cross_heads"))
-        self.attention = CausalAttention(width, width, heads, cfg, has_table)
-        self.cross = CrossAttention(width, arch.hidden, cross_heads, cfg)  # D2
-        self.expand, self.shrink = Linear(width, ffn), Linear(ffn, width)
-        self.attention_norm, self.cross_norm, self.ffn_norm = LayerNorm(width), LayerNorm(width), LayerNorm(width)
-
-    def remember(self, states, lengths, cosines, mask, arch):
-        """What the layer keeps of the last encoder layers, of as many as its En-De Connect says
-        (Table 1)."""
-        number, last = self.number, arch.connect[self.number]
-        return self.cross.remember(torch.cat(states[-last:], dim=1), lengths, torch.cat([cosines] * last, dim=-3),
-                                   mask.repeat(1, last), arch.cross_types[number], arch.cross_heads[number])
-
-    def forward(self, x, arch, cosines, memory, cache=None, first=0):
-        n, norm = self.number, self.attention_norm
-        x = residual(x, self.attention(norm(x), arch.decoder_types[n], arch.decoder_heads[n], cosines, cache, first),
-                     self)
-        read = self.cross.read(self.cross_norm(x), memory, arch.cross_types[n], arch.cross_heads[n], first)
-        x = residual(x, read, self)
-        return residual(x, self.shrink(F.relu(self.expand(self.ffn_norm(x), arch.decoder_ffn[n])), x.shape[-1]), self)
-
-
-def sinusoids(positions, width):
-    """Sines and cosines of positions (T,) -> (T, H)"""
-    rates = torch.exp(torch.arange(0, width, 2, device=positions.device) * (-math.log(10000.0) / width))
-    angles = positions[:, None] * rates
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-
-
-class Translator(nn.Module):
-    """Encoder and decoder with one embedding for source, target and output. forward -> logits (B,
-    T, V)."""
-
-    def __init__(self, arch, cfg, space=None):
-        super().__init__()
-        self.arch, self.cfg, width = arch, cfg, max(arch.hidden, arch.decoder_hidden)
-        self.words = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
-        self.layers = nn.ModuleList(Layer(number, arch, cfg, space) for number in range(arch.layers))
-        self.decoder_layers = nn.ModuleList(DecoderLayer(number, arch, cfg, space)
-                                            for number in range(arch.decoder_layers))
-        self.norm, self.decoder_norm = LayerNorm(arch.hidden), LayerNorm(arch.decoder_hidden)
-
-    def embed(self, ids, width, first=0):
-        """Words, and sinusoids of their positions from `first` on. (B, T) -> (B, T, H)"""
-        if first + ids.shape[1] > self.cfg.length:
-            raise UserError(f"--length {self.cfg.length}: an input has {first + ids.shape[1]} pieces; raise it")
-        positions = torch.arange(first, first + ids.shape[1], device=ids.device)
-        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width)
-        # D27: of the sampled width; in HAT they are the leading columns of the widest network's.
-        x = x + sinusoids(positions, width).to(self.words.dtype)
-        return F.dropout(x, self.cfg.dropout, self.training)
-
-    def encode(self, source, lengths, arch=None):
-        """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors
-        with B rows."""
-        arch = arch or self.arch
-        positions = torch.arange(source.shape[1], device=source.device)
-        # (B, S): where there is no padding; of an empty source its first piece counts, for a
-        # softmax over nothing is no number
-        mask = positions < lengths.clamp(min=1)[:, None]
-        cosines = cosines_at(positions, lengths if self.cfg.fixed_lengths else source.shape[1])
-        x, states = self.embed(source, arch.hidden), []
-        for layer in self.layers[:arch.layers]:
-            x = layer(x, arch, cosines, mask)
-            states.append(x)
-        states = [self.norm(x) for x in states[-max(arch.connect):]]  # D28: no norm for each
-        return [layer.remember(states, lengths, cosines, mask, arch)
-                for layer in self.decoder_layers[:arch.decoder_layers]]
-
-    def decode(self, target, memories, arch=None, caches=None, first=0):
-        """Logits (B, T, V) behind target (B, T). caches: None for whole sequences; otherwise a list
-        for each layer, and target is the one token at position `first` of each beam, those of a row
-        of memories side by side."""
-        arch = arch or self.arch
-        x = self.embed(target, arch.decoder_hidden, first)
-        end = first + x.shape[1]
-        longest = self.cfg.length if self.cfg.fixed_lengths else end  # D1
-        cosines = cosines_at(torch.arange(first, end, device=x.device), longest)
-        for layer, memory, cache in zip(self.decoder_layers, memories, caches or [None] * len(memories)):
-            x = layer(x, arch, cosines, memory, cache, first)
-        return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
-
-    def forward(self, source, lengths, target, arch=None):
-        return self.decode(target, self.encode(source, lengths, arch), arch)
-
-
-@torch.no_grad()
-def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4, penalty=LENGTH_PENALTY):
-    """The best translation of each row of source (B, S), lengths (B,), as (ids without end mark,
-    what it scores): log-probability / tokens ** penalty, as fairseq has it. barred: ids that are
-    never produced.
-
-    As in fairseq, each step takes the 2K best continuations of a row. Those of the first K that
-    end are finished; the best K that do not end go on. A row is done with K finished translations,
-    or after 1.5 S + 10 tokens or `longest`, where all its beams end. No translation is empty. Rows
-    that are done leave every eighth step: there the host waits for a GPU, and at the beginning for
-    the greatest length. Of B rows, R are left; each has K beams and V tokens.
-    """
-    B, device = len(source), source.device
-    barred = torch.tensor([*barred], dtype=torch.long, device=device)
-    # D26: the paper names no limit.
-    limits, memories = (lengths + lengths // 2 + 10).clamp(max=longest), model.encode(source, lengths)
-    steps, caches = int(limits.max()), [[] for _ in memories]
-    # of each row's best finished translation: score, tokens, number of tokens
-    best = torch.full((B,), float("-inf"), device=device)
-    found = torch.zeros(B, steps, dtype=torch.long, device=device)
-    sizes = torch.zeros(B, dtype=torch.long, device=device)
-    rows, living = torch.arange(B, device=device), limits > 0
-    tokens = torch.full((B * beam, 1), bos, device=device)
-    history = torch.zeros(B, beam, 0, dtype=torch.long, device=device)
-    sums = torch.full((B, beam), float("-inf"), device=device)  # log-probabilities of the living beams
-    sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
-    finished = torch.zeros(B, dtype=torch.long, device=device)
-    no_end = torch.arange(model.cfg.vocab_size, device=device) != eos
-    for step in range(steps):
-        logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
-        total = F.log_softmax(logits, dim=-1).view(len(rows), beam, -1).add_(sums[..., None])  # (R, K, V)
-        total.index_fill_(-1, barred, float("-inf"))
-        last = step + 1 >= limits[rows]
-        total.masked_fill_(last[:, None, None] & no_end, float("-inf"))
-        if step == 0:
-            total[..., eos] = float("-inf")
-        sums, flat = total.flatten(1).topk(2 * beam)  # (R, 2K)
-        parents, tokens = flat // total.shape[-1], flat % total.shape[-1]
-        ends = (tokens == eos) & sums.isfinite()
-        end, which = sums[:, :beam].masked_fill(~ends[:, :beam], float("-inf")).max(1)
-        end = end / (step + 1) ** penalty
-        better = living & (end > best[rows])
-        parent = parents.gather(1, which[:, None])[..., None].expand(-1, 1, step)
-        ended = history.gather(1, parent)[:, 0]  # (R, step)
-        found[rows, :step] = torch.where(better[:, None], ended, found[rows, :step])
-        best[rows], sizes[rows] = torch.where(better, end, best[rows]), torch.where(better, step, sizes[rows])
-        finished = finished + ends[:, :beam].sum(1)
-        sums, chosen = sums.masked_fill(ends, float("-inf")).topk(beam)  # (R, K)
-        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
-        history = history.gather(1, parents[..., None].expand_as(history))
-        history = torch.cat([history, tokens[..., None]], dim=-1)
-        living = living & ~last & (finished < beam)
-        parents = parents + beam * torch.arange(len(rows), device=device)[:, None]
-        left = living.nonzero()[:, 0] if step % 8 == 7 else rows  # read once: each tensor[living] would read it again
-        if not len(left):
-            break
-        if len(left) < len(rows):
-            rows, sums, history, tokens, parents, living, finished = (
-                part[left] for part in (rows, sums, history, tokens, parents, living, finished))
-            memories = [tuple(part[left] for part in kept) for kept in memories]
-        lines, tokens = parents.flatten(), tokens.view(-1, 1)
-        caches = [[part.index_select(0, lines) for part in cache] for cache in caches]
-    return [(ids[:size], score) for ids, size, score in zip(found.tolist(), sizes.tolist(), best.tolist())]
-
-
 def make_model(arch, cfg, space=None):
     """The model of a task: a network, or with a space its super-net."""
-    return (ImageModel if cfg.task == "cifar10" else Translator)(arch, cfg, space)
+    model_class = ImageModel if cfg.task == "cifar10" else Translator
+    return model_class(arch, cfg, space)
 
 
-def blank_inputs(cfg, count, tokens=30):
-    """What a model is called with, without content: so many images, or sentences of so many tokens
-    on both sides."""
+def blank_inputs(cfg):
+    """An empty input of a model: one image, or 30 tokens of source and target."""
     if cfg.task == "cifar10":
-        return [torch.zeros(count, 3, cfg.image, cfg.image)]
-    ids = torch.zeros(count, min(tokens, cfg.length), dtype=torch.long)
-    return [ids, torch.full((count,), ids.shape[1]), ids.clone()]
+        return [torch.zeros(1, 3, cfg.image, cfg.image)]
+    ids = torch.zeros(1, min(30, cfg.length), dtype=torch.long)
+    return [ids, torch.tensor([ids.shape[1]]), ids]
 
 
 def count_parameters(arch, cfg):
     """{part: parameters} of the network alone."""
     with torch.device("meta"):
-        model, parts = make_model(arch, cfg), collections.Counter()
+        model = make_model(arch, cfg)
+    parts = collections.Counter()
     for name, value in model.named_parameters():
         parts[name.split(".")[0]] += value.numel()
     return dict(parts)
 
 
 def model_flops(arch, cfg):
-    """2 x multiply-adds of all matrix products of the model for one image, or for 30 source and 30
-    target tokens."""
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        make_model(arch, cfg)(*blank_inputs(cfg, 1))
+    """2 x multiply-adds of all matrix products for one image, or for 30 source and 30 target tokens."""
+    counter = FlopCounterMode(display=False)
+    with torch.device("meta"), torch.no_grad(), counter:
+        make_model(arch, cfg)(*blank_inputs(cfg))
     return counter.get_total_flops()
 
 # --- supernet -------------
@@ -868,16 +705,18 @@ def model_flops(arch, cfg):
 
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
-    """A network, or with a space a super-net, with its weights in a larger model. UserError where
-    that model does not hold it."""
-    network = make_model(arch, cfg, space)
-    for name, value in network.state_dict().items():
-        there = tuple(weights[name].shape) if name in weights else ()
-        if len(there) != value.dim() or any(one > two for one, two in zip(value.shape, there)):
-            raise UserError(f"--init {cfg.init}: does not hold {'the space' if space else '--arch'}; "
-                            f"it has {name} as {there or 'nothing'}, not {tuple(value.shape)}")
-        value.copy_(weights[name][tuple(slice(size) for size in value.shape)])
-    return network
+    """A network, or with a space a super-net, with the leading weights of a larger model. UserError
+    where that model does not hold it."""
+    model = make_model(arch, cfg, space)
+    for name, value in model.state_dict().items():
+        shape = tuple(weights[name].shape) if name in weights else ()
+        if len(shape) != value.dim() or any(a > b for a, b in zip(value.shape, shape)):
+            part = "the space" if space else "--arch"
+            raise UserError(
+                f"--init {cfg.init}: does not hold {part}; it has {name} as {shape or 'nothing'}, "
+                f"not {tuple(value.shape)}")
+        value.copy_(weights[name][tuple(map(slice, value.shape))])
+    return model
 
 # --- search ---------------
 
@@ -885,9 +724,9 @@ WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSO
 
 
 def features_of(arch, space):
-    """What a ranker sees, {feature with a choice: numbers}. A number is a share of the largest
-    choice, or 1.0 for linear attention. A feature by layer has the mean, then each layer, filled up
-    with the mean to the greatest depth, so that a width does not tell the depth."""
+    """What a ranker sees, {feature with a choice: numbers}. A number is a share of the largest choice, or 1.0 for
+    linear attention. A feature by layer has the mean, then each layer, filled up with the mean to the greatest depth,
+    so that a width does not tell the depth."""
     found = {}
     for name, choices in space.items():
         if len(choices) == 1:
@@ -902,8 +741,7 @@ def features_of(arch, space):
 
 
 def agreement(found, wanted):
-    """(Kendall's tau-b, the share of the pairs with different `wanted` that `found` orders alike;
-    ties count half)."""
+    """(Kendall's tau-b, the share of the pairs with different `wanted` that `found` orders alike; ties count half)."""
     found, wanted = (torch.tensor(values, dtype=torch.float64) for values in (found, wanted))
     one, two = (torch.sign(values[:, None] - values).triu() for values in (found, wanted))
     agree, pairs, decided = (one * two).sum().item(), one.abs().sum().item(), two.abs().sum().item()
@@ -911,10 +749,9 @@ def agreement(found, wanted):
 
 
 class Ranker:
-    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a has the greater value than
-    b) = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures;
-    10% choose when to stop, and 10% are fresh: they give Kendall's tau and the share of pairs
-    ordered alike."""
+    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a has the greater value than b) = sigmoid(g(a) -
+    g(b)), where g is a small network. It is fitted to 80% of the architectures; 10% choose when to stop, and 10% are
+    fresh: they give Kendall's tau and the share of pairs ordered alike."""
     # D6: in the released code boosted trees regress, and importance is a feature's |tau|.
 
     def __init__(self, space, archs, values, seed=0, steps=400):
@@ -930,8 +767,7 @@ class Ranker:
         self.tau, self.pairs = self.quality(self.x, self.fresh)
 
     def fit(self, rows, generator, steps):
-        """Minimise the cross-entropy of random pairs, and keep the weights that order the rows for
-        stopping best."""
+        """Minimise the cross-entropy of random pairs, and keep the weights that order the rows for stopping best."""
         optimizer = torch.optim.AdamW(self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best, kept = -1.0, None
         for step in range(steps + 1):
@@ -959,8 +795,7 @@ class Ranker:
         return agreement(self.g(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, shuffles=20):
-        """{feature: the share of pairs lost when it is shuffled among the rows not fitted to}, the
-        largest first."""
+        """{feature: the share of pairs lost when it is shuffled among the rows not fitted to}, the largest first."""
         generator, rows = torch.Generator().manual_seed(0), torch.cat([self.fresh, self.stop])
         whole, lost, start = self.quality(self.x, rows)[1], {}, 0
         for name, numbers in features_of(widest(self.space), self.space).items():
@@ -974,13 +809,13 @@ class Ranker:
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, pruning: the space in which only `keep` features are free (0: all). archs,
-    losses: the samples within the latency limit."""
-    # D7: the paper does not say how. `keep` features stay free: the first ones by importance for
-    # the loss and for the latency, alternating. The attention types always stay free in addition,
+    """Sec. 3.1.2, pruning: the space in which only `keep` features are free (0: all). archs, losses: the samples within
+    the latency limit."""
+    # D7: the paper does not say how. `keep` features stay free: the first ones by importance for the
+    # loss and for the latency, alternating. The attention types always stay free in addition,
     # whatever their importance. All others freeze at their commonest value in the better tenth of
-    # the samples. CIFAR-10 keeps 3 of its 5 features (the paper 5), translation 7: as many as are
-    # in the two top fives of Sec. 7.1.
+    # the samples. CIFAR-10 keeps 3 of its 5 features (the paper 5), translation 7: as many as are in
+    # the two top fives of Sec. 7.1.
     if not keep:
         return space
     free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + [*PARTS]
@@ -994,20 +829,18 @@ def prune(space, importances, archs, losses, keep):
 
 
 def latency_window(rank_scores, latencies, limit):
-    """(lowest, highest) rank score for latency that the evolution allows. Of the samples it leaves
-    out the slowest tenth, those that break the limit and, unless no others are left, the fastest
-    tenth. D8"""
+    """(lowest, highest) rank score for latency that the evolution allows. Of the samples it leaves out the slowest
+    tenth, those that break the limit and, unless no others are left, the fastest tenth. D8"""
     rank_scores = sorted(rank_scores)
     within = sum(latency <= limit for latency in latencies) / len(latencies)
-    high = min(1 - DROPPED_ARCHITECTURES, within)
-    low = DROPPED_ARCHITECTURES if DROPPED_ARCHITECTURES < high else 0
+    high = min(1 - DROPPED, within)
+    low = DROPPED if DROPPED < high else 0
     return tuple(rank_scores[round(share * (len(rank_scores) - 1))] for share in (low, high))
 
 
 def evolve(space, fitness, allowed, cfg):
-    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends early
-    where a generation brings nothing new. fitness: architectures -> numbers; allowed: architecture
-    -> bool."""
+    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends early where a generation
+    brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
     rng, seen, drawn = random.Random(f"{cfg.seed} evolution"), {}, set()
 
     def collect(make, count):
@@ -1035,8 +868,7 @@ def evolve(space, fitness, allowed, cfg):
 
 
 def cast(model, cfg, device):
-    """The model for inference, in the type of --dtype for good: autocast casts weights at every
-    step of a decoder."""
+    """The model for inference, in the type of --dtype for good: autocast casts weights at every step of a decoder."""
     low = cfg.dtype == "bfloat16" or cfg.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(
         including_emulation=False)
     return model.to(device, torch.bfloat16 if low else torch.float32).eval()
@@ -1056,9 +888,9 @@ def timed_text(cfg, device):
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30
-    steps of the decoder with cache and beam, as HAT measures them, and the standard deviation of
-    the timings as a fraction of it. With --cost flops GFLOPs and 0."""
+    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30 steps
+    of the decoder with cache and beam, as HAT measures them, and the standard deviation of the
+    timings as a fraction of it. With --cost flops GFLOPs and 0."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9, 0.0
     with torch.device("meta"):
@@ -1068,7 +900,7 @@ def measure_latency(arch, cfg, device):
         value.fill_(0.01)
     model = cast(model, cfg, device)
     with torch.device(device):
-        first, *lengths = blank_inputs(cfg, 1)
+        first, *lengths = blank_inputs(cfg)
         tokens = torch.zeros(cfg.beam, 1, dtype=torch.long)
 
     def once():
@@ -1079,10 +911,9 @@ def measure_latency(arch, cfg, device):
         for step in range(first.shape[1]):
             model.decode(tokens, kept, None, caches, step)
 
-    clock = time.process_time if cfg.cost == "cpu" and device.type == "cpu" else time.perf_counter
     attempts = []
     for _ in range(TIMED):
-        attempts.append(timings(once, clock, cfg.latency_runs, device))
+        attempts.append(timings(once, time.perf_counter, cfg.latency_runs, device))
         if attempts[-1][1] < UNSTEADY:
             break
     return min(attempts, key=lambda attempt: attempt[1])  # D25
@@ -1100,15 +931,14 @@ def timings(once, clock, runs, device):
         times.append(1000 * (clock() - began))
     if not sum(times):
         raise RuntimeError("the clock stands still: nothing can be timed")
-    dropped = int(DROPPED_TIMINGS * runs)
+    dropped = int(DROPPED * runs)
     kept = sorted(times[5:])[dropped:runs - dropped]
     mean = statistics.fmean(kept)
     return mean, statistics.pstdev(kept) / max(mean, 1e-9)
 
 
 def check_limit(space, cfg, device):
-    """UserError where the narrowest and shallowest architectures do not keep --latency_limit:
-    before the training."""
+    """UserError where the narrowest and shallowest architectures do not keep --latency_limit: before the training."""
     def smallest(heads, types):  # many heads that share --qkv can be cheaper than few, so both ends are tried
         ends = {"heads": heads, "types": types}
         return build_arch(space, lambda name, choices, layer: ends.get(name.split("_")[-1], min)(choices))
@@ -1141,8 +971,7 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     score of an architecture over the limit are None. The processes share the losses. Latencies are
     shared on GPUs alone, of which each has its own: on one machine's CPU processes slow each other
     down, so the first one measures them all."""
-    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets
-    # each.
+    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
     path, block = run.folder / "history.jsonl", 4 * ranks.size
     history = on_main(ranks, read_history, path)
     lines = [line for line in history if line["round"] == round_name]
@@ -1181,8 +1010,7 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
 
 
 def draw_samples(space, cfg):
-    """Different architectures for the rankers. UserError, before the training, if they are too
-    few."""
+    """Different architectures for the rankers. UserError, before the training, if they are too few."""
     drawn = (sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
              for number in range(2 * cfg.samples))
     archs = [*dict.fromkeys(drawn)][:cfg.samples]
@@ -1211,7 +1039,7 @@ def rank_and_evolve(space, history, cfg):
                         f"need {FEWEST}: lower --lr")
     archs = [parse_arch(line["arch"], cfg) for line in lines]
     values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
-    limit = cfg.latency_limit or LIMIT_SHARE * statistics.median(values["latency"])
+    limit = cfg.latency_limit or LIMIT_FRACTION * statistics.median(values["latency"])
     allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
     if not allowed:
         raise UserError(f"--latency_limit: the fastest of {len(archs)} samples takes "
@@ -1233,8 +1061,7 @@ def rank_and_evolve(space, history, cfg):
 
 
 def winner(history, limit):
-    """The history line with the best loss within the limit. D9: measurements decide, and not the
-    ranker."""
+    """The history line with the best loss within the limit. D9: measurements decide, and not the ranker."""
     return max((line for line in history if line["scores"]["latency"] <= limit), key=lambda line: line["score"])
 
 
@@ -1289,7 +1116,7 @@ def end_search(run, ranks, cfg):
     """Say what was found, how far the rankers can be trusted, and the command that comes next."""
     result = run.finished
     for name, ranker in result["rankers"].items():
-        if ranker["held_out"] < FRESH:
+        if ranker["held_out"] < 8:
             print0(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
             continue
         lost = ", ".join(f"{FEATURES[key].title} {value:.3f}" for key, value in result["importance"][name].items())
@@ -1314,8 +1141,8 @@ def end_search(run, ranks, cfg):
 # --- objective ------------
 
 def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
-    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that
-    are not -100, their number)."""
+    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that are not -100, their
+    number)."""
     *inputs, labels = batch
     logits = model(*inputs, arch).flatten(0, -2).float()  # (B, 10), or (B * T, V)
     loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
@@ -1323,11 +1150,9 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 
 
 def learning_rate(step, cfg):
-    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's
-    inverse square root."""
-    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7
-    # fairseq would stop training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has
-    # "max lr: 1" a meaning beside lr 7e-4.
+    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's inverse square root."""
+    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7 fairseq would stop
+    # training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has "max lr: 1" a meaning beside lr 7e-4.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -1336,12 +1161,264 @@ def learning_rate(step, cfg):
     done = (step - warmup) / max(1, cfg.steps - warmup)
     return cfg.lr_start + (cfg.lr - cfg.lr_start) * 0.5 * (1 + math.cos(math.pi * done))
 
+# --- translation ----------
+# What a decoder needs in addition to the parts above.
+
+
+def causal_linear_attention(q, k, v, cosines, chunk=0):
+    """cosFormer attention of each token to those that are not later, in O(T).
+    (B, N, T, D) -> the same
+
+    Inside a chunk of tokens the product of queries and keys is taken first, which is cheaper for up
+    to 2D tokens. The chunks before it are read from a running sum of their linear_state.
+    """
+    B, N, T, D = q.shape
+    chunk = min(chunk or max(64, 2 * D), T)
+
+    def in_chunks(x):
+        return F.pad(x, (0, 0, 0, -T % chunk)).view(B, N, -1, chunk, x.shape[-1])
+
+    q = in_chunks(reweight(q, cosines))
+    k = in_chunks(reweight(k, cosines))
+    v = in_chunks(v)
+    within = (q @ k.transpose(-1, -2)).tril()  # (B, N, C, chunk, chunk)
+    sums = within @ v
+    weights = within.sum(-1, keepdim=True, dtype=wide(within))
+    # Each chunk but the first reads the sum over all before it.
+    state, total = (part.cumsum(2, dtype=wide(part))
+                    for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
+    q = q[:, :, 1:]
+    after_first = (0, 0, 0, 0, 1, 0)
+    sums = sums + F.pad(q @ state.to(q.dtype), after_first)
+    weights = weights + F.pad((q * total).sum(-1, keepdim=True), after_first)
+    return normalise(sums, weights).reshape(B, N, -1, D)[:, :, :T]
+
+
+class CausalAttention(Attention):
+    """Self-attention of the decoder. Without cache it reads whole sequences. With one, a list that
+    is empty at first, it reads the one token at position `first` and keeps what later tokens need."""
+
+    def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
+        q, k, v = self.project(x, heads)
+        if attn_type == "linear" and cache is None:
+            mixed = causal_linear_attention(q, k, v, cosines)
+        elif attn_type == "linear":
+            new = linear_state(reweight(k, cosines), v)
+            cache[:] = [old + part.to(wide(part)) for old, part in zip(cache or (0, 0), new)]
+            mixed = linear_read(reweight(q, cosines), *cache)
+        else:
+            visible = None
+            if cache is None:
+                T = x.shape[1]
+                visible = q.new_ones(T, T, dtype=torch.bool).tril()
+            else:
+                cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] or [k, v]
+                k, v = cache
+            mixed = softmax_attention(q, k, v, visible, self.table_for(q, attn_type), first)
+        return self.join(mixed, x.shape[-1])
+
+
+class CrossAttention(Attention):
+    """Attention of the decoder to the encoder, in two steps: remember() once for a sentence, read()
+    for its tokens. It has no relative positions (D2)."""
+
+    def remember(self, memory, lengths, cosines, mask, attn_type, heads):
+        """What is kept of memory (B, S, H): tensors of B sentences. lengths (B,), mask (B, S)."""
+        k, v = self.split(self.key_value, memory, heads, 2)
+        if attn_type == "linear":
+            return *linear_state(reweight(k, cosines), v, mask), lengths
+        return k, v, mask[:, None, None]
+
+    def read(self, x, kept, attn_type, heads, first=0):
+        """What tokens (B, T, H), or beams (B * K, 1, H), read from what remember() kept. The beams
+        of a sentence are its tokens here."""
+        (q,) = self.split(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
+        if attn_type == "linear":
+            state, total, lengths = kept
+            positions = torch.arange(first, first + x.shape[1], device=x.device)
+            mixed = linear_read(reweight(q, cosines_at(positions, lengths)), state, total)
+        else:
+            mixed = softmax_attention(q, *kept)
+        return self.join(mixed, x.shape[-1]).view(x.shape)
+
+
+class DecoderLayer(nn.Module):
+    """A layer of the decoder: a layer of the encoder with cross-attention in its middle."""
+
+    def __init__(self, number, arch, cfg, space):
+        super().__init__()
+        self.number = number
+        self.cfg = cfg
+        width = arch.decoder_hidden
+        ffn = arch.decoder_ffn[number]
+        has_table = arch.decoder_types[number] == "softmax"
+        heads = space["decoder_heads"] if space else [arch.decoder_heads[number]]
+        cross_heads = space["cross_heads"] if space else [arch.cross_heads[number]]
+        self.attention = CausalAttention(width, width, heads, cfg, has_table)
+        self.cross = CrossAttention(width, arch.hidden, cross_heads, cfg)
+        self.expand = Linear(width, ffn)
+        self.shrink = Linear(ffn, width)
+        self.attention_norm = LayerNorm(width)
+        self.cross_norm = LayerNorm(width)
+        self.ffn_norm = LayerNorm(width)
+
+    def remember(self, states, lengths, cosines, mask, arch):
+        """What the layer keeps of the last encoder layers, as many as En-De Connect says."""
+        n = self.number
+        last = arch.connect[n]
+        return self.cross.remember(
+            torch.cat(states[-last:], dim=1), lengths, torch.cat([cosines] * last, dim=-3),
+            mask.repeat(1, last), arch.cross_types[n], arch.cross_heads[n])
+
+    def forward(self, x, arch, cosines, memory, cache=None, first=0):
+        n = self.number
+        x = residual(x, self.attention(
+            self.attention_norm(x), arch.decoder_types[n], arch.decoder_heads[n], cosines, cache,
+            first), self)
+        x = residual(x, self.cross.read(
+            self.cross_norm(x), memory, arch.cross_types[n], arch.cross_heads[n], first), self)
+        return feed_forward(x, arch.decoder_ffn[n], self)
+
+
+def sinusoids(positions, width):
+    """Sines and cosines of positions (T,) -> (T, H)"""
+    exponents = torch.arange(0, width, 2, device=positions.device)
+    angles = positions[:, None] * torch.exp(exponents * (-math.log(10000.0) / width))
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+class Translator(nn.Module):
+    """Encoder and decoder with one embedding for source, target and output. space: a super-net's,
+    or None. forward -> logits (B, T, V)."""
+
+    def __init__(self, arch, cfg, space=None):
+        super().__init__()
+        self.arch = arch
+        self.cfg = cfg
+        width = max(arch.hidden, arch.decoder_hidden)
+        self.words = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
+        self.layers = nn.ModuleList(
+            Layer(number, arch, cfg, space) for number in range(arch.layers))
+        self.decoder_layers = nn.ModuleList(
+            DecoderLayer(number, arch, cfg, space) for number in range(arch.decoder_layers))
+        self.norm = LayerNorm(arch.hidden)
+        self.decoder_norm = LayerNorm(arch.decoder_hidden)
+
+    def embed(self, ids, width, first=0):
+        """Embeddings of tokens and of their positions from `first` on. (B, T) -> (B, T, H)"""
+        end = first + ids.shape[1]
+        if end > self.cfg.length:
+            raise UserError(f"--length {self.cfg.length}: an input has {end} tokens; raise it")
+        positions = torch.arange(first, end, device=ids.device)
+        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width)
+        # D27*: sinusoids of the sampled width; HAT's are the leading columns of the widest ones.
+        x = x + sinusoids(positions, width).to(self.words.dtype)
+        return F.dropout(x, self.cfg.dropout, self.training)
+
+    def encode(self, source, lengths, arch=None):
+        """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors of
+        B sentences."""
+        arch = arch or self.arch
+        positions = torch.arange(source.shape[1], device=source.device)
+        # True where there is no padding. The first token counts even if the source is empty: a
+        # softmax over nothing is NaN.
+        mask = positions < lengths.clamp(min=1)[:, None]  # (B, S)
+        cosines = cosines_at(positions, lengths)
+        x = self.embed(source, arch.hidden)
+        states = []
+        for layer in self.layers[:arch.layers]:
+            x = layer(x, arch, cosines, mask)
+            states.append(x)
+        # D28: one LayerNorm for all connected layers; the paper names none.
+        states = [self.norm(x) for x in states[-max(arch.connect):]]
+        return [layer.remember(states, lengths, cosines, mask, arch)
+                for layer in self.decoder_layers[:arch.decoder_layers]]
+
+    def decode(self, target, memories, arch=None, caches=None, first=0):
+        """Logits (B, T, V) of the tokens after target (B, T). caches: None for whole sequences;
+        otherwise a list for each layer, and target is the token at position `first` of each beam,
+        the beams of a sentence in sequence."""
+        arch = arch or self.arch
+        x = self.embed(target, arch.decoder_hidden, first)
+        positions = torch.arange(first, first + x.shape[1], device=x.device)
+        cosines = cosines_at(positions, self.cfg.length)
+        caches = caches or [None] * len(memories)
+        for layer, memory, cache in zip(self.decoder_layers, memories, caches):
+            x = layer(x, arch, cosines, memory, cache, first)
+        return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
+
+    def forward(self, source, lengths, target, arch=None):
+        return self.decode(target, self.encode(source, lengths, arch), arch)
+
+
+@torch.no_grad()
+def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
+                penalty=LENGTH_PENALTY):
+    """The best translation of each source (B, S), lengths (B,), as (ids without end mark, score),
+    where the score is log-probability / tokens ** penalty, as in fairseq.
+
+    As in fairseq, each step takes the 2K best continuations of a sentence. Those of the first K
+    that end are finished; the best K that do not end go on. A sentence is done with K finished
+    translations, or at its limit, where all beams end. No translation is empty. barred: ids that
+    are never produced. The host waits for a GPU every eighth step, to see whether all are done.
+    """
+    B = len(source)
+    device = source.device
+    worst = float("-inf")
+    memories = model.encode(source, lengths)
+    caches = [[] for _ in memories]
+    # D26: the paper names no limit; here it is 1.5 S + 10 tokens, and `longest` at most.
+    limits = (lengths + lengths // 2 + 10).clamp(max=longest)
+    sentences = torch.arange(B, device=device)[:, None]
+    barred = torch.tensor([*barred], dtype=torch.long, device=device)
+    no_end = torch.arange(model.cfg.vocab_size, device=device) != eos
+    tokens = torch.full((B * beam, 1), bos, device=device)
+    history = torch.zeros(B, beam, 0, dtype=torch.long, device=device)
+    sums = torch.full((B, beam), worst, device=device)  # log-probabilities of the beams
+    sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
+    finished = torch.zeros(B, dtype=torch.long, device=device)
+    going = limits > 0
+    best_scores = torch.full((B,), worst, device=device)
+    best = torch.full((B, int(limits.max()) + 1), eos, device=device)
+    for step in range(best.shape[1] - 1):
+        logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
+        totals = logits.log_softmax(-1).view(B, beam, -1).add_(sums[..., None])  # (B, K, V)
+        totals.index_fill_(-1, barred, worst)
+        last = step + 1 >= limits
+        totals.masked_fill_(last[:, None, None] & no_end, worst)
+        if step == 0:
+            totals[..., eos] = worst
+        sums, flat = totals.flatten(1).topk(2 * beam)  # (B, 2K)
+        parents = flat // totals.shape[-1]
+        tokens = flat % totals.shape[-1]
+        ends = (tokens == eos) & sums.isfinite()
+        score, which = sums[:, :beam].masked_fill(~ends[:, :beam], worst).max(1, keepdim=True)
+        score = score[:, 0] / (step + 1) ** penalty
+        ids = history[sentences, parents.gather(1, which)][:, 0]  # (B, step)
+        better = going & (score > best_scores)
+        best_scores = torch.where(better, score, best_scores)
+        best[:, :step] = torch.where(better[:, None], ids, best[:, :step])
+        finished += ends[:, :beam].sum(1)
+        going &= ~last & (finished < beam)
+        if step % 8 == 7 and not going.any():
+            break
+        sums, chosen = sums.masked_fill(ends, worst).topk(beam)  # (B, K)
+        parents = parents.gather(1, chosen)
+        tokens = tokens.gather(1, chosen)
+        history = torch.cat([history[sentences, parents], tokens[..., None]], dim=-1)
+        tokens = tokens.view(-1, 1)
+        beams = (parents + beam * sentences).flatten()
+        caches = [[part.index_select(0, beams) for part in cache] for cache in caches]
+    best = [ids[:ids.index(eos)] for ids in best.tolist()]
+    return [*zip(best, best_scores.tolist())]
+
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has the paper, but trains nothing
     from common.cli import Diverged, Stop, UserError, run, start
     from common.checkpoint import (
-        Checkpoint, load_file, read_init, read_json, read_jsonl, save_file, take_settings, write_atomic)
+        Checkpoint, load_file, read_init, read_json, read_jsonl, save_file, take_settings,
+        write_atomic)
     from common.distributed import (
         Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
         prefetch, print_device_use, progress, print0, seed_everything, set_shards, shard_range,
@@ -1388,8 +1465,7 @@ def held_out_loss(model, data, cfg, arch=None):
 
 @torch.no_grad()
 def score_test_data(model, data, cfg):
-    """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of
-    the test data."""
+    """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of the test data."""
     if cfg.task == "cifar10":
         found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
                                              for images, labels in data.test_batches())))
@@ -1405,16 +1481,14 @@ def score_test_data(model, data, cfg):
 
 
 def make_optimizer(model, cfg):
-    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW
-    does."""
+    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW does."""
     return torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, 0.998), weight_decay=cfg.weight_decay,
                              fused=True)
 
 
 def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
-    """One update by the mean loss over its shards, which is the same on any number of processes.
-    network: the model, or the compiled model; arch: the sub-net that is trained, or None. -> (loss,
-    labels, norm of the gradients)"""
+    """One update by the mean loss over its shards, which is the same on any number of processes. network: the model, or
+    the compiled model; arch: the sub-net that is trained, or None. -> (loss, labels, norm of the gradients)"""
     total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
@@ -1438,8 +1512,8 @@ def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
 
 
 class LastWeights:
-    """The weights of a model at its last `count` saves, files weights-STEP.pt of a folder, and
-    their mean. One more is kept: after a kill the checkpoint may be a save behind."""
+    """The weights of a model at its last `count` saves, files weights-STEP.pt of a folder, and their mean. One
+    more is kept: after a kill the checkpoint may be a save behind."""
 
     def __init__(self, folder, count):
         self.folder = Path(folder)
@@ -1467,9 +1541,9 @@ class LastWeights:
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network, or with a space its super-net, one random sub-net an update. At the end
-    checkpoint.pt has the model alone: of a network the average of the last saved (Sec. 4.1.4). The
-    host waits for a GPU in every 50th update, where it logs and where it saves."""
+    """Train a network, or with a space its super-net, one random sub-net an update. At the end checkpoint.pt has the
+    model alone: of a network the average of the last saved (Sec. 4.1.4). The host waits for a GPU in every 50th update,
+    where it logs and where it saves."""
     checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
@@ -1518,8 +1592,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
 
 
 def read_run(cfg):
-    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg
-    takes its geometry."""
+    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg takes its geometry."""
     weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
     record, own = read_json(Path(cfg.init) / "config.json"), Config()
     if "words" in weights:  # a model for images has none
@@ -1532,8 +1605,8 @@ def read_run(cfg):
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """--arch's, else own, of --init, else what the search in --init or of this task and preset
-    found. cfg.arch becomes its text."""
+    """--arch's, else own, of --init, else what the search in --init or of this task and preset found. cfg.arch becomes
+    its text."""
     text = cfg.arch or own and arch_text(own)
     if not text:
         text = str(Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json")
@@ -1601,8 +1674,8 @@ def evaluate(cfg):
 
 
 def describe(cfg):
-    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has
-    Table 5's networks as the paper counts them, without the products of linear attention.)"""
+    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has Table 5's networks as
+    the paper counts them, without the products of linear attention.)"""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
     space, mformer = space_of(cfg), PUBLISHED[cfg.task]["mformer"]
     arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
