@@ -21,6 +21,7 @@ Differs: in 29 places, D1 to D29: grep -n '# D[0-9]' mformer.py; MANUAL.md has t
 """
 import argparse
 import collections
+import copy
 import dataclasses
 import functools
 import json
@@ -724,154 +725,249 @@ WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSO
 
 
 def features_of(arch, space):
-    """What a ranker sees, {feature with a choice: numbers}. A number is a share of the largest choice, or 1.0 for
-    linear attention. A feature by layer has the mean, then each layer, filled up with the mean to the greatest depth,
-    so that a width does not tell the depth."""
-    found = {}
+    """What a ranker sees, {feature with a choice: numbers}.
+
+    A number is a fraction of the largest choice, or 1.0 for linear attention. A feature by layer
+    has the mean, then each layer, and the mean again up to the greatest depth, so that a width does
+    not tell the depth.
+    """
+    features = {}
     for name, choices in space.items():
         if len(choices) == 1:
             continue
-        numbers = [float(value == "linear") if name.endswith("types") else value / max(choices)
-                   for value in values_of(arch, name)]
-        if depth := FEATURES[name].depth:
+        values = values_of(arch, name)
+        if name in PARTS:
+            numbers = [float(value == "linear") for value in values]
+        else:
+            numbers = [value / max(choices) for value in values]
+        depth = FEATURES[name].depth
+        if depth:
             mean = sum(numbers) / len(numbers)
-            numbers = [mean, *numbers, *[mean] * (max(space[depth]) - len(numbers))]
-        found[name] = numbers
-    return found
+            missing = max(space[depth]) - len(numbers)
+            numbers = [mean, *numbers, *[mean] * missing]
+        features[name] = numbers
+    return features
 
 
-def agreement(found, wanted):
-    """(Kendall's tau-b, the share of the pairs with different `wanted` that `found` orders alike; ties count half)."""
-    found, wanted = (torch.tensor(values, dtype=torch.float64) for values in (found, wanted))
-    one, two = (torch.sign(values[:, None] - values).triu() for values in (found, wanted))
-    agree, pairs, decided = (one * two).sum().item(), one.abs().sum().item(), two.abs().sum().item()
-    return agree / max(1.0, math.sqrt(pairs * decided)), 0.5 + 0.5 * agree / max(1.0, decided)
+def pair_signs(values):
+    """(A, A): the sign of values[i] - values[j] where i < j, else 0."""
+    values = torch.tensor(values, dtype=torch.float64)
+    return torch.sign(values[:, None] - values).triu()
+
+
+def agreement(predicted, wanted):
+    """(Kendall's tau-b, the fraction of the pairs with different `wanted` that `predicted` orders
+    alike; ties count half)."""
+    one = pair_signs(predicted)
+    two = pair_signs(wanted)
+    agree = (one * two).sum().item()
+    decided = two.abs().sum().item()
+    tau = agree / max(1.0, math.sqrt(one.abs().sum().item() * decided))
+    return tau, 0.5 + 0.5 * agree / max(1.0, decided)
 
 
 class Ranker:
-    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a has the greater value than b) = sigmoid(g(a) -
-    g(b)), where g is a small network. It is fitted to 80% of the architectures; 10% choose when to stop, and 10% are
-    fresh: they give Kendall's tau and the share of pairs ordered alike."""
-    # D6: in the released code boosted trees regress, and importance is a feature's |tau|.
+    """A binary classifier of pairs of architectures (Sec. 3.1.2): P(a has the greater value than b)
+    = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures;
+    10% choose when to stop; the last 10% are held out: they give Kendall's tau and the accuracy on
+    pairs."""
+    # D6*: in the released code boosted trees regress, and importance is a feature's |tau|.
 
     def __init__(self, space, archs, values, seed=0, steps=400):
-        self.space, generator = space, torch.Generator().manual_seed(seed)
-        self.x, self.y = self.rows(archs), torch.tensor(values, dtype=torch.float64)
-        shuffled, tenth = torch.randperm(len(archs), generator=generator), max(2, len(archs) // 10)
-        self.fresh, self.stop, rows = shuffled[:tenth], shuffled[tenth:2 * tenth], shuffled[2 * tenth:]
-        self.mean, self.scale = self.x[rows].mean(0), self.x[rows].std(0).clamp(min=1e-3)
+        generator = torch.Generator().manual_seed(seed)
+        self.space = space
+        self.x = self.rows(archs)
+        self.y = torch.tensor(values, dtype=torch.float64)
+        tenth = max(2, len(archs) // 10)
+        order = torch.randperm(len(archs), generator=generator)
+        self.held_out = order[:tenth]
+        self.stopping = order[tenth:2 * tenth]
+        self.fitted_to = order[2 * tenth:]
+        self.mean = self.x[self.fitted_to].mean(0)
+        self.scale = self.x[self.fitted_to].std(0).clamp(min=1e-3)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network = nn.Sequential(nn.Linear(self.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 1))
-        self.fit(rows, generator, steps)
-        self.tau, self.pairs = self.quality(self.x, self.fresh)
+            self.network = nn.Sequential(
+                nn.Linear(self.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 1))
+        self.fit(generator, steps)
+        self.tau, self.pair_accuracy = self.quality(self.x, self.held_out)
 
-    def fit(self, rows, generator, steps):
-        """Minimise the cross-entropy of random pairs, and keep the weights that order the rows for stopping best."""
-        optimizer = torch.optim.AdamW(self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
-        best, kept = -1.0, None
+    def fit(self, generator, steps):
+        """Minimise the cross-entropy of random pairs. Keep the weights that are best at stopping."""
+        optimizer = torch.optim.AdamW(
+            self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
+        best = -1.0
         for step in range(steps + 1):
-            accuracy = self.quality(self.x, self.stop)[1] if step % 20 == 0 else best
-            if accuracy > best:
-                best, kept = accuracy, {name: value.clone() for name, value in self.network.state_dict().items()}
-            one, two = rows[torch.randint(len(rows), (2, 512), generator=generator)]
-            greater = (self.y[one] > self.y[two]).float() + 0.5 * (self.y[one] == self.y[two])
-            F.binary_cross_entropy_with_logits(self.g(self.x[one]) - self.g(self.x[two]), greater).backward()
+            if step % 20 == 0:
+                _, accuracy = self.quality(self.x, self.stopping)
+                if accuracy > best:
+                    best = accuracy
+                    weights = copy.deepcopy(self.network.state_dict())
+            pairs = torch.randint(len(self.fitted_to), (2, 512), generator=generator)
+            one, two = self.fitted_to[pairs]
+            greater = 0.5 + 0.5 * torch.sign(self.y[one] - self.y[two])
+            scores = self.g(self.x[one]) - self.g(self.x[two])
+            F.binary_cross_entropy_with_logits(scores, greater.float()).backward()
             optimizer.step()
             optimizer.zero_grad()
-        self.network.load_state_dict(kept)
+        self.network.load_state_dict(weights)
 
     def rows(self, archs):
-        return torch.tensor([sum(features_of(arch, self.space).values(), []) for arch in archs])  # (A, columns)
+        """(A, columns)"""
+        return torch.tensor([sum(features_of(arch, self.space).values(), []) for arch in archs])
 
     def g(self, x):
         return self.network((x - self.mean) / self.scale)[:, 0]
 
     def rank_scores(self, archs):
-        """g of each architecture: the lower, the smaller its value is taken to be."""
+        """g of each architecture: the lower, the smaller its value is predicted to be."""
         return self.g(self.rows(archs)).tolist()
 
     def quality(self, x, rows):
         return agreement(self.g(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, shuffles=20):
-        """{feature: the share of pairs lost when it is shuffled among the rows not fitted to}, the largest first."""
-        generator, rows = torch.Generator().manual_seed(0), torch.cat([self.fresh, self.stop])
-        whole, lost, start = self.quality(self.x, rows)[1], {}, 0
+        """{feature: the accuracy on pairs lost when it is shuffled among the architectures that the
+        ranker is not fitted to}, the largest first."""
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.cat([self.held_out, self.stopping])
+        _, whole = self.quality(self.x, rows)
+        lost = {}
+        start = 0
         for name, numbers in features_of(widest(self.space), self.space).items():
             columns = slice(start, start + len(numbers))
-            lost[name], start = 0.0, columns.stop
+            start = columns.stop
+            lost[name] = 0.0
             for _ in range(shuffles):
-                shuffled = self.x.clone()
-                shuffled[rows, columns] = self.x[rows[torch.randperm(len(rows), generator=generator)], columns]
-                lost[name] += whole - self.quality(shuffled, rows)[1]
-        return {name: lost[name] / shuffles for name in sorted(lost, key=lost.get, reverse=True)}
+                order = rows[torch.randperm(len(rows), generator=generator)]
+                x = self.x.clone()
+                x[rows, columns] = self.x[order, columns]
+                _, accuracy = self.quality(x, rows)
+                lost[name] += (whole - accuracy) / shuffles
+        return {name: lost[name] for name in sorted(lost, key=lost.get, reverse=True)}
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, pruning: the space in which only `keep` features are free (0: all). archs, losses: the samples within
-    the latency limit."""
-    # D7: the paper does not say how. `keep` features stay free: the first ones by importance for the
-    # loss and for the latency, alternating. The attention types always stay free in addition,
-    # whatever their importance. All others freeze at their commonest value in the better tenth of
-    # the samples. CIFAR-10 keeps 3 of its 5 features (the paper 5), translation 7: as many as are in
-    # the two top fives of Sec. 7.1.
+    """Sec. 3.1.2, pruning: the space in which only `keep` features are searched (0: all). archs,
+    losses: the samples within the latency limit."""
+    # D7: the paper does not say how. `keep` features are searched: the first ones by importance for
+    # the loss and for the latency, alternating; and the attention types in addition, whatever their
+    # importance. All others get their commonest value in the better tenth of the samples. CIFAR-10
+    # keeps 3 of its 5 features (the paper 5), translation 7: as many as are in the two top fives of
+    # Sec. 7.1.
     if not keep:
         return space
-    free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + [*PARTS]
-    by_loss = sorted(range(len(archs)), key=losses.__getitem__)
-    better = [archs[index] for index in by_loss[:max(5, len(archs) // 10)]]
+    alternating = [name for names in zip(*importances) for name in names]
+    searched = {*PARTS, *[*dict.fromkeys(alternating)][:keep]}
+    best = sorted(range(len(archs)), key=losses.__getitem__)[:max(5, len(archs) // 10)]
     pruned = {}
     for name, choices in space.items():
-        values = [value for arch in better for value in values_of(arch, name)]
-        pruned[name] = choices if name in free else (max(choices, key=values.count),)
+        if name not in searched:
+            values = [value for index in best for value in values_of(archs[index], name)]
+            choices = (max(choices, key=values.count),)
+        pruned[name] = choices
     return pruned
 
 
 def latency_window(rank_scores, latencies, limit):
-    """(lowest, highest) rank score for latency that the evolution allows. Of the samples it leaves out the slowest
-    tenth, those that break the limit and, unless no others are left, the fastest tenth. D8"""
-    rank_scores = sorted(rank_scores)
+    """(lowest, highest) rank score for latency that the evolution allows. It excludes (D8) the
+    slowest tenth of the samples, those over the limit and, unless no others are left, the fastest
+    tenth."""
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     high = min(1 - DROPPED, within)
     low = DROPPED if DROPPED < high else 0
-    return tuple(rank_scores[round(share * (len(rank_scores) - 1))] for share in (low, high))
+    rank_scores = sorted(rank_scores)
+    last = len(rank_scores) - 1
+    return rank_scores[round(low * last)], rank_scores[round(high * last)]
 
 
 def evolve(space, fitness, allowed, cfg):
-    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends early where a generation
-    brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
-    rng, seen, drawn = random.Random(f"{cfg.seed} evolution"), {}, set()
+    """{architecture: fitness, lower is better} of all that the evolution scores. It ends early
+    after a generation without new architectures.
 
-    def collect(make, count):
-        """Look at up to `count` new architectures; True where there was one."""
-        found = []
+    fitness: architectures -> numbers. allowed: architecture -> bool.
+    """
+    rng = random.Random(f"{cfg.seed} evolution")
+    scores = {}
+    drawn = set()
+
+    def add(draw, count):
+        """Score up to `count` new architectures; returns how many there were."""
+        new = []
         for _ in range(50 * count):
-            arch = make()
+            arch = draw()
             if arch not in drawn and allowed(arch):
-                found.append(arch)
+                new.append(arch)
             drawn.add(arch)
-            if len(found) == count:
+            if len(new) == count:
                 break
-        seen.update(zip(found, fitness(found) if found else ()))
-        return bool(found)
+        if new:
+            scores.update(zip(new, fitness(new)))
+        return len(new)
+
+    def mutant():
+        return mutate(rng.choice(parents), space, MUTATION, rng)
+
+    def child():
+        return crossover(rng.choice(parents), rng.choice(parents), space, rng)
 
     fifth = max(1, cfg.population // 5)
-    collect(lambda: sample_arch(space, rng), cfg.population)
-    for _ in range(cfg.generations if seen else 0):
-        parents = sorted(seen, key=seen.__getitem__)[:fifth]
-        mutated = collect(lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * fifth)
-        crossed = collect(lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * fifth)
-        if not (mutated or crossed):
+    add(lambda: sample_arch(space, rng), cfg.population)
+    for _ in range(cfg.generations if scores else 0):
+        parents = sorted(scores, key=scores.get)[:fifth]
+        if add(mutant, 2 * fifth) + add(child, 2 * fifth) == 0:
             break
-    return seen
+    return scores
+
+
+def rank_and_evolve(space, history, cfg):
+    """Sec. 3.1.2 as a whole: history lines of samples -> (the best-ranked architectures that are
+    not among them, as many as may be measured, what was learned)."""
+    lines = [line for line in history if line["scores"]["loss"] < WORST]
+    if len(lines) < FEWEST:
+        raise UserError(f"{len(lines)} of {len(history)} sub-nets have a finite loss, the rankers "
+                        f"need {FEWEST}: lower --lr")
+    archs = [parse_arch(line["arch"], cfg) for line in lines]
+    losses = [line["scores"]["loss"] for line in lines]
+    latencies = [line["scores"]["latency"] for line in lines]
+    limit = cfg.latency_limit or LIMIT_FRACTION * statistics.median(latencies)
+    within = [index for index, latency in enumerate(latencies) if latency <= limit]
+    if not within:
+        raise UserError(
+            f"--latency_limit: the fastest of {len(archs)} samples takes "
+            f"{latency_text(min(latencies), cfg)}, allowed are {latency_text(limit, cfg)}")
+    by_loss = Ranker(space, archs, losses, cfg.seed)
+    by_latency = Ranker(space, archs, latencies, cfg.seed)
+    rankers = {"loss": by_loss, "latency": by_latency}
+    importance = {name: ranker.importance() for name, ranker in rankers.items()}
+    pruned = prune(
+        space, importance.values(), [archs[index] for index in within],
+        [losses[index] for index in within], cfg.keep if len(history) >= PRUNES_FROM else 0)
+    low, high = latency_window(by_latency.rank_scores(archs), latencies, limit)
+    scores = evolve(pruned, by_loss.rank_scores,
+                    lambda arch: low <= by_latency.rank_scores([arch])[0] <= high, cfg)
+    ranked = [arch for arch in sorted(scores, key=scores.get) if arch not in archs]
+    return ranked[:MEASURED * cfg.finalists], {
+        "rankers": {name: {"tau": ranker.tau, "pair_accuracy": ranker.pair_accuracy,
+                           "held_out": len(ranker.held_out), "fitted_to": len(ranker.fitted_to)}
+                    for name, ranker in rankers.items()},
+        "importance": importance,
+        "space": space,
+        "pruned": pruned,
+        "looked_at": len(scores),
+        "architectures": float(space_size(space)),
+        "architectures_pruned": float(space_size(pruned)),
+        "latency_limit": limit,
+    }
 
 
 def cast(model, cfg, device):
-    """The model for inference, in the type of --dtype for good: autocast casts weights at every step of a decoder."""
-    low = cfg.dtype == "bfloat16" or cfg.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(
-        including_emulation=False)
-    return model.to(device, torch.bfloat16 if low else torch.float32).eval()
+    """The model for inference, in the type of --dtype: autocast would cast the weights again at
+    every step of a decoder."""
+    bfloat16 = cfg.dtype == "bfloat16" or (
+        cfg.dtype == "auto" and device.type == "cuda"
+        and torch.cuda.is_bf16_supported(including_emulation=False))
+    return model.to(device, torch.bfloat16 if bfloat16 else torch.float32).eval()
 
 
 def latency_text(value, cfg):
@@ -879,18 +975,16 @@ def latency_text(value, cfg):
 
 
 def timed_text(cfg, device):
-    """What a latency is of."""
-    if cfg.cost == "flops":
-        return "matrix products of an image, or of 30 and 30 tokens"
-    what = "an image" if cfg.task == "cifar10" else f"a sentence of 30 tokens in 30 steps of {cfg.beam} beams"
-    return f"{cfg.cost} ms of {what}, --dtype {cfg.dtype}, on {device}"
+    """What a latency is measured of."""
+    what = "an image" if cfg.task == "cifar10" else f"30 tokens, {cfg.beam} beams"
+    return f"--cost {cfg.cost}, {what}, --dtype {cfg.dtype}, on {device}"
 
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30 steps
-    of the decoder with cache and beam, as HAT measures them, and the standard deviation of the
-    timings as a fraction of it. With --cost flops GFLOPs and 0."""
+    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30
+    steps of the decoder with cache and beam, as HAT measures them, and the standard deviation of
+    the timings as a fraction of it. With --cost flops GFLOPs and 0."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9, 0.0
     with torch.device("meta"):
@@ -899,38 +993,37 @@ def measure_latency(arch, cfg, device):
     for value in model.parameters():
         value.fill_(0.01)
     model = cast(model, cfg, device)
-    with torch.device(device):
-        first, *lengths = blank_inputs(cfg)
-        tokens = torch.zeros(cfg.beam, 1, dtype=torch.long)
+    inputs = [value.to(device) for value in blank_inputs(cfg)]
+    tokens = torch.zeros(cfg.beam, 1, dtype=torch.long, device=device)
 
     def once():
         if cfg.task == "cifar10":
-            return model(first)
-        kept = model.encode(first, lengths[0])
-        caches = [[] for _ in kept]
-        for step in range(first.shape[1]):
-            model.decode(tokens, kept, None, caches, step)
+            model(*inputs)
+            return
+        source, lengths, _ = inputs
+        memories = model.encode(source, lengths)
+        caches = [[] for _ in memories]
+        for step in range(source.shape[1]):
+            model.decode(tokens, memories, None, caches, step)
 
     attempts = []
     for _ in range(TIMED):
-        attempts.append(timings(once, time.perf_counter, cfg.latency_runs, device))
+        attempts.append(timings(once, cfg.latency_runs, device))
         if attempts[-1][1] < UNSTEADY:
             break
     return min(attempts, key=lambda attempt: attempt[1])  # D25
 
 
-def timings(once, clock, runs, device):
+def timings(once, runs, device):
     """(mean in milliseconds, standard deviation / mean) of `runs` calls of once(), after 5 untimed
     ones, without the fastest and slowest tenth (D8)."""
     times = []
     for _ in range(5 + runs):
-        began = clock()
+        began = time.perf_counter()
         once()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(1000 * (clock() - began))
-    if not sum(times):
-        raise RuntimeError("the clock stands still: nothing can be timed")
+        times.append(1000 * (time.perf_counter() - began))
     dropped = int(DROPPED * runs)
     kept = sorted(times[5:])[dropped:runs - dropped]
     mean = statistics.fmean(kept)
@@ -938,70 +1031,83 @@ def timings(once, clock, runs, device):
 
 
 def check_limit(space, cfg, device):
-    """UserError where the narrowest and shallowest architectures do not keep --latency_limit: before the training."""
-    def smallest(heads, types):  # many heads that share --qkv can be cheaper than few, so both ends are tried
-        ends = {"heads": heads, "types": types}
-        return build_arch(space, lambda name, choices, layer: ends.get(name.split("_")[-1], min)(choices))
-    archs = [smallest(heads, types) for heads in (min, max) for types in (min, max)]
-    fastest = min(measure_latency(arch, cfg, device)[0] for arch in archs)
+    """UserError, before the training, where the smallest architectures break --latency_limit. Many
+    heads that share --qkv can be faster than few, so both ends of heads and types are tried."""
+    fastest = math.inf
+    for heads in (min, max):
+        for attn_type in space["types"]:
+            arch = build_arch(space, lambda name, choices, layer: (
+                (heads if name.endswith("heads") else min)(choices)))
+            arch = retype(arch, attn_type)
+            fastest = min(fastest, measure_latency(arch, cfg, device)[0])
     if fastest > cfg.latency_limit:
         raise UserError(f"--latency_limit {cfg.latency_limit}: the smallest architecture takes "
                         f"{latency_text(fastest, cfg)}; give a higher one")
 
 
-def read_history(path):
-    """The lines of a search's history.jsonl, [] where there is none."""
-    lines = read_jsonl(path)
-    if not all({"id", "round", "arch", "score", "scores"} <= line.keys() for line in lines):
-        raise UserError(f"{path}: damaged; delete it, its search measures again")
-    return lines
-
-
 def share_out(ranks, function, items):
     """[function(item), ...]; the processes share the items."""
-    own = [(index, function(items[index])) for index in range(ranks.rank, len(items), ranks.size)]
-    results = dict(pair for part in gather(ranks, own) for pair in part)
-    return [results[index] for index in range(len(items))]
+    own = [function(item) for item in items[ranks.rank::ranks.size]]
+    results = [None] * len(items)
+    for rank, part in enumerate(gather(ranks, own)):
+        results[rank::ranks.size] = part
+    return results
 
 
 def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math.inf,
                   enough=math.inf):
-    """The history lines of these architectures, in order, up to that with which `enough` keep the
-    latency limit. history.jsonl gets the lines that it lacks. Latency is measured first; loss and
-    score of an architecture over the limit are None. The processes share the losses. Latencies are
-    shared on GPUs alone, of which each has its own: on one machine's CPU processes slow each other
-    down, so the first one measures them all."""
-    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
-    path, block = run.folder / "history.jsonl", 4 * ranks.size
-    history = on_main(ranks, read_history, path)
+    """The history lines of these architectures, in order, up to the one with which `enough` keep
+    the latency limit. Missing lines are measured and added to history.jsonl.
+
+    Latency is measured first; loss and score of an architecture over the limit are None. The
+    processes share the losses. They share the latencies on GPUs alone, of which each has its own:
+    on one machine's CPU processes slow each other down, so the first one measures them all.
+    """
+    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets
+    # each; here both are of the same sub-nets.
+    path = run.folder / "history.jsonl"
+    history = on_main(ranks, read_jsonl, path)
     lines = [line for line in history if line["round"] == round_name]
     total = len(archs) if enough == math.inf else None
     bar = progress(ranks, total, f"measuring {round_name}s", len(lines))
-    time_arch = functools.partial(measure_latency, cfg=cfg, device=ranks.device)
+
+    def latency_of(arch):
+        return measure_latency(arch, cfg, ranks.device)
+
+    def loss_of(arch):
+        return held_out_loss(supernet, data, cfg, arch)
+
     while len(lines) < len(archs):
         missing = enough - sum(line["scores"]["latency"] <= limit for line in lines)
         if missing <= 0:
             break
         began = time.perf_counter()
-        chosen = archs[len(lines):len(lines) + block]
-        latencies = (share_out(ranks, time_arch, chosen) if ranks.device.type == "cuda" else
-                     on_main(ranks, lambda: [*map(time_arch, chosen)]))
-        fitting = [index for index, (latency, _) in enumerate(latencies) if latency <= limit]
-        if len(fitting) >= missing:  # the walk ends with the last one that is needed
+        chosen = archs[len(lines):len(lines) + 4 * ranks.size]
+        if ranks.device.type == "cuda":
+            latencies = share_out(ranks, latency_of, chosen)
+        else:
+            latencies = on_main(ranks, lambda: [latency_of(arch) for arch in chosen])
+        fitting = [arch for arch, (latency, _) in zip(chosen, latencies) if latency <= limit]
+        if len(fitting) >= missing:
             fitting = fitting[:missing]
-            chosen = chosen[:fitting[-1] + 1]
-        losses = share_out(ranks, lambda index: held_out_loss(supernet, data, cfg, chosen[index]),
-                           fitting)
-        losses = dict(zip(fitting, losses))
+            chosen = chosen[:chosen.index(fitting[-1]) + 1]
+        losses = dict(zip(fitting, share_out(ranks, loss_of, fitting)))
         seconds = round((time.perf_counter() - began) / len(chosen), 3)
-        for index, (arch, (latency, spread)) in enumerate(zip(chosen, latencies)):
-            loss = losses.get(index)
-            lines.append({
-                "id": len(history), "round": round_name, "parent": None, "arch": arch_text(arch),
+        for arch, (latency, spread) in zip(chosen, latencies):
+            loss = losses.get(arch)
+            line = {
+                "id": len(history),
+                "round": round_name,
+                "parent": None,
+                "arch": arch_text(arch),
                 "score": None if loss is None else -loss,
-                "scores": {"loss": loss, "latency": latency, "spread": spread}, "seconds": seconds})
-            history.append(lines[-1])
-        on_main(ranks, write_atomic, path, "".join(json.dumps(line) + "\n" for line in history))
+                "scores": {"loss": loss, "latency": latency, "spread": spread},
+                "seconds": seconds,
+            }
+            lines.append(line)
+            history.append(line)
+        text = "".join(json.dumps(line) + "\n" for line in history)
+        on_main(ranks, write_atomic, path, text)
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
@@ -1011,8 +1117,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
 
 def draw_samples(space, cfg):
     """Different architectures for the rankers. UserError, before the training, if they are too few."""
-    drawn = (sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
-             for number in range(2 * cfg.samples))
+    drawn = [sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
+             for number in range(2 * cfg.samples)]
     archs = [*dict.fromkeys(drawn)][:cfg.samples]
     if len(archs) < FEWEST:
         raise UserError(f"{len(archs)} different architectures were drawn from a space of "
@@ -1025,80 +1131,74 @@ def latency_trust(samples, again):
     """How far the latencies of samples can be trusted. again: the first of them, measured again."""
     one = [line["scores"]["latency"] for line in samples[:len(again)]]
     two = [line["scores"]["latency"] for line in again]
-    unsteady = sum(line["scores"].get("spread", 0) >= UNSTEADY for line in samples)
-    return {"samples": len(samples), "unsteady": unsteady, "twice": len(again),
-            "tau": agreement(one, two)[0] if again else None}
-
-
-def rank_and_evolve(space, history, cfg):
-    """History lines of samples -> (the best-ranked architectures that are not among them, as many
-    as may be measured, what was learned)."""
-    lines = [line for line in history if line["scores"]["loss"] < WORST]
-    if len(lines) < FEWEST:
-        raise UserError(f"{len(lines)} of {len(history)} sub-nets have a finite loss, the rankers "
-                        f"need {FEWEST}: lower --lr")
-    archs = [parse_arch(line["arch"], cfg) for line in lines]
-    values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
-    limit = cfg.latency_limit or LIMIT_FRACTION * statistics.median(values["latency"])
-    allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
-    if not allowed:
-        raise UserError(f"--latency_limit: the fastest of {len(archs)} samples takes "
-                        f"{latency_text(min(values['latency']), cfg)}, allowed are {latency_text(limit, cfg)}")
-    rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
-    importance = {name: ranker.importance() for name, ranker in rankers.items()}
-    pruned = prune(space, importance.values(), [archs[index] for index in allowed],
-                   [values["loss"][index] for index in allowed], cfg.keep if len(history) >= PRUNES_FROM else 0)
-    by_latency = rankers["latency"].rank_scores
-    low, high = latency_window(by_latency(archs), values["latency"], limit)
-    seen = evolve(pruned, rankers["loss"].rank_scores, lambda arch: low <= by_latency([arch])[0] <= high, cfg)
-    quality = {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs, "held_out": len(ranker.fresh),
-                      "fitted_to": len(archs) - 2 * len(ranker.fresh)} for name, ranker in rankers.items()}
-    about = dict(rankers=quality, importance=importance, space=space, pruned=pruned, looked_at=len(seen),
-                 architectures=float(space_size(space)), architectures_pruned=float(space_size(pruned)),
-                 latency_limit=limit)
-    ranked = [arch for arch in sorted(seen, key=seen.__getitem__) if arch not in archs]
-    return ranked[:MEASURED * cfg.finalists], about
+    return {
+        "samples": len(samples),
+        "unsteady": sum(line["scores"]["spread"] >= UNSTEADY for line in samples),
+        "twice": len(again),
+        "tau": agreement(one, two)[0] if again else None,
+    }
 
 
 def winner(history, limit):
-    """The history line with the best loss within the limit. D9: measurements decide, and not the ranker."""
-    return max((line for line in history if line["scores"]["latency"] <= limit), key=lambda line: line["score"])
+    """The history line with the best loss within the limit."""
+    # D9: the best-ranked architectures are measured, and measurements decide, not the ranker.
+    within = [line for line in history if line["scores"]["latency"] <= limit]
+    return max(within, key=lambda line: line["score"])
 
 
 def search(cfg):
-    """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve."""
+    """Sec. 3.2.2: train the super-net, measure samples, rank, prune, evolve, measure the finalists."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
+        weights = read_run(cfg)[0] if cfg.init else None
+        space = space_of(cfg)
         archs = draw_samples(space, cfg)
         run, data = open_data(cfg, "search", ranks)
         if run.finished:
-            return end_search(run, ranks, cfg)
+            print_summary(run, ranks, cfg)
+            return
         seed_everything(cfg.seed, "weights")
-        whole = widest(space), cfg, space
-        supernet = extract(weights, *whole) if weights else make_model(*whole)
+        if weights:
+            supernet = extract(weights, widest(space), cfg, space)
+        else:
+            supernet = make_model(widest(space), cfg, space)
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
-        measured = supernet.eval(), data, cfg, ranks, run
+        measured = (supernet.eval(), data, cfg, ranks, run)
         samples = measure_archs(archs, "sample", *measured)
-        again = archs[:REPEATED if cfg.cost != "flops" else 0]
+        again = [] if cfg.cost == "flops" else archs[:REPEATED]
         again = measure_archs(again, "repeat", *measured, limit=-math.inf)  # latencies alone
-        ranked, about = rank_and_evolve(space, samples, cfg)
-        # The latency ranker errs, and the evolution prefers architectures that it takes to be too
+        ranked, learned = rank_and_evolve(space, samples, cfg)
+        # The latency ranker errs, and the evolution prefers architectures that it predicts too
         # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
-        limit = about["latency_limit"]
-        finalists = measure_archs(ranked, "finalist", *measured, limit=limit, enough=cfg.finalists)
+        limit = learned["latency_limit"]
+        finalists = measure_archs(ranked, "finalist", *measured, limit, cfg.finalists)
         best = winner(samples + finalists, limit)
         losses = [line["scores"]["loss"] for line in finalists]
-        about |= {"latency_trust": latency_trust(samples, again), "finalists_measured": len(losses),
-                  "finalists": [loss for loss in losses if loss is not None]}
-        result = {**{key: best[key] for key in ("arch", "score", "scores", "id", "round")}, **about,
-                  "timed": timed_text(cfg, ranks.device)}
+        result = {
+            **{key: best[key] for key in ("arch", "score", "scores", "id", "round")},
+            **learned,
+            "latency_trust": latency_trust(samples, again),
+            "finalists_measured": len(losses),
+            "finalists": [loss for loss in losses if loss is not None],
+            "timed": timed_text(cfg, ranks.device),
+        }
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
         run.finish(result)
-        end_search(run, ranks, cfg)
+        print_summary(run, ranks, cfg)
 
 
-def say_latencies(result, ranks):
-    """Say how far measured latencies can be trusted, and how many finalists kept the limit."""
+def print_summary(run, ranks, cfg):
+    """Print what a search found, how far rankers and latencies can be trusted, and the command that
+    comes next."""
+    result = run.finished
+    for name, ranker in result["rankers"].items():
+        lost = ", ".join(f"{FEATURES[feature].title} {value:.3f}"
+                         for feature, value in result["importance"][name].items())
+        say(ranks, f"{name} ranker on {ranker['held_out']} held-out sub-nets: Kendall's tau "
+                   f"{ranker['tau']:.3f}, pair accuracy {ranker['pair_accuracy']:.3f}; "
+                   f"importance: {lost}")
+        if ranker["tau"] < WEAK:
+            say(ranks, f"warning: the {name} ranker orders held-out sub-nets hardly better than "
+                       "chance; give it more --samples, or the super-net more --steps")
     trust = result["latency_trust"]
     if trust["twice"]:
         say(ranks, f"latencies: {trust['unsteady']} of {trust['samples']} samples have timings with "
@@ -1107,36 +1207,16 @@ def say_latencies(result, ranks):
         if trust["tau"] < AGREED:
             say(ranks, "warning: repeated measurements of latency disagree; use an idle machine, "
                        "more --latency_runs, or --cost flops")
-    losses = result["finalists"]
-    say(ranks, f"finalists: {len(losses)} of {result['finalists_measured']} measured keep the limit, "
-               + (f"best loss {min(losses):.4f}" if losses else "so the best sample is taken"))
-
-
-def end_search(run, ranks, cfg):
-    """Say what was found, how far the rankers can be trusted, and the command that comes next."""
-    result = run.finished
-    for name, ranker in result["rankers"].items():
-        if ranker["held_out"] < 8:
-            say(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
-            continue
-        lost = ", ".join(f"{FEATURES[key].title} {value:.3f}" for key, value in result["importance"][name].items())
-        say(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
-                   f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {lost}")
-        if ranker["tau"] < WEAK:
-            say(ranks, f"warning: the {name} ranker hardly orders sub-nets that it has not seen, so that the search is "
-                       "nearly a random one; give it more --samples, or the super-net more --steps")
-    if "finalists" in result:  # an older version's best.json has none
-        say_latencies(result, ranks)
-    whole, pruned = (f"{count:,.0f}" if count < 1e9 else f"{count:.2e}"
-                     for count in (result["architectures"], result["architectures_pruned"]))
-    say(ranks, f"{whole} architectures, {pruned} after pruning; "
-               f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
-               f"{latency_text(result['scores']['latency'], cfg)} ({result['timed']}), limit "
-               f"{latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
-    # The training takes over what shapes the data and the model, and not the search's own budget.
+    say(ranks, f"finalists: {len(result['finalists'])} of {result['finalists_measured']} measured "
+               "keep the limit")
+    say(ranks, f"{result['architectures']:.4g} architectures, {result['architectures_pruned']:.4g} "
+               f"after pruning; best ({result['round']}): loss {result['scores']['loss']:.4f}, "
+               f"latency {latency_text(result['scores']['latency'], cfg)} ({result['timed']}), "
+               f"limit {latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
+    # The training uses the same data and shapes, but not the search's own budget.
     run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
-        "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text", "train_rows", "tokenizer",
-        "vocab_size", "augment", "dropout"))
+        "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text",
+        "train_rows", "tokenizer", "vocab_size", "augment", "dropout"))
 
 # --- objective ------------
 
