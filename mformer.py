@@ -56,45 +56,45 @@ class Config:
     models = ("init", "tokenizer")  # flags that name what is read in addition to the data
     compared = ("save_every",)  # must agree in a resumed run: the last saved weights are averaged
     writes = ("weights-*.pt", "text", "valid", "translations.*", "classes.txt")  # for --restart
-    preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (the paper)
+    preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
     restart: bool = False  # delete the run in its folder and start again
     seed: int = 0  # of all random choices
     device: str = "auto"  # auto | cpu | cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the GPU has it
     compile: bool = False  # torch.compile the model of --train
-    accumulate: int = 1  # micro-batches of a step; default: rounded up to a multiple of the processes [>= 1]
+    accumulate: int = 1  # micro-batches of a step; default: a multiple of the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run folder of --search or --train to start from
-    arch: str = ""  # mformer, cosformer*-softmax, ...; "layers=1 hidden=64 ffn=96 heads=2 types=linear"; a best.json
+    arch: str = ""  # a best.json, a name (mformer, cosformer*-softmax, ...), or --describe's text
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo images
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
-    valid_text: str = ""  # PREFIX of the validation text; default: --held_out pairs of the training text
+    valid_text: str = ""  # PREFIX of the validation text; default: --held_out training pairs
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
     # D18*: a SentencePiece unigram model; HAT, whose data the paper follows, has byte pairs.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_rows: int = 0  # training examples that are used; 0: all
-    held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses
+    held_out: int = 0  # training examples, or pairs of --valid_text (0: all), to validate
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
-    space: Literal["mixed", "linear", "softmax"] = "mixed"  # mixed: mFormer, linear: cosFormer*, softmax: Transformer*
-    search_decoder: bool = False  # search the decoder's types too: Table 1 does, Sec. 4.1.2 does not
+    space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
+    search_decoder: bool = False  # search the decoder's types: Table 1; not Sec. 4.1.2
     layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [>= 1]
     hidden: tuple[int, ...] = (320, 384, 448)  # widths of both sides (Enc and Dec Emb Dim) [>= 1]
-    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # feed-forward width of each layer (FFN Dim) [>= 1]
+    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # of each layer (FFN Dim) [>= 1]
     heads: tuple[int, ...] = (5, 6, 7)  # heads of each attention (Head Num) [>= 1]
-    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # decoder layers, Table 1 (Dec Layer Num) [>= 1]
-    connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers that a decoder layer sees (En-De Connect) [>= 1]
+    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Table 1 (Dec Layer Num) [>= 1]
+    connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers it sees (En-De Connect) [>= 1]
     head_dim: int = 64  # width of a head; not read if --qkv is given [>= 1]
-    qkv: int = 0  # width of all heads together, whatever their number (translation); 0: heads x head_dim
+    qkv: int = 0  # width of all heads together (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
     image: int = 224  # width of an image in pixels [>= 1]
     patch: int = 16  # width of a patch [>= 1]
     # D19: pairs with a sentence longer than --length are not trained on; the paper names no length.
-    length: int = 256  # most tokens of a sentence with its end mark; M of the decoder's cosine [>= 2]
+    length: int = 256  # tokens of a sentence with its end mark; M of the decoder [>= 2]
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
     steps: int = 140000  # optimizer steps, Sec. 6.2 [>= 1]
@@ -107,15 +107,15 @@ class Config:
     save_minutes: float = 0  # minutes between additional checkpoints; 0: none
     # D20*: crop, flip, turn, shear, shift, colours and erasing, as strong as the released code's,
     # whose RandAugment has more operations. The paper mentions no augmentation.
-    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, chance to erase
+    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # crop, strength, jitter, erasing
     # search
-    samples: int = 2000  # sub-nets whose losses and latencies train the rankers, released code's [>= 20]
+    samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the samples' median
-    keep: int = 3  # most important features that are searched, in addition to the types; 0: no pruning
+    latency_limit: float = 0.0  # largest latency, in the unit of --cost; 0: 0.9 of the median
+    keep: int = 3  # most important features that are searched beside the types; 0: all
     generations: int = 30  # of the evolution, as many as HAT's [>= 1]
-    population: int = 125  # a fifth are parents, two fifths mutants, two fifths crossovers [>= 1]
+    population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
     finalists: int = 10  # best-ranked architectures that are measured [>= 1]
     # evaluation
     beam: int = 4  # beams of a translation, Sec. 4.1.4 [>= 1]
@@ -132,7 +132,7 @@ MUTATION = 0.3  # the chance that a value of an architecture is drawn again, as 
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of
 # architectures, and, as in the released code, of the timings of each. Both are done here.
 DROPPED = 0.1
-PRUNES_FROM = 160  # samples: fewer judge importance by fewer than 32 sub-nets that are not fitted to
+PRUNES_FROM = 160  # samples; with fewer, importance would be judged by fewer than 32 sub-nets
 # D15: without --latency_limit the limit is this fraction of the samples' median latency. The paper
 # gives no limit; the released search for images has 15.06 ms.
 LIMIT_FRACTION = 0.9
@@ -239,7 +239,8 @@ def space_of(cfg):
     }
     if cfg.task == "wmt14":
         # Sec. 4.1.2 searches the types of the encoder alone, Table 1 those of the decoder too.
-        # So does the space "linear", cosFormer*'s, although Sec. 3.2.2 replaces "all Softmax" (D14).
+        # So does the space "linear", cosFormer*'s, although Sec. 3.2.2 replaces "all Softmax":
+        # see D14.
         decoder_types = types if cfg.search_decoder else ("softmax",)
         space |= {
             "decoder_layers": cfg.decoder_layers,
@@ -432,7 +433,7 @@ def parse_arch(text, cfg):
 # D3*: of queries, keys and values each; the released code takes thirds of one matrix.
 
 # The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6): the
-# gradients of a query grow like the inverse of its size, and a smaller floor lets them grow further.
+# gradients of a query grow like the inverse of its size, and a smaller floor lets them grow more.
 FLOOR = 1e-3
 
 
@@ -695,7 +696,7 @@ def count_parameters(arch, cfg):
 
 
 def model_flops(arch, cfg):
-    """2 x multiply-adds of all matrix products for one image, or for 30 source and 30 target tokens."""
+    """2 x multiply-adds of all matrix products for an image, or for 30 source and target tokens."""
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad(), counter:
         make_model(arch, cfg)(*blank_inputs(cfg))
@@ -793,7 +794,7 @@ class Ranker:
         self.tau, self.pair_accuracy = self.quality(self.x, self.held_out)
 
     def fit(self, generator, steps):
-        """Minimise the cross-entropy of random pairs. Keep the weights that are best at stopping."""
+        """Minimise the cross-entropy of random pairs. Keep the best weights for self.stopping."""
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best = -1.0
@@ -843,7 +844,8 @@ class Ranker:
                 x = self.x.clone()
                 x[rows, columns] = self.x[order, columns]
                 _, accuracy = self.quality(x, rows)
-                lost[name] += (whole - accuracy) / shuffles
+                lost[name] += whole - accuracy
+            lost[name] /= shuffles
         return {name: lost[name] for name in sorted(lost, key=lost.get, reverse=True)}
 
 
@@ -1116,7 +1118,7 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
 
 
 def draw_samples(space, cfg):
-    """Different architectures for the rankers. UserError, before the training, if they are too few."""
+    """Different architectures for the rankers. UserError, before the training, if too few."""
     drawn = [sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
              for number in range(2 * cfg.samples)]
     archs = [*dict.fromkeys(drawn)][:cfg.samples]
@@ -1147,7 +1149,7 @@ def winner(history, limit):
 
 
 def search(cfg):
-    """Sec. 3.2.2: train the super-net, measure samples, rank, prune, evolve, measure the finalists."""
+    """Sec. 3.2.2: train the super-net, measure samples, rank, prune, evolve, measure finalists."""
     with launch(cfg.device, cfg.dtype) as ranks:
         weights = read_run(cfg)[0] if cfg.init else None
         space = space_of(cfg)
@@ -1201,9 +1203,9 @@ def print_summary(run, ranks, cfg):
                        "chance; give it more --samples, or the super-net more --steps")
     trust = result["latency_trust"]
     if trust["twice"]:
-        say(ranks, f"latencies: {trust['unsteady']} of {trust['samples']} samples have timings with "
-                   f"a standard deviation of {UNSTEADY:.1%} or more; of {trust['twice']} samples "
-                   f"measured twice Kendall's tau is {trust['tau']:.3f}")
+        say(ranks, f"latencies: {trust['unsteady']} of {trust['samples']} samples have timings "
+                   f"with a standard deviation of {UNSTEADY:.1%} or more; of {trust['twice']} "
+                   f"samples measured twice Kendall's tau is {trust['tau']:.3f}")
         if trust["tau"] < AGREED:
             say(ranks, "warning: repeated measurements of latency disagree; use an idle machine, "
                        "more --latency_runs, or --cost flops")
@@ -1220,19 +1222,23 @@ def print_summary(run, ranks, cfg):
 
 # --- objective ------------
 
+
 def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
-    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that are not -100, their
-    number)."""
+    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that
+    are not -100, their number)."""
     *inputs, labels = batch
     logits = model(*inputs, arch).flatten(0, -2).float()  # (B, 10), or (B * T, V)
-    loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
+    loss = F.cross_entropy(
+        logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
     return loss, (labels != -100).sum()
 
 
 def learning_rate(step, cfg):
-    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's inverse square root."""
-    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7 fairseq would stop
-    # training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has "max lr: 1" a meaning beside lr 7e-4.
+    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's
+    inverse square root."""
+    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7
+    # fairseq would stop training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has
+    # "max lr: 1" a meaning next to lr 7e-4.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -1276,7 +1282,7 @@ def causal_linear_attention(q, k, v, cosines, chunk=0):
 
 class CausalAttention(Attention):
     """Self-attention of the decoder. Without cache it reads whole sequences. With one, a list that
-    is empty at first, it reads the one token at position `first` and keeps what later tokens need."""
+    is empty at first, it reads one token, at position `first`, and keeps what later ones need."""
 
     def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
         q, k, v = self.project(x, heads)
@@ -1494,11 +1500,12 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has the paper, but trains nothing
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.distributed import (Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
-                                    prefetch, print_device_use, progress, say, seed_everything, set_shards, shard_range,
-                                    stopping, training_cost)
+    from common.distributed import (
+        Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
+        prefetch, print_device_use, progress, say, seed_everything, set_shards, shard_range,
+        stopping, training_cost)
     from common.files import read_json, read_jsonl, write_atomic
     from common.runs import Checkpoint, LastWeights
     from common.weights import read_init, take_settings
@@ -1512,63 +1519,86 @@ else:
 def open_data(cfg, action, ranks):
     """(RunFolder, Pictures or Translations)."""
     set_shards(cfg, ranks)
-    names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
-    names = names[-1:] if action == "evaluate" else names
-    needs = [name for name in names if getattr(cfg, name)] or names
-    run, _ = open_run(cfg, action, ranks, *needs)
-    reader = Pictures if cfg.task == "cifar10" else Translations
-    data = reader(cfg, ranks, run.folder, action in ("search", "train"))
-    if cfg.task == "wmt14":
+    images = cfg.task == "cifar10"
+    names = ("cifar10",) if images else ("train_text", "valid_text", "test_text")
+    if action == "evaluate":
+        names = names[-1:]
+    given = [name for name in names if getattr(cfg, name)]
+    run, _ = open_run(cfg, action, ranks, *(given or names))
+    reader = Pictures if images else Translations
+    data = reader(cfg, ranks, run.folder, action != "evaluate")
+    if not images:
         on_main(ranks, keep_vocabulary, run, data.tokenizer)
     if action == "search" and not run.finished:
         if not data.set_aside:
             raise UserError("--held_out: a search needs examples for its losses")
-        if cfg.latency_limit:  # of a new run: that a machine is busy must not stop one that goes on
-            on_main(ranks, lambda: check_limit(space_of(cfg), cfg, ranks.device) if run.new else None)
+        if cfg.latency_limit:  # of a new run: a busy machine must not stop one that is resumed
+            on_main(ranks, lambda: run.new and check_limit(space_of(cfg), cfg, ranks.device))
     run.settle(cfg)
     return run, data
 
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
-    """The held-out cross-entropy, or WORST where it is no number."""
-    # D5: test sets are read by --evaluate alone; the released search reads CIFAR-10's.
-    total = count = 0
+    """The held-out cross-entropy, or WORST where it is NaN or infinite."""
+    # D5*: test sets are read by --evaluate alone; the released search reads CIFAR-10's.
+    total = 0
+    count = 0
     for batch in data.held_batches():
         with autocast(cfg.dtype, data.device):
             loss, labels = smoothed_loss(model, batch, arch, 0.0)
-        total, count = total + loss, count + labels
+        total += loss
+        count += labels
     loss = (total / count).item()
     return loss if math.isfinite(loss) else WORST
 
 
 @torch.no_grad()
 def score_test_data(model, data, cfg):
-    """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of the test data."""
+    """({"accuracy": fraction, ...}, predicted classes), or ({"bleu": percent, ...}, translations),
+    of the test data."""
     if cfg.task == "cifar10":
-        found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
-                                             for images, labels in data.test_batches())))
-        return {"accuracy": (found == labels).double().mean().item(), "examples": len(found),
-                "majority_baseline": labels.bincount().max().item() / len(labels)}, found.tolist()
-    pieces, (sources, references) = data.tokenizer, data.test_lines()
-    found = data.translate(sources, functools.partial(
-        beam_search, model, longest=cfg.length - 1, bos=pieces.bos_id, eos=pieces.eos_id,
-        barred=(pieces.pad_id, pieces.bos_id), beam=cfg.beam))
+        classes = []
+        labels = []
+        for images, wanted in data.test_batches():
+            classes.append(model(images).argmax(1))
+            labels.append(wanted)
+        classes = torch.cat(classes)
+        labels = torch.cat(labels)
+        return {
+            "accuracy": (classes == labels).double().mean().item(),
+            "examples": len(labels),
+            "majority_baseline": labels.bincount().max().item() / len(labels),
+        }, classes.tolist()
+    ids = data.tokenizer
+    sources, references = data.test_lines()
+    translations = data.translate(sources, functools.partial(
+        beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
+        barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
     # D29: the paper does not say of which tokens; these are 13a's of plain text.
-    return {"bleu": corpus_bleu(found, references), "examples": len(found),
-            "repeated_words": repeated_words(found)}, found  # Sec. 8: what a decoder of linear attention says
+    return {
+        "bleu": corpus_bleu(translations, references),
+        "examples": len(translations),
+        "repeated_words": repeated_words(translations),  # Sec. 8: what linear decoders produce
+    }, translations
 
 
 def make_optimizer(model, cfg):
-    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW does."""
-    return torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, 0.998), weight_decay=cfg.weight_decay,
-                             fused=True)
+    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW
+    does."""
+    return torch.optim.AdamW(
+        model.parameters(), lr=cfg.lr, betas=(0.9, 0.998), weight_decay=cfg.weight_decay,
+        fused=True)
 
 
 def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
-    """One update by the mean loss over its shards, which is the same on any number of processes. network: the model, or
-    the compiled model; arch: the sub-net that is trained, or None. -> (loss, labels, norm of the gradients)"""
-    total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
+    """One step by the mean loss over its micro-batches, which is the same on any number of
+    processes. -> (loss, labels, norm of the gradients)
+
+    network: the model, or the compiled model. arch: the sub-net that is trained, or None.
+    """
+    total = ShardSum(ranks)
+    shards = shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
         batch = next(batches)
@@ -1591,23 +1621,30 @@ def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network, or with a space its super-net, one random sub-net an update. At the end checkpoint.pt has the
-    model alone: of a network the average of the last saved (Sec. 4.1.4). The host waits for a GPU in every 50th update,
-    where it logs and where it saves."""
-    checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
+    """Train a network, or with a space its super-net, one random sub-net a step. At the end
+    checkpoint.pt has the model alone: of a network the average of the last saved (Sec. 4.1.4). The
+    host waits for a GPU in every 50th step, where it logs and where it saves."""
+    checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
+    last = LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
-    begin, name = checkpoint.restore().get("step", 0), "super-net" if space else "train"
-    network, bar = torch.compile(model) if cfg.compile and not space else model, progress(ranks, cfg.steps, name, begin)
-    pace, seen, began = Pace(ranks, cfg.save_minutes), 0, None
-    batches = prefetch(data.batch(step * cfg.accumulate + shard) for step in range(begin, cfg.steps)
+    begin = checkpoint.restore().get("step", 0)
+    network = torch.compile(model) if cfg.compile and not space else model
+    name = "super-net" if space else "train"
+    bar = progress(ranks, cfg.steps, name, begin)
+    pace = Pace(ranks, cfg.save_minutes)
+    batches = prefetch(data.batch(step * cfg.accumulate + shard)
+                       for step in range(begin, cfg.steps)
                        for shard in shard_range(ranks, cfg.accumulate))
+    seen = 0
+    began = None
     for step in range(begin, cfg.steps):
         model.train()
+        rate = learning_rate(step, cfg)
         for group in optimizer.param_groups:
-            group["lr"] = rate = learning_rate(step, cfg)
-        # The sub-net is a function of the step, so that all shards and ranks train the same one.
+            group["lr"] = rate
+        # The sub-net is a function of the step, so that all micro-batches and ranks train the same.
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
         loss, count, norm = update(network, model, optimizer, batches, cfg, ranks, step, arch)
         seen += count
@@ -1615,20 +1652,20 @@ def train_network(model, data, cfg, ranks, run, space=None):
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
         stop, due, log = pace()
         if saves or stop or due or log or (step + 1) % 50 == 0:
-            value = loss.item()
-            if not math.isfinite(value):
-                raise Diverged(f"the loss became {value} before update {step + 1}")
-            speed, dev = per_second(float(seen), began), {}
+            if not loss.isfinite():
+                raise Diverged(f"the loss became {loss.item()} before step {step + 1}")
+            speed = per_second(float(seen), began)
+            dev = {}
             if saves and not space and ranks.main:
-                dev = {"loss": held_out_loss(model.eval(), data, cfg)} if data.set_aside else {}
+                if data.set_aside:
+                    dev["loss"] = held_out_loss(model.eval(), data, cfg)
                 last.save(step + 1, model)
-            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed} if speed else {})
-            run.log(name, step + 1, loss=value, norm=float(norm), lr=rate, dev=dev,
-                    **{f"{data.unit}_per_second": speed})
+            report(run, bar, name, step + 1, loss.item(), norm, rate, speed, data.unit, dev)
             if cfg.dry_run:
                 examples = 30 if cfg.task == "wmt14" else 1  # of model_flops: tokens or images
                 print_device_use(ranks, speed, model_flops(arch or model.arch, cfg) / examples)
-            seen, began = 0, time.perf_counter()
+            seen = 0
+            began = time.perf_counter()
         if saves or stop or due:
             checkpoint.save(step=step + 1)
         if stop:
@@ -1641,25 +1678,37 @@ def train_network(model, data, cfg, ranks, run, space=None):
     last.remove()
 
 
+def report(run, bar, name, step, loss, norm, rate, speed, unit, dev):
+    """Show a step in the progress bar and in log.jsonl. speed: images or tokens per second."""
+    shown = {f"{unit}_s": speed} if speed else {}
+    bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", **shown)
+    run.log(name, step, loss=loss, norm=float(norm), lr=rate, dev=dev,
+            **{f"{unit}_per_second": speed})
+
+
 def read_run(cfg):
-    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg takes its geometry."""
-    weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
-    record, own = read_json(Path(cfg.init) / "config.json"), Config()
+    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg
+    takes its geometry."""
+    weights = read_init(cfg, {"search": GEOMETRY, "train": GEOMETRY})["model"]
     if "words" in weights:  # a model for images has none
         cfg.vocab_size = len(weights["words"])
-    known = [field.name for field in dataclasses.fields(own) if field.name in record["settings"]]
-    take_settings(own, record["settings"], Path(cfg.init), known)
+    record = read_json(Path(cfg.init) / "config.json")
+    settings = record["settings"]
+    own = Config()
+    known = [field.name for field in dataclasses.fields(own) if field.name in settings]
+    take_settings(own, settings, Path(cfg.init), known)
     if record["action"] == "search":
         return weights, None, space_of(own)
     return weights, parse_arch(own.arch, own), None
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """--arch's, else own, of --init, else what the search in --init or of this task and preset found. cfg.arch becomes
-    its text."""
+    """--arch's, else own, of --init, else what the search in --init or of this task and preset
+    found. cfg.arch becomes its text."""
     text = cfg.arch or own and arch_text(own)
     if not text:
-        text = str(Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json")
+        folder = cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}"
+        text = str(Path(folder) / "best.json")
         say(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
         text = str(read_json(text, dict, "--search first, or give --arch").get("arch", text))
@@ -1668,16 +1717,8 @@ def chosen_arch(cfg, ranks, own=None):
     return arch
 
 
-def warn_where_loss_rose(run, ranks):
-    """Warn of a training whose validation loss has risen since its best."""
-    looks = [(line["dev_loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl") if "dev_loss" in line]
-    if looks and looks[-1][0] > 1.02 * min(looks)[0]:
-        say(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
-                   f"{looks[-1][0]:.4f}; what is kept are the last saves, so fewer --steps may score better")
-
-
 def train(cfg):
-    """The winner from scratch (Sec. 3.2.2), or from --init's weights."""
+    """Train the winner from scratch (Sec. 3.2.2), or from --init's weights."""
     with launch(cfg.device, cfg.dtype) as ranks:
         weights, own, _ = read_run(cfg) if cfg.init else (None, None, None)
         arch = chosen_arch(cfg, ranks, own)
@@ -1685,10 +1726,10 @@ def train(cfg):
         if not run.finished:
             seed_everything(cfg.seed, "weights")
             size = sum(count_parameters(arch, cfg).values())
-            say(ranks, f"{cfg.arch}\n{size:,} parameters, {model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
+            gigaflops = model_flops(arch, cfg) / 1e9
+            say(ranks, f"{cfg.arch}\n{size:,} parameters, {gigaflops:.4g} GFLOPs")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
-            on_main(ranks, warn_where_loss_rose, run, ranks)
             run.finish({"arch": cfg.arch, "parameters": size})
         scored = cfg.task == "cifar10" or cfg.test_text  # else the user has to name a test text
         test_text = [] if scored else ["--test_text", "PREFIX"]
@@ -1704,48 +1745,65 @@ def evaluate(cfg):
         arch = chosen_arch(cfg, ranks, own)
         model = cast(extract(weights, arch, cfg), cfg, ranks.device)
         run, data = open_data(cfg, "evaluate", ranks)
-        scores, found = score_test_data(model, data, cfg)
+        scores, outputs = score_test_data(model, data, cfg)
         latency, spread = on_main(ranks, measure_latency, arch, cfg, ranks.device)
-        result = {"parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
-                  "latency": latency, "spread": spread, **scores, "arch": cfg.arch}
-        name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"  # classes count from 0
-        on_main(ranks, write_atomic, run.folder / name, "".join(f"{line}\n" for line in found))
-        run.finish(result)  # never taken from a folder: the model may have changed
-        shown = (f"accuracy {scores['accuracy']:.2%} (majority baseline {scores['majority_baseline']:.2%})"
-                 if cfg.task == "cifar10" else
-                 f"BLEU {scores['bleu']:.2f} of 100, repeated words {scores['repeated_words']:.2%}")
-        say(ranks, f"{shown} on {result['examples']} test examples "
-                   f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
-                   f"latency {latency_text(latency, cfg)}, standard deviation {spread:.1%} "
-                   f"({timed_text(cfg, ranks.device)})")
+        size = sum(count_parameters(arch, cfg).values())
+        flops = model_flops(arch, cfg)
+        if cfg.task == "cifar10":
+            name = "classes.txt"  # from 0
+            shown = (f"accuracy {scores['accuracy']:.2%} "
+                     f"(majority baseline {scores['majority_baseline']:.2%})")
+        else:
+            name = f"translations.{cfg.languages[1]}"
+            shown = (f"BLEU {scores['bleu']:.2f} of 100, "
+                     f"repeated words {scores['repeated_words']:.2%}")
+        path = run.folder / name
+        on_main(ranks, write_atomic, path, "".join(f"{line}\n" for line in outputs))
+        run.finish({  # never taken from a folder: the model may have changed
+            "parameters": size, "flops": flops, "latency": latency, "spread": spread, **scores,
+            "arch": cfg.arch})
+        say(ranks, f"{shown} on {scores['examples']} test examples ({path}), {size:,} parameters, "
+                   f"{flops / 1e9:.4g} GFLOPs, latency {latency_text(latency, cfg)}, standard "
+                   f"deviation {spread:.1%} ({timed_text(cfg, ranks.device)})")
         run.ends(cfg, name)
 
 # --- command line ---------
 
 
 def describe(cfg):
-    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has Table 5's networks as
-    the paper counts them, without the products of linear attention.)"""
+    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has
+    Table 5's networks as the paper counts them, without the products of linear attention.)"""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
-    space, mformer = space_of(cfg), PUBLISHED[cfg.task]["mformer"]
-    arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
-            mformer if cfg.preset == "base" else widest(space))
+    space = space_of(cfg)
+    if cfg.arch:
+        arch = chosen_arch(cfg, Ranks(0, 1, None))
+    elif cfg.init:
+        arch = own or widest(held)
+    elif cfg.preset == "base":
+        arch = PUBLISHED[cfg.task]["mformer"]
+    else:
+        arch = widest(space)
     parts = count_parameters(arch, cfg)
     total = sum(parts.values())
-    tokens = 30 if arch.decoder_layers else (cfg.image // cfg.patch) ** 2 + 1  # of an example
-    examples = cfg.batch / tokens if arch.decoder_layers else cfg.batch  # in a step
-    ffns = (*arch.ffn, *arch.decoder_ffn)
-    activations = [layer_activations(tokens, arch.hidden, ffn) for ffn in ffns]
-    logits = tokens * cfg.vocab_size if arch.decoder_layers else 10
-    cost = training_cost(cfg, total, model_flops(arch, cfg), activations, logits, cfg.steps, examples)
+    flops = model_flops(arch, cfg)
+    if cfg.task == "wmt14":
+        tokens = 30  # of an example
+        examples = cfg.batch / tokens  # of a step
+        logits = tokens * cfg.vocab_size
+    else:
+        tokens = (cfg.image // cfg.patch) ** 2 + 1
+        examples = cfg.batch
+        logits = 10
+    activations = [layer_activations(tokens, arch.hidden, ffn)
+                   for ffn in (*arch.ffn, *arch.decoder_ffn)]
     print(json.dumps({
         "parameters": total,
         "parts": parts,
-        "flops": model_flops(arch, cfg),
+        "flops": flops,
         "flops_counting": model_flops.__doc__,
         "space": {"architectures": float(space_size(space)), **space},
         "arch": arch_text(arch),
-        **cost,
+        **training_cost(cfg, total, flops, activations, logits, cfg.steps, examples),
     }))
 
 
@@ -1757,29 +1815,34 @@ ACTIONS = {
 }
 
 UNREAD = {  # flags that only the other task reads
-    "cifar10": {*"train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
-                 "search_decoder".split()},
-    "wmt14": {"cifar10", "image", "patch", "augment"}}
+    "cifar10": {
+        "train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size",
+        "decoder_layers", "connect", "length", "beam", "search_decoder"},
+    "wmt14": {"cifar10", "image", "patch", "augment"},
+}
 
 
 def check(cfg, action):
     """UserError where flags contradict."""
-    unread = sorted(cfg.given & (UNREAD[cfg.task] | ({"arch"} if action == "search" else set())))
-    if unread:
-        raise UserError(f"--{unread[0]}: --{action} with --task {cfg.task} has no use for it; leave it out")
+    unread = UNREAD[cfg.task] | ({"arch"} if action == "search" else set())
+    for name in sorted(cfg.given & unread):
+        raise UserError(f"--{name}: --{action} with --task {cfg.task} has no use for it; "
+                        "leave it out")
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
         raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
     if len(cfg.languages) != 2 or len(cfg.augment) != 4:
         raise UserError("--languages takes two endings, --augment four numbers")
     if not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
-        raise UserError(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at most 1")
+        raise UserError(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at "
+                        "most 1")
     if cfg.qkv and "head_dim" in cfg.given:
         raise UserError("--head_dim: --qkv gives heads their width; leave one out")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
         raise UserError("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:
-        cfg.out = f"runs/mformer-{action}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
-    if cfg.dry_run and not cfg.train_text:  # the demo text gives no more pieces
+        dry = "-dry" if cfg.dry_run else ""
+        cfg.out = f"runs/mformer-{action}-{cfg.task}-{cfg.preset}{dry}"
+    if cfg.dry_run and not cfg.train_text:  # the demo text gives no more tokens
         cfg.vocab_size = min(cfg.vocab_size, 2000)
 
 
@@ -1789,18 +1852,20 @@ def task_of(init):
     record = read_json(path, dict, "name another folder") if init and path.is_file() else {}
     settings = record.get("settings")
     task = settings.get("task") if isinstance(settings, dict) else None
-    return task if task in list(PRESETS) else Config.task
+    return task if task in [*PRESETS] else Config.task
 
 
 def presets_of(argv):
     """The presets of --task, or of the task of --init."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--task")
-    first.add_argument("--init", default="")
-    flags = first.parse_known_args(argv)[0]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--task")
+    parser.add_argument("--init", default="")
+    flags = parser.parse_known_args(argv)[0]
     task = flags.task or task_of(flags.init)
-    presets = PRESETS.get(task, PRESETS[Config.task])  # a task that does not exist is refused later
-    return {"dry_run": DRY_RUN, **{name: {**preset, "task": task} for name, preset in presets.items()}}
+    presets = {"dry_run": DRY_RUN}
+    for name, preset in PRESETS.get(task, IMAGE_PRESETS).items():  # a wrong task is refused later
+        presets[name] = {**preset, "task": task}
+    return presets
 
 
 def main(argv=None):
@@ -1810,6 +1875,6 @@ def main(argv=None):
 if __name__ == "__main__":
     if "run" not in globals():
         print("mformer.py alone is to be imported: model, super-net, ranker and searcher; "
-              "its commands need common/ and data/ of its repository beside it", file=sys.stderr)
+              "its commands need common/ and data/ of its repository", file=sys.stderr)
         sys.exit(2)
     run(main)
