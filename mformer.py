@@ -599,8 +599,8 @@ def residual(x, change, layer):
 
 def feed_forward(x, ffn, layer):
     """A layer's ReLU network of width ffn, with LayerNorm before it and a residual around it."""
-    inner = F.relu(layer.expand(layer.ffn_norm(x), ffn))
-    return residual(x, layer.shrink(inner, x.shape[-1]), layer)
+    inner = F.relu(layer.fc1(layer.ffn_norm(x), ffn))
+    return residual(x, layer.fc2(inner, x.shape[-1]), layer)
 
 
 class Layer(nn.Module):
@@ -616,8 +616,8 @@ class Layer(nn.Module):
         width = arch.hidden
         heads = space["heads"] if space else [arch.heads[number]]
         self.attention = Attention(width, width, heads, cfg, arch.types[number] == "softmax")
-        self.expand = Linear(width, arch.ffn[number])
-        self.shrink = Linear(arch.ffn[number], width)
+        self.fc1 = Linear(width, arch.ffn[number])
+        self.fc2 = Linear(arch.ffn[number], width)
         self.attention_norm = LayerNorm(width)
         self.ffn_norm = LayerNorm(width)
 
@@ -642,7 +642,7 @@ class ImageModel(nn.Module):
         width = arch.hidden
         self.patches = Linear(3 * cfg.patch ** 2, width)
         self.token = nn.Parameter(torch.randn(width) * width ** -0.5)
-        self.positions = nn.Parameter(torch.randn(self.tokens, width) * 0.5)
+        self.position_embedding = nn.Parameter(torch.randn(self.tokens, width) * 0.5)
         with torch.no_grad():
             self.patches.weight.mul_(width ** -0.5)
         self.layers = nn.ModuleList(
@@ -660,7 +660,7 @@ class ImageModel(nn.Module):
         patches = patches.reshape(B, side * side, 3 * P * P).to(self.token.dtype)
         token = self.token[:width].expand(B, 1, width)
         x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
-        x = x * math.sqrt(width) + self.positions[:, :width]
+        x = x * math.sqrt(width) + self.position_embedding[:, :width]
         x = F.dropout(x, self.cfg.dropout, self.training)
         # D22: positions, of the cosine and relative ones, count along the rows of patches behind
         # the class token, as in the released code; a patch is as far from the one below it as from
@@ -1342,8 +1342,8 @@ class DecoderLayer(nn.Module):
         cross_heads = space["cross_heads"] if space else [arch.cross_heads[number]]
         self.attention = CausalAttention(width, width, heads, cfg, has_table)
         self.cross = CrossAttention(width, arch.hidden, cross_heads, cfg)
-        self.expand = Linear(width, ffn)
-        self.shrink = Linear(ffn, width)
+        self.fc1 = Linear(width, ffn)
+        self.fc2 = Linear(ffn, width)
         self.attention_norm = LayerNorm(width)
         self.cross_norm = LayerNorm(width)
         self.ffn_norm = LayerNorm(width)
@@ -1382,7 +1382,7 @@ class Translator(nn.Module):
         self.arch = arch
         self.cfg = cfg
         width = max(arch.hidden, arch.decoder_hidden)
-        self.words = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
+        self.token_embedding = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
         self.layers = nn.ModuleList(
             Layer(number, arch, cfg, space) for number in range(arch.layers))
         self.decoder_layers = nn.ModuleList(
@@ -1396,9 +1396,9 @@ class Translator(nn.Module):
         if end > self.cfg.length:
             raise UserError(f"--length {self.cfg.length}: an input has {end} tokens; raise it")
         positions = torch.arange(first, end, device=ids.device)
-        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width)
+        x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
         # D27*: sinusoids of the sampled width; HAT's are the leading columns of the widest ones.
-        x = x + sinusoids(positions, width).to(self.words.dtype)
+        x = x + sinusoids(positions, width).to(self.token_embedding.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
@@ -1431,7 +1431,7 @@ class Translator(nn.Module):
         caches = caches or [None] * len(memories)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches):
             x = layer(x, arch, cosines, memory, cache, first)
-        return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
+        return F.linear(self.decoder_norm(x), self.token_embedding[:, :arch.decoder_hidden])
 
     def forward(self, source, lengths, target, arch=None):
         return self.decode(target, self.encode(source, lengths, arch), arch)
@@ -1690,8 +1690,8 @@ def read_run(cfg):
     """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg
     takes its geometry."""
     weights = read_init(cfg, {"search": GEOMETRY, "train": GEOMETRY})["model"]
-    if "words" in weights:  # a model for images has none
-        cfg.vocab_size = len(weights["words"])
+    if "token_embedding" in weights:  # a model for images has none
+        cfg.vocab_size = len(weights["token_embedding"])
     record = read_json(Path(cfg.init) / "config.json")
     settings = record["settings"]
     own = Config()

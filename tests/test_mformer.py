@@ -554,7 +554,7 @@ def toy_translator(arch, vocab, length):
     torch.manual_seed(0)
     model = mf.Translator(arch, dataclasses.replace(TEXT, vocab_size=vocab, length=length)).eval()
     with torch.no_grad():
-        model.words.mul_(4)  # sharp distributions
+        model.token_embedding.mul_(4)  # sharp distributions
     return model
 
 
@@ -609,8 +609,8 @@ def test_beam_search_is_fairseqs(beam, penalty, monkeypatch):
     """The translations, their scores, and where the search ends."""
     model = toy_translator(text_arch("softmax", "softmax"), 12, 40)
     with torch.no_grad():  # the end is likely
-        model.words.div_(4)
-        model.decoder_norm.bias.add_(4 * model.words[EOS, :model.arch.decoder_hidden])
+        model.token_embedding.div_(4)
+        model.decoder_norm.bias.add_(4 * model.token_embedding[EOS, :model.arch.decoder_hidden])
     calls, decode = [], model.decode
     monkeypatch.setattr(model, "decode", lambda *given: calls.append(given) or decode(*given))
     steps = []
