@@ -21,6 +21,7 @@ Differs: in 29 places, D1 to D29: grep -n '# D[0-9]' mformer.py; MANUAL.md has t
 """
 import argparse
 import collections
+import copy
 import dataclasses
 import functools
 import json
@@ -55,45 +56,45 @@ class Config:
     models = ("init", "tokenizer")  # flags that name what is read in addition to the data
     compared = ("save_every",)  # must agree in a resumed run: the last saved weights are averaged
     writes = ("weights-*.pt", "text", "valid", "translations.*", "classes.txt")  # for --restart
-    preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (the paper)
+    preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
     restart: bool = False  # delete the run in its folder and start again
     seed: int = 0  # of all random choices
     device: str = "auto"  # auto | cpu | cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on GPUs that have it
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the GPU has it
     compile: bool = False  # torch.compile the model of --train
-    accumulate: int = 1  # micro-batches of a step; default: rounded up to a multiple of the processes [>= 1]
+    accumulate: int = 1  # micro-batches of a step; default: a multiple of the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
     init: str = ""  # run folder of --search or --train to start from
-    arch: str = ""  # mformer, cosformer*-softmax, ...; "layers=1 hidden=64 ffn=96 heads=2 types=linear"; a best.json
+    arch: str = ""  # a best.json, a name (mformer, cosformer*-softmax, ...), or --describe's text
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo images
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
-    valid_text: str = ""  # PREFIX of the validation text; default: --held_out pairs of the training text
+    valid_text: str = ""  # PREFIX of the validation text; default: --held_out training pairs
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
     # D18*: a SentencePiece unigram model; HAT, whose data the paper follows, has byte pairs.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples that are used; 0: all
-    held_out: int = 0  # training examples, or pairs of --valid_text (0: all), for validation losses
+    held_out: int = 0  # training examples, or pairs of --valid_text (0: all), to validate
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
-    space: Literal["mixed", "linear", "softmax"] = "mixed"  # mixed: mFormer, linear: cosFormer*, softmax: Transformer*
-    search_decoder: bool = False  # search the decoder's types too: Table 1 does, Sec. 4.1.2 does not
+    space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
+    search_decoder: bool = False  # search the decoder's types: Table 1; not Sec. 4.1.2
     layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [>= 1]
     hidden: tuple[int, ...] = (320, 384, 448)  # widths of both sides (Enc and Dec Emb Dim) [>= 1]
-    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # feed-forward width of each layer (FFN Dim) [>= 1]
+    ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # of each layer (FFN Dim) [>= 1]
     heads: tuple[int, ...] = (5, 6, 7)  # heads of each attention (Head Num) [>= 1]
-    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # decoder layers, Table 1 (Dec Layer Num) [>= 1]
-    connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers that a decoder layer sees (En-De Connect) [>= 1]
+    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Table 1 (Dec Layer Num) [>= 1]
+    connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers it sees (En-De Connect) [>= 1]
     head_dim: int = 64  # width of a head; not read if --qkv is given [>= 1]
-    qkv: int = 0  # width of all heads together, whatever their number (translation); 0: heads x head_dim
+    qkv: int = 0  # width of all heads together (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
     image: int = 224  # width of an image in pixels [>= 1]
     patch: int = 16  # width of a patch [>= 1]
     # D19: pairs with a sentence longer than --length are not trained on; the paper names no length.
-    length: int = 256  # most tokens of a sentence with its end mark; M of the decoder's cosine [>= 2]
+    length: int = 256  # tokens of a sentence with its end mark; M of the decoder [>= 2]
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
     steps: int = 140000  # optimizer steps, Sec. 6.2 [>= 1]
@@ -106,15 +107,15 @@ class Config:
     save_minutes: float = 0  # minutes between additional checkpoints; 0: none
     # D20*: crop, flip, turn, shear, shift, colours and erasing, as strong as the released code's,
     # whose RandAugment has more operations. The paper mentions no augmentation.
-    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # least area of a crop, strength, jitter, chance to erase
+    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # crop, strength, jitter, erasing
     # search
-    samples: int = 2000  # sub-nets whose losses and latencies train the rankers, released code's [>= 20]
+    samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency allowed, in the unit of --cost; 0: 0.9 of the samples' median
-    keep: int = 3  # most important features that are searched, in addition to the types; 0: no pruning
+    latency_limit: float = 0.0  # largest latency, in the unit of --cost; 0: 0.9 of the median
+    keep: int = 3  # most important features that are searched beside the types; 0: all
     generations: int = 30  # of the evolution, as many as HAT's [>= 1]
-    population: int = 125  # a fifth are parents, two fifths mutants, two fifths crossovers [>= 1]
+    population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
     finalists: int = 10  # best-ranked architectures that are measured [>= 1]
     # evaluation
     beam: int = 4  # beams of a translation, Sec. 4.1.4 [>= 1]
@@ -131,7 +132,7 @@ MUTATION = 0.3  # the chance that a value of an architecture is drawn again, as 
 # D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of
 # architectures, and, as in the released code, of the timings of each. Both are done here.
 DROPPED = 0.1
-PRUNES_FROM = 160  # samples: fewer judge importance by fewer than 32 sub-nets that are not fitted to
+PRUNES_FROM = 160  # samples; with fewer, importance would be judged by fewer than 32 sub-nets
 # D15: without --latency_limit the limit is this fraction of the samples' median latency. The paper
 # gives no limit; the released search for images has 15.06 ms.
 LIMIT_FRACTION = 0.9
@@ -238,7 +239,8 @@ def space_of(cfg):
     }
     if cfg.task == "wmt14":
         # Sec. 4.1.2 searches the types of the encoder alone, Table 1 those of the decoder too.
-        # So does the space "linear", cosFormer*'s, although Sec. 3.2.2 replaces "all Softmax" (D14).
+        # So does the space "linear", cosFormer*'s, although Sec. 3.2.2 replaces "all Softmax":
+        # see D14.
         decoder_types = types if cfg.search_decoder else ("softmax",)
         space |= {
             "decoder_layers": cfg.decoder_layers,
@@ -431,7 +433,7 @@ def parse_arch(text, cfg):
 # D3*: of queries, keys and values each; the released code takes thirds of one matrix.
 
 # The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6): the
-# gradients of a query grow like the inverse of its size, and a smaller floor lets them grow further.
+# gradients of a query grow like the inverse of its size, and a smaller floor lets them grow more.
 FLOOR = 1e-3
 
 
@@ -597,8 +599,8 @@ def residual(x, change, layer):
 
 def feed_forward(x, ffn, layer):
     """A layer's ReLU network of width ffn, with LayerNorm before it and a residual around it."""
-    inner = F.relu(layer.expand(layer.ffn_norm(x), ffn))
-    return residual(x, layer.shrink(inner, x.shape[-1]), layer)
+    inner = F.relu(layer.fc1(layer.ffn_norm(x), ffn))
+    return residual(x, layer.fc2(inner, x.shape[-1]), layer)
 
 
 class Layer(nn.Module):
@@ -614,8 +616,8 @@ class Layer(nn.Module):
         width = arch.hidden
         heads = space["heads"] if space else [arch.heads[number]]
         self.attention = Attention(width, width, heads, cfg, arch.types[number] == "softmax")
-        self.expand = Linear(width, arch.ffn[number])
-        self.shrink = Linear(arch.ffn[number], width)
+        self.fc1 = Linear(width, arch.ffn[number])
+        self.fc2 = Linear(arch.ffn[number], width)
         self.attention_norm = LayerNorm(width)
         self.ffn_norm = LayerNorm(width)
 
@@ -640,7 +642,7 @@ class ImageModel(nn.Module):
         width = arch.hidden
         self.patches = Linear(3 * cfg.patch ** 2, width)
         self.token = nn.Parameter(torch.randn(width) * width ** -0.5)
-        self.positions = nn.Parameter(torch.randn(self.tokens, width) * 0.5)
+        self.position_embedding = nn.Parameter(torch.randn(self.tokens, width) * 0.5)
         with torch.no_grad():
             self.patches.weight.mul_(width ** -0.5)
         self.layers = nn.ModuleList(
@@ -658,7 +660,7 @@ class ImageModel(nn.Module):
         patches = patches.reshape(B, side * side, 3 * P * P).to(self.token.dtype)
         token = self.token[:width].expand(B, 1, width)
         x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
-        x = x * math.sqrt(width) + self.positions[:, :width]
+        x = x * math.sqrt(width) + self.position_embedding[:, :width]
         x = F.dropout(x, self.cfg.dropout, self.training)
         # D22: positions, of the cosine and relative ones, count along the rows of patches behind
         # the class token, as in the released code; a patch is as far from the one below it as from
@@ -694,7 +696,7 @@ def count_parameters(arch, cfg):
 
 
 def model_flops(arch, cfg):
-    """2 x multiply-adds of all matrix products for one image, or for 30 source and 30 target tokens."""
+    """2 x multiply-adds of all matrix products for an image, or for 30 source and target tokens."""
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad(), counter:
         make_model(arch, cfg)(*blank_inputs(cfg))
@@ -724,154 +726,250 @@ WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSO
 
 
 def features_of(arch, space):
-    """What a ranker sees, {feature with a choice: numbers}. A number is a share of the largest choice, or 1.0 for
-    linear attention. A feature by layer has the mean, then each layer, filled up with the mean to the greatest depth,
-    so that a width does not tell the depth."""
-    found = {}
+    """What a ranker sees, {feature with a choice: numbers}.
+
+    A number is a fraction of the largest choice, or 1.0 for linear attention. A feature by layer
+    has the mean, then each layer, and the mean again up to the greatest depth, so that a width does
+    not tell the depth.
+    """
+    features = {}
     for name, choices in space.items():
         if len(choices) == 1:
             continue
-        numbers = [float(value == "linear") if name.endswith("types") else value / max(choices)
-                   for value in values_of(arch, name)]
-        if depth := FEATURES[name].depth:
+        values = values_of(arch, name)
+        if name in PARTS:
+            numbers = [float(value == "linear") for value in values]
+        else:
+            numbers = [value / max(choices) for value in values]
+        depth = FEATURES[name].depth
+        if depth:
             mean = sum(numbers) / len(numbers)
-            numbers = [mean, *numbers, *[mean] * (max(space[depth]) - len(numbers))]
-        found[name] = numbers
-    return found
+            missing = max(space[depth]) - len(numbers)
+            numbers = [mean, *numbers, *[mean] * missing]
+        features[name] = numbers
+    return features
 
 
-def agreement(found, wanted):
-    """(Kendall's tau-b, the share of the pairs with different `wanted` that `found` orders alike; ties count half)."""
-    found, wanted = (torch.tensor(values, dtype=torch.float64) for values in (found, wanted))
-    one, two = (torch.sign(values[:, None] - values).triu() for values in (found, wanted))
-    agree, pairs, decided = (one * two).sum().item(), one.abs().sum().item(), two.abs().sum().item()
-    return agree / max(1.0, math.sqrt(pairs * decided)), 0.5 + 0.5 * agree / max(1.0, decided)
+def pair_signs(values):
+    """(A, A): the sign of values[i] - values[j] where i < j, else 0."""
+    values = torch.tensor(values, dtype=torch.float64)
+    return torch.sign(values[:, None] - values).triu()
+
+
+def agreement(predicted, wanted):
+    """(Kendall's tau-b, the fraction of the pairs with different `wanted` that `predicted` orders
+    alike; ties count half)."""
+    one = pair_signs(predicted)
+    two = pair_signs(wanted)
+    agree = (one * two).sum().item()
+    decided = two.abs().sum().item()
+    tau = agree / max(1.0, math.sqrt(one.abs().sum().item() * decided))
+    return tau, 0.5 + 0.5 * agree / max(1.0, decided)
 
 
 class Ranker:
-    """A binary classifier over pairs of architectures (Sec. 3.1.2): P(a has the greater value than b) = sigmoid(g(a) -
-    g(b)), where g is a small network. It is fitted to 80% of the architectures; 10% choose when to stop, and 10% are
-    fresh: they give Kendall's tau and the share of pairs ordered alike."""
-    # D6: in the released code boosted trees regress, and importance is a feature's |tau|.
+    """A binary classifier of pairs of architectures (Sec. 3.1.2): P(a has the greater value than b)
+    = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures;
+    10% choose when to stop; the last 10% are held out: they give Kendall's tau and the accuracy on
+    pairs."""
+    # D6*: in the released code boosted trees regress, and importance is a feature's |tau|.
 
     def __init__(self, space, archs, values, seed=0, steps=400):
-        self.space, generator = space, torch.Generator().manual_seed(seed)
-        self.x, self.y = self.rows(archs), torch.tensor(values, dtype=torch.float64)
-        shuffled, tenth = torch.randperm(len(archs), generator=generator), max(2, len(archs) // 10)
-        self.fresh, self.stop, rows = shuffled[:tenth], shuffled[tenth:2 * tenth], shuffled[2 * tenth:]
-        self.mean, self.scale = self.x[rows].mean(0), self.x[rows].std(0).clamp(min=1e-3)
+        generator = torch.Generator().manual_seed(seed)
+        self.space = space
+        self.x = self.rows(archs)
+        self.y = torch.tensor(values, dtype=torch.float64)
+        tenth = max(2, len(archs) // 10)
+        order = torch.randperm(len(archs), generator=generator)
+        self.held_out = order[:tenth]
+        self.stopping = order[tenth:2 * tenth]
+        self.fitted_to = order[2 * tenth:]
+        self.mean = self.x[self.fitted_to].mean(0)
+        self.scale = self.x[self.fitted_to].std(0).clamp(min=1e-3)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network = nn.Sequential(nn.Linear(self.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 1))
-        self.fit(rows, generator, steps)
-        self.tau, self.pairs = self.quality(self.x, self.fresh)
+            self.network = nn.Sequential(
+                nn.Linear(self.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 1))
+        self.fit(generator, steps)
+        self.tau, self.pair_accuracy = self.quality(self.x, self.held_out)
 
-    def fit(self, rows, generator, steps):
-        """Minimise the cross-entropy of random pairs, and keep the weights that order the rows for stopping best."""
-        optimizer = torch.optim.AdamW(self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
-        best, kept = -1.0, None
+    def fit(self, generator, steps):
+        """Minimise the cross-entropy of random pairs. Keep the best weights for self.stopping."""
+        optimizer = torch.optim.AdamW(
+            self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
+        best = -1.0
         for step in range(steps + 1):
-            accuracy = self.quality(self.x, self.stop)[1] if step % 20 == 0 else best
-            if accuracy > best:
-                best, kept = accuracy, {name: value.clone() for name, value in self.network.state_dict().items()}
-            one, two = rows[torch.randint(len(rows), (2, 512), generator=generator)]
-            greater = (self.y[one] > self.y[two]).float() + 0.5 * (self.y[one] == self.y[two])
-            F.binary_cross_entropy_with_logits(self.g(self.x[one]) - self.g(self.x[two]), greater).backward()
+            if step % 20 == 0:
+                _, accuracy = self.quality(self.x, self.stopping)
+                if accuracy > best:
+                    best = accuracy
+                    weights = copy.deepcopy(self.network.state_dict())
+            pairs = torch.randint(len(self.fitted_to), (2, 512), generator=generator)
+            one, two = self.fitted_to[pairs]
+            greater = 0.5 + 0.5 * torch.sign(self.y[one] - self.y[two])
+            scores = self.g(self.x[one]) - self.g(self.x[two])
+            F.binary_cross_entropy_with_logits(scores, greater.float()).backward()
             optimizer.step()
             optimizer.zero_grad()
-        self.network.load_state_dict(kept)
+        self.network.load_state_dict(weights)
 
     def rows(self, archs):
-        return torch.tensor([sum(features_of(arch, self.space).values(), []) for arch in archs])  # (A, columns)
+        """(A, columns)"""
+        return torch.tensor([sum(features_of(arch, self.space).values(), []) for arch in archs])
 
     def g(self, x):
         return self.network((x - self.mean) / self.scale)[:, 0]
 
     def rank_scores(self, archs):
-        """g of each architecture: the lower, the smaller its value is taken to be."""
+        """g of each architecture: the lower, the smaller its value is predicted to be."""
         return self.g(self.rows(archs)).tolist()
 
     def quality(self, x, rows):
         return agreement(self.g(x[rows]).tolist(), self.y[rows].tolist())
 
     def importance(self, shuffles=20):
-        """{feature: the share of pairs lost when it is shuffled among the rows not fitted to}, the largest first."""
-        generator, rows = torch.Generator().manual_seed(0), torch.cat([self.fresh, self.stop])
-        whole, lost, start = self.quality(self.x, rows)[1], {}, 0
+        """{feature: the accuracy on pairs lost when it is shuffled among the architectures that the
+        ranker is not fitted to}, the largest first."""
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.cat([self.held_out, self.stopping])
+        _, whole = self.quality(self.x, rows)
+        lost = {}
+        start = 0
         for name, numbers in features_of(widest(self.space), self.space).items():
             columns = slice(start, start + len(numbers))
-            lost[name], start = 0.0, columns.stop
+            start = columns.stop
+            lost[name] = 0.0
             for _ in range(shuffles):
-                shuffled = self.x.clone()
-                shuffled[rows, columns] = self.x[rows[torch.randperm(len(rows), generator=generator)], columns]
-                lost[name] += whole - self.quality(shuffled, rows)[1]
-        return {name: lost[name] / shuffles for name in sorted(lost, key=lost.get, reverse=True)}
+                order = rows[torch.randperm(len(rows), generator=generator)]
+                x = self.x.clone()
+                x[rows, columns] = self.x[order, columns]
+                _, accuracy = self.quality(x, rows)
+                lost[name] += whole - accuracy
+            lost[name] /= shuffles
+        return {name: lost[name] for name in sorted(lost, key=lost.get, reverse=True)}
 
 
 def prune(space, importances, archs, losses, keep):
-    """Sec. 3.1.2, pruning: the space in which only `keep` features are free (0: all). archs, losses: the samples within
-    the latency limit."""
-    # D7: the paper does not say how. `keep` features stay free: the first ones by importance for the
-    # loss and for the latency, alternating. The attention types always stay free in addition,
-    # whatever their importance. All others freeze at their commonest value in the better tenth of
-    # the samples. CIFAR-10 keeps 3 of its 5 features (the paper 5), translation 7: as many as are in
-    # the two top fives of Sec. 7.1.
+    """Sec. 3.1.2, pruning: the space in which only `keep` features are searched (0: all). archs,
+    losses: the samples within the latency limit."""
+    # D7: the paper does not say how. `keep` features are searched: the first ones by importance for
+    # the loss and for the latency, alternating; and the attention types in addition, whatever their
+    # importance. All others get their commonest value in the better tenth of the samples. CIFAR-10
+    # keeps 3 of its 5 features (the paper 5), translation 7: as many as are in the two top fives of
+    # Sec. 7.1.
     if not keep:
         return space
-    free = [*dict.fromkeys(name for names in zip(*importances) for name in names)][:keep] + [*PARTS]
-    by_loss = sorted(range(len(archs)), key=losses.__getitem__)
-    better = [archs[index] for index in by_loss[:max(5, len(archs) // 10)]]
+    alternating = [name for names in zip(*importances) for name in names]
+    searched = {*PARTS, *[*dict.fromkeys(alternating)][:keep]}
+    best = sorted(range(len(archs)), key=losses.__getitem__)[:max(5, len(archs) // 10)]
     pruned = {}
     for name, choices in space.items():
-        values = [value for arch in better for value in values_of(arch, name)]
-        pruned[name] = choices if name in free else (max(choices, key=values.count),)
+        if name not in searched:
+            values = [value for index in best for value in values_of(archs[index], name)]
+            choices = (max(choices, key=values.count),)
+        pruned[name] = choices
     return pruned
 
 
 def latency_window(rank_scores, latencies, limit):
-    """(lowest, highest) rank score for latency that the evolution allows. Of the samples it leaves out the slowest
-    tenth, those that break the limit and, unless no others are left, the fastest tenth. D8"""
-    rank_scores = sorted(rank_scores)
+    """(lowest, highest) rank score for latency that the evolution allows. It excludes (D8) the
+    slowest tenth of the samples, those over the limit and, unless no others are left, the fastest
+    tenth."""
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     high = min(1 - DROPPED, within)
     low = DROPPED if DROPPED < high else 0
-    return tuple(rank_scores[round(share * (len(rank_scores) - 1))] for share in (low, high))
+    rank_scores = sorted(rank_scores)
+    last = len(rank_scores) - 1
+    return rank_scores[round(low * last)], rank_scores[round(high * last)]
 
 
 def evolve(space, fitness, allowed, cfg):
-    """{architecture: fitness, lower is better} of all that the evolution looked at. It ends early where a generation
-    brings nothing new. fitness: architectures -> numbers; allowed: architecture -> bool."""
-    rng, seen, drawn = random.Random(f"{cfg.seed} evolution"), {}, set()
+    """{architecture: fitness, lower is better} of all that the evolution scores. It ends early
+    after a generation without new architectures.
 
-    def collect(make, count):
-        """Look at up to `count` new architectures; True where there was one."""
-        found = []
+    fitness: architectures -> numbers. allowed: architecture -> bool.
+    """
+    rng = random.Random(f"{cfg.seed} evolution")
+    scores = {}
+    drawn = set()
+
+    def add(draw, count):
+        """Score up to `count` new architectures; returns how many there were."""
+        new = []
         for _ in range(50 * count):
-            arch = make()
+            arch = draw()
             if arch not in drawn and allowed(arch):
-                found.append(arch)
+                new.append(arch)
             drawn.add(arch)
-            if len(found) == count:
+            if len(new) == count:
                 break
-        seen.update(zip(found, fitness(found) if found else ()))
-        return bool(found)
+        if new:
+            scores.update(zip(new, fitness(new)))
+        return len(new)
+
+    def mutant():
+        return mutate(rng.choice(parents), space, MUTATION, rng)
+
+    def child():
+        return crossover(rng.choice(parents), rng.choice(parents), space, rng)
 
     fifth = max(1, cfg.population // 5)
-    collect(lambda: sample_arch(space, rng), cfg.population)
-    for _ in range(cfg.generations if seen else 0):
-        parents = sorted(seen, key=seen.__getitem__)[:fifth]
-        mutated = collect(lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * fifth)
-        crossed = collect(lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * fifth)
-        if not (mutated or crossed):
+    add(lambda: sample_arch(space, rng), cfg.population)
+    for _ in range(cfg.generations if scores else 0):
+        parents = sorted(scores, key=scores.get)[:fifth]
+        if add(mutant, 2 * fifth) + add(child, 2 * fifth) == 0:
             break
-    return seen
+    return scores
+
+
+def rank_and_evolve(space, history, cfg):
+    """Sec. 3.1.2 as a whole: history lines of samples -> (the best-ranked architectures that are
+    not among them, as many as may be measured, what was learned)."""
+    lines = [line for line in history if line["scores"]["loss"] < WORST]
+    if len(lines) < FEWEST:
+        raise UserError(f"{len(lines)} of {len(history)} sub-nets have a finite loss, the rankers "
+                        f"need {FEWEST}: lower --lr")
+    archs = [parse_arch(line["arch"], cfg) for line in lines]
+    losses = [line["scores"]["loss"] for line in lines]
+    latencies = [line["scores"]["latency"] for line in lines]
+    limit = cfg.latency_limit or LIMIT_FRACTION * statistics.median(latencies)
+    within = [index for index, latency in enumerate(latencies) if latency <= limit]
+    if not within:
+        raise UserError(
+            f"--latency_limit: the fastest of {len(archs)} samples takes "
+            f"{latency_text(min(latencies), cfg)}, allowed are {latency_text(limit, cfg)}")
+    by_loss = Ranker(space, archs, losses, cfg.seed)
+    by_latency = Ranker(space, archs, latencies, cfg.seed)
+    rankers = {"loss": by_loss, "latency": by_latency}
+    importance = {name: ranker.importance() for name, ranker in rankers.items()}
+    pruned = prune(
+        space, importance.values(), [archs[index] for index in within],
+        [losses[index] for index in within], cfg.keep if len(history) >= PRUNES_FROM else 0)
+    low, high = latency_window(by_latency.rank_scores(archs), latencies, limit)
+    scores = evolve(pruned, by_loss.rank_scores,
+                    lambda arch: low <= by_latency.rank_scores([arch])[0] <= high, cfg)
+    ranked = [arch for arch in sorted(scores, key=scores.get) if arch not in archs]
+    return ranked[:MEASURED * cfg.finalists], {
+        "rankers": {name: {"tau": ranker.tau, "pair_accuracy": ranker.pair_accuracy,
+                           "held_out": len(ranker.held_out), "fitted_to": len(ranker.fitted_to)}
+                    for name, ranker in rankers.items()},
+        "importance": importance,
+        "space": space,
+        "pruned": pruned,
+        "looked_at": len(scores),
+        "architectures": float(space_size(space)),
+        "architectures_pruned": float(space_size(pruned)),
+        "latency_limit": limit,
+    }
 
 
 def cast(model, cfg, device):
-    """The model for inference, in the type of --dtype for good: autocast casts weights at every step of a decoder."""
-    low = cfg.dtype == "bfloat16" or cfg.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(
-        including_emulation=False)
-    return model.to(device, torch.bfloat16 if low else torch.float32).eval()
+    """The model for inference, in the type of --dtype: autocast would cast the weights again at
+    every step of a decoder."""
+    bfloat16 = cfg.dtype == "bfloat16" or (
+        cfg.dtype == "auto" and device.type == "cuda"
+        and torch.cuda.is_bf16_supported(including_emulation=False))
+    return model.to(device, torch.bfloat16 if bfloat16 else torch.float32).eval()
 
 
 def latency_text(value, cfg):
@@ -879,18 +977,16 @@ def latency_text(value, cfg):
 
 
 def timed_text(cfg, device):
-    """What a latency is of."""
-    if cfg.cost == "flops":
-        return "matrix products of an image, or of 30 and 30 tokens"
-    what = "an image" if cfg.task == "cifar10" else f"a sentence of 30 tokens in 30 steps of {cfg.beam} beams"
-    return f"{cfg.cost} ms of {what}, --dtype {cfg.dtype}, on {device}"
+    """What a latency is measured of."""
+    what = "an image" if cfg.task == "cifar10" else f"30 tokens, {cfg.beam} beams"
+    return f"--cost {cfg.cost}, {what}, --dtype {cfg.dtype}, on {device}"
 
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30 steps
-    of the decoder with cache and beam, as HAT measures them, and the standard deviation of the
-    timings as a fraction of it. With --cost flops GFLOPs and 0."""
+    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30
+    steps of the decoder with cache and beam, as HAT measures them, and the standard deviation of
+    the timings as a fraction of it. With --cost flops GFLOPs and 0."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9, 0.0
     with torch.device("meta"):
@@ -899,38 +995,37 @@ def measure_latency(arch, cfg, device):
     for value in model.parameters():
         value.fill_(0.01)
     model = cast(model, cfg, device)
-    with torch.device(device):
-        first, *lengths = blank_inputs(cfg)
-        tokens = torch.zeros(cfg.beam, 1, dtype=torch.long)
+    inputs = [value.to(device) for value in blank_inputs(cfg)]
+    tokens = torch.zeros(cfg.beam, 1, dtype=torch.long, device=device)
 
     def once():
         if cfg.task == "cifar10":
-            return model(first)
-        kept = model.encode(first, lengths[0])
-        caches = [[] for _ in kept]
-        for step in range(first.shape[1]):
-            model.decode(tokens, kept, None, caches, step)
+            model(*inputs)
+            return
+        source, lengths, _ = inputs
+        memories = model.encode(source, lengths)
+        caches = [[] for _ in memories]
+        for step in range(source.shape[1]):
+            model.decode(tokens, memories, None, caches, step)
 
     attempts = []
     for _ in range(TIMED):
-        attempts.append(timings(once, time.perf_counter, cfg.latency_runs, device))
+        attempts.append(timings(once, cfg.latency_runs, device))
         if attempts[-1][1] < UNSTEADY:
             break
     return min(attempts, key=lambda attempt: attempt[1])  # D25
 
 
-def timings(once, clock, runs, device):
+def timings(once, runs, device):
     """(mean in milliseconds, standard deviation / mean) of `runs` calls of once(), after 5 untimed
     ones, without the fastest and slowest tenth (D8)."""
     times = []
     for _ in range(5 + runs):
-        began = clock()
+        began = time.perf_counter()
         once()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(1000 * (clock() - began))
-    if not sum(times):
-        raise RuntimeError("the clock stands still: nothing can be timed")
+        times.append(1000 * (time.perf_counter() - began))
     dropped = int(DROPPED * runs)
     kept = sorted(times[5:])[dropped:runs - dropped]
     mean = statistics.fmean(kept)
@@ -938,70 +1033,83 @@ def timings(once, clock, runs, device):
 
 
 def check_limit(space, cfg, device):
-    """UserError where the narrowest and shallowest architectures do not keep --latency_limit: before the training."""
-    def smallest(heads, types):  # many heads that share --qkv can be cheaper than few, so both ends are tried
-        ends = {"heads": heads, "types": types}
-        return build_arch(space, lambda name, choices, layer: ends.get(name.split("_")[-1], min)(choices))
-    archs = [smallest(heads, types) for heads in (min, max) for types in (min, max)]
-    fastest = min(measure_latency(arch, cfg, device)[0] for arch in archs)
+    """UserError, before the training, where the smallest architectures break --latency_limit. Many
+    heads that share --qkv can be faster than few, so both ends of heads and types are tried."""
+    fastest = math.inf
+    for heads in (min, max):
+        for attn_type in space["types"]:
+            arch = build_arch(space, lambda name, choices, layer: (
+                (heads if name.endswith("heads") else min)(choices)))
+            arch = retype(arch, attn_type)
+            fastest = min(fastest, measure_latency(arch, cfg, device)[0])
     if fastest > cfg.latency_limit:
         raise UserError(f"--latency_limit {cfg.latency_limit}: the smallest architecture takes "
                         f"{latency_text(fastest, cfg)}; give a higher one")
 
 
-def read_history(path):
-    """The lines of a search's history.jsonl, [] where there is none."""
-    lines = read_jsonl(path)
-    if not all({"id", "round", "arch", "score", "scores"} <= line.keys() for line in lines):
-        raise UserError(f"{path}: damaged; delete it, its search measures again")
-    return lines
-
-
 def share_out(ranks, function, items):
     """[function(item), ...]; the processes share the items."""
-    own = [(index, function(items[index])) for index in range(ranks.rank, len(items), ranks.size)]
-    results = dict(pair for part in gather(ranks, own) for pair in part)
-    return [results[index] for index in range(len(items))]
+    own = [function(item) for item in items[ranks.rank::ranks.size]]
+    results = [None] * len(items)
+    for rank, part in enumerate(gather(ranks, own)):
+        results[rank::ranks.size] = part
+    return results
 
 
 def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math.inf,
                   enough=math.inf):
-    """The history lines of these architectures, in order, up to that with which `enough` keep the
-    latency limit. history.jsonl gets the lines that it lacks. Latency is measured first; loss and
-    score of an architecture over the limit are None. The processes share the losses. Latencies are
-    shared on GPUs alone, of which each has its own: on one machine's CPU processes slow each other
-    down, so the first one measures them all."""
-    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets each.
-    path, block = run.folder / "history.jsonl", 4 * ranks.size
-    history = on_main(ranks, read_history, path)
+    """The history lines of these architectures, in order, up to the one with which `enough` keep
+    the latency limit. Missing lines are measured and added to history.jsonl.
+
+    Latency is measured first; loss and score of an architecture over the limit are None. The
+    processes share the losses. They share the latencies on GPUs alone, of which each has its own:
+    on one machine's CPU processes slow each other down, so the first one measures them all.
+    """
+    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets
+    # each; here both are of the same sub-nets.
+    path = run.folder / "history.jsonl"
+    history = on_main(ranks, read_jsonl, path)
     lines = [line for line in history if line["round"] == round_name]
     total = len(archs) if enough == math.inf else None
     bar = progress(ranks, total, f"measuring {round_name}s", len(lines))
-    time_arch = functools.partial(measure_latency, cfg=cfg, device=ranks.device)
+
+    def latency_of(arch):
+        return measure_latency(arch, cfg, ranks.device)
+
+    def loss_of(arch):
+        return held_out_loss(supernet, data, cfg, arch)
+
     while len(lines) < len(archs):
         missing = enough - sum(line["scores"]["latency"] <= limit for line in lines)
         if missing <= 0:
             break
         began = time.perf_counter()
-        chosen = archs[len(lines):len(lines) + block]
-        latencies = (share_out(ranks, time_arch, chosen) if ranks.device.type == "cuda" else
-                     on_main(ranks, lambda: [*map(time_arch, chosen)]))
-        fitting = [index for index, (latency, _) in enumerate(latencies) if latency <= limit]
-        if len(fitting) >= missing:  # the walk ends with the last one that is needed
+        chosen = archs[len(lines):len(lines) + 4 * ranks.size]
+        if ranks.device.type == "cuda":
+            latencies = share_out(ranks, latency_of, chosen)
+        else:
+            latencies = on_main(ranks, lambda: [latency_of(arch) for arch in chosen])
+        fitting = [arch for arch, (latency, _) in zip(chosen, latencies) if latency <= limit]
+        if len(fitting) >= missing:
             fitting = fitting[:missing]
-            chosen = chosen[:fitting[-1] + 1]
-        losses = share_out(ranks, lambda index: held_out_loss(supernet, data, cfg, chosen[index]),
-                           fitting)
-        losses = dict(zip(fitting, losses))
+            chosen = chosen[:chosen.index(fitting[-1]) + 1]
+        losses = dict(zip(fitting, share_out(ranks, loss_of, fitting)))
         seconds = round((time.perf_counter() - began) / len(chosen), 3)
-        for index, (arch, (latency, spread)) in enumerate(zip(chosen, latencies)):
-            loss = losses.get(index)
-            lines.append({
-                "id": len(history), "round": round_name, "parent": None, "arch": arch_text(arch),
+        for arch, (latency, spread) in zip(chosen, latencies):
+            loss = losses.get(arch)
+            line = {
+                "id": len(history),
+                "round": round_name,
+                "parent": None,
+                "arch": arch_text(arch),
                 "score": None if loss is None else -loss,
-                "scores": {"loss": loss, "latency": latency, "spread": spread}, "seconds": seconds})
-            history.append(lines[-1])
-        on_main(ranks, write_atomic, path, "".join(json.dumps(line) + "\n" for line in history))
+                "scores": {"loss": loss, "latency": latency, "spread": spread},
+                "seconds": seconds,
+            }
+            lines.append(line)
+            history.append(line)
+        text = "".join(json.dumps(line) + "\n" for line in history)
+        on_main(ranks, write_atomic, path, text)
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
@@ -1010,9 +1118,9 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
 
 
 def draw_samples(space, cfg):
-    """Different architectures for the rankers. UserError, before the training, if they are too few."""
-    drawn = (sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
-             for number in range(2 * cfg.samples))
+    """Different architectures for the rankers. UserError, before the training, if too few."""
+    drawn = [sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))
+             for number in range(2 * cfg.samples)]
     archs = [*dict.fromkeys(drawn)][:cfg.samples]
     if len(archs) < FEWEST:
         raise UserError(f"{len(archs)} different architectures were drawn from a space of "
@@ -1025,134 +1133,112 @@ def latency_trust(samples, again):
     """How far the latencies of samples can be trusted. again: the first of them, measured again."""
     one = [line["scores"]["latency"] for line in samples[:len(again)]]
     two = [line["scores"]["latency"] for line in again]
-    unsteady = sum(line["scores"].get("spread", 0) >= UNSTEADY for line in samples)
-    return {"samples": len(samples), "unsteady": unsteady, "twice": len(again),
-            "tau": agreement(one, two)[0] if again else None}
-
-
-def rank_and_evolve(space, history, cfg):
-    """History lines of samples -> (the best-ranked architectures that are not among them, as many
-    as may be measured, what was learned)."""
-    lines = [line for line in history if line["scores"]["loss"] < WORST]
-    if len(lines) < FEWEST:
-        raise UserError(f"{len(lines)} of {len(history)} sub-nets have a finite loss, the rankers "
-                        f"need {FEWEST}: lower --lr")
-    archs = [parse_arch(line["arch"], cfg) for line in lines]
-    values = {name: [line["scores"][name] for line in lines] for name in ("loss", "latency")}
-    limit = cfg.latency_limit or LIMIT_FRACTION * statistics.median(values["latency"])
-    allowed = [index for index, latency in enumerate(values["latency"]) if latency <= limit]
-    if not allowed:
-        raise UserError(f"--latency_limit: the fastest of {len(archs)} samples takes "
-                        f"{latency_text(min(values['latency']), cfg)}, allowed are {latency_text(limit, cfg)}")
-    rankers = {name: Ranker(space, archs, values[name], cfg.seed) for name in values}
-    importance = {name: ranker.importance() for name, ranker in rankers.items()}
-    pruned = prune(space, importance.values(), [archs[index] for index in allowed],
-                   [values["loss"][index] for index in allowed], cfg.keep if len(history) >= PRUNES_FROM else 0)
-    by_latency = rankers["latency"].rank_scores
-    low, high = latency_window(by_latency(archs), values["latency"], limit)
-    seen = evolve(pruned, rankers["loss"].rank_scores, lambda arch: low <= by_latency([arch])[0] <= high, cfg)
-    quality = {name: {"tau": ranker.tau, "pair_accuracy": ranker.pairs, "held_out": len(ranker.fresh),
-                      "fitted_to": len(archs) - 2 * len(ranker.fresh)} for name, ranker in rankers.items()}
-    about = dict(rankers=quality, importance=importance, space=space, pruned=pruned, looked_at=len(seen),
-                 architectures=float(space_size(space)), architectures_pruned=float(space_size(pruned)),
-                 latency_limit=limit)
-    ranked = [arch for arch in sorted(seen, key=seen.__getitem__) if arch not in archs]
-    return ranked[:MEASURED * cfg.finalists], about
+    return {
+        "samples": len(samples),
+        "unsteady": sum(line["scores"]["spread"] >= UNSTEADY for line in samples),
+        "twice": len(again),
+        "tau": agreement(one, two)[0] if again else None,
+    }
 
 
 def winner(history, limit):
-    """The history line with the best loss within the limit. D9: measurements decide, and not the ranker."""
-    return max((line for line in history if line["scores"]["latency"] <= limit), key=lambda line: line["score"])
+    """The history line with the best loss within the limit."""
+    # D9: the best-ranked architectures are measured, and measurements decide, not the ranker.
+    within = [line for line in history if line["scores"]["latency"] <= limit]
+    return max(within, key=lambda line: line["score"])
 
 
 def search(cfg):
-    """Sec. 3.2.2: train the super-net, sample loss and latency, rank, prune, evolve."""
+    """Sec. 3.2.2: train the super-net, measure samples, rank, prune, evolve, measure finalists."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        weights, space = read_run(cfg)[0] if cfg.init else None, space_of(cfg)
+        weights = read_run(cfg)[0] if cfg.init else None
+        space = space_of(cfg)
         archs = draw_samples(space, cfg)
         run, data = open_data(cfg, "search", ranks)
         if run.finished:
-            return end_search(run, ranks, cfg)
+            print_summary(run, ranks, cfg)
+            return
         seed_everything(cfg.seed, "weights")
-        whole = widest(space), cfg, space
-        supernet = extract(weights, *whole) if weights else make_model(*whole)
+        if weights:
+            supernet = extract(weights, widest(space), cfg, space)
+        else:
+            supernet = make_model(widest(space), cfg, space)
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
-        measured = supernet.eval(), data, cfg, ranks, run
+        measured = (supernet.eval(), data, cfg, ranks, run)
         samples = measure_archs(archs, "sample", *measured)
-        again = archs[:REPEATED if cfg.cost != "flops" else 0]
+        again = [] if cfg.cost == "flops" else archs[:REPEATED]
         again = measure_archs(again, "repeat", *measured, limit=-math.inf)  # latencies alone
-        ranked, about = rank_and_evolve(space, samples, cfg)
-        # The latency ranker errs, and the evolution prefers architectures that it takes to be too
+        ranked, learned = rank_and_evolve(space, samples, cfg)
+        # The latency ranker errs, and the evolution prefers architectures that it predicts too
         # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
-        limit = about["latency_limit"]
-        finalists = measure_archs(ranked, "finalist", *measured, limit=limit, enough=cfg.finalists)
+        limit = learned["latency_limit"]
+        finalists = measure_archs(ranked, "finalist", *measured, limit, cfg.finalists)
         best = winner(samples + finalists, limit)
         losses = [line["scores"]["loss"] for line in finalists]
-        about |= {"latency_trust": latency_trust(samples, again), "finalists_measured": len(losses),
-                  "finalists": [loss for loss in losses if loss is not None]}
-        result = {**{key: best[key] for key in ("arch", "score", "scores", "id", "round")}, **about,
-                  "timed": timed_text(cfg, ranks.device)}
+        result = {
+            **{key: best[key] for key in ("arch", "score", "scores", "id", "round")},
+            **learned,
+            "latency_trust": latency_trust(samples, again),
+            "finalists_measured": len(losses),
+            "finalists": [loss for loss in losses if loss is not None],
+            "timed": timed_text(cfg, ranks.device),
+        }
         on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=1))
         run.finish(result)
-        end_search(run, ranks, cfg)
+        print_summary(run, ranks, cfg)
 
 
-def say_latencies(result, ranks):
-    """Say how far measured latencies can be trusted, and how many finalists kept the limit."""
+def print_summary(run, ranks, cfg):
+    """Print what a search found, how far rankers and latencies can be trusted, and the command that
+    comes next."""
+    result = run.finished
+    for name, ranker in result["rankers"].items():
+        lost = ", ".join(f"{FEATURES[feature].title} {value:.3f}"
+                         for feature, value in result["importance"][name].items())
+        print0(ranks, f"{name} ranker on {ranker['held_out']} held-out sub-nets: Kendall's tau "
+                   f"{ranker['tau']:.3f}, pair accuracy {ranker['pair_accuracy']:.3f}; "
+                   f"importance: {lost}")
+        if ranker["tau"] < WEAK:
+            print0(ranks, f"warning: the {name} ranker orders held-out sub-nets hardly better than "
+                       "chance; give it more --samples, or the super-net more --steps")
     trust = result["latency_trust"]
     if trust["twice"]:
-        print0(ranks, f"latencies: {trust['unsteady']} of {trust['samples']} samples have timings with "
-                   f"a standard deviation of {UNSTEADY:.1%} or more; of {trust['twice']} samples "
-                   f"measured twice Kendall's tau is {trust['tau']:.3f}")
+        print0(ranks, f"latencies: {trust['unsteady']} of {trust['samples']} samples have timings "
+                   f"with a standard deviation of {UNSTEADY:.1%} or more; of {trust['twice']} "
+                   f"samples measured twice Kendall's tau is {trust['tau']:.3f}")
         if trust["tau"] < AGREED:
             print0(ranks, "warning: repeated measurements of latency disagree; use an idle machine, "
                        "more --latency_runs, or --cost flops")
-    losses = result["finalists"]
-    print0(ranks, f"finalists: {len(losses)} of {result['finalists_measured']} measured keep the limit, "
-               + (f"best loss {min(losses):.4f}" if losses else "so the best sample is taken"))
-
-
-def end_search(run, ranks, cfg):
-    """Say what was found, how far the rankers can be trusted, and the command that comes next."""
-    result = run.finished
-    for name, ranker in result["rankers"].items():
-        if ranker["held_out"] < 8:
-            print0(ranks, f"{name} ranker: {ranker['held_out']} fresh sub-nets are too few to judge it by")
-            continue
-        lost = ", ".join(f"{FEATURES[key].title} {value:.3f}" for key, value in result["importance"][name].items())
-        print0(ranks, f"{name} ranker on {ranker['held_out']} fresh sub-nets: Kendall's tau {ranker['tau']:.3f}, "
-                   f"pair accuracy {ranker['pair_accuracy']:.3f}; importance: {lost}")
-        if ranker["tau"] < WEAK:
-            print0(ranks, f"warning: the {name} ranker hardly orders sub-nets that it has not seen, so that the search is "
-                       "nearly a random one; give it more --samples, or the super-net more --steps")
-    if "finalists" in result:  # an older version's best.json has none
-        say_latencies(result, ranks)
-    whole, pruned = (f"{count:,.0f}" if count < 1e9 else f"{count:.2e}"
-                     for count in (result["architectures"], result["architectures_pruned"]))
-    print0(ranks, f"{whole} architectures, {pruned} after pruning; "
-               f"best ({result['round']}): loss {result['scores']['loss']:.4f}, latency "
-               f"{latency_text(result['scores']['latency'], cfg)} ({result['timed']}), limit "
-               f"{latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
-    # The training takes over what shapes the data and the model, and not the search's own budget.
+    print0(ranks, f"finalists: {len(result['finalists'])} of {result['finalists_measured']} measured "
+               "keep the limit")
+    print0(ranks, f"{result['architectures']:.4g} architectures, {result['architectures_pruned']:.4g} "
+               f"after pruning; best ({result['round']}): loss {result['scores']['loss']:.4f}, "
+               f"latency {latency_text(result['scores']['latency'], cfg)} ({result['timed']}), "
+               f"limit {latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
+    # The training uses the same data and shapes, but not the search's own budget.
     run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
-        "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text", "train_examples", "tokenizer",
-        "vocab_size", "augment", "dropout"))
+        "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text",
+        "train_examples", "tokenizer", "vocab_size", "augment", "dropout"))
 
 # --- objective ------------
 
+
 def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
-    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that are not -100, their
-    number)."""
+    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that
+    are not -100, their number)."""
     *inputs, labels = batch
     logits = model(*inputs, arch).flatten(0, -2).float()  # (B, 10), or (B * T, V)
-    loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
+    loss = F.cross_entropy(
+        logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
     return loss, (labels != -100).sum()
 
 
 def learning_rate(step, cfg):
-    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's inverse square root."""
-    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7 fairseq would stop
-    # training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has "max lr: 1" a meaning beside lr 7e-4.
+    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's
+    inverse square root."""
+    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7
+    # fairseq would stop training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has
+    # "max lr: 1" a meaning next to lr 7e-4.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -1196,7 +1282,7 @@ def causal_linear_attention(q, k, v, cosines, chunk=0):
 
 class CausalAttention(Attention):
     """Self-attention of the decoder. Without cache it reads whole sequences. With one, a list that
-    is empty at first, it reads the one token at position `first` and keeps what later tokens need."""
+    is empty at first, it reads one token, at position `first`, and keeps what later ones need."""
 
     def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
         q, k, v = self.project(x, heads)
@@ -1256,8 +1342,8 @@ class DecoderLayer(nn.Module):
         cross_heads = space["cross_heads"] if space else [arch.cross_heads[number]]
         self.attention = CausalAttention(width, width, heads, cfg, has_table)
         self.cross = CrossAttention(width, arch.hidden, cross_heads, cfg)
-        self.expand = Linear(width, ffn)
-        self.shrink = Linear(ffn, width)
+        self.fc1 = Linear(width, ffn)
+        self.fc2 = Linear(ffn, width)
         self.attention_norm = LayerNorm(width)
         self.cross_norm = LayerNorm(width)
         self.ffn_norm = LayerNorm(width)
@@ -1296,7 +1382,7 @@ class Translator(nn.Module):
         self.arch = arch
         self.cfg = cfg
         width = max(arch.hidden, arch.decoder_hidden)
-        self.words = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
+        self.token_embedding = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
         self.layers = nn.ModuleList(
             Layer(number, arch, cfg, space) for number in range(arch.layers))
         self.decoder_layers = nn.ModuleList(
@@ -1310,9 +1396,9 @@ class Translator(nn.Module):
         if end > self.cfg.length:
             raise UserError(f"--length {self.cfg.length}: an input has {end} tokens; raise it")
         positions = torch.arange(first, end, device=ids.device)
-        x = F.embedding(ids, self.words[:, :width]) * math.sqrt(width)
+        x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
         # D27*: sinusoids of the sampled width; HAT's are the leading columns of the widest ones.
-        x = x + sinusoids(positions, width).to(self.words.dtype)
+        x = x + sinusoids(positions, width).to(self.token_embedding.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
@@ -1345,7 +1431,7 @@ class Translator(nn.Module):
         caches = caches or [None] * len(memories)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches):
             x = layer(x, arch, cosines, memory, cache, first)
-        return F.linear(self.decoder_norm(x), self.words[:, :arch.decoder_hidden])
+        return F.linear(self.decoder_norm(x), self.token_embedding[:, :arch.decoder_hidden])
 
     def forward(self, source, lengths, target, arch=None):
         return self.decode(target, self.encode(source, lengths, arch), arch)
@@ -1414,11 +1500,11 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has the paper, but trains nothing
-    from common.cli import Diverged, Stop, UserError, run, start
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from common.checkpoint import (
         Checkpoint, load_file, read_init, read_json, read_jsonl, save_file, take_settings,
         write_atomic)
+    from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (
         Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
         prefetch, print_device_use, progress, print0, seed_everything, set_shards, shard_range,
@@ -1433,63 +1519,86 @@ else:
 def open_data(cfg, action, ranks):
     """(RunFolder, Pictures or Translations)."""
     set_shards(cfg, ranks)
-    names = ("cifar10",) if cfg.task == "cifar10" else ("train_text", "valid_text", "test_text")
-    names = names[-1:] if action == "evaluate" else names
-    needs = [name for name in names if getattr(cfg, name)] or names
-    run, _ = open_run(cfg, action, ranks, *needs)
-    reader = Pictures if cfg.task == "cifar10" else Translations
-    data = reader(cfg, ranks, run.folder, action in ("search", "train"))
-    if cfg.task == "wmt14":
+    images = cfg.task == "cifar10"
+    names = ("cifar10",) if images else ("train_text", "valid_text", "test_text")
+    if action == "evaluate":
+        names = names[-1:]
+    given = [name for name in names if getattr(cfg, name)]
+    run, _ = open_run(cfg, action, ranks, *(given or names))
+    reader = Pictures if images else Translations
+    data = reader(cfg, ranks, run.folder, action != "evaluate")
+    if not images:
         on_main(ranks, keep_vocabulary, run, data.tokenizer)
     if action == "search" and not run.finished:
         if not data.set_aside:
             raise UserError("--held_out: a search needs examples for its losses")
-        if cfg.latency_limit:  # of a new run: that a machine is busy must not stop one that goes on
-            on_main(ranks, lambda: check_limit(space_of(cfg), cfg, ranks.device) if run.new else None)
+        if cfg.latency_limit:  # of a new run: a busy machine must not stop one that is resumed
+            on_main(ranks, lambda: run.new and check_limit(space_of(cfg), cfg, ranks.device))
     run.settle(cfg)
     return run, data
 
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
-    """The held-out cross-entropy, or WORST where it is no number."""
-    # D5: test sets are read by --evaluate alone; the released search reads CIFAR-10's.
-    total = count = 0
+    """The held-out cross-entropy, or WORST where it is NaN or infinite."""
+    # D5*: test sets are read by --evaluate alone; the released search reads CIFAR-10's.
+    total = 0
+    count = 0
     for batch in data.held_batches():
         with autocast(cfg.dtype, data.device):
             loss, labels = smoothed_loss(model, batch, arch, 0.0)
-        total, count = total + loss, count + labels
+        total += loss
+        count += labels
     loss = (total / count).item()
     return loss if math.isfinite(loss) else WORST
 
 
 @torch.no_grad()
 def score_test_data(model, data, cfg):
-    """({"accuracy": share, ...}, predicted classes), or ({"bleu": percent, ...}, translations) of the test data."""
+    """({"accuracy": fraction, ...}, predicted classes), or ({"bleu": percent, ...}, translations),
+    of the test data."""
     if cfg.task == "cifar10":
-        found, labels = map(torch.cat, zip(*((model(images).argmax(1), labels)
-                                             for images, labels in data.test_batches())))
-        return {"accuracy": (found == labels).double().mean().item(), "examples": len(found),
-                "majority_baseline": labels.bincount().max().item() / len(labels)}, found.tolist()
-    pieces, (sources, references) = data.tokenizer, data.test_lines()
-    found = data.translate(sources, functools.partial(
-        beam_search, model, longest=cfg.length - 1, bos=pieces.bos_id, eos=pieces.eos_id,
-        barred=(pieces.pad_id, pieces.bos_id), beam=cfg.beam))
+        classes = []
+        labels = []
+        for images, wanted in data.test_batches():
+            classes.append(model(images).argmax(1))
+            labels.append(wanted)
+        classes = torch.cat(classes)
+        labels = torch.cat(labels)
+        return {
+            "accuracy": (classes == labels).double().mean().item(),
+            "examples": len(labels),
+            "majority_baseline": labels.bincount().max().item() / len(labels),
+        }, classes.tolist()
+    ids = data.tokenizer
+    sources, references = data.test_lines()
+    translations = data.translate(sources, functools.partial(
+        beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
+        barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
     # D29: the paper does not say of which tokens; these are 13a's of plain text.
-    return {"bleu": corpus_bleu(found, references), "examples": len(found),
-            "repeated_words": repeated_words(found)}, found  # Sec. 8: what a decoder of linear attention says
+    return {
+        "bleu": corpus_bleu(translations, references),
+        "examples": len(translations),
+        "repeated_words": repeated_words(translations),  # Sec. 8: what linear decoders produce
+    }, translations
 
 
 def make_optimizer(model, cfg):
-    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW does."""
-    return torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, 0.998), weight_decay=cfg.weight_decay,
-                             fused=True)
+    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW
+    does."""
+    return torch.optim.AdamW(
+        model.parameters(), lr=cfg.lr, betas=(0.9, 0.998), weight_decay=cfg.weight_decay,
+        fused=True)
 
 
 def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
-    """One update by the mean loss over its shards, which is the same on any number of processes. network: the model, or
-    the compiled model; arch: the sub-net that is trained, or None. -> (loss, labels, norm of the gradients)"""
-    total, shards = ShardSum(ranks), shard_range(ranks, cfg.accumulate)
+    """One step by the mean loss over its micro-batches, which is the same on any number of
+    processes. -> (loss, labels, norm of the gradients)
+
+    network: the model, or the compiled model. arch: the sub-net that is trained, or None.
+    """
+    total = ShardSum(ranks)
+    shards = shard_range(ranks, cfg.accumulate)
     for shard in shards:
         seed_everything(cfg.seed, "train", step, shard)
         batch = next(batches)
@@ -1541,23 +1650,30 @@ class LastWeights:
 
 
 def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network, or with a space its super-net, one random sub-net an update. At the end checkpoint.pt has the
-    model alone: of a network the average of the last saved (Sec. 4.1.4). The host waits for a GPU in every 50th update,
-    where it logs and where it saves."""
-    checkpoint, last = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model), LastWeights(run.folder, AVERAGED)
+    """Train a network, or with a space its super-net, one random sub-net a step. At the end
+    checkpoint.pt has the model alone: of a network the average of the last saved (Sec. 4.1.4). The
+    host waits for a GPU in every 50th step, where it logs and where it saves."""
+    checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
+    last = LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
-    begin, name = checkpoint.restore().get("step", 0), "super-net" if space else "train"
-    network, bar = torch.compile(model) if cfg.compile and not space else model, progress(ranks, cfg.steps, name, begin)
-    pace, seen, began = Pace(ranks, cfg.save_minutes), 0, None
-    batches = prefetch(data.batch(step * cfg.accumulate + shard) for step in range(begin, cfg.steps)
+    begin = checkpoint.restore().get("step", 0)
+    network = torch.compile(model) if cfg.compile and not space else model
+    name = "super-net" if space else "train"
+    bar = progress(ranks, cfg.steps, name, begin)
+    pace = Pace(ranks, cfg.save_minutes)
+    batches = prefetch(data.batch(step * cfg.accumulate + shard)
+                       for step in range(begin, cfg.steps)
                        for shard in shard_range(ranks, cfg.accumulate))
+    seen = 0
+    began = None
     for step in range(begin, cfg.steps):
         model.train()
+        rate = learning_rate(step, cfg)
         for group in optimizer.param_groups:
-            group["lr"] = rate = learning_rate(step, cfg)
-        # The sub-net is a function of the step, so that all shards and ranks train the same one.
+            group["lr"] = rate
+        # The sub-net is a function of the step, so that all micro-batches and ranks train the same.
         arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
         loss, count, norm = update(network, model, optimizer, batches, cfg, ranks, step, arch)
         seen += count
@@ -1565,20 +1681,20 @@ def train_network(model, data, cfg, ranks, run, space=None):
         saves = (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps
         stop, due, log = pace()
         if saves or stop or due or log or (step + 1) % 50 == 0:
-            value = loss.item()
-            if not math.isfinite(value):
-                raise Diverged(f"the loss became {value} before update {step + 1}")
-            speed, dev = per_second(float(seen), began), {}
+            if not loss.isfinite():
+                raise Diverged(f"the loss became {loss.item()} before step {step + 1}")
+            speed = per_second(float(seen), began)
+            dev = {}
             if saves and not space and ranks.main:
-                dev = {"loss": held_out_loss(model.eval(), data, cfg)} if data.set_aside else {}
+                if data.set_aside:
+                    dev["loss"] = held_out_loss(model.eval(), data, cfg)
                 last.save(step + 1, model)
-            bar.set_postfix(loss=f"{value:.3f}", lr=f"{rate:.1e}", **{f"{data.unit}_s": speed} if speed else {})
-            run.log(name, step + 1, loss=value, norm=float(norm), lr=rate, dev=dev,
-                    **{f"{data.unit}_per_second": speed})
+            report(run, bar, name, step + 1, loss.item(), norm, rate, speed, data.unit, dev)
             if cfg.dry_run:
                 examples = 30 if cfg.task == "wmt14" else 1  # of model_flops: tokens or images
                 print_device_use(ranks, speed, model_flops(arch or model.arch, cfg) / examples)
-            seen, began = 0, time.perf_counter()
+            seen = 0
+            began = time.perf_counter()
         if saves or stop or due:
             checkpoint.save(step=step + 1)
         if stop:
@@ -1591,25 +1707,37 @@ def train_network(model, data, cfg, ranks, run, space=None):
     last.remove()
 
 
+def report(run, bar, name, step, loss, norm, rate, speed, unit, dev):
+    """Show a step in the progress bar and in log.jsonl. speed: images or tokens per second."""
+    shown = {f"{unit}_s": speed} if speed else {}
+    bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", **shown)
+    run.log(name, step, loss=loss, norm=float(norm), lr=rate, dev=dev,
+            **{f"{unit}_per_second": speed})
+
+
 def read_run(cfg):
-    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg takes its geometry."""
-    weights = read_init(cfg, dict.fromkeys(("search", "train"), GEOMETRY))["model"]
-    record, own = read_json(Path(cfg.init) / "config.json"), Config()
-    if "words" in weights:  # a model for images has none
-        cfg.vocab_size = len(weights["words"])
-    known = [field.name for field in dataclasses.fields(own) if field.name in record["settings"]]
-    take_settings(own, record["settings"], Path(cfg.init), known)
+    """Of --init: (weights, a network's architecture or None, a super-net's space or None). cfg
+    takes its geometry."""
+    weights = read_init(cfg, {"search": GEOMETRY, "train": GEOMETRY})["model"]
+    if "token_embedding" in weights:  # a model for images has none
+        cfg.vocab_size = len(weights["token_embedding"])
+    record = read_json(Path(cfg.init) / "config.json")
+    settings = record["settings"]
+    own = Config()
+    known = [field.name for field in dataclasses.fields(own) if field.name in settings]
+    take_settings(own, settings, Path(cfg.init), known)
     if record["action"] == "search":
         return weights, None, space_of(own)
     return weights, parse_arch(own.arch, own), None
 
 
 def chosen_arch(cfg, ranks, own=None):
-    """--arch's, else own, of --init, else what the search in --init or of this task and preset found. cfg.arch becomes
-    its text."""
+    """--arch's, else own, of --init, else what the search in --init or of this task and preset
+    found. cfg.arch becomes its text."""
     text = cfg.arch or own and arch_text(own)
     if not text:
-        text = str(Path(cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}") / "best.json")
+        folder = cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}"
+        text = str(Path(folder) / "best.json")
         print0(ranks, f"no --arch: taking {text}")
     if text.endswith(".json"):
         text = str(read_json(text, dict, "--search first, or give --arch").get("arch", text))
@@ -1618,16 +1746,8 @@ def chosen_arch(cfg, ranks, own=None):
     return arch
 
 
-def warn_where_loss_rose(run, ranks):
-    """Warn of a training whose validation loss has risen since its best."""
-    looks = [(line["dev_loss"], line["step"]) for line in read_jsonl(run.folder / "log.jsonl") if "dev_loss" in line]
-    if looks and looks[-1][0] > 1.02 * min(looks)[0]:
-        print0(ranks, f"warning: the validation loss rose from {min(looks)[0]:.4f} at update {min(looks)[1]} to "
-                   f"{looks[-1][0]:.4f}; what is kept are the last saves, so fewer --steps may score better")
-
-
 def train(cfg):
-    """The winner from scratch (Sec. 3.2.2), or from --init's weights."""
+    """Train the winner from scratch (Sec. 3.2.2), or from --init's weights."""
     with launch(cfg.device, cfg.dtype) as ranks:
         weights, own, _ = read_run(cfg) if cfg.init else (None, None, None)
         arch = chosen_arch(cfg, ranks, own)
@@ -1635,10 +1755,10 @@ def train(cfg):
         if not run.finished:
             seed_everything(cfg.seed, "weights")
             size = sum(count_parameters(arch, cfg).values())
-            print0(ranks, f"{cfg.arch}\n{size:,} parameters, {model_flops(arch, cfg) / 1e9:.4g} GFLOPs")
+            gigaflops = model_flops(arch, cfg) / 1e9
+            print0(ranks, f"{cfg.arch}\n{size:,} parameters, {gigaflops:.4g} GFLOPs")
             model = extract(weights, arch, cfg) if weights else make_model(arch, cfg)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
-            on_main(ranks, warn_where_loss_rose, run, ranks)
             run.finish({"arch": cfg.arch, "parameters": size})
         scored = cfg.task == "cifar10" or cfg.test_text  # else the user has to name a test text
         test_text = [] if scored else ["--test_text", "PREFIX"]
@@ -1654,48 +1774,65 @@ def evaluate(cfg):
         arch = chosen_arch(cfg, ranks, own)
         model = cast(extract(weights, arch, cfg), cfg, ranks.device)
         run, data = open_data(cfg, "evaluate", ranks)
-        scores, found = score_test_data(model, data, cfg)
+        scores, outputs = score_test_data(model, data, cfg)
         latency, spread = on_main(ranks, measure_latency, arch, cfg, ranks.device)
-        result = {"parameters": sum(count_parameters(arch, cfg).values()), "flops": model_flops(arch, cfg),
-                  "latency": latency, "spread": spread, **scores, "arch": cfg.arch}
-        name = "classes.txt" if cfg.task == "cifar10" else f"translations.{cfg.languages[1]}"  # classes count from 0
-        on_main(ranks, write_atomic, run.folder / name, "".join(f"{line}\n" for line in found))
-        run.finish(result)  # never taken from a folder: the model may have changed
-        shown = (f"accuracy {scores['accuracy']:.2%} (majority baseline {scores['majority_baseline']:.2%})"
-                 if cfg.task == "cifar10" else
-                 f"BLEU {scores['bleu']:.2f} of 100, repeated words {scores['repeated_words']:.2%}")
-        print0(ranks, f"{shown} on {result['examples']} test examples "
-                   f"({run.folder / name}), {result['parameters']:,} parameters, {result['flops'] / 1e9:.4g} GFLOPs, "
-                   f"latency {latency_text(latency, cfg)}, standard deviation {spread:.1%} "
-                   f"({timed_text(cfg, ranks.device)})")
+        size = sum(count_parameters(arch, cfg).values())
+        flops = model_flops(arch, cfg)
+        if cfg.task == "cifar10":
+            name = "classes.txt"  # from 0
+            shown = (f"accuracy {scores['accuracy']:.2%} "
+                     f"(majority baseline {scores['majority_baseline']:.2%})")
+        else:
+            name = f"translations.{cfg.languages[1]}"
+            shown = (f"BLEU {scores['bleu']:.2f} of 100, "
+                     f"repeated words {scores['repeated_words']:.2%}")
+        path = run.folder / name
+        on_main(ranks, write_atomic, path, "".join(f"{line}\n" for line in outputs))
+        run.finish({  # never taken from a folder: the model may have changed
+            "parameters": size, "flops": flops, "latency": latency, "spread": spread, **scores,
+            "arch": cfg.arch})
+        print0(ranks, f"{shown} on {scores['examples']} test examples ({path}), {size:,} parameters, "
+                   f"{flops / 1e9:.4g} GFLOPs, latency {latency_text(latency, cfg)}, standard "
+                   f"deviation {spread:.1%} ({timed_text(cfg, ranks.device)})")
         run.ends(cfg, name)
 
 # --- command line ---------
 
 
 def describe(cfg):
-    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has Table 5's networks as
-    the paper counts them, without the products of linear attention.)"""
+    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has
+    Table 5's networks as the paper counts them, without the products of linear attention.)"""
     _, own, held = read_run(cfg) if cfg.init else (None, None, None)
-    space, mformer = space_of(cfg), PUBLISHED[cfg.task]["mformer"]
-    arch = (chosen_arch(cfg, Ranks(0, 1, None)) if cfg.arch else own or widest(held) if cfg.init else
-            mformer if cfg.preset == "base" else widest(space))
+    space = space_of(cfg)
+    if cfg.arch:
+        arch = chosen_arch(cfg, Ranks(0, 1, None))
+    elif cfg.init:
+        arch = own or widest(held)
+    elif cfg.preset == "base":
+        arch = PUBLISHED[cfg.task]["mformer"]
+    else:
+        arch = widest(space)
     parts = count_parameters(arch, cfg)
     total = sum(parts.values())
-    tokens = 30 if arch.decoder_layers else (cfg.image // cfg.patch) ** 2 + 1  # of an example
-    examples = cfg.batch / tokens if arch.decoder_layers else cfg.batch  # in a step
-    ffns = (*arch.ffn, *arch.decoder_ffn)
-    activations = [layer_activations(tokens, arch.hidden, ffn) for ffn in ffns]
-    logits = tokens * cfg.vocab_size if arch.decoder_layers else 10
-    cost = training_cost(cfg, total, model_flops(arch, cfg), activations, logits, cfg.steps, examples)
+    flops = model_flops(arch, cfg)
+    if cfg.task == "wmt14":
+        tokens = 30  # of an example
+        examples = cfg.batch / tokens  # of a step
+        logits = tokens * cfg.vocab_size
+    else:
+        tokens = (cfg.image // cfg.patch) ** 2 + 1
+        examples = cfg.batch
+        logits = 10
+    activations = [layer_activations(tokens, arch.hidden, ffn)
+                   for ffn in (*arch.ffn, *arch.decoder_ffn)]
     print(json.dumps({
         "parameters": total,
         "parts": parts,
-        "flops": model_flops(arch, cfg),
+        "flops": flops,
         "flops_counting": model_flops.__doc__,
         "space": {"architectures": float(space_size(space)), **space},
         "arch": arch_text(arch),
-        **cost,
+        **training_cost(cfg, total, flops, activations, logits, cfg.steps, examples),
     }))
 
 
@@ -1707,29 +1844,34 @@ ACTIONS = {
 }
 
 UNREAD = {  # flags that only the other task reads
-    "cifar10": {*"train_text valid_text test_text languages tokenizer vocab_size decoder_layers connect length beam "
-                 "search_decoder".split()},
-    "wmt14": {"cifar10", "image", "patch", "augment"}}
+    "cifar10": {
+        "train_text", "valid_text", "test_text", "languages", "tokenizer", "vocab_size",
+        "decoder_layers", "connect", "length", "beam", "search_decoder"},
+    "wmt14": {"cifar10", "image", "patch", "augment"},
+}
 
 
 def check(cfg, action):
     """UserError where flags contradict."""
-    unread = sorted(cfg.given & (UNREAD[cfg.task] | ({"arch"} if action == "search" else set())))
-    if unread:
-        raise UserError(f"--{unread[0]}: --{action} with --task {cfg.task} has no use for it; leave it out")
+    unread = UNREAD[cfg.task] | ({"arch"} if action == "search" else set())
+    for name in sorted(cfg.given & unread):
+        raise UserError(f"--{name}: --{action} with --task {cfg.task} has no use for it; "
+                        "leave it out")
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
         raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
     if len(cfg.languages) != 2 or len(cfg.augment) != 4:
         raise UserError("--languages takes two endings, --augment four numbers")
     if not 0 < cfg.augment[0] <= 1 or max(cfg.augment[2:]) > 1:
-        raise UserError(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at most 1")
+        raise UserError(f"--augment {cfg.augment}: the area is above 0, it, jitter and chance at "
+                        "most 1")
     if cfg.qkv and "head_dim" in cfg.given:
         raise UserError("--head_dim: --qkv gives heads their width; leave one out")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
         raise UserError("--tokenizer, --vocab_size: --init has its own; leave these flags out")
     if "out" not in cfg.given:
-        cfg.out = f"runs/mformer-{action}-{cfg.task}-{cfg.preset}{'-dry' if cfg.dry_run else ''}"
-    if cfg.dry_run and not cfg.train_text:  # the demo text gives no more pieces
+        dry = "-dry" if cfg.dry_run else ""
+        cfg.out = f"runs/mformer-{action}-{cfg.task}-{cfg.preset}{dry}"
+    if cfg.dry_run and not cfg.train_text:  # the demo text gives no more tokens
         cfg.vocab_size = min(cfg.vocab_size, 2000)
 
 
@@ -1739,18 +1881,20 @@ def task_of(init):
     record = read_json(path, dict, "name another folder") if init and path.is_file() else {}
     settings = record.get("settings")
     task = settings.get("task") if isinstance(settings, dict) else None
-    return task if task in list(PRESETS) else Config.task
+    return task if task in [*PRESETS] else Config.task
 
 
 def presets_of(argv):
     """The presets of --task, or of the task of --init."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--task")
-    first.add_argument("--init", default="")
-    flags = first.parse_known_args(argv)[0]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--task")
+    parser.add_argument("--init", default="")
+    flags = parser.parse_known_args(argv)[0]
     task = flags.task or task_of(flags.init)
-    presets = PRESETS.get(task, PRESETS[Config.task])  # a task that does not exist is refused later
-    return {"dry_run": DRY_RUN, **{name: {**preset, "task": task} for name, preset in presets.items()}}
+    presets = {"dry_run": DRY_RUN}
+    for name, preset in PRESETS.get(task, IMAGE_PRESETS).items():  # a wrong task is refused later
+        presets[name] = {**preset, "task": task}
+    return presets
 
 
 def main(argv=None):
@@ -1760,6 +1904,6 @@ def main(argv=None):
 if __name__ == "__main__":
     if "run" not in globals():
         print("mformer.py alone is to be imported: model, super-net, ranker and searcher; "
-              "its commands need common/ and data/ of its repository beside it", file=sys.stderr)
+              "its commands need common/ and data/ of its repository", file=sys.stderr)
         sys.exit(2)
     run(main)

