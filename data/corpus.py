@@ -8,6 +8,7 @@ A prepared folder holds tokens.bin (uint16, or uint32 for more than 65,536 piece
 which each sentence starts, then the total), documents.bin (int64: the sentence at which each document starts, then the
 total) and meta.json, which is written last: a folder without it was cut short.
 """
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from common.cli import UserError
 from common.checkpoint import fingerprint, read_json
 
 NAMES = ("tokens", "sentences", "documents")
+BLOCK = 64  # examples that share a generator
+DRAWS = 20  # random numbers for each of them
 
 
 def read_meta(folder):
@@ -40,6 +43,17 @@ def epoch_order(seed, epoch, slots, documents):
     order = np.arange(slots, dtype=np.uint32)
     rng.shuffle(order)
     return order, rng.random(documents)
+
+
+@lru_cache(maxsize=16)
+def draw_block(seed, block):
+    """The random numbers of BLOCK examples, DRAWS for each."""
+    return np.random.default_rng([seed, 1, block]).random((BLOCK, DRAWS)).tolist()
+
+
+def example_random(seed, number):
+    """A function that returns the next random number in [0, 1) of example `number`."""
+    return iter(draw_block(seed, number // BLOCK)[number % BLOCK]).__next__
 
 
 @dataclass
@@ -73,6 +87,10 @@ class Corpus:
             if tokenizer is not None and self.meta.get("files", {}).get(name) not in (None, fingerprint(path)):
                 raise UserError(f"{path}: the file is damaged; delete the folder and prepare it anew")
             setattr(self, name, np.memmap(path, dtype, "r").view(np.ndarray))
+        # of these an element is a Python number, which an array takes three times as long to give
+        self.starts = memoryview(self.sentences)
+        self.document_starts = memoryview(self.documents)
+        self.id_view = memoryview(self.ids)
 
     def split(self, held_out=0.05, cap=1000):
         """(train, dev): a share of the documents, evenly spread, is held out, at most `cap` of them (0: any number).
@@ -118,16 +136,16 @@ class Corpus:
         """
         parts = []
         for number in range(position, position + rows):
-            rng = np.random.default_rng([seed, 1, number])
+            random = example_random(seed, number)
             document, left, right = self.stretch(number, length, seed)
-            size = min(draw_size(rng, length, short_prob), right - left)
-            start = left + int(rng.integers(right - left - size + 1))
+            size = min(draw_size(random, length, short_prob), right - left)
+            start = left + int(random() * (right - left - size + 1))
             stop = start + size
             low, high = self.sentence_range(document)
-            inside = self.sentences[low:high]
-            inside = inside[inside.searchsorted(start, "right"):inside.searchsorted(stop)]
-            middle = int(rng.choice(inside)) if len(inside) else stop
-            other = self.elsewhere(rng, document, stop - middle)
+            low = bisect_right(self.starts, start, low, high)  # sentences low .. high - 1 start inside
+            high = bisect_left(self.starts, stop, low, high)
+            middle = self.starts[low + int(random() * (high - low))] if low < high else stop
+            other = self.elsewhere(random, document, stop - middle)
             parts.append((start, middle - start, middle, stop - middle, *other))
         return self.collect(length, parts)
 
@@ -147,43 +165,44 @@ class Corpus:
         """
         parts = []
         for number in range(position, position + rows):
-            rng = np.random.default_rng([seed, 1, number])
+            random = example_random(seed, number)
             document, left, right = self.stretch(number, length, seed)
-            size = draw_size(rng, length, short_prob)
-            start, stop = self.choose_sentences(rng, document, left, right, size)
-            begin, end = self.sentences[start], self.sentences[stop]
+            size = draw_size(random, length, short_prob)
+            start, stop = self.choose_sentences(random, document, left, right, size)
+            begin = self.starts[start]
+            end = self.starts[stop]
             if stop - start > 1 and end - begin <= length:
-                middle = self.sentences[start + 1 + rng.integers(stop - start - 1)]
+                middle = self.starts[start + 1 + int(random() * (stop - start - 1))]
             else:
                 size = min(size, right - left)
-                begin = left + rng.integers(right - left - size + 1)
+                begin = left + int(random() * (right - left - size + 1))
                 middle = end = begin + size
             first = middle - begin
             second = end - middle
             other = 0, 0
             if others:
-                other = self.run_elsewhere(rng, document, second, length - first, length)
+                other = self.run_elsewhere(random, document, second, length - first, length)
             parts.append((begin, first, middle, second, *other))
         return self.collect(length, parts)
 
-    def choose_sentences(self, rng, document, left, right, size):
+    def choose_sentences(self, random, document, left, right, size):
         """(first, one behind the last) of the sentences for a run of up to `size` tokens from the
         share of the stretch left .. right."""
         low, high = self.sentence_range(document)
-        begin, end = self.sentences[low], self.sentences[high]
+        begin = self.starts[low]
+        end = self.starts[high]
         start = low + round((left - begin) * (high - low) / (end - begin))
         stop = low + round((right - begin) * (high - low) / (end - begin))
-        backwards = rng.random() < 0.5
+        backwards = random() < 0.5
         if backwards:
             start = max(low, min(start, stop - 2))  # two sentences at least
         stop = min(high, max(stop, start + 2))
         start = max(low, min(start, stop - 2))
-        starts = self.sentences[start:stop + 1]
         if backwards:
-            fitting = starts.searchsorted(starts[-1] - size)
-            return max(start, min(start + int(fitting), stop - 2)), stop
-        fitting = starts.searchsorted(starts[0] + size, "right") - 1
-        return start, min(stop, max(start + int(fitting), start + 2))
+            fitting = bisect_left(self.starts, self.starts[stop] - size, start, stop + 1)
+            return max(start, min(fitting, stop - 2)), stop
+        fitting = bisect_right(self.starts, self.starts[start] + size, start, stop + 1) - 1
+        return start, min(stop, max(fitting, start + 2))
 
     def stretch(self, number, length, seed):
         """(document, its first token of a slot, one behind the last) of example `number`.
@@ -193,55 +212,61 @@ class Corpus:
         by what they have to spare, in each epoch in other proportions, neither under a quarter: the
         cuts move, and no stretch is a mere rest.
         """
-        table = self.slot_table(length)
-        epoch, index = divmod(number, int(table[-1]))
-        order, shifts = epoch_order(seed, epoch, int(table[-1]), len(self.ids))
+        table = memoryview(self.slot_table(length))
+        total = table[-1]
+        epoch, index = divmod(number, total)
+        order, shifts = epoch_order(seed, epoch, total, len(self.ids))
         slot = int(order[index])
-        document = int(table.searchsorted(slot, "right")) - 1
-        begin = int(self.bounds[0][document])
-        end = int(self.bounds[1][document])
-        first, stop = table[document:document + 2].tolist()
-        spare = (stop - first) * length - (end - begin)
+        document = bisect_right(table, slot) - 1
+        low, high = self.sentence_range(document)
+        begin = self.starts[low]
+        end = self.starts[high]
+        first = table[document]
+        spare = (table[document + 1] - first) * length - (end - begin)
         overhang = spare // 4 + int(shifts[document] * (spare // 2 + 1))
         cut = begin + (slot - first) * length - overhang
         return document, max(cut, begin), min(cut + length, end)
 
     def sentence_range(self, document):
         """(first, one behind the last) of the sentences of a document in view."""
-        return self.documents[self.ids[document]:self.ids[document] + 2].tolist()
+        place = self.id_view[document]
+        return self.document_starts[place], self.document_starts[place + 1]
 
-    def elsewhere(self, rng, document, size):
+    def elsewhere(self, random, document, size):
         """(start, size) of a run of tokens from a sentence's start in another document, to stand
         where a text's continuation would: as long as it is, and like it never the beginning of a
         document, or a classifier could tell the two apart. Size 0 where none of eight documents has
         such a run, and where there is no other document."""
         for _ in range(8 if size and len(self.ids) > 1 else 0):
-            chosen = int(rng.integers(len(self.ids) - 1))
+            chosen = int(random() * (len(self.ids) - 1))
             low, high = self.sentence_range(chosen + (chosen >= document))
-            starts = self.sentences[low + 1:high]
-            fitting = starts.searchsorted(self.sentences[high] - size, "right")
+            latest = self.starts[high] - size
+            fitting = bisect_right(self.starts, latest, low + 1, high) - (low + 1)
             if fitting:
-                return starts[rng.integers(fitting)], size
+                return self.starts[low + 1 + int(random() * fitting)], size
         return 0, 0
 
-    def run_elsewhere(self, rng, document, size, room, length):
+    def run_elsewhere(self, random, document, size, room, length):
         """(start, size) of whole sentences in the place of a text's continuation, from another
         document, but not from its beginning: of eight that are drawn that whose size is nearest to
         `size`, and at most `room`. Size 0 where none fits and where `size` is 0."""
-        table = self.slot_table(length)
-        first, stop, total = int(table[document]), int(table[document + 1]), int(table[-1])
+        table = memoryview(self.slot_table(length))
+        first = table[document]
+        stop = table[document + 1]
+        total = table[-1]
         if not size or stop - first == total:
             return 0, 0
-        slots = (stop + rng.integers(total - (stop - first), size=8)) % total
         runs = []
-        for chosen, share in zip(table.searchsorted(slots, "right") - 1, rng.random(8)):
-            low, high = self.sentence_range(chosen)
-            begin = low + 1 + int(share * (high - low - 1))
-            sizes = self.sentences[begin + 1:min(high, begin + room) + 1] - self.sentences[begin]
-            sizes = sizes[:sizes.searchsorted(room, "right")]
-            if len(sizes):
-                nearest = sizes[abs(sizes - size).argmin()]
-                runs.append((abs(nearest - size), self.sentences[begin], nearest))
+        for _ in range(8):
+            slot = (stop + int(random() * (total - (stop - first)))) % total
+            low, high = self.sentence_range(bisect_right(table, slot) - 1)
+            start = low + 1 + int(random() * (high - low - 1))
+            begin = self.starts[start]
+            last = bisect_right(self.starts, begin + room, start, high + 1) - 1
+            nearest = bisect_left(self.starts, begin + size, start, last)
+            for end in range(max(start + 1, nearest - 1), last + 1)[:2]:
+                found = self.starts[end] - begin
+                runs.append((abs(found - size), begin, found))
         return min(runs)[1:] if runs else (0, 0)
 
     def collect(self, length, parts):
@@ -255,10 +280,9 @@ class Corpus:
         return Segments(*tensors)
 
 
-def draw_size(rng, length, short_prob):
+def draw_size(random, length, short_prob):
     """The size of an example: `length`, or with short_prob uniform in 2..length."""
-    short = rng.random() < short_prob
-    return int(rng.integers(2, length + 1)) if short else length
+    return 2 + int(random() * (length - 1)) if random() < short_prob else length
 
 
 def join(first, first_length, second, second_length, tokenizer, empty_second=False):
