@@ -1,12 +1,15 @@
-"""Token files on disk, and training segments cut from them on the fly. data/text.py makes the files.
+"""Token files on disk, and training segments cut from them. data/text.py makes the files.
 
     train, dev = Corpus("cache/", tokenizer).split(held_out=0.05)
     parts = train.segments(position=0, rows=256, length=125, seed=0)
-    ids, kinds, lengths = join(parts.first, parts.first_length, parts.second, parts.second_length, tokenizer)
+    ids, kinds, lengths = join(
+        parts.first, parts.first_length, parts.second, parts.second_length, tokenizer)
 
-A prepared folder holds tokens.bin (uint16, or uint32 for more than 65,536 pieces), sentences.bin (int64: the token at
-which each sentence starts, then the total), documents.bin (int64: the sentence at which each document starts, then the
-total) and meta.json, which is written last: a folder without it was cut short.
+A prepared folder contains
+    tokens.bin       uint16, or uint32 for a vocabulary of more than 65,536
+    sentences.bin    int64: the token at which each sentence starts, then the total
+    documents.bin    int64: the sentence at which each document starts, then the total
+    meta.json        written last: a folder without it is incomplete
 """
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -30,9 +33,10 @@ def read_meta(folder):
         meta = read_json(folder / "meta.json", dict)
     except UserError:
         return {}
-    sound = all(type(meta.get(name)) is int and 0 < meta[name] < 1 << 48 for name in NAMES) and (
-        meta.get("dtype") in ("uint16", "uint32") and {"tokenizer", "lower"} <= meta.keys())
-    return meta if sound and meta.get("format") == 1 else {}
+    counts = all(type(meta.get(name)) is int and 0 < meta[name] < 1 << 48 for name in NAMES)
+    dtype = meta.get("dtype") in ("uint16", "uint32")
+    made_by = {"tokenizer", "lower"} <= meta.keys()
+    return meta if counts and dtype and made_by and meta.get("format") == 1 else {}
 
 
 @lru_cache(maxsize=2)
@@ -58,7 +62,7 @@ def example_random(seed, number):
 
 @dataclass
 class Segments:
-    """R training examples; int64 tensors, rows filled up with 0. first and second are one run of text."""
+    """R training examples; int64 tensors, padded with 0. first and second are one run of text."""
     first: torch.Tensor  # (R, length)
     first_length: torch.Tensor  # (R,)
     second: torch.Tensor  # (R, length)
@@ -68,37 +72,49 @@ class Segments:
 
 
 class Corpus:
-    """A prepared folder, or a part. tokens, sentences, documents: memory maps; ids: (D,) the documents in view."""
+    """A prepared folder, or a part of its documents.
+
+    tokens, sentences, documents: memory maps; ids: (D,) the documents in view.
+    """
 
     def __init__(self, folder, tokenizer=None, ids=None):
-        self.folder, self.meta, self.slot_tables = Path(folder), read_meta(Path(folder)), {}
+        self.folder = Path(folder)
+        self.meta = read_meta(self.folder)
+        self.slot_tables = {}
         if not self.meta:
-            raise UserError(f"{folder}: no finished corpus is here (meta.json is missing or broken); "
+            raise UserError(f"{folder}: not a complete corpus (meta.json is missing or broken); "
                             "make it with data/prepare.py corpus")
         made_by = self.meta["tokenizer"], self.meta["lower"]
         if tokenizer is not None and (tokenizer.fingerprint, tokenizer.lower) != made_by:
-            raise UserError(f"{folder}: the corpus was made with another tokenizer than {tokenizer.path}; "
-                            "prepare it anew, or give the tokenizer it was made with")
+            raise UserError(f"{folder}: made with another tokenizer than {tokenizer.path}; "
+                            "prepare it again, or give the tokenizer it was made with")
         self.ids = np.arange(self.meta["documents"]) if ids is None else ids
-        for name, dtype, extra in zip(NAMES, (self.meta["dtype"], "int64", "int64"), (0, 1, 1)):  # extra: the total
-            path, count = self.folder / f"{name}.bin", self.meta[name] + extra
-            if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
-                raise UserError(f"{path}: the file is missing or cut short; delete the folder and prepare it anew")
-            if tokenizer is not None and self.meta.get("files", {}).get(name) not in (None, fingerprint(path)):
-                raise UserError(f"{path}: the file is damaged; delete the folder and prepare it anew")
-            setattr(self, name, np.memmap(path, dtype, "r").view(np.ndarray))
-        # of these an element is a Python number, which an array takes three times as long to give
+        self.tokens = self.open_file("tokens", self.meta["dtype"], self.meta["tokens"], tokenizer)
+        for name in ("sentences", "documents"):
+            total = self.meta[name] + 1
+            setattr(self, name, self.open_file(name, "int64", total, tokenizer))
+        # an element of a memoryview is a Python number, and three times as fast as that of an array
         self.starts = memoryview(self.sentences)
         self.document_starts = memoryview(self.documents)
         self.id_view = memoryview(self.ids)
 
+    def open_file(self, name, dtype, count, tokenizer):
+        """A memory map of one file; its content is checked where a tokenizer is given."""
+        path = self.folder / f"{name}.bin"
+        if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
+            raise UserError(f"{path}: missing or cut short; delete the folder and prepare it again")
+        known = self.meta.get("files", {}).get(name)
+        if tokenizer is not None and known not in (None, fingerprint(path)):
+            raise UserError(f"{path}: damaged; delete the folder and prepare it again")
+        return np.memmap(path, dtype, "r").view(np.ndarray)
+
     def split(self, held_out=0.05, cap=1000):
-        """(train, dev): a share of the documents, evenly spread, is held out, at most `cap` of them (0: any number).
-        UserError for one document."""
+        """(train, dev): a fraction of the documents, evenly spread, is held out, at most `cap` of
+        them (0: any number). UserError for one document."""
         total = len(self.ids)
         if total < 2:
-            raise UserError(f"{self.folder}: one document cannot be split; add text, or a blank line "
-                            "between documents")
+            raise UserError(f"{self.folder}: one document cannot be split; add text, or a blank "
+                            "line between documents")
         count = max(1, min(total - 1, round(held_out * total), cap or total))
         held = np.zeros(total, bool)
         held[(np.arange(count) * total + total // 2) // count] = True
@@ -106,14 +122,19 @@ class Corpus:
 
     @cached_property
     def bounds(self):
-        """(starts, ends), each (D,): the first token of each document in view, and the one after its last."""
-        return self.sentences[self.documents[self.ids]], self.sentences[self.documents[self.ids + 1]]
+        """(starts, ends), each (D,): the first token of each document in view, and the one after
+        its last."""
+        starts = self.sentences[self.documents[self.ids]]
+        ends = self.sentences[self.documents[self.ids + 1]]
+        return starts, ends
 
     def slot_table(self, length):
-        """(D + 1,) the first slot of each document, and the total: stretches of `length` tokens that cover it."""
+        """(D + 1,) the first slot of each document, and the total. Slots are stretches of `length`
+        tokens that cover a document."""
         if length not in self.slot_tables:
             starts, ends = self.bounds
-            self.slot_tables[length] = np.concatenate([[0], np.cumsum(-((starts - ends) // length))])
+            counts = -((starts - ends) // length)
+            self.slot_tables[length] = np.concatenate([[0], np.cumsum(counts)])
         return self.slot_tables[length]
 
     def slots(self, length):
@@ -121,9 +142,9 @@ class Corpus:
         return int(self.slot_table(length)[-1])
 
     def commonest(self):
-        """The share of the most frequent piece: what the best single answer to all masked words finds."""
-        pieces = np.concatenate([self.tokens[start:end] for start, end in zip(*self.bounds)])
-        return float(np.bincount(pieces).max() / len(pieces))
+        """The fraction of the most frequent token: the majority baseline of masked tokens."""
+        tokens = np.concatenate([self.tokens[start:end] for start, end in zip(*self.bounds)])
+        return float(np.bincount(tokens).max() / len(tokens))
 
     def segments(self, position, rows, length, seed, short_prob=0.1):
         """Examples position .. position + rows - 1 of an endless stream, as Segments: a run of
@@ -142,7 +163,8 @@ class Corpus:
             start = left + int(random() * (right - left - size + 1))
             stop = start + size
             low, high = self.sentence_range(document)
-            low = bisect_right(self.starts, start, low, high)  # sentences low .. high - 1 start inside
+            # sentences low .. high - 1 start inside
+            low = bisect_right(self.starts, start, low, high)
             high = bisect_left(self.starts, stop, low, high)
             middle = self.starts[low + int(random() * (high - low))] if low < high else stop
             other = self.elsewhere(random, document, stop - middle)
@@ -288,17 +310,20 @@ def draw_size(random, length, short_prob):
 def join(first, first_length, second, second_length, tokenizer, empty_second=False):
     """[CLS] A [SEP] B [SEP] of a batch of text parts.
 
-    first, second: (R, width) int64 ids, of which the first first_length, second_length (R,) count. Where second_length
-    is 0 a row is one part, [CLS] A [SEP]; with empty_second it keeps its second [SEP], [CLS] A [SEP] [SEP].
-    Returns ids (R, T), kinds (R, T): 1 in B and the [SEP] behind it, 0 elsewhere, and lengths (R,), all int64, with
-    T = width + 3; rows are filled up with the padding piece.
+    first, second: (R, width) int64 ids, of which the first first_length, second_length (R,) count.
+    Where second_length is 0 an example is one part, [CLS] A [SEP]; with empty_second it keeps its
+    second [SEP], [CLS] A [SEP] [SEP]. Returns ids (R, T), kinds (R, T): 1 in B and the [SEP] behind
+    it, 0 elsewhere, and lengths (R,), all int64, with T = width + 3.
     """
     rows, width = first.shape
-    place, a, b = torch.arange(width + 3).expand(rows, -1), first_length[:, None], second_length[:, None]
+    place = torch.arange(width + 3).expand(rows, -1)
+    a = first_length[:, None]
+    b = second_length[:, None]
     two = (b > 0) | empty_second  # (R, 1)
-    end = a + torch.where(two, b + 2, 1)  # the place of the last [SEP]
+    end = a + torch.where(two, b + 2, 1)  # the position of the last [SEP]
     ids = first.gather(1, (place - 1).clamp(0, width - 1))
     ids = torch.where(place > a + 1, second.gather(1, (place - a - 2).clamp(0, width - 1)), ids)
     ids = ids.masked_fill((place == a + 1) | (place == end), tokenizer.sep_id)
-    ids = ids.masked_fill(place > end, tokenizer.pad_id).masked_fill(place == 0, tokenizer.cls_id)
+    ids = ids.masked_fill(place > end, tokenizer.pad_id)
+    ids = ids.masked_fill(place == 0, tokenizer.cls_id)
     return ids, ((place > a + 1) & (place <= end)).long(), end[:, 0] + 1
