@@ -649,8 +649,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
         take_settings)
     from common.distributed import (
         Pace, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
-        per_second, prefetch, prepare_model, print_device_use, progress, print0, seed_everything,
-        seed_of, send, set_shards, shard_range, training_cost)
+        micro_batch_range, per_second, prefetch, prepare_model, print0, print_device_use, progress,
+        seed_everything, seed_of, send, set_accumulate, training_cost)
     from common.finetune import (
         Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
         print_summary, run_jobs, summarise, write_outputs)
@@ -778,7 +778,7 @@ def training_batches(text, cfg, ranks, start):
     Each of the --accumulate micro-batches of a step has its own text, masks and dropout: the same
     for any number of processes.
     """
-    numbers = shard_range(ranks, cfg.accumulate)
+    numbers = micro_batch_range(ranks, cfg.accumulate)
     size = cfg.batch // cfg.accumulate
     # a thread makes the next batch; it has random generators of its own
     made = prefetch(
@@ -930,7 +930,7 @@ def pretrain(cfg):
     """Pre-train (Sec. 4.1)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = from_pretrained(cfg)
-        set_shards(cfg, ranks)
+        set_accumulate(cfg, ranks)
         if cfg.dry_run:
             cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
         if cfg.length > cfg.positions:

@@ -1561,9 +1561,10 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
         Checkpoint, keep_model, load_file, read_init, read_json, save_file, share_out, take_over,
         take_settings, write_atomic, write_json)
     from common.distributed import (
-        Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
-        per_second, prefetch, prepare_model, print_device_use, progress, reduce_mean, print0,
-        seed_everything, seed_of, send, set_shards, shard_range, to_host, training_cost)
+        Pace, Ranks, autocast, gather, launch, layer_activations, micro_batch_range, move,
+        no_sync_until, on_main, per_second, prefetch, prepare_model, print0, print_device_use,
+        progress, reduce_mean, seed_everything, seed_of, send, set_accumulate, to_host,
+        training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
         predict, print_summary, run_jobs, summarise)
@@ -1624,7 +1625,7 @@ def micro_batches(cfg, ranks, first, step):
     times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
     own = dataclasses.replace(cfg, length=cfg.length // times)
     count = times * cfg.batch // cfg.accumulate
-    for number in shard_range(ranks, cfg.accumulate):
+    for number in micro_batch_range(ranks, cfg.accumulate):
         yield own, times * (first + step * cfg.batch) + number * count, count
 
 
@@ -1644,7 +1645,7 @@ def language_losses(model, batch, cfg, device):
 def train_step(network, optimizer, batches, cfg, ranks, *key):
     """One step of pre-training on this process's micro-batches; `key` and the number of the
     micro-batch seed the dropout. Returns the mean losses (2,) and the norm of the gradient."""
-    numbers = shard_range(ranks, cfg.accumulate)
+    numbers = micro_batch_range(ranks, cfg.accumulate)
     total = 0.0
     for number in numbers:
         seed_everything(cfg.seed, "language model", *key, number)
@@ -1734,7 +1735,7 @@ def pretrain(cfg):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = read_run(cfg, "pretrain") if cfg.init else None
         arch = resolve_arch(cfg)
-        set_shards(cfg, ranks)
+        set_accumulate(cfg, ranks)
         run, data = open_run(cfg, "pretrain", ranks, "corpus")
         if run.finished:
             return print_pretrained(run, cfg)

@@ -791,9 +791,10 @@ if (Path(__file__).parent / "common").is_dir():
         Checkpoint, environment, keep_model, load_file, read_json, save_file, share_out,
         take_settings, write_atomic, write_json)
     from common.distributed import (
-        Pace, ShardSum, autocast, launch, layer_activations, move, on_main, per_second,
-        pick_device, prefetch, print_device_use, progress, reduce_mean, print0, seed_everything,
-        seed_of, send, set_shards, shard_range, stop_requested, training_cost)
+        Pace, autocast, average_gradients, launch, layer_activations, micro_batch_range, move,
+        on_main, per_second, pick_device, prefetch, print0, print_device_use, progress,
+        reduce_mean, seed_everything, seed_of, send, set_accumulate, stop_requested,
+        training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
         predict, print_summary, run_jobs, summarise)
@@ -875,32 +876,29 @@ def score_mlm(model, data, cfg):
 
 
 def update(optimizer, batches, networks, data, cfg, ranks, *key):
-    """One step of Alg. 1: (this process's part of the loss, the norm of the gradient).
+    """One step of Alg. 1: (the mean loss of this process, the norm of the gradient).
 
     batches: {number: micro-batch} of this process, of cfg.accumulate in all processes.
     networks(number): the networks whose mean loss on that micro-batch is minimised. key: dropout is
     drawn from it and the seed.
     """
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    total = ShardSum(ranks)
     losses = []
+    optimizer.zero_grad()  # Alg. 1, line 5
     for number, batch in batches.items():  # Alg. 1, lines 3, 4 and 8
         loss_of = make_objective(data, cfg, batch)
         parts = networks(number)
-        optimizer.zero_grad()  # Alg. 1, line 5
         for sample, part in enumerate(parts):  # Alg. 1, line 6
             seed_everything(cfg.seed, *key, number, sample)
-            loss = loss_of(part) / (cfg.accumulate * len(parts))
+            loss = loss_of(part) / (len(batches) * len(parts))
             loss.backward()  # Alg. 1, line 9
             losses.append(loss.detach())
-        total.add([torch.zeros_like(value) if value.grad is None else value.grad
-                   for value in trained])
-    gradients = total.total().split([value.numel() for value in trained])
-    for value, gradient in zip(trained, gradients):
-        value.grad = gradient.view_as(value)
+    for value in trained:
+        if value.grad is None:  # no sub-model of this process uses it
+            value.grad = torch.zeros_like(value)
+    average_gradients(trained, ranks)
     norm = nn.utils.clip_grad_norm_(trained, CLIP)
     optimizer.step()  # Alg. 1, line 11
-    optimizer.zero_grad()
     return sum(losses), norm
 
 
@@ -913,7 +911,7 @@ def train_steps(model, optimizer, checkpoint, phase, networks, data, cfg, run, n
     saved = checkpoint.restore()
     first = saved.get("step", 0)
     curve = saved.get("curve", [])
-    numbers = shard_range(ranks, cfg.accumulate)  # of this process's micro-batches
+    numbers = micro_batch_range(ranks, cfg.accumulate)  # of this process's micro-batches
     size = cfg.batch // cfg.accumulate
     positions = [(step * cfg.accumulate + numbers.start) * size for step in range(first, steps)]
     text = prefetch(  # a thread makes the next step's batches
@@ -935,7 +933,7 @@ def train_steps(model, optimizer, checkpoint, phase, networks, data, cfg, run, n
         save = save or stop or done % cfg.save_every == 0
         evaluates = done % cfg.eval_every == 0 or done == steps
         if evaluates or log or save or done % 100 == 0:
-            loss, = reduce_mean(ranks, ranks.size * part.item())
+            loss, = reduce_mean(ranks, part.item())
             speed = per_second((done - first) * cfg.batch * cfg.length, start)
             dev = {}
             if evaluates:
@@ -1441,7 +1439,7 @@ def search(cfg, phase="search"):
     """All four phases, in one run folder, or phase "superplm", "latency" or "evolve" alone."""
     with launch(cfg.device, cfg.dtype) as ranks:
         evolves = phase in ("search", "evolve")
-        set_shards(cfg, ranks)
+        set_accumulate(cfg, ranks)
         tasks = cfg.tasks if evolves else ""
         run, data = open_data(cfg, "search", ranks, phase != "latency", tasks)
         if run.finished:
@@ -1553,7 +1551,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
 def further_train(cfg):
     """Train --init's architecture, or one from scratch."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        set_shards(cfg, ranks)
+        set_accumulate(cfg, ranks)
         run, data = open_data(cfg, "further_train", ranks, text=True)
         if not run.finished:
             model = start_model(cfg.arch, cfg, data, ranks)

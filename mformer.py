@@ -1506,9 +1506,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         write_atomic)
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (
-        Pace, Ranks, ShardSum, autocast, gather, launch, layer_activations, on_main, per_second,
-        prefetch, print_device_use, progress, print0, seed_everything, set_shards, shard_range,
-        stopping, training_cost)
+        Pace, Ranks, autocast, average_gradients, gather, launch, layer_activations,
+        micro_batch_range, on_main, per_second, prefetch, print0, print_device_use, progress,
+        seed_everything, set_accumulate, stopping, training_cost)
     from data.cifar10 import Pictures
     from data.inputs import keep_vocabulary, open_run
     from data.translation import Translations, corpus_bleu, repeated_words
@@ -1518,7 +1518,7 @@ else:
 
 def open_data(cfg, action, ranks):
     """(RunFolder, Pictures or Translations)."""
-    set_shards(cfg, ranks)
+    set_accumulate(cfg, ranks)
     images = cfg.task == "cifar10"
     names = ("cifar10",) if images else ("train_text", "valid_text", "test_text")
     if action == "evaluate":
@@ -1597,27 +1597,22 @@ def update(network, model, optimizer, batches, cfg, ranks, step=0, arch=None):
 
     network: the model, or the compiled model. arch: the sub-net that is trained, or None.
     """
-    total = ShardSum(ranks)
-    shards = shard_range(ranks, cfg.accumulate)
-    for shard in shards:
-        seed_everything(cfg.seed, "train", step, shard)
+    total = torch.zeros(2, device=ranks.device)  # loss, labels
+    for number in micro_batch_range(ranks, cfg.accumulate):
+        seed_everything(cfg.seed, "train", step, number)
         batch = next(batches)
         with autocast(cfg.dtype, ranks.device):
             loss, count = smoothed_loss(network, batch, arch)
         loss.backward()
-        used = [value for value in model.parameters() if value.grad is not None]
-        total.add([*(value.grad for value in used), loss.detach(), count.float()])
-        if shard + 1 < shards.stop:
-            model.zero_grad()
-    flat = total.total()
-    flat[:-1] /= flat[-1]
-    *gradients, loss, count = flat.split([*(value.numel() for value in used), 1, 1])
-    for value, gradient in zip(used, gradients):
-        value.grad = gradient.view_as(value)
-    norm = nn.utils.get_total_norm([value.grad for value in used])
+        total += torch.stack([loss.detach(), count])
+    average_gradients(model.parameters(), ranks, total)
+    loss, count = total
+    gradients = [value.grad for value in model.parameters() if value.grad is not None]
+    torch._foreach_div_(gradients, count)
+    norm = nn.utils.get_total_norm(gradients)
     optimizer.step()
     optimizer.zero_grad()
-    return loss, count, norm
+    return loss / count, count * ranks.size, norm
 
 
 class LastWeights:
@@ -1663,9 +1658,9 @@ def train_network(model, data, cfg, ranks, run, space=None):
     name = "super-net" if space else "train"
     bar = progress(ranks, cfg.steps, name, begin)
     pace = Pace(ranks, cfg.save_minutes)
-    batches = prefetch(data.batch(step * cfg.accumulate + shard)
+    batches = prefetch(data.batch(step * cfg.accumulate + number)
                        for step in range(begin, cfg.steps)
-                       for shard in shard_range(ranks, cfg.accumulate))
+                       for number in micro_batch_range(ranks, cfg.accumulate))
     seen = 0
     began = None
     for step in range(begin, cfg.steps):

@@ -17,7 +17,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
-import functools
 import gc
 import hashlib
 import math
@@ -176,68 +175,42 @@ def reduce_mean(ranks, *values):
     return [sum(column) / ranks.size for column in columns]
 
 
-def shard_range(ranks, shards):
-    """The logical shards of this rank: a block of range(shards), so that ShardSum can add them in
-    their order."""
-    if shards % ranks.size:
-        raise UserError(f"{shards} shards cannot be shared out evenly to {ranks.size} processes; "
-                        "make one a multiple of the other (--accumulate)")
-    share = shards // ranks.size
-    return range(ranks.rank * share, (ranks.rank + 1) * share)
+def micro_batch_range(ranks, accumulate):
+    """The numbers of this process's micro-batches, of `accumulate` in all processes."""
+    if accumulate % ranks.size:
+        raise UserError(f"--accumulate {accumulate}: must be a multiple of the {ranks.size} "
+                        "processes")
+    count = accumulate // ranks.size
+    return range(ranks.rank * count, (ranks.rank + 1) * count)
 
 
-def set_shards(cfg, ranks):
-    """Raise --accumulate, unless it was given, to a number of shards that the processes can share.
-    Masks and sums depend on it, so it is a setting of the run. UserError where the processes or the
-    batch do not fit it."""
+def set_accumulate(cfg, ranks):
+    """Raise --accumulate, unless it was given, to a multiple of the number of processes. Masks and
+    dropout depend on it, so it is a setting of the run. UserError where the processes or the batch
+    do not fit it."""
     if "accumulate" not in cfg.given:
         cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
-    shard_range(ranks, cfg.accumulate)
+    micro_batch_range(ranks, cfg.accumulate)
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
 
 
-class ShardSum:
-    """Sum of the shards' tensors in one fixed order, bit for bit the same on 1, 2, 4, ...
-    processes.
+def average_gradients(parameters, ranks, *numbers):
+    """Average the gradients and the tensors `numbers` over the processes, in place, with one flat
+    all_reduce.
 
-    The order is a binary tree over the shards: ((s0 + s1) + (s2 + s3)) + .... A rank adds its block
-    of the tree with add() (at most log2(block) buffers are alive), total() joins the blocks across
-    ranks, each pair of partners exchanging its partial sums. Blocks that are no power of two are
-    added in rank order instead. """
-
-    def __init__(self, ranks):
-        self.ranks = ranks
-        self.stack = []  # (number of micro-batches in it, flat tensor), the larger numbers first
-
-    def add(self, tensors):
-        """Put one shard's tensors on the tree (zeros, not None, where it has none)."""
-        size = 1
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        while self.stack and self.stack[-1][0] == size:
-            other_size, other = self.stack.pop()
-            size += other_size
-            flat = other.add_(flat)
-        self.stack.append((size, flat))
-
-    def total(self):
-        """The flat sum over all shards of all ranks; empties the tree."""
-        flat = self.stack.pop()[1]
-        while self.stack:
-            flat = self.stack.pop()[1].add_(flat)
-        if self.ranks.size & (self.ranks.size - 1):
-            parts = [torch.empty_like(flat) for _ in range(self.ranks.size)]
-            dist.all_gather(parts, flat)
-            return functools.reduce(torch.add, parts)
-        other = torch.empty_like(flat)
-        for bit in range(self.ranks.size.bit_length() - 1):
-            partner = self.ranks.rank ^ 1 << bit
-            send_it = dist.P2POp(dist.isend, flat, partner)
-            receive_it = dist.P2POp(dist.irecv, other, partner)
-            for request in dist.batch_isend_irecv([send_it, receive_it]):
-                request.wait()
-            flat = flat + other  # a + b == b + a: both partners get the same bits
-        return flat
+    For super-nets, which train another part of the model in each step. A parameter must have a
+    gradient in all processes or in none. Networks that do not change use DistributedDataParallel.
+    """
+    if ranks.size == 1:
+        return
+    tensors = [value.grad for value in parameters if value.grad is not None]
+    tensors.extend(numbers)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= ranks.size
+    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(mean.view_as(tensor))
 
 
 def prepare_model(model, ranks, compile=False):

@@ -117,9 +117,9 @@ def test_every_preset_passes_its_checks_and_shares_its_micro_batches(command, mo
         monkeypatch.setattr(place, "start", stopped, raising=False)
     assert module.main(words) == 0
     processes = [distributed.Ranks(rank, 8, None) for rank in range(8)]
-    distributed.set_shards(found[0], processes[0])
+    distributed.set_accumulate(found[0], processes[0])
     accumulate = found[0].accumulate
-    shares = [[*distributed.shard_range(ranks, accumulate)] for ranks in processes]
+    shares = [[*distributed.micro_batch_range(ranks, accumulate)] for ranks in processes]
     assert sum(shares, []) == list(range(accumulate))
     assert {len(share) for share in shares} == {accumulate // 8}
     assert found[0].batch % accumulate == 0
