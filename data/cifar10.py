@@ -27,8 +27,8 @@ def find_batches(folder, split):
     pattern = "data_batch_*.bin" if split == "train" else "test_batch.bin"
     files = sorted(Path(folder).glob(pattern))
     if not files:
-        raise UserError(f"{folder}: there is no {pattern}; --cifar10 takes the folder of CIFAR-10's "
-                        "binary version")
+        raise UserError(f"{folder}: there is no {pattern}; --cifar10 takes the folder of "
+                        "CIFAR-10's binary version")
     return files
 
 
