@@ -13,7 +13,7 @@ A prepared folder contains
 """
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +28,12 @@ DRAWS = 20  # random numbers for each of them
 
 
 def read_meta(folder):
-    """meta.json of a prepared folder, {} where there is none that can be read."""
+    """meta.json of a prepared folder, {} where there is none of this format."""
     try:
         meta = read_json(folder / "meta.json", dict)
     except UserError:
         return {}
-    counts = all(type(meta.get(name)) is int and 0 < meta[name] < 1 << 48 for name in NAMES)
-    dtype = meta.get("dtype") in ("uint16", "uint32")
-    made_by = {"tokenizer", "lower"} <= meta.keys()
-    return meta if counts and dtype and made_by and meta.get("format") == 1 else {}
+    return meta if meta.get("format") == 1 else {}
 
 
 @lru_cache(maxsize=2)
@@ -80,7 +77,6 @@ class Corpus:
     def __init__(self, folder, tokenizer=None, ids=None):
         self.folder = Path(folder)
         self.meta = read_meta(self.folder)
-        self.slot_tables = {}
         if not self.meta:
             raise UserError(f"{folder}: not a complete corpus (meta.json is missing or broken); "
                             "make it with data/prepare.py corpus")
@@ -128,18 +124,17 @@ class Corpus:
         ends = self.sentences[self.documents[self.ids + 1]]
         return starts, ends
 
+    @cache
     def slot_table(self, length):
         """(D + 1,) the first slot of each document, and the total. Slots are stretches of `length`
         tokens that cover a document."""
-        if length not in self.slot_tables:
-            starts, ends = self.bounds
-            counts = -((starts - ends) // length)
-            self.slot_tables[length] = np.concatenate([[0], np.cumsum(counts)])
-        return self.slot_tables[length]
+        starts, ends = self.bounds
+        counts = -((starts - ends) // length)
+        return memoryview(np.concatenate([[0], np.cumsum(counts)]))
 
     def slots(self, length):
-        """Examples in an epoch."""
-        return int(self.slot_table(length)[-1])
+        """The number of examples in an epoch."""
+        return self.slot_table(length)[-1]
 
     def commonest(self):
         """The fraction of the most frequent token: the majority baseline of masked tokens."""
@@ -156,9 +151,7 @@ class Corpus:
         2..length, and never more than its slot's stretch of a document.
         """
         parts = []
-        for number in range(position, position + rows):
-            random = example_random(seed, number)
-            document, left, right = self.stretch(number, length, seed)
+        for random, document, left, right in self.examples(position, rows, length, seed):
             size = min(draw_size(random, length, short_prob), right - left)
             start = left + int(random() * (right - left - size + 1))
             stop = start + size
@@ -186,9 +179,7 @@ class Corpus:
         without `others`, which take most of the time.
         """
         parts = []
-        for number in range(position, position + rows):
-            random = example_random(seed, number)
-            document, left, right = self.stretch(number, length, seed)
+        for random, document, left, right in self.examples(position, rows, length, seed):
             size = draw_size(random, length, short_prob)
             start, stop = self.choose_sentences(random, document, left, right, size)
             begin = self.starts[start]
@@ -206,6 +197,12 @@ class Corpus:
                 other = self.run_elsewhere(random, document, second, length - first, length)
             parts.append((begin, first, middle, second, *other))
         return self.collect(length, parts)
+
+    def examples(self, position, rows, length, seed):
+        """Of examples position .. position + rows - 1: (a source of random numbers, the document,
+        the first token of the stretch, the one after its last)."""
+        for number in range(position, position + rows):
+            yield example_random(seed, number), *self.stretch(number, length, seed)
 
     def choose_sentences(self, random, document, left, right, size):
         """(first, one behind the last) of the sentences for a run of up to `size` tokens from the
@@ -234,7 +231,7 @@ class Corpus:
         by what they have to spare, in each epoch in other proportions, neither under a quarter: the
         cuts move, and no stretch is a mere rest.
         """
-        table = memoryview(self.slot_table(length))
+        table = self.slot_table(length)
         total = table[-1]
         epoch, index = divmod(number, total)
         order, shifts = epoch_order(seed, epoch, total, len(self.ids))
@@ -272,7 +269,7 @@ class Corpus:
         """(start, size) of whole sentences in the place of a text's continuation, from another
         document, but not from its beginning: of eight that are drawn that whose size is nearest to
         `size`, and at most `room`. Size 0 where none fits and where `size` is 0."""
-        table = memoryview(self.slot_table(length))
+        table = self.slot_table(length)
         first = table[document]
         stop = table[document + 1]
         total = table[-1]

@@ -263,14 +263,7 @@ def in_order(work, jobs, workers):
     wait, so that a slow disk does not fill the memory. Kills the workers where this process is told
     to stop, or the caller ends early."""
     jobs = iter(jobs)
-    try:
-        pool = ProcessPoolExecutor(workers, initializer=be_worker)
-    except (OSError, NotImplementedError) as error:
-        print(f"warning: no worker processes on this machine (/dev/shm: {error}); one does it all",
-              file=sys.stderr)
-        yield from map(work, jobs)
-        return
-    with pool:
+    with ProcessPoolExecutor(workers, initializer=be_worker) as pool:
         try:
             while some := list(islice(jobs, 8 * workers)):
                 yield from pool.map(work, some)
