@@ -96,7 +96,7 @@ class Pictures:
         epoch, index = divmod(number, len(self.labels) // self.size)
         chosen = self.order(epoch)[index * self.size:(index + 1) * self.size]
         seed = seed_of(self.cfg.seed, "augment", number)
-        generator = torch.Generator(self.device).manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         return augment(self.images[chosen], self.cfg, generator), self.labels[chosen]
 
     def plain_batches(self, images, labels):
@@ -135,7 +135,7 @@ def channels(device):
 def normal_pixels(x):
     """Pixels 0..1 with mean 0 and deviation 1 a channel. (B, 3, *, *)"""
     mean, deviation = channels(x.device)
-    return (x - mean) / deviation
+    return (x - mean).div_(deviation)
 
 
 def resample(images, theta, size):
@@ -144,7 +144,7 @@ def resample(images, theta, size):
     grid = F.affine_grid(theta, (len(images), 3, size, size), align_corners=False)
     pixels = F.grid_sample(images.float() / 255, grid, mode="bicubic", padding_mode="reflection",
                            align_corners=False)
-    return pixels.clamp(0, 1)
+    return pixels.clamp_(0, 1)
 
 
 def plain_images(images, cfg):
@@ -157,7 +157,8 @@ def plain_images(images, cfg):
 
 def augment(images, cfg, generator=None):
     """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased
-    box. (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything; default: torch's own
+    box. (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything, on the CPU, so that a
+    GPU sees the same images; default: torch's own
 
     The strength is that of mFormer's released code, whose RandAugment has more operations; the
     paper mentions none.
@@ -166,8 +167,7 @@ def augment(images, cfg, generator=None):
     strength = magnitude / 10
 
     def draw(low, high):
-        values = torch.empty(len(images), device=images.device)
-        return values.uniform_(low, high, generator=generator)
+        return torch.empty(len(images)).uniform_(low, high, generator=generator)
 
     area = draw(smallest, 1)
     ratio = draw(math.log(3 / 4), math.log(4 / 3)).exp()
@@ -184,37 +184,35 @@ def augment(images, cfg, generator=None):
         flip * width * turn.cos(), height * (shear - turn.sin()), across,
         flip * width * turn.sin(), height * turn.cos(), down,
     ], 1)
-    x = resample(images, theta.view(-1, 2, 3), cfg.image)
-    return erase(normal_pixels(jitter_colours(x, jitter, draw)), erasing, generator)
+    colours = torch.stack([draw(1 - jitter, 1 + jitter) for _ in range(3)])
+    theta, colours = send([theta.view(-1, 2, 3), colours], images.device)
+    x = jitter_colours(resample(images, theta, cfg.image), *colours[..., None, None, None])
+    return erase(normal_pixels(x), erasing, generator)
 
 
-def jitter_colours(x, jitter, draw):
-    """Pixels 0..1 with another brightness, contrast and colour per image. (B, 3, I, I)"""
-    brightness = draw(1 - jitter, 1 + jitter)[:, None, None, None]
-    contrast = draw(1 - jitter, 1 + jitter)[:, None, None, None]
-    colour = draw(1 - jitter, 1 + jitter)[:, None, None, None]
-    x = x * brightness
-    mean = x.mean((1, 2, 3), keepdim=True)
-    x = (x - mean) * contrast + mean
-    grey = x.mean(1, keepdim=True)
-    return ((x - grey) * colour + grey).clamp(0, 1)
+def jitter_colours(x, brightness, contrast, colour):
+    """Multiply pixels 0..1 by `brightness`, their difference from the mean of the image by
+    `contrast`, and their difference from grey by `colour`. x (B, 3, I, I), others (B, 1, 1, 1)"""
+    grey = x.mean(1, keepdim=True)  # (B, 1, I, I)
+    mean = grey.mean((2, 3), keepdim=True)  # (B, 1, 1, 1)
+    x = torch.lerp(grey, x, colour)
+    shift = brightness * (1 - contrast) * mean
+    return torch.addcmul(shift, x, brightness * contrast).clamp_(0, 1)
 
 
 def erase(x, chance, generator=None):
-    """With this chance an image has a box of 2% to 33% of it filled with noise. x (B, 3, I, I)"""
-    size = x.shape[-1]
-
+    """Fill a box of 2% to 33% of an image with noise, with this chance, in place.
+    x (B, 3, I, I)"""
     def draw(low, high, shape=(len(x),)):
-        return torch.empty(shape, device=x.device).uniform_(low, high, generator=generator)
+        return torch.empty(shape).uniform_(low, high, generator=generator)
 
     area = draw(0.02, 1 / 3)
     ratio = draw(math.log(0.3), math.log(3.3)).exp()
-    extent = torch.stack([area * ratio, area / ratio])  # (2, B)
-    extent = extent.sqrt().clamp(max=1.0)
+    extent = torch.stack([area * ratio, area / ratio]).sqrt().clamp(max=1)  # (2, B)
     corner = draw(0, 1, extent.shape) * (1 - extent)
-    pixel = torch.arange(size, device=x.device) / size
-    inside = (pixel >= corner[..., None]) & (pixel < (corner + extent)[..., None])  # (2, B, I)
-    hit = draw(0, 1) < chance
-    box = inside[0][:, :, None] & inside[1][:, None] & hit[:, None, None]  # (B, I, I)
-    noise = torch.randn(x.shape, device=x.device, generator=generator)
-    return torch.where(box[:, None], noise, x)
+    ends = torch.stack([corner, corner + extent]) * x.shape[-1]  # (2, 2, B)
+    for i in (draw(0, 1) < chance).nonzero()[:, 0].tolist():
+        (top, left), (bottom, right) = ends[..., i].ceil().int().tolist()
+        box = x[i, :, top:bottom, left:right]
+        box.copy_(torch.randn(box.shape, generator=generator))
+    return x
