@@ -113,14 +113,11 @@ class TokenBatches:
 
     def __init__(self, lengths, tokens):
         self.lengths = np.asarray(lengths)
-        ordered = np.sort(self.lengths)
         self.cuts = [0]
-        while self.cuts[-1] < len(ordered):
-            start = self.cuts[-1]
-            size = max(1, min(tokens // max(1, ordered[start]), len(ordered) - start))
-            while size > 1 and size * ordered[start + size - 1] > tokens:
-                size = max(1, min(size - 1, tokens // ordered[start + size - 1]))
-            self.cuts.append(start + size)
+        for i, length in enumerate(np.sort(self.lengths).tolist()):
+            if i > self.cuts[-1] and (i + 1 - self.cuts[-1]) * length > tokens:
+                self.cuts.append(i)
+        self.cuts.append(len(self.lengths))
 
     def __len__(self):
         return len(self.cuts) - 1
