@@ -509,9 +509,9 @@ def fake_parts(size=600):
 
     three = torch.full((size,), 3)
     return SimpleNamespace(
-        first=repeat(10, 11, 12, 0, 0, 0), second=repeat(20, 21, 0, 0, 0, 0),
-        other=repeat(30, 30, 30, 0, 0, 0), first_length=three, other_length=three,
-        second_length=2 * (torch.arange(size) < 400).long())
+        segment_a=repeat(10, 11, 12, 0, 0, 0), segment_b=repeat(20, 21, 0, 0, 0, 0),
+        other=repeat(30, 30, 30, 0, 0, 0), length_a=three, length_other=three,
+        length_b=2 * (torch.arange(size) < 400).long())
 
 
 INPUTS = {  # ids, token_type_ids, lengths
