@@ -1,10 +1,12 @@
-"""RACE: reading comprehension with four options, from the folders RACE/{train,dev,test}/{middle,high}: a .txt file
-with one JSON object for each passage. A question becomes four inputs, one an option, as ALBERT's code does it:
+"""RACE: reading comprehension with four options (Lai et al. 2017).
+
+The folders RACE/{train,dev,test}/{middle,high} hold .txt files with one JSON object per passage.
+A question becomes four inputs, one per option, as in ALBERT's code:
 
     [CLS] passage [SEP] question with the option [SEP]
 
-where every "_" of the question is replaced by the option, which otherwise follows the question; of this second part the
-last max_qa tokens are kept, and the passage is cut at its end.
+The option replaces every "_" of the question; without one it follows the question. Of this second
+part the last max_qa tokens are kept; the passage is truncated at its end.
 """
 from collections import namedtuple
 from dataclasses import dataclass
@@ -20,50 +22,50 @@ from common.glue import Rows, join
 from common.finetune import Task, limit
 
 LEVELS = ("middle", "high")
-OPTIONS = 4
+LETTERS = ("A", "B", "C", "D")  # of the options
 
-Question = namedtuple("Question", "id passage text options answer level")  # answer: 0..3, level: "middle" or "high"
+# answer: 0..3, or -1 where it is not known; level: "middle" or "high"
+Question = namedtuple("Question", "id passage text options answer level")
 
 
 def passage_files(folder, split, level):
-    """The files of one level, in the order of their numbers. UserError where there is none."""
+    """The files of one level, in the order of their numbers."""
     place = Path(folder) / split / level
-    if paths := sorted(place.glob("*.txt"), key=lambda path: (len(path.name), path.name)):
-        return paths
-    raise UserError(f"{place}: no passages are here; point --race at the official folder with train and dev")
+    files = sorted(place.glob("*.txt"), key=lambda path: (len(path.name), path.name))
+    if not files:
+        raise UserError(f"{place}: no passages are here; --race takes the official folder")
+    return files
 
 
 def read_passage(path, level, asked=False):
-    """The questions of one passage's file. asked: a user's file, which may have no answers (-1)."""
-    entry = read_json(path, fix="download it again")
+    """The questions of one passage's file. asked: a user's file, which may have no answers."""
+    entry = read_json(path, dict, "download it again")
+    questions = []
     try:
-        name, passage = str(entry["id"]), entry["article"]
+        passage = entry["article"]
         unanswered = asked and "answers" not in entry
-        answers = [None] * len(entry["questions"]) if unanswered else entry["answers"]
-        rows = list(zip(entry["questions"], entry["options"], answers, strict=True))
-        texts = [passage, *(text for question, options, _ in rows for text in (question, *options))]
-        well = all(isinstance(text, str) for text in texts) and all(len(options) == OPTIONS for _, options, _ in rows)
+        answers = entry["questions"] if unanswered else entry["answers"]
+        rows = zip(entry["questions"], entry["options"], answers, strict=True)
+        for number, (text, options, answer) in enumerate(rows):
+            "".join([passage, text, *options])  # a TypeError where one is no text
+            if len(options) != len(LETTERS):
+                raise ValueError
+            if not unanswered and answer not in LETTERS:
+                raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must "
+                                "be A, B, C or D")
+            right = -1 if unanswered else LETTERS.index(answer)
+            name = f"{entry['id']}-{number}"
+            questions.append(Question(name, passage, text, tuple(options), right, level))
     except (ValueError, KeyError, TypeError):
-        well = False
-    if not well:
-        raise UserError(f"{path}: not a RACE passage (id, article, questions, {OPTIONS} options and an answer each); "
-                        "download it again")
-    for number, (text, options, answer) in enumerate(rows):
-        if answer not in tuple("ABCD") and not unanswered:
-            raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must be A, B, C or D")
-        right = -1 if unanswered else "ABCD".index(answer)
-        yield Question(f"{name}-{number}", passage, text, tuple(options), right, level)
+        raise UserError(f"{path}: not a RACE passage (id, article, questions, four options and an "
+                        "answer each); download it again") from None
+    return questions
 
 
 def load(folder, split):
-    """The questions of one split ("train", "dev" or "test"), middle school before high school: a list of Question."""
-    questions = []
-    for level in LEVELS:
-        found = [question for path in passage_files(folder, split, level) for question in read_passage(path, level)]
-        if not found:
-            raise UserError(f"{Path(folder) / split / level}: no questions; take the official RACE folder")
-        questions += found
-    return questions
+    """The questions of "train", "dev" or "test", middle school before high school."""
+    return [question for level in LEVELS for path in passage_files(folder, split, level)
+            for question in read_passage(path, level)]
 
 
 @dataclass
@@ -82,74 +84,88 @@ class Features:
 
     @cached_property
     def lengths(self):
-        """(n, 4) tokens of each input, special ones included."""
-        return (self.used + self.options.lengths + 3).reshape(-1, OPTIONS)
+        """(n, 4) tokens of each input, [CLS] and [SEP] included."""
+        return (self.used + self.options.lengths + 3).reshape(-1, len(LETTERS))
 
     def batch(self, index, width):
-        """Of B questions: ids, segments (B, 4, width) int64, lengths (B, 4) int64, labels (B,) int64."""
-        rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
-        parts = [(self.passages, self.place[rows], 0, self.used[rows]),
-                 (self.options, rows, 0, self.options.lengths[rows])]
+        """Of B questions, all int64: ids, segments (B, 4, width), lengths (B, 4), labels (B,)."""
+        shape = len(index), len(LETTERS), width
+        inputs = np.arange(len(self.place)).reshape(-1, len(LETTERS))[index].reshape(-1)
+        parts = [(self.passages, self.place[inputs], 0, self.used[inputs]),
+                 (self.options, inputs, 0, self.options.lengths[inputs])]
         ids, segments = join(parts, self.specials, width)
-        shape = len(index), OPTIONS, width
-        return {"ids": ids.reshape(shape), "segments": segments.reshape(shape), "lengths": self.lengths[index],
-                "labels": np.array([self.questions[row].answer for row in index], dtype=np.int64)}
+        return {
+            "ids": ids.reshape(shape),
+            "segments": segments.reshape(shape),
+            "lengths": self.lengths[index],
+            "labels": np.array([self.questions[i].answer for i in index], dtype=np.int64),
+        }
 
 
 def features(questions, tokenizer, max_length=512, max_qa=128):
-    """Questions -> Features; max_length: tokens of an input, special ones included; max_qa: of them for question and
-    option."""
+    """Questions -> Features. max_length: tokens of an input, [CLS] and [SEP] included; max_qa:
+    tokens of question and option."""
     room = max_length - 3
-    if room < 1 or max_qa < 1:
-        raise UserError(f"max_length {max_length}, max_qa {max_qa}: no room for a question; raise them")
-    passages, options, places = Rows(), Rows(), {}
+    passages = Rows()
+    options = Rows()
+    numbers = {}  # of the passages
     for question in tqdm(questions, desc="encode RACE", disable=None, leave=False):
-        if question.passage not in places:
-            places[question.passage] = len(passages)
+        if question.passage not in numbers:
+            numbers[question.passage] = len(passages)
             passages.append(tokenizer.encode(question.passage)[:room])
         text = question.text if "_" in question.text else question.text + " _"
-        for ids in tokenizer.encode_batch([text.replace("_", option) for option in question.options]):
-            options.append(ids[-min(max_qa, room):])
-    place = np.array([places[question.passage] for question in questions], dtype=np.int64).repeat(OPTIONS)
+        for option in question.options:
+            options.append(tokenizer.encode(text.replace("_", option))[-min(max_qa, room):])
+    place = [numbers[question.passage] for question in questions]
+    place = np.repeat(np.array(place, np.int64), len(LETTERS))
     used = np.minimum(passages.lengths[place], room - options.lengths)
     specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
     return Features(questions, passages, options, place, used, specials, max_length)
 
 
 class RaceTask(Task):
-    """Which of four options is right; a head gives one number for each. Test has labels, and is a split where its
-    folder is there. Fewer training rows are taken at even distances: one level comes after the other."""
+    """Which of four options is right; a head gives one number for each. Test has labels, and is a
+    split where its folder exists. Fewer training examples are taken at even distances, since one
+    level comes after the other."""
 
     def __init__(self, name, cfg, tokenizer, recipe, file=None):
-        self.examples = {"test": list(read_passage(file, LEVELS[0], asked=True))} if file else {}
-        for split in () if file else ("train", "dev", "test"):
-            if split != "test" or (Path(cfg.race) / split).is_dir():
-                found = load(cfg.race, split)
-                rows = min(limit(split, cfg) or len(found), len(found))
-                self.examples[split] = [found[row * len(found) // rows] for row in range(rows)]
-        super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe,
-                         {split: features(rows, tokenizer, recipe.length) for split, rows in self.examples.items()})
+        if file:
+            self.examples = {"test": read_passage(file, LEVELS[0], asked=True)}
+        else:
+            names = ["train", "dev", *["test"] * Path(cfg.race, "test").is_dir()]
+            self.examples = {split: self.load_some(cfg, split) for split in names}
+        splits = {split: features(questions, tokenizer, recipe.length)
+                  for split, questions in self.examples.items()}
+        super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe, splits)
+
+    def load_some(self, cfg, split):
+        questions = load(cfg.race, split)
+        total = len(questions)
+        count = min(limit(split, cfg) or total, total)
+        return [questions[i * total // count] for i in range(count)]
 
     def score(self, split, outputs):
-        """{"main", "accuracy", "middle", "high"} as shares (a level without questions is left out). outputs: (n, 4)."""
-        chosen = np.asarray(outputs).argmax(axis=1)
+        """{"main", "accuracy", "middle", "high"} as fractions, without a level that has no
+        questions. outputs: (n, 4)."""
         right = {name: [] for name in ("accuracy", *LEVELS)}
+        chosen = np.asarray(outputs).argmax(1)
         for question, choice in zip(self.examples[split], chosen, strict=True):
-            right["accuracy"].append(choice == question.answer)
-            right[question.level].append(choice == question.answer)
-        found = {name: float(np.mean(each)) for name, each in right.items() if each}
-        return {**found, "main": found[self.recipe.main]}
+            for name in ("accuracy", question.level):
+                right[name].append(choice == question.answer)
+        scores = {name: float(np.mean(each)) for name, each in right.items() if each}
+        return {**scores, "main": scores[self.recipe.main]}
 
     def score_file(self, outputs):
         """The accuracy on the user's own file; {} where it has no answers."""
-        has_answers = all(question.answer >= 0 for question in self.examples["test"])
-        return {"accuracy": self.score("test", outputs)["accuracy"]} if has_answers else {}
+        if any(question.answer < 0 for question in self.examples["test"]):
+            return {}
+        return {"accuracy": self.score("test", outputs)["accuracy"]}
 
     def write(self, split, outputs, folder):
-        """Write the chosen option of each question of dev or test, a letter a line; returns the
-        path."""
+        """Write the chosen option of each question of dev or test, one letter per line; returns
+        the path."""
         if split != "train":
             path = Path(folder) / f"{split}_predictions.txt"
-            chosen = np.asarray(outputs).argmax(axis=1)
-            write_atomic(path, "".join("ABCD"[choice] + "\n" for choice in chosen))
+            letters = [LETTERS[choice] for choice in np.asarray(outputs).argmax(1)]
+            write_atomic(path, "\n".join([*letters, ""]))
             return path

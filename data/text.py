@@ -3,16 +3,18 @@
     path = train_sentencepiece(["books/"], "spiece.model", vocab_size=8000)
     corpus = prepare_corpus(["books/", "wiki.txt"], load_tokenizer(path), "cache/", workers=8)
 
-Everything streams, so memory does not grow with the corpus, and the number of workers does not change the result.
+Everything streams, so memory does not grow with the corpus, and the number of workers does not
+change the result.
 
-How text is read (D24 of albert.py). A file's first 128 KiB decide its layout:
-- wrapped: most lines are so full that the next line's first word would not have fitted, and most do not end a
-  sentence. The lines of a paragraph are joined and split into sentences.
-- split: lines hold several sentences each, so each line is split. Otherwise a line is a sentence (BERT).
-- blank_ends: blank lines end documents (BERT). Not so in wrapped text and where most paragraphs are single lines (of
-  several sentences here and there): there the file is one document.
-A document also ends after 100,000 characters, and where workers' shares meet, every 4 MiB, at a document's end if one
-is near.
+How text is read (D24 of albert.py). The first 128 KiB of a file decide its layout:
+- wrapped: most lines are so full that the first word of the next line would not have fitted, and
+  most do not end a sentence. The lines of a paragraph are joined and split into sentences.
+- split: lines hold several sentences each, so each line is split. Otherwise a line is a sentence,
+  as in BERT.
+- blank_ends: blank lines end documents, as in BERT. Not so in wrapped text, and where most
+  paragraphs are single lines, some of several sentences: there the file is one document.
+A document also ends after 100,000 characters, and where the chunks of workers meet: every 4 MiB, at
+the end of a document if one is near.
 """
 import contextlib
 import io
@@ -35,52 +37,63 @@ import sentencepiece
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.checkpoint import atomic, fingerprint, fingerprints, partials, read_json, write_atomic
+from common.checkpoint import (
+    atomic, fingerprint, fingerprints, partials, read_json, write_atomic, write_json)
 from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 
-# bytes: what decides the layout, a worker's share, where its end is looked for
-SAMPLE, CHUNK, WINDOW = 1 << 17, 1 << 22, 1 << 18
+SAMPLE = 1 << 17  # bytes that decide the layout
+CHUNK = 1 << 22  # bytes that a worker reads at once
+WINDOW = 1 << 18  # bytes in which the end of a chunk is looked for
 LONGEST_DOCUMENT = 100_000  # characters
-CUTS = [re.compile(pattern) for pattern in (  # where a share may end, best first: after a blank line, a line, a word
-    rb"\n[ \t\r]*\n", rb"\n", rb" ", rb"(?=[\x00-\x7f\xc2-\xf4])")]
+CUTS = [re.compile(pattern) for pattern in (  # where a chunk may end, best first
+    rb"\n[ \t\r]*\n",  # after a blank line
+    rb"\n",
+    rb" ",
+    rb"(?=[\x00-\x7f\xc2-\xf4])",  # at the first byte of a character
+)]
 SENTENCE_END = re.compile(  # one set of signs at its beginning: twice as fast as two alternatives
     r"""[.!?…؟।。！？](?:(?<=[.!?…؟।])[.!?…؟।]*["'”’»)\]_*]*\s+|(?<=[。！？])[。！？]*["”’」』）]*\s*)""")
 OPENING = " \"'“‘«([_*¿¡-–—"
-ABBREVIATIONS = frozenset("""mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres
-    esq jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp co mt ft jan feb
-    mar apr jun jul aug sep sept oct nov dec""".split())
+ABBREVIATIONS = frozenset("""
+    mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres esq
+    jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp
+    co mt ft jan feb mar apr jun jul aug sep sept oct nov dec
+""".split())
 SAMPLE_BYTES = 200_000_000  # of text from which a vocabulary is trained
-DELIMITER = "\ue000"  # a private character; in training no piece of SentencePiece crosses it
+DELIMITER = "\ue000"  # a private character; in training no token of SentencePiece crosses it
 
 
-# --- reading text ----------------------------------------------------------------------------------------------------
+# --- reading text --------------------------------------------------------------------------------
+
 def text_files(paths):
-    """The files that `paths` stand for: a file as it is, a folder's *.txt at any depth, sorted, but for a vocabulary's
-    vocab.txt. UserError if none, and for one that is not text."""
-    found = []
-    for path in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
+    """The files that `paths` stand for: files as they are, and *.txt in folders at any depth,
+    sorted, except for a vocabulary's vocab.txt."""
+    files = []
+    for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: there is no such file or folder; check the path")
-        inside = [path] if path.is_file() else sorted(
-            text for text in path.rglob("*.txt") if text.is_file() and text.name != "vocab.txt")
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(each for each in path.rglob("*.txt") if each.name != "vocab.txt")
         if not inside:
-            raise UserError(f"{path}: no *.txt file is in it; name the files, or rename them to end in .txt")
-        found += inside
-    for path in found:
+            raise UserError(f"{path}: no *.txt file is in it")
+        files += inside
+    for path in files:
         with open(path, "rb") as file:
             if b"\0" in file.read(SAMPLE):
-                raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text, or take "
-                                "it out")
-    return found
+                raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as "
+                                "UTF-8 text")
+    return files
 
 
-Layout = namedtuple("Layout", "wrapped split blank_ends")  # how a file's lines are read: the module's docstring says it
+# how a file is read, as the docstring of the module says
+Layout = namedtuple("Layout", "wrapped split blank_ends")
 
 
 def ends_sentence(text, start, end):
-    """Whether a SENTENCE_END match text[start:end] is one: no lower-case word follows, no abbreviation or initial
-    before it."""
+    """Whether a match text[start:end] of SENTENCE_END ends a sentence: no lower-case word follows,
+    and no abbreviation or initial precedes."""
     following = text[end]
     if following in OPENING:
         following = text[end:end + 8].lstrip(OPENING)[:1]
@@ -90,23 +103,25 @@ def ends_sentence(text, start, end):
         return True
     near = max(0, start - 20)
     word = text[max(near, text.rfind(" ", near, start) + 1):start].lstrip(OPENING)
-    if (lower := word.lower()) in ("no", "nos"):  # an abbreviation only before a number
+    if word.lower() in ("no", "nos"):  # an abbreviation only before a number
         return not following.isdigit()
-    initial = len(word) == 1 and word.isupper() and word != "I" or "." in word
-    return not initial and lower not in ABBREVIATIONS
+    initial = len(word) == 1 and word.isupper() and word != "I"
+    return not initial and "." not in word and word.lower() not in ABBREVIATIONS
 
 
 def split_sentences(text):
     """The sentences of one paragraph, stripped, none empty."""
-    found, start = [], 0
+    sentences = []
+    start = 0
     for match in SENTENCE_END.finditer(text):
         end = match.end()
         if end < len(text) and ends_sentence(text, match.start(), end):
             if text.startswith('" ', end) and text.count('"', start, end) % 2:
                 end += 2  # a closing quote that a tokeniser set apart
-            found.append(text[start:end].strip())
+            sentences.append(text[start:end].strip())
             start = end
-    return [sentence for sentence in [*found, text[start:].strip()] if sentence]
+    sentences.append(text[start:].strip())
+    return list(filter(None, sentences))
 
 
 def text_blocks(text):
@@ -116,28 +131,33 @@ def text_blocks(text):
 
 
 def layout_of(path):
-    """The Layout that a file shows in its beginning."""
+    """The Layout of a file, by its beginning."""
     with open(path, "rb") as file:
         return find_layout(file.read(SAMPLE).decode("utf-8", errors="replace"))
 
 
 def find_layout(text):
-    """The Layout that a text shows."""
+    """The Layout of a text."""
     blocks = text_blocks(text)
     lines = list(chain.from_iterable(blocks))
-    inner = [(line, after.split(None, 1)[0]) for block in blocks for line, after in zip(block, block[1:])]
+    # each line of a block but the last, with the first word of the next line
+    inner = [(line, after.split(None, 1)[0])
+             for block in blocks for line, after in zip(block, block[1:])]
     width = np.percentile([len(line) for line, _ in inner], 90) if inner else 0
     full = sum(len(line) + 1 + len(word) > width for line, word in inner) > 0.6 * len(inner)
     ended = sum(line[-1] in ".!?" for line, _ in inner) > 0.5 * len(inner)
     wrapped = bool(full and not ended and width >= 30)
     sentences = sum(len(split_sentences(line)) for line in lines)
-    apart = len(lines) >= 1.5 * len(blocks) or sentences <= 1.05 * len(blocks)  # or each block is a sentence
-    return Layout(wrapped, wrapped or sentences > 1.5 * len(lines), not wrapped and apart)
+    split = wrapped or sentences > 1.5 * len(lines)
+    several_lines = len(lines) >= 1.5 * len(blocks)
+    single_sentences = sentences <= 1.05 * len(blocks)
+    return Layout(wrapped, split, not wrapped and (several_lines or single_sentences))
 
 
 def read_documents(text, layout):
     """Documents, each a list of sentences, of one chunk of a file."""
-    documents, size = [[]], 0
+    documents = [[]]
+    size = 0
     for block in text_blocks(text):
         for unit in [" ".join(block)] if layout.wrapped else block:
             for sentence in split_sentences(unit) if layout.split else [unit]:
@@ -146,36 +166,42 @@ def read_documents(text, layout):
                     size = 0
                 documents[-1].append(sentence)
                 size += len(sentence)
-        size = LONGEST_DOCUMENT if layout.blank_ends else size
-    return [document for document in documents if document]
+        if layout.blank_ends:
+            size = LONGEST_DOCUMENT
+    return list(filter(None, documents))
 
 
 def chunks(path):
-    """(path, start byte, end byte, layout) of pieces of about CHUNK bytes; a function of the file alone."""
-    start, size, layout = 0, os.path.getsize(path), layout_of(path)
+    """(path, start byte, end byte, layout) of chunks of about CHUNK bytes; a function of the file
+    alone."""
+    layout = layout_of(path)
+    size = os.path.getsize(path)
+    start = 0
     with open(path, "rb") as file:
         while start < size:
             end = size
             if start + CHUNK + WINDOW < size:
                 file.seek(start + CHUNK)
                 window = file.read(WINDOW)
-                matches = (cut.search(window) for cut in CUTS)
-                end = start + CHUNK + next((match.end() for match in matches if match), 0)
+                ends = [match.end() for cut in CUTS if (match := cut.search(window))]
+                end = start + CHUNK + (ends[0] if ends else 0)
             yield str(path), start, end, layout
             start = end
 
 
-# --- a vocabulary ----------------------------------------------------------------------------------------------------
+# --- a vocabulary --------------------------------------------------------------------------------
+
 def sample_lines(files, lower):
-    """The files' lines, evenly thinned out to about SAMPLE_BYTES; an overlong one comes in parts, to bound memory."""
-    rate, count, lines = min(1.0, SAMPLE_BYTES / max(1, sum(os.path.getsize(path) for path in files))), 0, []
+    """Lines of the files, evenly spread, about SAMPLE_BYTES of them; parts of an overlong line, to
+    bound memory."""
+    rate = min(1.0, SAMPLE_BYTES / max(1, sum(os.path.getsize(path) for path in files)))
+    count = 0
     for path in files:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
             for line in iter(lambda: file.readline(1 << 16), ""):
                 count += 1
                 if int(count * rate) > int((count - 1) * rate):
-                    lines.append(preprocess(line) if lower else line.strip())
-    return [line for line in lines if line]
+                    yield preprocess(line) if lower else line.strip()
 
 
 def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
@@ -183,20 +209,22 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
 
     Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK]. Settings are ALBERT's, with two differences:
     - ALBERT's vocabulary has ( ) " - . – £ € as user-defined symbols. Here they are ordinary
-      characters, since transformers 5 cuts a text at such symbols and puts a "▁" behind each.
-    - With lower, no piece has a digit before a comma. ALBERT's tokenizer alone cuts those again.
+      characters, since transformers 5 cuts a text at such symbols and puts a "▁" after each.
+    - With lower, no token has a digit before a comma. ALBERT's tokenizer alone cuts those again.
 
-    Memory: 24 bytes a byte of text, so of more than SAMPLE_BYTES only every n-th line is taken
-    (ALBERT took 10 million lines). The same text, settings, threads and sentencepiece version: the
+    Memory: 24 bytes a byte of text, so of more than SAMPLE_BYTES only every n-th line is used
+    (ALBERT used 10 million lines). The same text, settings, threads and sentencepiece version: the
     same file. UserError where the text cannot fill vocab_size: it names the largest that works.
     """
     files = text_files(files)
-    out_path = Path(out_path)
-    try:  # in a process of its own, which a signal can end: in this one SentencePiece would let none through
-        model, = in_order(partial(sentencepiece_model, vocab_size, lower, threads), [files], 1)
+    try:  # in another process, which a signal can end: SentencePiece lets none through
+        train = partial(sentencepiece_model, vocab_size, lower, threads)
+        model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
-        said = str(error).rpartition("] ")[2].strip()  # without the place in SentencePiece's code
-        raise UserError(f"{files[0]}: no vocab_size {vocab_size} can be trained on this text: {said}") from None
+        reason = str(error).rpartition("] ")[2].strip()  # without the line of SentencePiece's code
+        raise UserError(f"{files[0]}: no vocab_size {vocab_size} can be trained on this text: "
+                        f"{reason}") from None
+    out_path = Path(out_path)
     out_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out_path, model)
     return out_path
@@ -204,9 +232,9 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
 
 def sentencepiece_model(vocab_size, lower, threads, files):
     """The model (bytes) that SentencePiece trains on text files."""
-    lines = sample_lines(files, lower)
+    lines = list(filter(None, sample_lines(files, lower)))
     if not lines:
-        raise UserError(f"{files[0]}: there is no text to train on; give files with text")
+        raise UserError(f"{files[0]}: there is no text to train on")
     if lower:
         lines = [re.sub("(?<=[0-9]),", DELIMITER + ",", line) for line in lines]
     model = io.BytesIO()
@@ -220,27 +248,7 @@ def sentencepiece_model(vocab_size, lower, threads, files):
     return model.getvalue()
 
 
-# --- token files -----------------------------------------------------------------------------------------------------
-def token_dtype(tokenizer):
-    return np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
-
-
-def encode_chunk(tokenizer, job):
-    """(path, bytes, token array, tokens per sentence, sentences per document, undecodable sequences) of one chunk."""
-    path, start, end, layout = job
-    with open(path, "rb") as file:
-        file.seek(start)
-        raw = file.read(end - start)
-    text = raw.decode("utf-8", errors="replace")
-    broken = text.count("\ufffd") - raw.count("\ufffd".encode())
-    documents = read_documents(text.removeprefix("\ufeff"), layout)
-    ids = tokenizer.encode_batch(list(chain.from_iterable(documents)))
-    lengths = np.array([len(row) for row in ids], np.int64)
-    tokens = np.fromiter(chain.from_iterable(ids), token_dtype(tokenizer), int(lengths.sum()))
-    owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])[lengths > 0]
-    counts = np.bincount(owner, minlength=1)
-    return path, end - start, tokens, lengths[lengths > 0], counts[counts > 0], broken
-
+# --- worker processes ----------------------------------------------------------------------------
 
 def be_worker():
     """In a worker process: leave signals to the parent, and end when it does, however it ends."""
@@ -251,38 +259,60 @@ def be_worker():
 
 
 def in_order(work, jobs, workers):
-    """work(job) of each job, in order, by worker processes; eight jobs a worker at a time, so that a slow disk does not
-    fill the memory. Where this process is told to stop, or the caller ends early, the work under way is given up."""
+    """Yield work(job) of each job, in order, by worker processes. At most eight jobs per worker
+    wait, so that a slow disk does not fill the memory. Kills the workers where this process is told
+    to stop, or the caller ends early."""
     jobs = iter(jobs)
-    try:
-        pool = ProcessPoolExecutor(workers, initializer=be_worker)
-    except (OSError, NotImplementedError) as error:
-        print(f"warning: no worker processes on this machine (/dev/shm: {error}); one does it all", file=sys.stderr)
-        yield from map(work, jobs)
-        return
-    with pool:
+    with ProcessPoolExecutor(workers, initializer=be_worker) as pool:
         try:
             while some := list(islice(jobs, 8 * workers)):
                 yield from pool.map(work, some)
         except BrokenProcessPool:
-            raise UserError("a worker process was killed, perhaps for want of memory; use fewer --workers") from None
+            raise UserError("a worker process was killed, perhaps for lack of memory; use fewer "
+                            "--workers") from None
         except BaseException:
             for process in list(pool._processes.values()):
                 process.kill()
             raise
 
 
+# --- token files ---------------------------------------------------------------------------------
+
+def token_dtype(tokenizer):
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
+
+
+def encode_chunk(tokenizer, job):
+    """(path, bytes, undecodable sequences, tokens, tokens per sentence, sentences per document) of
+    one chunk."""
+    path, start, end, layout = job
+    with open(path, "rb") as file:
+        file.seek(start)
+        raw = file.read(end - start)
+    text = raw.decode("utf-8", errors="replace")
+    broken = text.count("\ufffd") - raw.count("\ufffd".encode())
+    documents = read_documents(text.removeprefix("\ufeff"), layout)
+    ids = tokenizer.encode_batch(list(chain.from_iterable(documents)))
+    lengths = np.array([len(row) for row in ids], np.int64)
+    tokens = np.fromiter(chain.from_iterable(ids), token_dtype(tokenizer), int(lengths.sum()))
+    owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
+    counts = np.bincount(owner[lengths > 0], minlength=1)
+    return path, end - start, broken, tokens, lengths[lengths > 0], counts[counts > 0]
+
+
 def write_tokens(results, tokens, sentences, documents, bar):
     """Write the three files from encode_chunk's results; returns the counts."""
-    count = {"tokens": 0, "sentences": 0, "documents": 0, "replaced": 0}
-    for path, size, ids, lengths, per_document, broken in results:
+    count = dict.fromkeys((*NAMES, "replaced"), 0)
+    for path, size, broken, ids, lengths, per_document in results:
         if broken and not count["replaced"]:
-            print(f"{path}: not all is UTF-8; each bad spot becomes U+FFFD (see meta.json)", file=sys.stderr)
+            print(f"{path}: not all is UTF-8; bad bytes become U+FFFD", file=sys.stderr)
         tokens.write(ids)
         sentences.write(count["tokens"] + np.cumsum(lengths) - lengths)
         documents.write(count["sentences"] + np.cumsum(per_document) - per_document)
-        for key, more in zip(count, (len(ids), len(lengths), len(per_document), broken)):
-            count[key] += int(more)
+        count["tokens"] += len(ids)
+        count["sentences"] += len(lengths)
+        count["documents"] += len(per_document)
+        count["replaced"] += broken
         bar.update(size)
     sentences.write(np.int64(count["tokens"]))
     documents.write(np.int64(count["sentences"]))
@@ -292,11 +322,13 @@ def write_tokens(results, tokens, sentences, documents, bar):
 def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
 
-    A folder made from the same files (path, size, time of change) by the same tokenizer is reused. Interrupted at any
-    point, a folder holds what it held before, or what Corpus refuses. UserError: a missing path, no sentence at all.
+    A folder made from the same files (path, size, time of change) by the same tokenizer is reused.
+    Interrupted at any point, a folder holds what it held before, or what Corpus refuses.
     """
-    folder, files = Path(out_folder), text_files(paths)
-    sources = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    folder = Path(out_folder)
+    files = text_files(paths)
+    sources = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+               for path in files]
     made_from = {"format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
                  "dtype": token_dtype(tokenizer).name, "sources": sources}
     if made_from.items() <= read_meta(folder).items():
@@ -304,46 +336,61 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder, "*.bin"):  # of a process that was killed
         left.unlink()
+    total = sum(size for _, size, _ in sources)
     with contextlib.ExitStack() as stack:  # at its end the files get their names
         jobs = chain.from_iterable(map(chunks, files))
-        results = stack.enter_context(contextlib.closing(in_order(partial(encode_chunk, tokenizer), jobs, workers)))
+        results = in_order(partial(encode_chunk, tokenizer), jobs, workers)
+        stack.enter_context(contextlib.closing(results))
         made = [stack.enter_context(atomic(folder / f"{name}.bin")) for name in NAMES]
-        bar = tqdm(total=sum(size for _, size, _ in sources), unit="B", unit_scale=True, desc="tokens", disable=None)
+        bar = tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None)
         count = write_tokens(results, *made, stack.enter_context(bar))
         if not count["sentences"]:
-            raise UserError(f"{files[0]}: there is no sentence in the corpus; give files with text")
-        (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written the folder is no corpus
-    found = {name: fingerprint(folder / f"{name}.bin") for name in NAMES}
-    write_atomic(folder / "meta.json", json.dumps({**made_from, **count, "files": found}, indent=1))
+            raise UserError(f"{files[0]}: there is no sentence in the corpus")
+        (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written no corpus
+    prints = {name: fingerprint(folder / f"{name}.bin") for name in NAMES}
+    write_json(folder / "meta.json", {**made_from, **count, "files": prints})
     return Corpus(folder, tokenizer)
 
 
 def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1):
-    """A tokenizer, trained on the text or copied from the path `tokenizer`, and the token files, all in a folder;
-    returns (tokenizer, Corpus). A vocabulary trained on the same files before is used again. vocabulary.json, which is
-    written first, says what the vocabulary is made from. UserError before any work where a file is no text, and where
-    the folder holds a file of others under a name that is written here.
+    """Make a tokenizer, trained on the text or copied from the path `tokenizer`, and the token
+    files, all in a folder; returns (tokenizer, Corpus).
+
+    A vocabulary trained on the same files before is reused: vocabulary.json, which is written
+    first, says what it is made from. UserError where the folder holds a file of others under a name
+    that is written here.
     """
-    folder, files = Path(folder), text_files(paths)
-    model, mark = folder / "spiece.model", folder / "vocabulary.json"
+    folder = Path(folder)
+    files = text_files(paths)
     given = tokenizer and load_tokenizer(tokenizer, lower)
     about = {"pieces": vocab_size, "lower": lower is not False, "sources": fingerprints(files)}
-    about |= {"tokenizer": given.fingerprint} if given else {}
+    if given:
+        about["tokenizer"] = given.fingerprint
+    model = folder / "spiece.model"
+    mark = folder / "vocabulary.json"
     before = read_json(mark, dict) if mark.exists() else {}
     if not read_meta(folder) and "sources" not in before:
-        names = [*(f"{name}.bin" for name in NAMES), "meta.json", mark.name, model.name, "vocab.txt"]
-        for path in [folder / name for name in names if (folder / name).exists()]:
-            if not (given and path.samefile(given.path)):
-                raise UserError(f"{path}: in the way, and this command has not made it; choose another folder")
+        refuse_others(folder, given)
     folder.mkdir(parents=True, exist_ok=True)
     if before != about:
         if not given:
             model.unlink(missing_ok=True)
-        write_atomic(mark, json.dumps(about, indent=1))
+        write_json(mark, about)
     if given:
         given.save(folder)
     elif not model.exists():
-        print(f"training a vocabulary of {vocab_size} pieces", flush=True)
+        print(f"training a vocabulary of {vocab_size} tokens", flush=True)
         train_sentencepiece(files, model, vocab_size, lower is not False, threads=workers)
-    found = given or load_tokenizer(model, lower)
-    return found, prepare_corpus(files, found, folder, workers=workers)
+    tokenizer = given or load_tokenizer(model, lower)
+    return tokenizer, prepare_corpus(files, tokenizer, folder, workers=workers)
+
+
+def refuse_others(folder, given):
+    """UserError where the folder has a file that make_corpus would write, other than the given
+    vocabulary."""
+    names = [*(f"{name}.bin" for name in NAMES), "meta.json", "vocabulary.json", "spiece.model",
+             "vocab.txt"]
+    for path in [folder / name for name in names]:
+        if path.exists() and not (given and path.samefile(given.path)):
+            raise UserError(f"{path}: in the way, and this command has not made it; choose another "
+                            "folder")

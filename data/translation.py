@@ -1,15 +1,15 @@
-"""Parallel text: PREFIX.en and PREFIX.de, one sentence a line, as token ids in memory-mapped files, batches of about as
-many tokens each, and BLEU.
+"""Parallel text (PREFIX.en and PREFIX.de, one sentence per line) as token ids in files, batches
+of about equally many tokens, and BLEU.
 
-    sources, targets = read_pairs("data/train", "en", "de")
-    text = encode_pairs("data/train", ("en", "de"), tokenizer, cache_folder, longest=256)     # ParallelText
+    sources, targets = read_pairs("data/train", ("en", "de"))
+    text = encode_pairs("data/train", ("en", "de"), tokenizer, cache_folder, longest=256)
     batches = TokenBatches(text.longest_side(), tokens=4400)
-    for index in range(start, stop):              # an endless stream: nothing but the number is needed to go on
-        rows = batches.batch(index, seed=0)       # example numbers
-        source, lengths = pad(text.ids(0, rows), tokenizer.pad_id)
+    for index in range(start, stop):              # an endless stream: resuming needs the index only
+        examples = batches.batch(index, seed=0)   # their numbers
+        source, lengths = pad(text.ids(0, examples), tokenizer.pad_id)
     corpus_bleu(hypotheses, references)           # percent; what sacrebleu prints of raw text
 """
-import json
+import functools
 import math
 import re
 from collections import Counter
@@ -19,53 +19,55 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.checkpoint import existing, read_json, read_text, write_atomic
+from common.checkpoint import existing, read_json, read_text, write_json
 from common.distributed import gather, on_main, progress, print0, seed_of, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
-MEND = "a PREFIX stands for PREFIX.en and PREFIX.de (--languages names other endings)"
+FIX = "a PREFIX stands for PREFIX.en and PREFIX.de (--languages names other endings)"
 BLOCK = 100_000  # lines encoded at once
+SIDES = "source", "target"
 
+
+# --- files ---------------------------------------------------------------------------------------
 
 def find_sides(prefix, endings):
     """The files PREFIX.source and PREFIX.target; MissingFile where one is not there."""
-    return [existing(f"{prefix}.{ending}", MEND) for ending in endings]
+    return [existing(f"{prefix}.{ending}", FIX) for ending in endings]
 
 
-def read_pairs(prefix, source, target):
-    """(source lines, target lines) of PREFIX.source and PREFIX.target; UserError where their
-    numbers of lines differ. """
+def read_pairs(prefix, endings):
+    """(source lines, target lines) of PREFIX.source and PREFIX.target, equally many."""
     sides = []
-    for ending in (source, target):
-        lines = [line.strip() for line in read_text(f"{prefix}.{ending}", MEND).split("\n")]
-        sides.append(lines if lines[-1] else lines[:-1])
-    if len(sides[0]) != len(sides[1]):
-        shorter = source if len(sides[0]) < len(sides[1]) else target
-        raise UserError(f"{prefix}.{shorter}:{min(map(len, sides)) + 1}: the file ends here, but the other one has "
-                        f"{max(map(len, sides))} lines; the two must be aligned line by line")
-    if not sides[0]:
-        raise UserError(f"{prefix}.{source}: the file is empty; give at least one sentence pair")
+    for path in find_sides(prefix, endings):
+        lines = read_text(path, FIX).removesuffix("\n").split("\n")
+        sides.append([line.strip() for line in lines])
+    source, target = map(len, sides)
+    if source != target:
+        raise UserError(f"{prefix}: {source} lines of {endings[0]} and {target} of {endings[1]}; "
+                        "the two files must be aligned line by line")
+    if not any(sides[0]):
+        raise UserError(f"{prefix}.{endings[0]}: the file is empty")
     return sides
 
 
 class ParallelText:
-    """Token ids of sentence pairs in a folder that encode_pairs made; without special pieces."""
+    """Token ids of sentence pairs in a folder that encode_pairs made, without special tokens."""
 
     def __init__(self, folder):
         try:
-            self.tokens = [np.load(Path(folder) / f"{side}.npy", mmap_mode="r") for side in ("source", "target")]
-            self.starts = [np.load(Path(folder) / f"{side}.starts.npy") for side in ("source", "target")]
+            self.tokens = [np.load(folder / f"{side}.npy", mmap_mode="r") for side in SIDES]
+            self.starts = [np.load(folder / f"{side}.starts.npy") for side in SIDES]
         except (ValueError, EOFError):
-            raise UserError(f"{folder}: damaged token files; delete this folder, it is made anew") from None
+            raise UserError(f"{folder}: damaged token files; delete this folder") from None
 
     def __len__(self):
         return len(self.starts[0]) - 1
 
-    def ids(self, side, rows):
-        """The token ids of these source sentences (side 0) or target sentences (side 1), an array
-        each."""
-        return [self.tokens[side][self.starts[side][row]:self.starts[side][row + 1]] for row in rows]
+    def ids(self, side, examples):
+        """Token ids, one array per example, of the source (side 0) or the target (side 1)."""
+        starts = self.starts[side]
+        return [self.tokens[side][starts[i]:starts[i + 1]] for i in examples]
 
     def longest_side(self):
         """(N,) tokens of each pair's longer sentence."""
@@ -73,197 +75,227 @@ class ParallelText:
 
 
 def encode_pairs(prefix, endings, tokenizer, folder, longest):
-    """Encode a pair of files into `folder`, once, and open it. Pairs with an empty sentence, or one
-    of more than `longest` tokens, are left out."""
-    folder = Path(folder)
-    about = {"prefix": str(prefix), "endings": list(endings), "tokenizer": tokenizer.fingerprint, "longest": longest}
-    done = folder / "meta.json"
-    if not done.exists() or read_json(done) != about:
-        folder.mkdir(parents=True, exist_ok=True)
-        done.unlink(missing_ok=True)  # it never stands beside other arrays than its own
-        lines = read_pairs(prefix, *endings)
-        # arrays: of millions of sentences lists would not fit
-        rows = [[np.array(row, dtype=np.int32) for start in range(0, len(side), BLOCK)
-                 for row in tokenizer.encode_batch(side[start:start + BLOCK])] for side in lines]
-        rows = list(zip(*(pair for pair in zip(*rows)
-                          if 1 <= min(map(len, pair)) and max(map(len, pair)) <= longest)))
-        if not rows:
-            raise UserError(f"{prefix}.{endings[0]}: no pair has between 1 and {longest} tokens on both sides; "
+    """Encode two files into `folder`, once, and open it. Leaves out pairs with an empty sentence or
+    with one of more than `longest` tokens."""
+    made_from = {"prefix": str(prefix), "endings": list(endings),
+                 "tokenizer": tokenizer.fingerprint, "longest": longest}
+    meta = Path(folder) / "meta.json"
+    if not meta.exists() or read_json(meta) != made_from:
+        meta.parent.mkdir(parents=True, exist_ok=True)
+        meta.unlink(missing_ok=True)  # it is never next to other arrays than its own
+        sides = [encode_lines(side, tokenizer) for side in read_pairs(prefix, endings)]
+        kept = [pair for pair in zip(*sides) if all(1 <= len(ids) <= longest for ids in pair)]
+        if not kept:
+            raise UserError(f"{prefix}: no pair has between 1 and {longest} tokens on both sides; "
                             "raise --length")
-        for side, sentences in zip(("source", "target"), rows):
-            np.save(folder / f"{side}.npy", np.concatenate(sentences))
-            np.save(folder / f"{side}.starts.npy", np.cumsum([0, *map(len, sentences)]))
-        write_atomic(done, json.dumps(about))
-    return ParallelText(folder)
+        for name, side in zip(SIDES, zip(*kept)):
+            np.save(meta.with_name(f"{name}.npy"), np.concatenate(side))
+            np.save(meta.with_name(f"{name}.starts.npy"), np.cumsum([0, *map(len, side)]))
+        write_json(meta, made_from)
+    return ParallelText(meta.parent)
 
+
+def encode_lines(lines, tokenizer):
+    """Token ids of lines: arrays, since millions of lists would not fit into memory."""
+    return [np.array(ids, dtype=np.int32) for start in range(0, len(lines), BLOCK)
+            for ids in tokenizer.encode_batch(lines[start:start + BLOCK])]
+
+
+# --- batches -------------------------------------------------------------------------------------
 
 class TokenBatches:
-    """An endless stream of batches: examples of like length, so many that rows x longest <= tokens.
-    batch(i, seed) is a function of i and the seed.
+    """An endless stream of batches: examples of similar length, with examples x longest <= tokens.
 
-    Every epoch deals the examples of equal length out anew and shuffles the batches. The lengths in
-    sorted order are always the same, so an epoch always has the same number of batches,
-    len(batches). """
+    batch(i, seed) is a function of i and the seed. Every epoch shuffles the examples of equal
+    length, and the batches. The sorted lengths are always the same, so every epoch has the same
+    number of batches, len(batches).
+    """
 
     def __init__(self, lengths, tokens):
-        self.lengths, self.dealt = np.asarray(lengths), None
-        ordered, self.cuts = np.sort(self.lengths), [0]
-        while self.cuts[-1] < len(ordered):
-            start = self.cuts[-1]
-            size = max(1, min(tokens // max(1, int(ordered[start])), len(ordered) - start))
-            while size > 1 and size * int(ordered[start + size - 1]) > tokens:
-                size = max(1, min(size - 1, tokens // int(ordered[start + size - 1])))
-            self.cuts.append(start + size)
+        self.lengths = np.asarray(lengths)
+        self.cuts = [0]
+        for i, length in enumerate(np.sort(self.lengths).tolist()):
+            if i > self.cuts[-1] and (i + 1 - self.cuts[-1]) * length > tokens:
+                self.cuts.append(i)
+        self.cuts.append(len(self.lengths))
 
     def __len__(self):
         return len(self.cuts) - 1
 
+    @functools.lru_cache(maxsize=1)
+    def epoch(self, seed, epoch):
+        """(the examples in order of length, the order of the batches)."""
+        rng = np.random.default_rng([seed, epoch])
+        examples = np.lexsort((rng.random(len(self.lengths)), self.lengths))
+        return examples, rng.permutation(len(self))
+
     def batch(self, index, seed):
         """The numbers of the examples of batch `index`."""
         epoch, number = divmod(index, len(self))
-        if (seed, epoch) != self.dealt:
-            rng = np.random.default_rng([seed, epoch])
-            self.examples = np.lexsort((rng.random(len(self.lengths)), self.lengths))
-            self.shuffled, self.dealt = rng.permutation(len(self)), (seed, epoch)
-        batch = self.shuffled[number]
-        return self.examples[self.cuts[batch]:self.cuts[batch + 1]]
+        examples, order = self.epoch(seed, epoch)
+        batch = order[number]
+        return examples[self.cuts[batch]:self.cuts[batch + 1]]
 
 
-def pad(rows, pad_id, before=(), behind=()):
-    """(ids (B, T), lengths (B,)) of lists or arrays of ids, each between `before` and `behind`,
-    filled up with pad_id. """
-    lengths = torch.tensor([len(row) for row in rows]) + len(before) + len(behind)
-    ids = torch.full((len(rows), int(lengths.max())), pad_id)
-    joined = np.concatenate([np.asarray(part, dtype=np.int64) for row in rows for part in (before, row, behind)])
-    ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(joined)
-    return ids, lengths
+def pad(sequences, pad_id, before=(), after=()):
+    """(ids (B, T), lengths (B,)) of arrays of ids, each between `before` and `after`, padded with
+    pad_id."""
+    rows = [np.concatenate([before, ids, after]).astype(np.int64) for ids in sequences]
+    rows = [torch.from_numpy(row) for row in rows]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
+    return ids, torch.tensor([len(row) for row in rows])
 
 
 class Translations:
-    """What a run reads of --train_text and --valid_text: the joint vocabulary and, for a training,
-    an endless stream of batches, each a function of its number and the seed, and pairs set aside
-    for validation losses. All of it is kept in the run folder.
+    """The data of a run on --train_text and --valid_text, all of it kept in the run folder.
 
-    The pairs set aside are those of --valid_text, or --held_out of the training text.
+    The joint vocabulary; for training an endless stream of batches, each a function of its number
+    and the seed, and held-out pairs for validation losses: those of --valid_text, or --held_out of
+    the training text.
     """
     unit = "tokens"
 
     def __init__(self, cfg, ranks, folder, training=True):
-        self.cfg, self.ranks, self.device, self.folder, self.made = cfg, ranks, ranks.device, folder, []
+        self.cfg = cfg
+        self.ranks = ranks
+        self.device = ranks.device
+        self.folder = folder
         if training and not cfg.train_text:
-            raise UserError("--train_text: missing; give the PREFIX of the parallel text to train on")
+            raise UserError("--train_text: missing; give the PREFIX of the training text")
         on_main(ranks, self.make_tokenizer)
         self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
-        if cfg.init and self.tokenizer.vocab_size != cfg.vocab_size:
-            raise UserError(f"{cfg.init}: a model of {cfg.vocab_size} pieces beside a spiece.model of "
-                            f"{self.tokenizer.vocab_size}; it needs its own")
-        cfg.vocab_size = self.tokenizer.vocab_size
-        if not training:
-            return
-        self.text = self.held_text = self.encode(cfg.train_text, "text")
-        rows = self.shuffled(self.text)
+        size = self.tokenizer.vocab_size
+        if cfg.init and size != cfg.vocab_size:
+            raise UserError(f"{cfg.init}: a model with a vocabulary of {cfg.vocab_size} next to a "
+                            f"spiece.model of {size}; it needs its own")
+        cfg.vocab_size = size
+        if training:
+            self.load_training()
+
+    def load_training(self):
+        """Encode the text, hold pairs out and order the rest."""
+        cfg = self.cfg
+        self.text = self.encode(cfg.train_text, "text")
+        used = self.permutation(self.text)
         if cfg.valid_text:
             self.held_text = self.encode(cfg.valid_text, "valid")
-            held = self.shuffled(self.held_text)[:cfg.held_out or None]
+            held = self.permutation(self.held_text)[:cfg.held_out or None]
         else:
-            rows, held = rows[cfg.held_out:], rows[:cfg.held_out]
-        self.rows = rows[:cfg.train_examples or None]
+            self.held_text = self.text
+            held = used[:cfg.held_out]
+            used = used[cfg.held_out:]
+        self.rows = used[:cfg.train_examples or None]
         if not len(self.rows):
-            raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to train on")
-        self.stream = TokenBatches(self.text.longest_side()[self.rows] + 1, cfg.batch // cfg.accumulate)
-        self.held, self.set_aside = held[self.held_text.longest_side()[held].argsort(kind="stable")], len(held)
+            raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to "
+                            "train on")
+        lengths = self.text.longest_side()[self.rows] + 1
+        self.stream = TokenBatches(lengths, cfg.batch // cfg.accumulate)
+        self.held = held[self.held_text.longest_side()[held].argsort(kind="stable")]
+        self.set_aside = len(held)
 
     def make_tokenizer(self):
         """The joint vocabulary in the run folder: that of --tokenizer (with --init its own), or
         trained on both sides of the training text."""
-        cfg, target = self.cfg, self.folder / "spiece.model"
+        cfg = self.cfg
+        target = self.folder / "spiece.model"
         if target.exists():
             return
         if cfg.tokenizer:
             load_tokenizer(cfg.tokenizer, lower=False).save(self.folder)
             return
-        read_pairs(cfg.train_text, *cfg.languages)
-        train_sentencepiece([f"{cfg.train_text}.{ending}" for ending in cfg.languages], target, cfg.vocab_size,
-                            lower=False)
+        read_pairs(cfg.train_text, cfg.languages)  # checks them
+        files = find_sides(cfg.train_text, cfg.languages)
+        train_sentencepiece(files, target, cfg.vocab_size, lower=False)
 
     def encode(self, prefix, name):
-        """Two files as token ids."""
-        arguments = prefix, self.cfg.languages, self.tokenizer, self.folder / name, self.cfg.length - 1
+        """The ParallelText of two files, which rank 0 makes in the run folder."""
+        longest = self.cfg.length - 1
+        arguments = prefix, self.cfg.languages, self.tokenizer, self.folder / name, longest
         on_main(self.ranks, lambda: len(encode_pairs(*arguments)))
         return encode_pairs(*arguments)
 
-    def shuffled(self, text):
+    def permutation(self, text):
         generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "held out"))
         return torch.randperm(len(text), generator=generator).numpy()
 
     def tensors(self, sources, targets):
-        """(source (B, S), lengths (B,), target in (B, T), target out (B, T), -100 behind the end)
-        of lists of ids."""
-        tokenizer, end = self.tokenizer, [self.tokenizer.eos_id]
-        tensors = (*pad(sources, tokenizer.pad_id, behind=end), pad(targets, tokenizer.pad_id, [tokenizer.bos_id])[0],
-                   pad(targets, -100, behind=end)[0])
-        return send(tensors, self.device)
+        """Token ids as (source (B, S), lengths (B,), target in (B, T), target out (B, T) with -100
+        as padding)."""
+        pad_id = self.tokenizer.pad_id
+        end = [self.tokenizer.eos_id]
+        source, lengths = pad(sources, pad_id, after=end)
+        target_in, _ = pad(targets, pad_id, before=[self.tokenizer.bos_id])
+        target_out, _ = pad(targets, -100, after=end)
+        return send((source, lengths, target_in, target_out), self.device)
 
-    def pairs(self, text, rows):
-        return self.tensors(text.ids(0, rows), text.ids(1, rows))
+    def pairs(self, text, examples):
+        return self.tensors(text.ids(0, examples), text.ids(1, examples))
 
     def batch(self, number):
-        """The tensors of shard `number` of the stream of shuffled epochs."""
+        """The tensors of micro-batch `number` of the stream of epochs."""
         return self.pairs(self.text, self.rows[self.stream.batch(number, self.cfg.seed)])
 
+    @functools.cache
     def held_batches(self):
-        """The tensors of the pairs set aside, the shorter first; made once."""
-        if not self.made:
-            self.made = [self.pairs(self.held_text, self.held[start:start + 64])
-                         for start in range(0, len(self.held), 64)]
-        return self.made
+        """The tensors of the held-out pairs, short ones first; made once."""
+        starts = range(0, len(self.held), 64)
+        return [self.pairs(self.held_text, self.held[start:start + 64]) for start in starts]
 
     def translate(self, lines, search):
-        """Translations of raw sentences, shared out over the processes; that of an empty one is
-        empty. Sentences of like length stand in one batch. search: source (B, S), lengths (B,) ->
-        [(ids, what they score)]."""
-        longest, ranks, tokenizer = self.cfg.length - 1, self.ranks, self.tokenizer
-        rows = tokenizer.encode_batch(lines)
-        if cut := sum(len(row) > longest for row in rows):
-            print0(ranks, f"{cut} sentences are cut at {longest} pieces (--length)")
-        rows = [row[:longest] for row in rows]
-        by_length = sorted((index for index in range(len(rows)) if rows[index]), key=lambda index: len(rows[index]))
-        chunks, found = [by_length[start:start + 64] for start in range(0, len(by_length), 64)], {}
-        bar = progress(ranks, len(chunks), "translating")
-        for chunk in chunks[ranks.rank::ranks.size]:
-            source, lengths, *_ = self.tensors([rows[index] for index in chunk], [[]] * len(chunk))
-            found.update((index, tokenizer.decode(ids)) for index, (ids, _) in zip(chunk, search(source, lengths)))
+        """Translations of raw sentences; an empty sentence stays empty. The processes share the
+        batches, each of sentences of similar length. search: source (B, S), lengths (B,) ->
+        [(ids, score)]."""
+        longest = self.cfg.length - 1
+        ranks = self.ranks
+        encoded = self.tokenizer.encode_batch(lines)
+        cut = sum(len(ids) > longest for ids in encoded)
+        if cut:
+            print0(ranks, f"{cut} sentences are cut at {longest} tokens (--length)")
+        lengths = np.array([len(ids) for ids in encoded]).clip(max=longest)
+        by_length = lengths.argsort(kind="stable")[(lengths == 0).sum():]
+        batches = [by_length[start:start + 64] for start in range(0, len(by_length), 64)]
+        bar = progress(ranks, len(batches), "translating")
+        results = {}
+        for batch in batches[ranks.rank::ranks.size]:
+            sources = [encoded[i][:longest] for i in batch]
+            source, source_lengths, *_ = self.tensors(sources, [[]] * len(batch))
+            for i, (ids, _) in zip(batch, search(source, source_lengths)):
+                results[int(i)] = self.tokenizer.decode(ids)
             bar.update(ranks.size)
         bar.close()
-        found = dict(pair for part in gather(ranks, list(found.items())) for pair in part)
-        return [found.get(index, "") for index in range(len(lines))]
+        translations = {i: text for part in gather(ranks, results) for i, text in part.items()}
+        return [translations.get(i, "") for i in range(len(lines))]
 
     def test_lines(self):
-        """(source lines, target lines) of --test_text; in a dry run the first of them."""
-        if not self.cfg.test_text:
-            raise UserError("--test_text: missing; give the PREFIX of the text to be scored on")
-        return [side[:64 if self.cfg.dry_run else None]
-                for side in read_pairs(self.cfg.test_text, *self.cfg.languages)]
+        """(source lines, target lines) of --test_text; in a dry run the first 64 of each."""
+        cfg = self.cfg
+        if not cfg.test_text:
+            raise UserError("--test_text: missing; give the PREFIX of the test text")
+        count = 64 if cfg.dry_run else None
+        return [side[:count] for side in read_pairs(cfg.test_text, cfg.languages)]
 
 
 # --- scores --------------------------------------------------------------------------------------
 
-SYMBOLS = re.compile(r"([!-&(-+/:-@\[-`{-~])")  # ASCII punctuation without ' , - .
-MARK_AFTER_OTHER = re.compile(r"([^0-9])([.,])")
-MARK_BEFORE_OTHER = re.compile(r"([.,])([^0-9])")
-DASH_AFTER_DIGIT = re.compile(r"([0-9])(-)")
-ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
+ENTITIES = {"<skipped>": "", "-\n": "", "\n": " ", "&quot;": '"', "&amp;": "&", "&lt;": "<",
+            "&gt;": ">"}
+SPLITS = (
+    (r"([!-&(-+/:-@\[-`{-~])", r" \1 "),  # ASCII punctuation without ' , - .
+    (r"([^0-9])([.,])", r"\1 \2 "),
+    (r"([.,])([^0-9])", r" \1 \2"),
+    (r"([0-9])(-)", r"\1 \2 "),
+)
 
 
 def tokenize_13a(line):
-    """The tokens of mteval-v13a, in which BLEU is quoted: symbols stand alone, "." and "," except
-    inside numbers, "-" after a digit."""
-    line = line.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
-    for entity, character in ENTITIES:
-        line = line.replace(entity, character)
-    line = SYMBOLS.sub(r" \1 ", f" {line} ")
-    line = MARK_BEFORE_OTHER.sub(r" \1 \2", MARK_AFTER_OTHER.sub(r"\1 \2 ", line))
-    return DASH_AFTER_DIGIT.sub(r"\1 \2 ", line).split()
+    """The tokens of mteval-v13a, which published BLEU uses: splits off symbols, "." and "," except
+    inside numbers, and "-" after a digit."""
+    for text, replacement in ENTITIES.items():
+        line = line.replace(text, replacement)
+    line = f" {line} "
+    for pattern, replacement in SPLITS:
+        line = re.sub(pattern, replacement, line)
+    return line.split()
 
 
 def ngrams(tokens, size):
@@ -271,28 +303,29 @@ def ngrams(tokens, size):
 
 
 def corpus_bleu(hypotheses, references):
-    """BLEU-4 of a corpus in percent, one reference a sentence: case-sensitive, 13a tokens,
-    exponential smoothing (sacrebleu's default).
-
-    hypotheses, references: lists of raw sentences, equally long, else ValueError. 0.0 where the
-    corpus has no 4-gram or nothing matches. """
-    matched, total, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
+    """BLEU-4 of a corpus in percent, one reference per sentence: case-sensitive, 13a tokens,
+    exponential smoothing (sacrebleu's default). 0.0 where the corpus has no 4-gram or nothing
+    matches. hypotheses, references: lists of raw sentences, equally long."""
+    matched = np.zeros(4)
+    total = np.zeros(4)
+    lengths = np.zeros(2)
     for pair in zip(hypotheses, references, strict=True):
         ours, theirs = map(tokenize_13a, pair)
         lengths += len(ours), len(theirs)
         for size in range(1, 5):
-            matched[size - 1] += sum((ngrams(ours, size) & ngrams(theirs, size)).values())
+            matched[size - 1] += (ngrams(ours, size) & ngrams(theirs, size)).total()
             total[size - 1] += max(0, len(ours) - size + 1)
     if not matched.any() or not total.all():
         return 0.0
     brevity = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
-    missed = np.cumsum(matched == 0)  # the k-th order without a match counts as half a match, a quarter, ...
+    # the k-th order without a match counts as 1/2^k matches
+    missed = np.cumsum(matched == 0)
     precisions = np.where(matched > 0, matched, 0.5 ** missed) / total
     return float(100 * brevity * math.exp(np.log(precisions).mean()))
 
 
 def repeated_words(lines):
-    """The share of the words of these sentences, their first ones aside, that repeat the word
-    before them."""
-    repeats = [one == two for line in lines for one, two in zip(line.split(), line.split()[1:])]
+    """The fraction of words, without the first of each sentence, that repeat the word before."""
+    words = [line.split() for line in lines]
+    repeats = [one == two for line in words for one, two in zip(line, line[1:])]
     return sum(repeats) / max(1, len(repeats))

@@ -22,7 +22,7 @@ from common.checkpoint import read_json, read_jsonl
 from common.distributed import Ranks
 from common.tokenization import load_tokenizer
 from conftest import ROOT, filled
-from data import hf_folder, hf_models
+from data import hf_models
 from data.corpus import Corpus
 from data.inputs import Data
 from data.text import train_sentencepiece
@@ -246,7 +246,7 @@ def test_numbers_equal_those_that_transformers_gave(kind):
 def write_hf(folder, cfg, state, *config):
     """A Hugging Face folder without a tokenizer."""
     groups = max(albert.blocks(cfg))
-    hf_folder.write_weights(folder / "model.safetensors", hf_models.rename_albert(state, groups))
+    hf_models.write_weights(folder / "model.safetensors", hf_models.rename_albert(state, groups))
     name, outputs, *more = config
     write(folder / "config.json", hf_models.albert_config(cfg, name, outputs, groups, *more))
 
@@ -345,7 +345,7 @@ def test_transformers_reads_the_exported_vocabulary(kind, tmp_path):
     else:
         path = train_sentencepiece([tmp_path / "text"], tmp_path / "spiece.model", 1000, lower=kind == "spiece")
     ours = load_tokenizer(path, kind != "cased")
-    hf_folder.write_tokenizer(tmp_path, ours, 77)
+    hf_models.write_tokenizer(tmp_path, ours, 77)
     write(tmp_path / "config.json", {"model_type": "bert" if kind == "vocab.txt" else "albert"})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     found = theirs(lines, add_special_tokens=False)["input_ids"]
@@ -509,9 +509,9 @@ def fake_parts(size=600):
 
     three = torch.full((size,), 3)
     return SimpleNamespace(
-        first=repeat(10, 11, 12, 0, 0, 0), second=repeat(20, 21, 0, 0, 0, 0),
-        other=repeat(30, 30, 30, 0, 0, 0), first_length=three, other_length=three,
-        second_length=2 * (torch.arange(size) < 400).long())
+        segment_a=repeat(10, 11, 12, 0, 0, 0), segment_b=repeat(20, 21, 0, 0, 0, 0),
+        other=repeat(30, 30, 30, 0, 0, 0), length_a=three, length_other=three,
+        length_b=2 * (torch.arange(size) < 400).long())
 
 
 INPUTS = {  # ids, token_type_ids, lengths

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from common.cli import UserError
-from data import hub
+from data import download
 from data.text import layout_of, read_documents
 
 TEXT = "Mr. Hale saw {} and {}. He went home.\n\nNobody came."
@@ -22,7 +22,6 @@ def source(request, tmp_path):
         path = tmp_path / "set" / f"{shard}.{request.param}"
         column = [*(TEXT.format(shard, row) for row in range(5)), None, ""]
         if request.param == "parquet":
-            import pyarrow
             import pyarrow.parquet
             pyarrow.parquet.write_table(pyarrow.table({"text": column}), path)
         else:
@@ -35,38 +34,30 @@ def contents(folder):
 
 
 @pytest.mark.peers
-def test_a_row_becomes_a_document_of_sentences(source, tmp_path):
-    paths = hub.fetch_text(source, "", tmp_path / "out")
-    documents = read_documents(paths[1].read_text(), layout_of(paths[1]))
+def test_a_killed_command_continues_with_the_same_bytes(source, tmp_path, monkeypatch):
+    paths = download.fetch_text(source, "", tmp_path / "whole")
     assert len(paths) == 3
+    documents = read_documents(paths[1].read_text(), layout_of(paths[1]))
     assert len(documents) == 5
     assert documents[0] == SENTENCES
-
-
-@pytest.mark.peers
-def test_a_stopped_command_goes_on_with_the_same_bytes(source, tmp_path, monkeypatch):
-    hub.fetch_text(source, "", tmp_path / "whole")
-    split = hub.sentences_of
+    sentences_of = download.sentences_of
     seen = []
 
     def stop(text):
         seen.append(text)
         if len(seen) == 8:  # in the second file
             raise KeyboardInterrupt
-        return split(text)
-
-    monkeypatch.setattr(hub, "sentences_of", stop)
+        return sentences_of(text)
+    monkeypatch.setattr(download, "sentences_of", stop)
     with pytest.raises(KeyboardInterrupt):
-        hub.fetch_text(source, "", tmp_path / "stopped")
-    assert sorted(contents(tmp_path / "stopped")) == ["00000.txt", "hub.json"]
-    (tmp_path / "stopped" / "00001.txt.partial-7").write_text("torn")  # as SIGKILL leaves it
-    hub.fetch_text(source, "", tmp_path / "stopped")
-    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
-    assert seen[8] == seen[6]  # the second file began again, the first did not
+        download.fetch_text(source, "", tmp_path / "out")
+    assert contents(tmp_path / "out").keys() == {"00000.txt", "hub.json"}
+    (tmp_path / "out" / "00001.txt.partial-7").write_text("torn")  # as SIGKILL leaves it
+    download.fetch_text(source, "", tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_without_the_package_one_line_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="pip install datasets"):
-        hub.fetch_text("wikimedia/wikipedia", "20231101.en", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        download.fetch_text("wikimedia/wikipedia", "20231101.en", tmp_path / "out")

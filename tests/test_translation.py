@@ -32,45 +32,40 @@ def test_pairs_are_encoded_once_and_filtered(tmp_path):
     assert [ids.tolist() for ids in text.ids(0, (0, 1))] == [[1, 2], [3, 4, 1]]
     assert text.ids(1, (1,))[0].tolist() == [1, 1, 1, 1]
     assert text.longest_side().tolist() == [2, 4, 1]
-    short = encode(prefix, tmp_path / "short", longest=3)
-    assert [ids.tolist() for ids in short.ids(0, range(len(short)))] == [[1, 2], [4]]
-    written = (tmp_path / "short" / "source.npy").stat().st_mtime_ns
-    encode(prefix, tmp_path / "short", longest=3)
-    assert (tmp_path / "short" / "source.npy").stat().st_mtime_ns == written
-    assert len(encode(prefix, tmp_path / "short", longest=4)) == 3
-    (tmp_path / "short" / "source.npy").write_text("{")
-    with pytest.raises(UserError, match="damaged.* delete"):
-        encode(prefix, tmp_path / "short", longest=4)
+    array = tmp_path / "short" / "source.npy"
+    short = encode(prefix, array.parent, longest=3)
+    assert [ids.tolist() for ids in short.ids(0, (0, 1))] == [[1, 2], [4]]
+    made = array.stat()
+    encode(prefix, array.parent, longest=3)
+    assert array.stat() == made
+    assert len(encode(prefix, array.parent, longest=4)) == 3
 
 
 @pytest.mark.parametrize("source, target, message", [
-    ("a\nb\n", "x\n", r"p\.de:2: the file ends here"),
+    ("a\nb\n", "x\n", "2 lines of en and 1 of de"),
     ("", "", r"p\.en: the file is empty"),
     ("a\n\udcff\n", "x\ny\n", r"p\.en:2: not UTF-8"),
 ])
 def test_mistakes_are_named(tmp_path, source, target, message):
     prefix = write(tmp_path, source, target)
     with pytest.raises(UserError, match=message):
-        read_pairs(prefix, "en", "de")
+        read_pairs(prefix, ("en", "de"))
 
 
 def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
     prefix = write(tmp_path, "a\rb\r\nc\u2028d\x85e\x0bf\ng\n", "x\ny\r\nz\n")
-    source, target = read_pairs(prefix, "en", "de")
+    source, target = read_pairs(prefix, ("en", "de"))
     assert source == ["a\rb", "c\u2028d\x85e\x0bf", "g"]
     assert target == ["x", "y", "z"]
 
 
-def test_a_kill_between_two_arrays_leaves_no_pairs_that_do_not_belong_together(
-        tmp_path, monkeypatch):
+def test_a_kill_between_two_arrays_mixes_no_pairs(tmp_path, monkeypatch):
     encode(write(tmp_path, "a\nbb\n", "x\ny\n"), tmp_path / "text", longest=8)
     prefix = write(tmp_path, "a\nbb\nccc\n", "x\ny\nz\n")
     save = np.save
-    calls = []
 
     def dying(path, array):
-        calls.append(path)
-        if len(calls) == 3:
+        if path.name.startswith("target"):
             raise KeyboardInterrupt
         save(path, array)
     with monkeypatch.context() as patch:
@@ -78,24 +73,25 @@ def test_a_kill_between_two_arrays_leaves_no_pairs_that_do_not_belong_together(
         with pytest.raises(KeyboardInterrupt):
             encode(prefix, tmp_path / "text", longest=9)
     text = encode(prefix, tmp_path / "text", longest=8)
-    assert len(text) == len(text.starts[1]) - 1 == 3
+    assert [len(starts) for starts in text.starts] == [4, 4]
 
 
-def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
+def test_batches_have_every_example_once_an_epoch_within_their_tokens():
     lengths = np.random.default_rng(0).integers(1, 60, 1000)
     batches = TokenBatches(lengths, 400)
     count = len(batches)
-    epochs = [[batches.batch(epoch * count + i, 3) for i in range(count)] for epoch in range(2)]
-    for epoch in epochs:
-        assert sorted(np.concatenate(epoch).tolist()) == list(range(1000))
+    one = [batches.batch(number, 3) for number in range(count)]
+    two = [batches.batch(number, 3) for number in range(count, 2 * count)]
+    for epoch in (one, two):
+        assert sorted(np.concatenate(epoch)) == list(range(1000))
         assert all(len(batch) * lengths[batch].max() <= 400 for batch in epoch)
-    assert any(sorted(one) != sorted(two) for one, two in zip(*epochs))
-    assert batches.batch(0, 4).tolist() != batches.batch(0, 3).tolist()
-    padded = sum(len(batch) * lengths[batch].max() for batch in epochs[0])
+    assert not np.array_equal(np.concatenate(one), np.concatenate(two))
+    padded = sum(len(batch) * lengths[batch].max() for batch in one)
     assert padded < 1.03 * lengths.sum()
-    again = TokenBatches(lengths, 400)  # a batch is a function of its number alone
-    assert again.batch(count + 5, 3).tolist() == epochs[1][5].tolist()
-    alone = TokenBatches([500, 2], 400)  # one that is too long stands alone
+    again = TokenBatches(lengths, 400)  # a batch is a function of its number and the seed
+    assert np.array_equal(again.batch(count + 5, 3), two[5])
+    assert not np.array_equal(again.batch(5, 4), one[5])
+    alone = TokenBatches([500, 2], 400)  # one that is too long is alone
     assert [len(alone.batch(index, 0)) for index in range(2)] == [1, 1]
 
 
@@ -108,9 +104,6 @@ def test_batches_hold_every_example_once_an_epoch_within_their_tokens():
      ["Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.",
       "Ein 5-jähriges Kind & ein kleiner Hund."], 45.30597462115186),
     (["a b c d e"], ["a x c y e"], 14.058533129758727),  # orders without a match: smoothed
-    (["the the the the the the the"], ["the cat is on the mat today"], 7.809849842300637),
-    (["", "a small dog runs over the green field"],
-     ["something", "a small dog runs across the green field"], 44.12484512922978),
     (["well-\nknown <skipped>words, 3.14 and e.g. this/that"],
      ["wellknown words, 3.14 and e.g. this / that"], 100.0),
     (["a b c"], ["a b c"], 0.0),  # no 4-gram
