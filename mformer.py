@@ -55,8 +55,8 @@ class Config:
     given = frozenset()  # the flags that were given
     program = "mformer"
     models = ("init", "tokenizer")  # flags that name what is read in addition to the data
-    compared = ("save_every",)  # must agree in a resumed run: the last saved weights are averaged
-    writes = ("weights-*.pt", "text", "valid", "translations.*", "classes.txt")  # for --restart
+    compared = ("save_every",)  # must agree in a resumed run: the weights of the last saves are averaged
+    writes = ("text", "valid", "translations.*", "classes.txt")  # for --restart
     preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
@@ -1449,8 +1449,7 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from common.checkpoint import (
-        Checkpoint, load_file, read_init, read_json, read_jsonl, save_file, write_atomic,
-        write_json)
+        Checkpoint, read_init, read_json, read_jsonl, write_atomic, write_json)
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (
         Pace, Ranks, autocast, average_gradients, gather, launch, layer_activations,
@@ -1559,46 +1558,18 @@ def make_batches(data, cfg, ranks, begin):
             yield data.batch(step * cfg.accumulate + number)
 
 
-class LastWeights:
-    """The weights of a model at its last `count` saves, files weights-STEP.pt of a folder, and their mean. One
-    more is kept: after a kill the checkpoint may be a save behind."""
-
-    def __init__(self, folder, count):
-        self.folder = Path(folder)
-        self.count = count
-
-    def files(self):
-        def step(path):
-            return int(path.stem.split("-")[1])
-        return sorted(self.folder.glob("weights-*.pt"), key=step)
-
-    def save(self, step, model):
-        save_file(self.folder / f"weights-{step}.pt", model.state_dict())
-        for path in self.files()[:-self.count - 1]:
-            path.unlink()
-
-    def mean(self):
-        """{name: tensor}"""
-        first, *others = [load_file(path) for path in self.files()[-self.count:]]
-        return {name: sum((other[name] for other in others), value) / (len(others) + 1)
-                for name, value in first.items()}
-
-    def remove(self):
-        for path in self.files():
-            path.unlink(missing_ok=True)
-
-
 def train_network(model, data, cfg, ranks, run, space=None):
     """Train a network, or with a space its super-net, one random sub-net a step. At the end
     checkpoint.pt has the model alone: of a network the average of the last saved (Sec. 4.1.4). The
     host waits for a GPU in every 50th step, where it logs and where it saves."""
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-    last = LastWeights(run.folder, AVERAGED)
     if checkpoint.restore().get("trained"):
         return
     # Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW does
     optimizer = checkpoint.owned["optimizer"] = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.998), weight_decay=cfg.weight_decay, fused=True)
+    average = checkpoint.owned["average"] = copy.deepcopy(model)
+    averaged = min(AVERAGED, math.ceil(cfg.steps / cfg.save_every))
     begin = checkpoint.restore().get("step", 0)
     network = torch.compile(model) if cfg.compile and not space else model
     name = "super-net" if space else "train"
@@ -1624,10 +1595,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
                 raise Diverged(f"the loss became {loss.item()} before step {step + 1}")
             speed = per_second(float(seen), began)
             dev = {}
-            if saves and not space and ranks.main:
-                if data.set_aside:
-                    dev["loss"] = held_out_loss(model.eval(), data, cfg)
-                last.save(step + 1, model)
+            if saves and not space and ranks.main and data.set_aside:
+                dev["loss"] = held_out_loss(model.eval(), data, cfg)
             bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}")
             run.log(name, step + 1, loss=loss.item(), norm=norm.item(), lr=rate, dev=dev,
                     **{f"{data.unit}_per_second": speed})
@@ -1636,16 +1605,19 @@ def train_network(model, data, cfg, ranks, run, space=None):
                 print_device_use(ranks, speed, model_flops(arch or model.arch, cfg) / examples)
             seen = 0
             began = time.perf_counter()
+        left = math.ceil((cfg.steps - step - 1) / cfg.save_every)  # saves after this step
+        if saves and left < averaged:
+            for mean, value in zip(average.parameters(), model.parameters()):
+                mean.data.lerp_(value.data, 1 / (averaged - left))
         if saves or stop or due:
             checkpoint.save(step=step + 1)
         if stop:
             raise Stop
     bar.close()
-    if ranks.main and not space:
-        model.load_state_dict(last.mean())
-    del checkpoint.owned["optimizer"]
+    if not space:
+        model.load_state_dict(average.state_dict())
+    checkpoint.owned = {"model": model}
     checkpoint.save(trained=True)
-    last.remove()
 
 
 def resolve(cfg, action, ranks):
