@@ -1322,33 +1322,36 @@ def learning_rate(step, cfg):
 # What a decoder needs in addition to the parts above.
 
 
-def causal_linear_attention(q, k, v, cosines, chunk=0):
+def causal_linear_attention(q, k, v, cosines):
     """cosFormer attention of each token to those that are not later, in O(T).
     (B, N, T, D) -> the same
 
-    Inside a chunk of tokens the product of queries and keys is taken first, which is cheaper for up
-    to 2D tokens. The chunks before it are read from a running sum of their linear_state.
+    Inside a chunk of up to 2D tokens (at least 64) the product of queries and keys is taken first
+    and multiplied by the cosines of their distances. The chunks before it are read from a running
+    sum over chunks. A column of ones next to v gives the denominators.
     """
     B, N, T, D = q.shape
-    chunk = min(chunk or max(64, 2 * D), T)
+    chunks = math.ceil(T / max(64, 2 * D))
+    size = math.ceil(T / chunks)
+    padding = (0, 0, 0, chunks * size - T)
 
-    def in_chunks(x):
-        return F.pad(x, (0, 0, 0, -T % chunk)).view(B, N, -1, chunk, x.shape[-1])
+    def split(x):
+        return F.pad(x, padding).view(B, N, chunks, size, -1)
 
-    q = in_chunks(reweight(q, cosines))
-    k = in_chunks(reweight(k, cosines))
-    v = in_chunks(v)
-    within = (q @ k.transpose(-1, -2)).tril()  # (B, N, C, chunk, chunk)
-    sums = within @ v
-    weights = within.sum(-1, keepdim=True, dtype=wide(within))
-    # Each chunk but the first reads the sum over all before it.
-    state, total = (part.cumsum(2, dtype=wide(part))
-                    for part in linear_state(k[:, :, :-1], v[:, :, :-1]))
-    q = q[:, :, 1:]
-    after_first = (0, 0, 0, 0, 1, 0)
-    sums = sums + F.pad(q @ state.to(q.dtype), after_first)
-    weights = weights + F.pad((q * total).sum(-1, keepdim=True), after_first)
-    return normalise(sums, weights).reshape(B, N, -1, D)[:, :, :T]
+    q = split(q)
+    k = split(k)
+    v = split(F.pad(v, (0, 1), value=1.0))
+    cosines = F.pad(cosines, (0, 0, *padding)).view(chunks, size, 2, 1)
+    near = cosines[0, :, :, 0]
+    of_distance = (near[:, None] * near).sum(-1).tril().to(q.dtype)  # (size, size), Eq. 3
+    sums = F.relu(q) @ F.relu(k).mT * of_distance @ v  # (B, N, C, size, D + 1)
+    if chunks > 1:
+        state = reweight(k[:, :, :-1], cosines[:-1]).mT @ v[:, :, :-1]
+        state = state.cumsum(2, dtype=wide(state)).to(q.dtype)
+        before = reweight(q[:, :, 1:], cosines[1:]) @ state
+        sums = torch.cat([sums[:, :, :1], sums[:, :, 1:] + before], dim=2)
+    sums = sums.view(B, N, -1, D + 1)[:, :, :T]
+    return normalise(sums[..., :-1], sums[..., -1:])
 
 
 class CausalAttention(Attention):
