@@ -17,7 +17,7 @@ Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, ev
          Eq. 3 -> reweight                       Sec. 4.1.4 -> AVERAGED, beam_search
          Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
          Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7, 8, Fig. 1, Table 5 -> tests/claims
-Differs: in 29 places, D1 to D29: grep -n '# D[0-9]' mformer.py; MANUAL.md has the list.
+Differs: in 30 places, D1 to D30: grep -n '# D[0-9]' mformer.py; MANUAL.md has the list.
 """
 import argparse
 import collections
@@ -548,8 +548,9 @@ def parse_arch(text, cfg):
 # from the leading rows and columns of its weights.
 # D3*: of queries, keys and values each; the released code takes thirds of one matrix.
 
-# The least denominator of linear attention, as in mFormer's code (cosFormer's has 1e-6): the
-# gradients of a query grow like the inverse of its size, and a smaller floor lets them grow more.
+# D30*: the least denominator of linear attention is FLOOR for each visible key. The released code
+# has 1e-3 (cosFormer's 1e-6) for a whole sequence: the gradient of a query grows like the inverse
+# of its size, and such a floor bounds it less the longer the sequence is.
 FLOOR = 1e-3
 
 
@@ -575,25 +576,28 @@ def wide(x):
 
 
 def linear_state(k, v, mask=None):
-    """What Eq. 2 multiplies first, over the tokens that are no padding: sum_j k_j v_j^T
-    (..., 2D, D) and, for the denominator, sum_j k_j (..., 1, 2D).
+    """The first product of Eq. 2, over the tokens that are no padding: sum_j k_j v_j^T
+    (B, N, 2D, D) and, for the denominator, sum_j k_j (B, N, 1, 2D) and the number of keys
+    (B, 1, 1, 1).
 
-    k (..., S, 2D) is reweighted; v (..., S, D); mask (B, S), True where there is no padding.
+    k (B, N, S, 2D) is reweighted; v (B, N, S, D); mask (B, S), True where there is no padding.
     """
+    keys = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=wide(k))
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
-    return k.transpose(-1, -2) @ v, k.sum(-2, keepdim=True, dtype=wide(k))
+        keys = mask.sum(-1).view(-1, 1, 1, 1)
+    return k.mT @ v, k.sum(-2, keepdim=True, dtype=wide(k)), keys
 
 
-def normalise(sums, weights):
-    """Numerators (..., D) divided by denominators (..., 1), which have a floor."""
-    return (sums / weights.clamp(min=FLOOR)).to(sums.dtype)
+def normalise(sums, weights, keys):
+    """Numerators (..., D) divided by denominators (..., 1). keys: the number of visible keys."""
+    return (sums / torch.maximum(weights, FLOOR * keys)).to(sums.dtype)
 
 
-def linear_read(q, state, total):
-    """The second product of Eq. 2, at reweighted queries q (B, N, T, 2D), with what linear_state
-    returns. -> (B, N, T, D)"""
-    return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True))
+def linear_read(q, state, total, keys):
+    """The second product of Eq. 2, of reweighted queries q (B, N, T, 2D) and the results of
+    linear_state. -> (B, N, T, D)"""
+    return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True), keys)
 
 
 def linear_attention(q, k, v, cosines, mask=None):
@@ -606,8 +610,7 @@ def linear_attention(q, k, v, cosines, mask=None):
     # source's length on both sides; a longer target stays at its end. In causal attention M is
     # --length, since a prefix must not know where its sentence ends: at 256, for sentences of 30,
     # no cosine is below 0.984, so that Eq. 3's re-weighting has little effect there.
-    state, total = linear_state(reweight(k, cosines), v, mask)
-    return linear_read(reweight(q, cosines), state, total)
+    return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
 
 
 def softmax_attention(q, k, v, visible=None, table=None, first=0):
@@ -1351,7 +1354,8 @@ def causal_linear_attention(q, k, v, cosines):
         before = reweight(q[:, :, 1:], cosines[1:]) @ state
         sums = torch.cat([sums[:, :, :1], sums[:, :, 1:] + before], dim=2)
     sums = sums.view(B, N, -1, D + 1)[:, :, :T]
-    return normalise(sums[..., :-1], sums[..., -1:])
+    keys = torch.arange(1, T + 1, device=v.device)[:, None]
+    return normalise(sums[..., :-1], sums[..., -1:], keys)
 
 
 class CausalAttention(Attention):
@@ -1364,7 +1368,7 @@ class CausalAttention(Attention):
             mixed = causal_linear_attention(q, k, v, cosines)
         elif attn_type == "linear":
             new = linear_state(reweight(k, cosines), v)
-            cache[:] = [old + part.to(wide(part)) for old, part in zip(cache or (0, 0), new)]
+            cache[:] = [old + part.to(wide(part)) for old, part in zip(cache or (0, 0, 0), new)]
             mixed = linear_read(reweight(q, cosines), *cache)
         else:
             visible = None
@@ -1394,9 +1398,9 @@ class CrossAttention(Attention):
         of a sentence are its tokens here."""
         (q,) = self.split(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
         if attn_type == "linear":
-            state, total, lengths = kept
+            *state, lengths = kept
             positions = torch.arange(first, first + x.shape[1], device=x.device)
-            mixed = linear_read(reweight(q, cosines_at(positions, lengths)), state, total)
+            mixed = linear_read(reweight(q, cosines_at(positions, lengths)), *state)
         else:
             mixed = softmax_attention(q, *kept)
         return self.join(mixed, x.shape[-1]).view(x.shape)
