@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import filled
 from small_runs import SEARCHES, TRAINED, call
+from torch import nn
 
 import mformer as mf
 from common.checkpoint import load_file, read_jsonl
@@ -649,6 +650,24 @@ def test_schedules_and_batches_of_section_6():
     assert images.batch == images.accumulate * 64
     assert round(images.warmup * images.steps) == 5 * 50000 // images.batch
     assert text.batch == text.accumulate * 4400
+
+
+def test_gradients_are_clipped():
+    """D31"""
+    model = mf.make_model(ARCH, IMAGES)
+    batch = (torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
+    seen = []
+    optimizer = SimpleNamespace(
+        step=lambda: seen.append(nn.utils.get_total_norm(x.grad for x in model.parameters())),
+        zero_grad=model.zero_grad)
+    norms = []
+    for clip in (0.0, 0.5, 1000.0):
+        cfg = dataclasses.replace(IMAGES, clip=clip)
+        _, _, norm = mf.train_step(model, model, optimizer, iter([batch]), cfg, CPU, 0)
+        norms.append(norm)
+    assert norms[0] > 1
+    torch.testing.assert_close(norms, [norms[0]] * 3)
+    torch.testing.assert_close(seen, [norms[0], torch.tensor(0.5), norms[0]])
 
 
 def test_label_smoothing():
