@@ -1165,6 +1165,19 @@ def share_out(ranks, function, items):
     return [parts[index % ranks.size][index // ranks.size] for index in range(len(items))]
 
 
+def open_history(path):
+    """The lines of history.jsonl. Rewrites the file without a line that a kill tore off."""
+    history = read_jsonl(path)
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in history))
+    return history
+
+
+def append_lines(path, lines):
+    """Add lines to history.jsonl."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math.inf,
                   enough=math.inf):
     """The history lines of these architectures, in order, up to the one with which `enough` keep
@@ -1177,7 +1190,7 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets
     # each; here both are of the same sub-nets.
     path = run.folder / "history.jsonl"
-    history = on_main(ranks, read_jsonl, path)
+    history = on_main(ranks, open_history, path)
     lines = [line for line in history if line["round"] == round_name]
     total = len(archs) if enough == math.inf else None
     bar = progress(ranks, total, f"measuring {round_name}s", len(lines))
@@ -1204,7 +1217,7 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
         seconds = round((time.perf_counter() - began) / len(chosen), 3)
         for arch, (latency, spread) in zip(chosen, latencies):
             loss = losses.get(arch)
-            line = {
+            history.append({
                 "id": len(history),
                 "round": round_name,
                 "parent": None,
@@ -1212,11 +1225,10 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
                 "score": None if loss is None else -loss,
                 "scores": {"loss": loss, "latency": latency, "spread": spread},
                 "seconds": seconds,
-            }
-            lines.append(line)
-            history.append(line)
-        text = "".join(json.dumps(line) + "\n" for line in history)
-        on_main(ranks, write_atomic, path, text)
+            })
+        new = history[-len(chosen):]
+        on_main(ranks, append_lines, path, new)
+        lines += new
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
