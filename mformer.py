@@ -1697,6 +1697,16 @@ def make_batches(data, cfg, ranks, begin):
             yield data.batch(step * cfg.accumulate + number)
 
 
+@torch.no_grad()
+def update_average(average, model, step, cfg):
+    """Bring the average of the last AVERAGED saves up to date with a save after `step` steps."""
+    left = math.ceil((cfg.steps - step) / cfg.save_every)  # saves that come after it
+    averaged = min(AVERAGED, math.ceil(cfg.steps / cfg.save_every))
+    if left < averaged:
+        for mean, value in zip(average.parameters(), model.parameters()):
+            mean.lerp_(value, 1 / (averaged - left))
+
+
 def train_network(model, data, cfg, ranks, run, space=None):
     """Train a network, or with a space its super-net, one random sub-net a step. At the end
     checkpoint.pt has the model alone: of a network the average of the last saved (Sec. 4.1.4). The
@@ -1707,8 +1717,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
     # Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW does
     optimizer = checkpoint.owned["optimizer"] = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.998), weight_decay=cfg.weight_decay, fused=True)
-    average = checkpoint.owned["average"] = copy.deepcopy(model)
-    averaged = min(AVERAGED, math.ceil(cfg.steps / cfg.save_every))
+    if not space:
+        average = checkpoint.owned["average"] = make_model(model.arch, cfg).to(ranks.device)
     begin = checkpoint.restore().get("step", 0)
     network = torch.compile(model) if cfg.compile and not space else model
     name = "super-net" if space else "train"
@@ -1744,10 +1754,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
                 print_device_use(ranks, speed, model_flops(arch or model.arch, cfg) / examples)
             seen = 0
             began = time.perf_counter()
-        left = math.ceil((cfg.steps - step - 1) / cfg.save_every)  # saves after this step
-        if saves and left < averaged:
-            for mean, value in zip(average.parameters(), model.parameters()):
-                mean.data.lerp_(value.data, 1 / (averaged - left))
+        if saves and not space:
+            update_average(average, model, step + 1, cfg)
         if saves or stop or due:
             checkpoint.save(step=step + 1)
         if stop:
