@@ -1159,10 +1159,11 @@ def timings(once, runs, device):
     return mean, statistics.pstdev(kept) / max(mean, 1e-9)
 
 
-def share_out(ranks, function, items):
-    """[function(item), ...]; the processes share the items."""
-    parts = gather(ranks, [function(item) for item in items[ranks.rank::ranks.size]])
-    return [parts[index % ranks.size][index // ranks.size] for index in range(len(items))]
+def gather_in_turn(ranks, own):
+    """The items of all processes: the first one of each process, the second one of each, ..."""
+    parts = gather(ranks, own)
+    count = sum(map(len, parts))
+    return [parts[index % ranks.size][index // ranks.size] for index in range(count)]
 
 
 def open_history(path):
@@ -1195,11 +1196,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     total = len(archs) if enough == math.inf else None
     bar = progress(ranks, total, f"measuring {round_name}s", len(lines))
 
-    def latency_of(arch):
-        return measure_latency(arch, cfg, ranks.device)
-
-    def loss_of(arch):
-        return held_out_loss(supernet, data, cfg, arch)
+    def measure_latencies(archs):
+        return [measure_latency(arch, cfg, ranks.device) for arch in archs]
 
     while True:
         within = sum(line["scores"]["latency"] <= limit for line in lines)
@@ -1209,11 +1207,13 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
             break
         began = time.perf_counter()
         if ranks.device.type == "cuda":
-            latencies = share_out(ranks, latency_of, chosen)
+            latencies = gather_in_turn(ranks, measure_latencies(chosen[ranks.rank::ranks.size]))
         else:
-            latencies = on_main(ranks, lambda: [latency_of(arch) for arch in chosen])
+            latencies = on_main(ranks, measure_latencies, chosen)
         fitting = [arch for arch, (latency, _) in zip(chosen, latencies) if latency <= limit]
-        losses = dict(zip(fitting, share_out(ranks, loss_of, fitting)))
+        own = [held_out_loss(supernet, data, cfg, arch)
+               for arch in fitting[ranks.rank::ranks.size]]
+        losses = dict(zip(fitting, gather_in_turn(ranks, own)))
         seconds = round((time.perf_counter() - began) / len(chosen), 3)
         for arch, (latency, spread) in zip(chosen, latencies):
             loss = losses.get(arch)
@@ -1635,15 +1635,13 @@ def held_out_loss(model, data, cfg, arch=None):
 
 
 @torch.no_grad()
-def evaluate_images(model, data):
-    """({"accuracy": fraction, ...}, predicted classes) of the test images."""
-    classes = []
-    labels = []
-    for images, wanted in data.test_batches():
-        classes.append(model(images).argmax(1))
-        labels.append(wanted)
-    classes = torch.cat(classes)
-    labels = torch.cat(labels)
+def evaluate_images(model, data, ranks):
+    """({"accuracy": fraction, ...}, predicted classes) of the test images. The processes share the
+    batches."""
+    own = []
+    for images, labels in itertools.islice(data.test_batches(), ranks.rank, None, ranks.size):
+        own.append(torch.stack([model(images).argmax(1), labels]).cpu())
+    classes, labels = torch.cat(gather_in_turn(ranks, own), dim=1)
     return {
         "accuracy": (classes == labels).double().mean().item(),
         "examples": len(labels),
@@ -1834,7 +1832,7 @@ def evaluate(cfg):
         run, data = open_data(cfg, "evaluate", ranks)
         model = cast(model, cfg, ranks.device)
         if cfg.task == "cifar10":
-            scores, outputs = evaluate_images(model, data)
+            scores, outputs = evaluate_images(model, data, ranks)
             name = "classes.txt"  # from 0
             shown = (f"accuracy {scores['accuracy']:.2%} "
                      f"(majority baseline {scores['majority_baseline']:.2%})")
