@@ -265,7 +265,7 @@ class SquadTask(Task):
         self.threshold = read_threshold(cfg.init, name) if file else None
         self.answered = squad.load_answered(file) if file else None
         if file:
-            self.examples = {"dev": squad.load(file, asked=True)}
+            self.examples = {"dev": squad.load(file, with_answers=False)}
         else:
             self.examples = {split: squad.load(path)[:limit(split, cfg) or None]
                              for split, path in squad.files(cfg.squad, name).items()}
