@@ -6,6 +6,7 @@ with one JSON object for each passage. A question becomes four inputs, one an op
 where every "_" of the question is replaced by the option, which otherwise follows the question; of this second part the
 last max_qa tokens are kept, and the passage is cut at its end.
 """
+from array import array
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from common.cli import UserError
 from common.checkpoint import read_json, write_atomic
-from common.glue import Rows, join
+from common.glue import join
 from common.finetune import Task, limit
 
 LEVELS = ("middle", "high")
@@ -70,8 +71,8 @@ def load(folder, split):
 class Features:
     """Tokenised passages and question-option texts of n questions; 4 inputs each."""
     questions: list
-    passages: Rows
-    options: Rows  # row 4 i + k: question i with option k
+    passages: list  # token ids
+    options: list  # token ids; 4 i + k: question i with option k
     place: np.ndarray  # (4 n,) int64: the passage of each input
     used: np.ndarray  # (4 n,) int64: how many of its tokens are used
     specials: tuple  # ids of [CLS], [SEP], padding
@@ -83,14 +84,13 @@ class Features:
     @cached_property
     def lengths(self):
         """(n, 4) tokens of each input, special ones included."""
-        return (self.used + self.options.lengths + 3).reshape(-1, OPTIONS)
+        return (self.used + [len(ids) + 3 for ids in self.options]).reshape(-1, OPTIONS)
 
     def batch(self, index, width):
         """Of B questions: ids, segments (B, 4, width) int64, lengths (B, 4) int64, labels (B,) int64."""
-        rows = (index[:, None] * OPTIONS + np.arange(OPTIONS)).reshape(-1)
-        parts = [(self.passages, self.place[rows], 0, self.used[rows]),
-                 (self.options, rows, 0, self.options.lengths[rows])]
-        ids, segments = join(parts, self.specials, width)
+        pairs = [(self.passages[self.place[row]][:self.used[row]], self.options[row])
+                 for i in index for row in range(OPTIONS * i, OPTIONS * (i + 1))]
+        ids, segments = join(pairs, self.specials, width)
         shape = len(index), OPTIONS, width
         return {"ids": ids.reshape(shape), "segments": segments.reshape(shape), "lengths": self.lengths[index],
                 "labels": np.array([self.questions[row].answer for row in index], dtype=np.int64)}
@@ -102,16 +102,16 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
     room = max_length - 3
     if room < 1 or max_qa < 1:
         raise UserError(f"max_length {max_length}, max_qa {max_qa}: no room for a question; raise them")
-    passages, options, places = Rows(), Rows(), {}
+    passages, options, places = [], [], {}
     for question in tqdm(questions, desc="encode RACE", disable=None, leave=False):
         if question.passage not in places:
             places[question.passage] = len(passages)
-            passages.append(tokenizer.encode(question.passage)[:room])
+            passages.append(array("i", tokenizer.encode(question.passage)[:room]))
         text = question.text if "_" in question.text else question.text + " _"
         for ids in tokenizer.encode_batch([text.replace("_", option) for option in question.options]):
-            options.append(ids[-min(max_qa, room):])
+            options.append(array("i", ids[-min(max_qa, room):]))
     place = np.array([places[question.passage] for question in questions], dtype=np.int64).repeat(OPTIONS)
-    used = np.minimum(passages.lengths[place], room - options.lengths)
+    used = np.array([min(len(passages[i]), room - len(ids)) for i, ids in zip(place, options)])
     specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
     return Features(questions, passages, options, place, used, specials, max_length)
 
