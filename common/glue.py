@@ -100,7 +100,7 @@ def path_of(folder, name, split):
 
 
 def files(folder, name, search=False):
-    """The folders that a task reads: its own, and for MNLI the folder of AX. Raises MissingFile
+    """The folders that a task reads: its own, and for MNLI the folder of AX. Raises UserError
     where train or dev is missing."""
     needed = ["train", "dev"]
     if name == "MNLI" and not search:

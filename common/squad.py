@@ -53,7 +53,7 @@ def read_answers(entry, question, place):
 
 
 def files(folder, name):
-    """{split: file} of SQuAD1.1 or SQuAD2.0. Raises MissingFile."""
+    """{split: file} of SQuAD1.1 or SQuAD2.0. Raises UserError."""
     version = name.removeprefix("SQuAD")
     return {split: existing(Path(folder) / f"{split}-v{version}.json", FIX)
             for split in ("train", "dev")}
