@@ -1216,7 +1216,7 @@ def print_summary(run, ranks, cfg):
                f"latency {latency_text(result['scores']['latency'], cfg)} ({result['timed']}), "
                f"limit {latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
     # The training uses the same data and shapes, but not the search's own budget.
-    run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
+    run.print_result(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
         "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text",
         "train_examples", "tokenizer", "vocab_size", "augment", "dropout"))
 
@@ -1534,7 +1534,7 @@ def open_data(cfg, action, ranks):
             raise UserError("--held_out: a search needs examples for its losses")
         if cfg.latency_limit:  # of a new run: a busy machine must not stop one that is resumed
             on_main(ranks, lambda: run.new and check_limit(space_of(cfg), cfg, ranks.device))
-    run.settle(cfg)
+    run.save_settings(cfg)
     return run, data
 
 
@@ -1757,7 +1757,7 @@ def train(cfg):
             run.finish({"arch": cfg.arch, "parameters": size})
         scored = cfg.task == "cifar10" or cfg.test_text  # else the user has to name a test text
         test_text = [] if scored else ["--test_text", "PREFIX"]
-        run.ends(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder, *test_text)
+        run.print_result(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder, *test_text)
 
 
 def evaluate(cfg):
@@ -1789,7 +1789,7 @@ def evaluate(cfg):
         print0(ranks, f"{shown} on {scores['examples']} test examples ({path}), {size:,} parameters, "
                    f"{flops / 1e9:.4g} GFLOPs, latency {latency_text(latency, cfg)}, standard "
                    f"deviation {spread:.1%} ({timed_text(cfg, ranks.device)})")
-        run.ends(cfg, name)
+        run.print_result(cfg, name)
 
 # --- command line ---------
 

@@ -44,7 +44,7 @@ def open_run(cfg, action, ranks, *needs, tasks=(), **further):
     further: settings beside cfg's that the folder must agree with. What the command names is found
     by its readers before the folder is touched: a mistyped path does not cost the run that
     --restart would replace. Of a finished run nothing but the folder is opened. The caller calls
-    run.settle(cfg) when it has opened what it reads. """
+    run.save_settings(cfg) when it has opened what it reads. """
     asked = {**({"tasks": [*tasks]} if tasks else {}), **dataclasses.asdict(cfg), **further}
     reads_text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in needs if name not in ("corpus", "tokenizer")] + ["corpus"] * reads_text
