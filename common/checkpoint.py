@@ -310,8 +310,8 @@ class RunFolder:
         for path in reads:
             read = Path(path).resolve()
             if own == read or own in read.parents or read in own.parents:
-                raise UserError(f"{path}: lies in {self.folder}, where this command writes, or "
-                                "around it; choose another --out")
+                raise UserError(f"{path} is read and {self.folder} is written, and one lies in the "
+                                "other; choose another --out")
         if not config.exists() and (self._content() or (self.folder / "log.jsonl").exists()):
             raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
         if config.exists():  # before anything is written
@@ -384,7 +384,7 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def log(self, phase, step, every_rank=False, dev=None, **values):
-        """Write one line of log.jsonl, on rank 0, or with every_rank on each that calls it. values: as
+        """Write one line of log.jsonl, on rank 0, or with every_rank on each that calls it. values:
         listed in data/README.md. dev: {name: number} on held-out data, written as dev_NAME."""
         self.new = False
         if self.ranks.main or every_rank:

@@ -11,9 +11,9 @@ A model maps a batch to outputs, model(batch), and gives a loss, model.loss(batc
 dictionary of tensors: ids, segments (B, T), lengths (B,) unless all are full, labels (B,); of spans
 start, end (B,), p_mask (B, T), impossible (B,); with C choices ids (B, C, T).
 
-A fine-tuning command is a list of jobs: one run of a task at one setting. The processes share them.
-jobs/JOB.json (metrics) and jobs/JOB/ (predictions, model) are one job's; TASK/ is a copy of the
-median job's.
+A fine-tuning command is a list of jobs: one run of a task at one setting. The processes share the
+jobs. jobs/JOB.json has the metrics of a job and jobs/JOB/ its predictions and model; TASK/ is a
+copy of the median job's folder.
 """
 import dataclasses
 import functools
@@ -173,9 +173,9 @@ class Task:
             index.append(batch["index"])
             collected.append(parts)
         order = torch.cat(index).argsort()
-        # here alone the host waits for a GPU
-        outputs = tuple(torch.cat(column).cpu()[order] for column in zip(*collected))
-        return outputs if isinstance(output, tuple) else outputs[0]
+        # only here does the host wait for a GPU
+        outputs = [torch.cat(column).cpu()[order] for column in zip(*collected)]
+        return tuple(outputs) if isinstance(output, tuple) else outputs[0]
 
 
 def fill(part, longest):
@@ -381,9 +381,11 @@ def backward(model, batch, accumulate, cfg, device):
     loss."""
     total = 0.0
     columns = [value.chunk(accumulate) for value in batch.values()]
-    for part in zip(*columns):
+    for values in zip(*columns):
+        micro_batch = dict(zip(batch, values))
+        weight = len(micro_batch["ids"]) / len(batch["ids"])
         with autocast(cfg.dtype, device):
-            loss = model.loss(dict(zip(batch, part))) * (len(part[0]) / len(batch["ids"]))
+            loss = model.loss(micro_batch) * weight
         loss.backward()
         total += loss.detach()
     return total

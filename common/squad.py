@@ -147,7 +147,7 @@ class Features:
     def batch(self, index, width):
         """Of B windows: ids, segments (B, width) int64; lengths (B,) int64; p_mask (B, width) bool,
         True where no answer can begin or end: the question, both [SEP] and the padding ([CLS]
-        stands for "no answer"); with targets also start, end (B,) int64 and impossible (B,) float32.
+        stands for "no answer"). With targets also start, end (B,) int64, impossible (B,) float32.
         """
         pairs = [(self.queries[question], self.contexts[paragraph][0][start:start + length])
                  for question, paragraph, start, length in self.windows[index, :4].tolist()]
@@ -321,10 +321,13 @@ def distinct(context, spans, n_best):
 
 def question_scores(question, prediction, version):
     """(exact match, F1) of one prediction, the best over the answers."""
-    answers = [text for text, _ in question.answers
-               if version == 1 or metrics.normalize_answer(text)] or [""]
-    return (max(metrics.squad_exact(prediction, text) for text in answers),
-            max(metrics.squad_f1(prediction, text, version) for text in answers))
+    answers = [text for text, _ in question.answers]
+    if version == 2:
+        answers = [text for text in answers if metrics.normalize_answer(text)]
+    answers = answers or [""]
+    exact = max(metrics.squad_exact(prediction, text) for text in answers)
+    f1 = max(metrics.squad_f1(prediction, text, version) for text in answers)
+    return exact, f1
 
 
 def best_threshold(values, odds, answerable, texts, official=True):

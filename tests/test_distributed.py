@@ -1,4 +1,4 @@
-"""common/checkpoint.py, common/distributed.py: run folders, checkpoints, jobs, prefetch, SIGTERM."""
+"""Run folders, checkpoints, jobs, batches made ahead, SIGTERM."""
 import dataclasses
 import functools
 import json

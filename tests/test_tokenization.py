@@ -128,7 +128,7 @@ def test_foreign_model_is_read_by_subword_names(text, tmp_path):
     assert (tokenizer.unk_id, tokenizer.pad_id) == (0, 1)
     assert (tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id) == (2, 3, 4)
     train(model_prefix=str(tmp_path / "c"), **common)
-    with pytest.raises(UserError, match=r"c\.model: the vocabulary lacks <pad>, \[CLS\]"):
+    with pytest.raises(UserError, match=r"c\.model: the vocabulary lacks <pad>"):
         load_tokenizer(tmp_path / "c.model")
 
 
