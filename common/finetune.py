@@ -64,11 +64,11 @@ def parse_tasks(text, recipes, groups=None):
     known["glue"] = [name for name in recipes if name in glue.TASKS]
     known["squad"] = [name for name in recipes if name.startswith("SQuAD")]
     known |= groups or {}
-    by_word = {word.lower(): names for word, names in known.items()}
+    by_word = {word.lower(): names for word, names in known.items() if names}
     tasks = []
     for word in text.lower().replace(",", " ").split():
         if word not in by_word:
-            raise UserError(f"{word}: choose from {', '.join(known)}")
+            raise UserError(f"{word}: choose from {', '.join(by_word)}")
         tasks += by_word[word]
     return list(dict.fromkeys(tasks))
 
@@ -595,7 +595,10 @@ def summarise(folder, results):
         }
         if (folder / "jobs" / median["job"]).exists():
             shutil.copytree(folder / "jobs" / median["job"], folder / name, dirs_exist_ok=True)
-    return {"tasks": tasks, "averages": averages(tasks)}
+    scores = {name: dict(entry["metrics"]) for name, entry in tasks.items()}
+    if "mismatched" in scores.get("MNLI", {}):
+        scores["MNLI-mm"] = {"main": scores["MNLI"]["mismatched"]}
+    return {"tasks": tasks, "averages": glue.averages(scores)}
 
 
 def main_score(result):
@@ -604,14 +607,6 @@ def main_score(result):
 
 def median_score(results):
     return statistics.median_low(main_score(result) for result in results)
-
-
-def averages(tasks):
-    """glue.averages of {task: entry}."""
-    scores = {name: dict(entry["metrics"]) for name, entry in tasks.items() if name in glue.TASKS}
-    if "mismatched" in scores.get("MNLI", {}):
-        scores["MNLI-mm"] = {"main": scores["MNLI"].pop("mismatched")}
-    return glue.averages(scores) if scores else {}
 
 
 def percent(scores):
@@ -626,16 +621,15 @@ def print_summary(run, cfg, nine=""):
     result = run.finished
     for name, entry in result["tasks"].items():
         print0(run.ranks, summary_line(name, entry))
-    for key, title in (("paper", nine), ("glue", "mean of GLUE's nine tasks")):
-        average = result["averages"].get(f"{key}_avg")
-        if title and average is not None and not result["averages"].get(f"{key}_missing"):
-            print0(run.ranks, f"{title}: {100 * average:.2f}")
+    for key, title in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
+        if title and result["averages"].get(key) is not None:
+            print0(run.ranks, f"{title}: {100 * result['averages'][key]:.2f}")
     names = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
     if names:
         run.print_result(cfg, [f"{name}/checkpoint.pt" for name in names])
     for name in names:
         run.print_next(cfg, "--predict", example_file(name, cfg), "--init", run.folder / name,
-                 "--out", f"{run.folder}-answers/{name}")
+                       "--out", f"{run.folder}-answers/{name}")
 
 
 def summary_line(name, entry):

@@ -365,25 +365,21 @@ def score(task, outputs, labels):
 
 
 def averages(results):
-    """The two averages over the tasks present, None without any, and the tasks that are missing.
+    """The two averages, each None where a task of it is missing.
 
     results: {task: its score}, MNLI mismatched under "MNLI-mm". paper_avg: the mean of the nine
     main numbers of AutoBERT-Zero's Appendix C (no WNLI). glue_avg: the leaderboard's mean over nine
     tasks, two metrics (and MNLI's two parts) averaged first.
     """
-    main = [results[name]["main"] for name in PAPER_AVERAGE if name in results]
-    leaderboard = []
-    for task in TASKS:
-        values = [value for name in (task, f"{task}-mm")
-                  for metric, value in results.get(name, {}).items() if metric != "main"]
-        if values:
-            leaderboard.append(np.mean(values))
-    return {
-        "paper_avg": float(np.mean(main)) if main else None,
-        "glue_avg": float(np.mean(leaderboard)) if leaderboard else None,
-        "paper_missing": [name for name in PAPER_AVERAGE if name not in results],
-        "glue_missing": [name for name in (*TASKS, "MNLI-mm") if name not in results],
-    }
+    average = {"paper_avg": None, "glue_avg": None}
+    if {*PAPER_AVERAGE} <= results.keys():
+        average["paper_avg"] = float(np.mean([results[name]["main"] for name in PAPER_AVERAGE]))
+    if {*TASKS, "MNLI-mm"} <= results.keys():
+        scores = {task: [results[task][metric] for metric in TASKS[task].metrics]
+                  for task in TASKS}
+        scores["MNLI"].append(results["MNLI-mm"]["main"])
+        average["glue_avg"] = float(np.mean([np.mean(values) for values in scores.values()]))
+    return average
 
 
 def write_submission(folder, task, outputs, split="test"):

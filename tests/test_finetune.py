@@ -52,7 +52,7 @@ def tasks(demo, tokenizer):
 ])
 def test_names_are_read_in_any_case(text, names):
     assert parse_tasks(text, RECIPES, {"two": ["RTE", "MNLI"]}) == names
-    with pytest.raises(UserError, match="cole: choose from MNLI"):
+    with pytest.raises(UserError, match="cole: choose from mnli"):
         parse_tasks("CoLE", RECIPES)
 
 

@@ -179,10 +179,7 @@ def test_averages():
     # MRPC, STS-B, QQP: two metrics; MNLI: two parts
     leaderboard = [0.1, 0.2, 0.225, 0.3, 0.375, 0.65, 0.8, 0.9, 1.0]
     assert average["glue_avg"] == pytest.approx(sum(leaderboard) / 9)
-    assert average["paper_missing"] == average["glue_missing"] == []
-    few = glue.averages(scores_of(["CoLA", "MNLI"]))
-    assert few["paper_avg"] == few["glue_avg"] == pytest.approx(0.15)
-    assert few["glue_missing"][-1] == "MNLI-mm"
+    assert glue.averages(scores_of(names[1:])) == {"paper_avg": None, "glue_avg": None}
 
 
 @pytest.mark.parametrize("task, split, outputs, name, lines", [
