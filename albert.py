@@ -939,7 +939,7 @@ def pretrain(cfg):
         run, text = open_run(cfg, "pretrain", ranks, "corpus")
         if not run.finished:
             cfg.vocab_size = vocabulary_size(text.tokenizer, source)
-            run.settle(cfg)
+            run.save_settings(cfg)
             check_pairs(text, cfg, ranks)
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
@@ -961,7 +961,7 @@ def pretrain(cfg):
                         "mlm_constant": text.dev.commonest(), "by_first_piece": baseline})
         print0(ranks, accuracy_line(run.finished, cfg.objective))
         exported = f"{run.folder}-exported"
-        run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, exported))
+        run.print_result(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, exported))
 
 
 def check_pairs(text, cfg, ranks):
@@ -1213,7 +1213,7 @@ def ensemble_job(name, cfg, folder):
     save_predictions(task, outputs, folder)
     metrics = write_outputs(task, outputs, folder)
     return {"job": folder.name, "task": name, "setting": [], "members": chosen, "diverged": None,
-            "metrics": metrics, **task.context(outputs["dev"])}
+            "metrics": metrics, **task.context()}
 
 
 def choose_members(predictions, task):
@@ -1280,7 +1280,7 @@ def finetune(cfg, words):
         print0(ranks, f"fine-tuning: {how}")
         if data.tokenizer:
             cfg.vocab_size = vocabulary_size(data.tokenizer, source)
-        run.settle(cfg)
+        run.save_settings(cfg)
         jobs = {f"{name}-{number}": (name, number)
                 for name in names for number in range(cfg.runs if source else 1)}
 

@@ -1459,7 +1459,7 @@ def search(cfg):
         run, data = open_run(cfg, "search", ranks, "corpus", "glue", tasks=proxy_names(cfg))
         if run.finished:
             return print_best(run, cfg)
-        run.settle(cfg)
+        run.save_settings(cfg)
         data.tasks = open_proxies(cfg, data)
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first) if cfg.finalists else first
@@ -1511,7 +1511,7 @@ def print_best(run, cfg):
         lines.append("hand-designed networks, trained as long as the best:")
         lines += [f"{100 * score:6.2f}  {name}" for name, score in best["baselines"].items()]
     print0(run.ranks, "\n".join(lines))
-    run.ends(cfg, "best.json", "--pretrain", "--init", run.folder)
+    run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
 
 # --- objective ------------
 
@@ -1727,7 +1727,7 @@ def print_pretrained(run, cfg):
     else:
         print0(run.ranks, "no next-sentence prediction: the corpus has only one document")
     words = words_after_training(cfg, run.folder, run.folder / "network.py")
-    run.ends(cfg, "checkpoint.pt", *words)
+    run.print_result(cfg, "checkpoint.pt", *words)
 
 
 def pretrain(cfg):
@@ -1741,7 +1741,7 @@ def pretrain(cfg):
             return print_pretrained(run, cfg)
         passes = EPOCHS * data.train.slots(cfg.length - 3)
         cfg.steps = cfg.steps or math.ceil(passes / cfg.batch)
-        run.settle(cfg)
+        run.save_settings(cfg)
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
         if source:
@@ -1942,7 +1942,7 @@ def finetune(cfg, text):
         run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs), tasks=names)
         if run.finished:
             return print_summary(run, cfg, NINE)
-        run.settle(cfg)
+        run.save_settings(cfg)
         jobs = finetune_jobs(names, table, cfg)
 
         @functools.cache

@@ -1444,7 +1444,7 @@ def search(cfg, phase="search"):
         run, data = open_data(cfg, "search", ranks, phase != "latency", tasks)
         if run.finished:
             return show_found(run, cfg)
-        end_phase = functools.partial(run.ends, cfg, same=sorted(cfg.given - {"restart"}))
+        end_phase = functools.partial(run.print_result, cfg, same=sorted(cfg.given - {"restart"}))
         superplm = None
         if cfg.init and evolves:
             superplm = start_model("", cfg, data, ranks, "superplm").to(data.device)
@@ -1487,7 +1487,7 @@ def show_found(run, cfg):
     print0(run.ranks, latency_words(best, cfg))
     task = next((name for name in best["scores"] if name != "MLM-saved"), "")
     action = ["--finetune", task] if task else ["--export", f"{run.folder}-exported"]
-    run.ends(cfg, "best.json", *action, "--init", run.folder)
+    run.print_result(cfg, "best.json", *action, "--init", run.folder)
 
 
 def latency_words(best, cfg):
@@ -1533,7 +1533,7 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
         cfg.steps = cfg.steps or math.ceil(5 * a_pass)
         passes = 10 if further and not cfg.init else 5
         cfg.further_steps = cfg.further_steps or math.ceil(passes * a_pass)
-    run.settle(cfg)
+    run.save_settings(cfg)
     if text and cfg.setting == "distill":
         arch = parse_arch(cfg.arch or cfg.largest)
         if further and not cfg.arch:
@@ -1560,7 +1560,7 @@ def further_train(cfg):
             run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
         print0(ranks, f"{run.finished['arch']}: held-out loss {run.finished['held_out']:.4f}")
         target = f"{run.folder}-exported"
-        run.ends(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder, target))
+        run.print_result(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder, target))
 
 
 def export(cfg, folder):

@@ -1305,7 +1305,7 @@ def print_summary(run, ranks, cfg):
                   f"loss {scores['loss']:.4f}, latency {latency}, limit "
                   f"{latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
     # The training uses the same data and shapes, but not the search's own budget.
-    run.ends(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
+    run.print_result(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
         "preset", "device", *GEOMETRY, "cifar10", "train_text", "valid_text", "test_text",
         "train_examples", "tokenizer", "vocab_size", "augment", "dropout"))
 
@@ -1615,7 +1615,7 @@ def open_data(cfg, action, ranks):
         on_main(ranks, keep_vocabulary, run, data.tokenizer)
     if action == "search" and not data.set_aside:
         raise UserError("--held_out: a search needs examples for its losses")
-    run.settle(cfg)
+    run.save_settings(cfg)
     return run, data
 
 
@@ -1820,7 +1820,7 @@ def train(cfg):
             run.finish({"arch": cfg.arch, "parameters": size})
         scored = cfg.task == "cifar10" or cfg.test_text  # else the user has to name a test text
         test_text = [] if scored else ["--test_text", "PREFIX"]
-        run.ends(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder, *test_text)
+        run.print_result(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder, *test_text)
 
 
 def evaluate(cfg):
@@ -1852,7 +1852,7 @@ def evaluate(cfg):
         print0(ranks, f"{shown} on {scores['examples']} test examples ({path}), {size:,} "
                       f"parameters, {flops / 1e9:.4g} GFLOPs, latency "
                       f"{measured_text(latency, spread, cfg, ranks.device)}")
-        run.ends(cfg, name)
+        run.print_result(cfg, name)
 
 # --- command line ---------
 

@@ -1,1 +1,1 @@
-"""Plumbing that the four paper files share: no model, no loss, no training loop."""
+"""Plumbing that the four paper files share: no model, no loss, and one loop, fine-tuning."""

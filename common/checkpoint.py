@@ -5,7 +5,6 @@ where it stopped. Every file is written whole or not at all.
 """
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import hashlib
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.cli import MissingFile, Stop, UserError, check_setting
+from common.cli import Stop, UserError
 from common.distributed import (
     broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host,
     uninterrupted)
@@ -38,8 +37,6 @@ NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "
 WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
           "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
           "spiece.model", "vocab.txt", "tokenizer_config.json")
-LOGGED = {"phase", "step", "job", "loss", "mlm_loss", "order_loss", "norm", "lr",
-          "tokens_per_second", "images_per_second", "candidates", "best", "memory_mb", "seconds"}
 
 
 # Files
@@ -57,8 +54,8 @@ def atomic(path, keep=False):
             file.flush()
             os.fsync(file.fileno())
         if keep and path.exists():
-            os.replace(path, previous(path))
-        os.replace(temporary, path)
+            path.replace(previous(path))
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -81,27 +78,15 @@ def previous(path):
 
 def partials(folder, name="*"):
     """What killed writes of atomic() left in a folder."""
-    paths = [path for path in Path(folder).glob(f"{name}.partial-*")
-             if re.fullmatch(r".*\.partial-\d+", path.name)]
-    return [path for path in paths if path.is_file() and not path.is_symlink()]
+    return [path for path in Path(folder).glob(f"{name}.partial-*")
+            if path.suffix[9:].isdecimal() and path.is_file()]
 
 
 def existing(path, fix):
-    """The path. Raises MissingFile, with the fix, where no file is there."""
-    if not Path(path).exists() or Path(path).is_dir():
-        raise MissingFile(f"{path}: no such file; {fix}")
+    """The path. Raises UserError, with the fix, where no file is there."""
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file; {fix}")
     return Path(path)
-
-
-def no_link(path, flags):
-    """An opener for files that grow: a link is never followed. Raises UserError."""
-    try:
-        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise UserError(f"{path}: a link, and nothing is written through links; "
-                        "delete it or choose another --out") from None
 
 
 def read_text(path, fix):
@@ -111,12 +96,11 @@ def read_text(path, fix):
     if b"\0" in content:
         raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text")
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8"
                         ) from None
-    return text.replace("\r\n", "\n")
 
 
 def parse_json(text, place, kind=object, fix="fetch it again"):
@@ -124,17 +108,10 @@ def parse_json(text, place, kind=object, fix="fetch it again"):
     fix."""
     try:
         value = json.loads(text)
-        if re.search(r"\\u[dD][89a-fA-F]", text):  # half a surrogate pair cannot be written again
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        line = ""
-        if isinstance(error, json.JSONDecodeError) and "\n" in text.strip():
-            line = f":{error.lineno}"
-        reason = getattr(error, "msg", None) or str(error).partition(";")[0]
-        raise UserError(f"{place}{line}: no JSON ({reason}); {fix}") from None
+    except ValueError as error:
+        raise UserError(f"{place}: no JSON ({error}); {fix}") from None
     if not isinstance(value, kind):
-        name = "object" if kind is dict else kind.__name__
-        raise UserError(f"{place}: no JSON {name}; {fix}")
+        raise UserError(f"{place}: no JSON of type {kind.__name__}; {fix}")
     return value
 
 
@@ -150,7 +127,7 @@ def read_jsonl(path):
         return []
     fix = "begin again with --restart, or choose another --out"
     lines = read_text(path, fix).split("\n")[:-1]
-    return [parse_json(line, f"{path}, line {number}", dict, fix)
+    return [parse_json(line, f"{path}:{number}", dict, fix)
             for number, line in enumerate(lines, 1) if line]
 
 
@@ -184,8 +161,8 @@ def first_line(error):
 
 
 def newest(path):
-    """(path, content) of a checkpoint, or of the one before it where the newest is missing or
-    torn."""
+    """(path, content) of a checkpoint, or of the one before it where the newest is missing or torn;
+    (None, None) without any."""
     paths = [each for each in (Path(path), previous(path)) if each.exists()]
     for each in paths:
         try:
@@ -194,33 +171,29 @@ def newest(path):
             if each == paths[-1]:
                 raise UserError(f"{error}; --restart begins its run again") from None
             print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+    return None, None
 
 
 def fingerprint(path, part=1 << 16, whole=1 << 25):
     """A hash of a file's size and content: of up to `whole` bytes all, of a larger file `part`
     bytes at its beginning, middle and end. It is the same for a copy."""
     size = os.path.getsize(path)
+    starts = (0, size // 2 - part // 2, size - part) if size > whole else range(0, size, part)
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     with open(path, "rb") as file:
-        if size <= whole:
-            digest.update(file.read())
-        else:
-            for start in (0, size // 2 - part // 2, size - part):
-                file.seek(start)
-                digest.update(file.read(part))
+        for start in starts:
+            file.seek(start)
+            digest.update(file.read(part))
     return digest.hexdigest()
 
 
-def fingerprints(paths, without=None):
-    """{path: fingerprint} of files and of what is in folders, except below the folder `without`, to
-    which the run writes; of more than 500 files one for all."""
-    without = without and Path(without).resolve()
+def fingerprints(paths):
+    """{path: fingerprint} of files and of the files in folders; one for all of more than 500."""
     files = []
     for path in map(Path, paths):
         inside = sorted(each for each in path.rglob("*") if each.is_file())
         files += inside if path.is_dir() else [path]
-    prints = {str(path): fingerprint(path) for path in files
-              if path.exists() and without not in path.resolve().parents}
+    prints = {str(path): fingerprint(path) for path in files if path.exists()}
     if len(prints) <= 500:
         return prints
     digest = hashlib.blake2b(json.dumps(prints).encode(), digest_size=16)
@@ -237,21 +210,19 @@ def lock(path, wait=False, what="the run"):
     path = Path(path).absolute()
     if path in _locks:
         return
-    file = open(path, "a+", encoding="utf-8", opener=no_link)
+    file = open(path, "a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        owner = file.read().strip() or "another process"
+        message = f"{path.parent}: {what} is locked by {file.read().strip()}"
         if not wait:
-            file.close()
-            raise UserError(f"{path.parent}: {what} is locked by {owner}; wait for it, "
-                            "or choose another --out") from None
-        print(f"waiting for {what}, which is locked by {owner}", file=sys.stderr, flush=True)
+            raise UserError(f"{message}; wait for it, or choose another --out") from None
+        print(f"{message}; waiting", file=sys.stderr, flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); "
-              "start one run a folder", file=sys.stderr)
+              "start one run per folder", file=sys.stderr)
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     _locks[path] = file
@@ -261,10 +232,8 @@ def release_locks(*paths):
     """Release these locks, or all."""
     for path in [Path(path).absolute() for path in paths] or list(_locks):
         if path in _locks:
-            file = _locks.pop(path)
-            with contextlib.suppress(OSError):  # a file system without locks
+            with _locks.pop(path) as file, contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still hold the file open
-            file.close()
 
 
 # Run folders
@@ -273,18 +242,17 @@ def release_locks(*paths):
 def processor():
     """The name of the CPU on Linux, elsewhere what Python knows."""
     info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    names = re.findall(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return names[0].strip() if names else platform.processor() or platform.machine()
+    names = re.findall(r"model name\s*: (.+)", info.read_text() if info.exists() else "")
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def git_commit():
     """The commit of this repository, or None."""
-    if not shutil.which("git"):
-        return None
     command = ["git", "-C", Path(__file__).resolve().parent, "rev-parse", "HEAD"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    return result.stdout.strip() if result.returncode == 0 else None
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except FileNotFoundError:
+        return None
 
 
 def environment(device):
@@ -310,10 +278,11 @@ def as_json(value):
 class RunFolder:
     """The folder of one run. Rank 0 makes it and holds its lock; a folder made with other settings,
     or from other data, is refused. With cfg.restart, what a run of the same action wrote is
-    deleted.
+    deleted. If a UserError ends the command before anything is computed, the folder is deleted.
 
-    settings: what is compared with the folder's, NOT_COMPARED aside; default: all of cfg. reads:
-    files and folders that the run reads, whose names and fingerprints are compared. """
+    settings: what is compared with the folder's, except NOT_COMPARED; default: all of cfg. reads:
+    files and folders that the run reads, whose names and fingerprints are compared.
+    """
 
     def __init__(self, cfg, action, ranks, settings=None, reads=(), **extra):
         self.folder = Path(cfg.out)
@@ -322,42 +291,40 @@ class RunFolder:
         self.facts = {}  # about the data, for config.json
         self.asked = as_json(settings or dataclasses.asdict(cfg))
         self.compared = self.asked.keys() - (NOT_COMPARED - {*getattr(cfg, "compared", ())})
-        cfg.run = self
         record = {"format": FORMAT, "program": cfg.program, "action": action,
                   "settings": self.asked, "argv": sys.argv, "processes": ranks.size, **extra}
         seconds_before = on_main(ranks, self._open, record, cfg, reads)
         self.began = time.time() - seconds_before
+        ranks.cleanup.push(self._discard)
 
-    def content(self):
+    def _content(self):
         """Names in the folder that show that a run has begun."""
         names = {path.name for path in self.folder.glob("*")}
         names -= {path.name for path in partials(self.folder)}
         return names - {"config.json", "log.jsonl", LOCK}
 
     def _open(self, record, cfg, reads):
-        """Make or find the folder; returns the seconds that the run has had in it before."""
+        """Make or open the folder; returns the seconds that the run has had in it before."""
         config = self.folder / "config.json"
         own = self.folder.resolve()
-        for path in map(Path, reads):
-            if own in (path.resolve(), *path.resolve().parents):
-                raise UserError(f"{path}: lies in {self.folder}, where this command writes; "
-                                "choose another --out")
-        if not config.exists() and (self.content() or (self.folder / "log.jsonl").exists()):
+        for path in reads:
+            read = Path(path).resolve()
+            if own == read or own in read.parents or read in own.parents:
+                raise UserError(f"{path} is read and {self.folder} is written, and one lies in the "
+                                "other; choose another --out")
+        if not config.exists() and (self._content() or (self.folder / "log.jsonl").exists()):
             raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
-        if config.exists():  # nothing is written into a stranger's folder
+        if config.exists():  # before anything is written
             self._check_owner(read_json(config, dict), record)
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
         self.ranks.cleanup.callback(release_locks)
-        begun = self.content()
-        record["read"] = fingerprints(reads, self.folder)
-        if config.exists():
-            old = read_json(config, dict)
-            self._check_owner(old, record)
-            if begun and not cfg.restart:
-                self._check_same(old, record)
-            if cfg.restart:
-                self._clear(getattr(cfg, "writes", ()))
+        begun = self._content()
+        record["read"] = fingerprints(reads)
+        if begun and not cfg.restart:
+            self._check_same(read_json(config, dict), record)
+        if cfg.restart:
+            self._clear(getattr(cfg, "writes", ()))
         for left in partials(self.folder):
             left.unlink()
         here = environment(self.ranks.device)
@@ -372,10 +339,8 @@ class RunFolder:
 
     def _check_owner(self, old, record):
         """Raise UserError where config.json is of another program or action."""
-        if not {"program", "action", "settings"} <= old.keys() or not all(
-                isinstance(old.get(name, {}), dict) for name in ("settings", "asked")):
-            raise UserError(f"{self.folder}: its config.json is no run's, or an older version's; "
-                            "choose another --out")
+        if not {"program", "action", "settings"} <= old.keys():
+            raise UserError(f"{self.folder}: its config.json is no run's; choose another --out")
         if (old["program"], old["action"]) != (record["program"], record["action"]):
             raise UserError(f"{self.folder}: holds a run of {old['program']}.py --{old['action']}; "
                             "choose another --out")
@@ -386,68 +351,51 @@ class RunFolder:
     def _check_same(self, old, record):
         """Raise UserError where config.json has another format, other settings or other data."""
         asked = {**old["settings"], **old.get("asked", {})}
-        if old.get("format") != FORMAT or asked.keys() != record["settings"].keys():
+        if old.get("format") != FORMAT or asked.keys() != self.asked.keys():
             raise UserError(f"{self.folder}: made by another version of this program, which alone "
                             "can continue it; choose another --out (--restart would delete this "
                             "run)")
-        again = "choose another --out, or --restart to begin again"
         differ = [f"{name} ({asked[name]} there, {value} here)"
                   for name, value in self.asked.items()
                   if name in self.compared and asked[name] != value]
+        for path in {**old["read"], **record["read"]}:
+            if path not in old["read"]:
+                differ.append(f"{path} was not there")
+            elif path not in record["read"]:
+                differ.append(f"{path} is not there now")
+            elif old["read"][path] != record["read"][path]:
+                differ.append(f"{path} has changed since")
         if differ:
-            differ = "; ".join(differ)
-            raise UserError(f"{self.folder}: made with other settings: {differ}; {again}")
-        before = old.get("read", {})
-        now = record["read"]
-        changed = [path for path in {**before, **now} if before.get(path) != now.get(path)]
-        if changed:
-            how = "has changed since"
-            if changed[0] not in before:
-                how = "was not there"
-            elif changed[0] not in now:
-                how = "is not there now"
-            more = f", and {len(changed) - 1} more" if changed[1:] else ""
-            raise UserError(f"{self.folder}: begun with other data: {changed[0]} {how}{more}; "
-                            f"{again}")
+            raise UserError(f"{self.folder}: made with other settings or data: "
+                            f"{'; '.join(differ[:5])}; choose another --out, or --restart to begin "
+                            "again")
 
     def _clear(self, others):
-        """Delete what runs write (`others`: of this program alone) and name what is left. Raises
-        UserError, before anything is deleted, where a name is a link."""
-        paths = [path for name in (*WRITES, *others) for path in self.folder.glob(name)]
-        for path in paths:
-            if path.is_symlink():
-                raise UserError(f"{path}: a link, which --restart does not follow; delete it, "
-                                "or choose another --out")
-        for path in paths:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        left = sorted(path.name for path in self.folder.iterdir() if path.name != LOCK)
-        if left:
-            print(f"{self.folder}: kept, since no run writes it: {', '.join(left)}",
-                  file=sys.stderr)
+        """Delete what runs write (`others`: of this program alone); of a link, the link alone."""
+        for name in (*WRITES, *others):
+            for path in self.folder.glob(name):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
     def _append(self, record):
-        with open(self.folder / "log.jsonl", "a", encoding="utf-8", opener=no_link) as file:
+        with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def log(self, phase, step, every_rank=False, dev=None, **values):
         """Write one line of log.jsonl, on rank 0, or with every_rank on each that calls it. values:
-        named as in LOGGED. dev: {name: number} on held-out data, written as dev_NAME."""
-        if unknown := values.keys() - LOGGED:
-            raise KeyError(f"log.jsonl has no {', '.join(unknown)}; LOGGED lists its keys")
+        listed in data/README.md. dev: {name: number} on held-out data, written as dev_NAME."""
         self.new = False
-        if not self.ranks.main and not every_rank:
-            return
-        held_out = {f"dev_{name}": value for name, value in (dev or {}).items()}
-        memory = round(peak_memory(self.ranks.device))
-        self._append({"phase": phase, "step": step, **values, **held_out, "memory_mb": memory,
-                      "seconds": round(time.time() - self.began, 3)})
+        if self.ranks.main or every_rank:
+            held_out = {f"dev_{name}": value for name, value in (dev or {}).items()}
+            memory = round(peak_memory(self.ranks.device))
+            self._append({"phase": phase, "step": step, **values, **held_out, "memory_mb": memory,
+                          "seconds": round(time.time() - self.began, 3)})
 
-    def settle(self, cfg):
+    def save_settings(self, cfg):
         """Write to config.json what the settings stand for, now that the data are open; what was
-        asked for is kept as `asked`. cfg does not change from here on."""
+        given is kept as `asked`. cfg does not change from here on."""
         if not self.ranks.main:
             return
         path = self.folder / "config.json"
@@ -458,14 +406,14 @@ class RunFolder:
                 record.setdefault("asked", {})[name] = self.asked[name]
         write_atomic(path, json.dumps({**record, **self.facts}, indent=2))
 
-    def discard(self):
-        """Delete the folder of a run that a mistake ended before it began."""
+    def _discard(self, kind, error, traceback):
+        """Delete the folder of a new run that a UserError ended before it computed anything."""
+        if kind is None or not issubclass(kind, UserError) or not (self.ranks.main and self.new):
+            return
         made_again = {"corpus", "text", "spiece.model", "vocab.txt", "tokenizer_config.json"}
-        made = False
-        for name in self.content() - made_again:
-            path = self.folder / name
-            made = made or any(each.is_file() for each in (path, *path.rglob("*")))
-        if self.ranks.main and self.new and not made and not self.folder.is_symlink():
+        computed = [path for name in self._content() - made_again
+                    for path in (self.folder / name, *(self.folder / name).rglob("*"))]
+        if not any(path.is_file() for path in computed) and not self.folder.is_symlink():
             shutil.rmtree(self.folder)
 
     @property
@@ -479,15 +427,15 @@ class RunFolder:
         if self.ranks.main:
             write_json(self.folder / "done.json", result)
 
-    def ends(self, cfg, best, *words, **same):
-        """Print the folder and the best file or files of a finished run, and next(words)."""
+    def print_result(self, cfg, best, *words, **same):
+        """Print the folder and the best file or files of a finished run, and print_next(words)."""
         files = [best] if isinstance(best, str) else best
         best = ", ".join(str(self.folder / name) for name in files)
         print0(self.ranks, f"{self.folder}: finished (--restart begins again); best: {best}")
         if words:
-            self.next(cfg, *words, **same)
+            self.print_next(cfg, *words, **same)
 
-    def next(self, cfg, *words, same=("preset", "task", "device")):
+    def print_next(self, cfg, *words, same=("preset", "task", "device")):
         """Print the command that comes next: these words, and of the given flags those in
         `same`."""
         for name in same:
@@ -520,17 +468,13 @@ class Checkpoint:
     def restore(self):
         """The values of the newest save that can be read, after the owned objects took their
         state."""
-        if not on_main(self.ranks, lambda: self.path.exists() or previous(self.path).exists()):
-            return {}
         name = on_main(self.ranks, lambda: newest(self.path)[0])
+        if not name:
+            return {}
         state = load_file(name, self.ranks.device)
-        try:
-            for key, each in self.owned.items():
-                each.load_state_dict(state["owned"][key])
-            return state["values"]
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise UserError(f"{name}: does not fit this run ({type(error).__name__}: "
-                            f"{first_line(error)}); --restart begins again") from None
+        for key, each in self.owned.items():
+            each.load_state_dict(state["owned"][key])
+        return state["values"]
 
     def remove(self):
         """Delete the files (a finished candidate needs none)."""
@@ -571,31 +515,27 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0):
 # Weights that a model starts from
 
 
+NUMBERS = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool}
+
+
 def finite(weights, path):
-    """Return the weights. Raises UserError where one is NaN or infinite, or no plain tensor."""
+    """Return the weights. Raises UserError where one is NaN, infinite or quantised."""
     for name, value in weights.items():
-        plain = (value.layout is torch.strided and not value.is_quantized and not value.is_meta
-                 and value.dim() > 0)
-        kind = value.is_floating_point() and value.element_size() > 1
-        if not plain or not (kind or value.dtype in (torch.int64, torch.bool)):
-            raise UserError(f"{path}: {name} is no plain tensor of numbers ({value.dtype}, shape "
-                            f"{tuple(value.shape)}); save the weights as float32")
-        if value.is_floating_point() and not value.isfinite().all():
+        if value.dtype not in NUMBERS:
+            raise UserError(f"{path}: {name} has the type {value.dtype}; save the weights as "
+                            "float32")
+        if not value.isfinite().all():
             raise UserError(f"{path}: {name} is NaN or infinite; this model has diverged")
     return weights
 
 
 def take_settings(cfg, settings, source, names, also=()):
     """Copy settings of a model into cfg: `names`, where a flag that differs is a UserError, and
-    `also`, which a flag overrides. Raises UserError for values that no flag could have."""
+    `also`, which a flag overrides."""
     for name in (*names, *also):
         value = settings[name]
         if isinstance(value, list):
             value = tuple(value)
-        try:
-            check_setting(type(cfg), name, value)
-        except UserError as error:
-            raise UserError(f"{source / 'config.json'}: {error}") from None
         if name in names and name in cfg.given and getattr(cfg, name) != value:
             raise UserError(f"--{name} {getattr(cfg, name)}: {source} has {value}; "
                             f"leave --{name} out")
@@ -609,53 +549,32 @@ def read_init(cfg, names, also=()):
 
     names: {action that may have made it: the settings that cfg takes over}, where a flag that
     differs is a UserError. also: settings that a flag overrides. The tokenizer is the folder's
-    unless one is given. """
+    unless one is given.
+    """
     folder = Path(cfg.init)
-    actions = " or --".join(names)
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder}: no run folder is here (config.json is missing); "
-                        f"name one of --{actions}")
-    record = read_json(folder / "config.json", dict, "name another folder")
-    settings = record.get("settings")
+    config = folder / "config.json"
+    record = read_json(config, dict, "name another folder") if config.exists() else {}
     action = record.get("action")
-    if not isinstance(settings, dict) or not isinstance(action, str):
-        raise UserError(f"{folder / 'config.json'}: no run's; "
-                        f"name a run folder of {cfg.program}.py")
-    if action not in names or record.get("program") != cfg.program:
-        raise UserError(f"{folder}: no run folder of {cfg.program}.py --{actions} but of "
-                        f"{record.get('program')}.py --{action}; name another")
+    if action not in names or record["program"] != cfg.program:
+        raise UserError(f"{folder}: no run folder of {cfg.program}.py --{' or --'.join(names)}; "
+                        "name another")
+    settings = record["settings"]
     if record.get("format") != FORMAT or not {*names[action], *also} <= settings.keys():
         raise UserError(f"{folder}: made by another version of this program, which alone can "
                         "read it; name another")
     take_settings(cfg, settings, folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
-    if not (folder / "checkpoint.pt").exists() and not previous(folder / "checkpoint.pt").exists():
+    path, state = newest(folder / "checkpoint.pt")
+    if not path:
         models = [str(path.parent) for path in sorted(folder.glob("*/checkpoint.pt"))]
-        reason = ("nothing is trained yet (checkpoint.pt is missing); the command that made it "
-                  "continues")
+        reason = "nothing is trained yet; the command that made it continues"
         if models:
             reason = f"a run of --finetune; name one of its models: {', '.join(models)}"
         raise UserError(f"{folder}: {reason}")
     if not (folder / "done.json").exists():
         print(f"warning: {folder}: not finished; its newest checkpoint is used", file=sys.stderr)
-    owned = owned_weights(newest(folder / "checkpoint.pt")[1])
-    if not owned:
-        raise UserError(f"{folder / 'checkpoint.pt'}: no checkpoint of {cfg.program}.py; "
-                        "name another folder")
     return {name: model if name == "optimizer" else finite(model, folder)
-            for name, model in owned.items()}
-
-
-def owned_weights(state):
-    """The objects of a checkpoint, {name: {name: tensor}}, or None where it is none."""
-    owned = state.get("owned") if isinstance(state, dict) else None
-    if not isinstance(owned, dict):
-        return None
-    for name, model in owned.items():
-        if name != "optimizer" and not (isinstance(model, dict) and all(
-                isinstance(value, torch.Tensor) for value in model.values())):
-            return None
-    return owned
+            for name, model in state["owned"].items()}
 
 
 @torch.no_grad()

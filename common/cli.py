@@ -36,10 +36,6 @@ class UserError(Exception):
     2."""
 
 
-class MissingFile(UserError):
-    """A file that the user names, or a setting, does not exist."""
-
-
 class Stop(BaseException):
     """SIGTERM asked to stop: raised by a loop that has saved its state, or wherever the program
     was. As with KeyboardInterrupt, no `except Exception` catches it."""
@@ -57,17 +53,15 @@ def field_comments(config_class):
 
 
 def kind_of(field):
-    """(type of one value, choices or None, whether several values are taken, whether None is a
-    value)."""
+    """(type of one value, choices or None, whether several values are taken)."""
     kind = field.type
-    optional = isinstance(kind, types.UnionType)  # `float | None`: None means "not given"
-    if optional:
-        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    if isinstance(kind, types.UnionType):  # `float | None`: None means "not given"
+        kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is typing.Literal:
-        return str, typing.get_args(kind), False, optional
+        return str, typing.get_args(kind), False
     if typing.get_origin(kind) is tuple:
-        return typing.get_args(kind)[0], None, True, optional
-    return kind, None, False, optional
+        return typing.get_args(kind)[0], None, True
+    return kind, None, False
 
 
 def written(value):
@@ -81,58 +75,39 @@ def several_values(kind):
     """A parser of one word of a flag that takes several values: commas separate them as blanks do,
     but not in the name of a path that exists."""
     def split(word):
-        parts = [part for part in word.split(",") if part]
+        parts = [word] if Path(word).exists() else word.replace(",", " ").split()
         if not parts:
             raise ValueError
-        return [kind(part) for part in ([word] if Path(word).exists() else parts)]
-    split.__name__ = kind.__name__
+        return [kind(part) for part in parts]
+    split.__name__ = kind.__name__  # for argparse's message
     return split
 
 
 def add_field(parser, field, comment, preset, actions):
     """Add one field as a flag; its help shows what the preset sets, for all actions and for single
     ones. bool fields are switches and default to False; tuple[X, ...] takes several values."""
-    kind, choices, several, _ = kind_of(field)
+    kind, choices, several = kind_of(field)
     values = {"default:": preset.get(field.name, field.default)}
     for action in actions:
         if field.name in preset.get(action, {}):
             values[f"--{action}"] = preset[action][field.name]
     shown = [f"{name} {written(value)}" for name, value in values.items()
              if value not in ("", (), None) and value is not False]
-    text = comment + f" ({'; '.join(shown)})" * bool(shown)
-    options = {"dest": field.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    if shown:
+        comment += f" ({'; '.join(shown)})"
+    options = {"default": argparse.SUPPRESS, "help": comment.replace("%", "%%")}
     if kind is bool:
         options["action"] = "store_true"
     else:
-        options["metavar"] = field.name.upper()
-        options["type"] = kind
-        if choices:
-            options["choices"] = choices
+        options |= {"metavar": field.name.upper(), "type": kind, "choices": choices}
         if several or field.name == "tasks":
-            options["type"] = several_values(kind)
-            options["nargs"] = "+"
+            options |= {"type": several_values(kind), "nargs": "+"}
     parser.add_argument(f"--{field.name}", **options)
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message[:400]} (--help lists the flags)\n")
-
-
-def check_setting(config_class, name, value):
-    """Raise UserError where a setting has another type, is none of its choices, or is out of its
-    range."""
-    fields = {field.name: field for field in dataclasses.fields(config_class)}
-    kind, choices, several, optional = kind_of(fields[name])
-    types_allowed = (int, float) if kind is float else (kind,)
-    for one in value if several and isinstance(value, tuple) else [value]:
-        if one is None and optional:
-            continue
-        if type(one) not in types_allowed or choices and one not in choices:
-            expected = ", ".join(choices or [f"of type {kind.__name__}"])
-            raise UserError(f"{name} {value!r}: must be {expected}")
-        if kind in (int, float):
-            check_range(name, one, field_comments(config_class).get(name, ""))
 
 
 def check_range(name, value, comment):
@@ -144,15 +119,21 @@ def check_range(name, value, comment):
     low_allowed = opening == "[" or sign == ">="
     inside = low < value < high or value == low and low_allowed or value == high and closing == "]"
     if not inside:
-        words = f"in {match.group()}" if opening else f"{sign} {least}"
-        raise UserError(f"--{name} {value}: choose a number {words}")
+        raise UserError(f"--{name} {value}: the range is {match.group()}")
+
+
+def check_ranges(config):
+    """Raise UserError where a setting is out of its range."""
+    comments = field_comments(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if kind_of(field)[0] in (int, float) and value is not None:
+            for one in value if isinstance(value, tuple) else [value]:
+                check_range(field.name, one, comments.get(field.name, ""))
 
 
 def settings_of(presets, preset, action, actions):
     """The settings of a preset for an action: {field: value}."""
-    if preset not in presets:
-        names = ", ".join(name for name in presets if name != "dry_run")
-        raise UserError(f"there is no preset {preset}; choose from {names}")
     settings = {**presets[preset], **presets[preset].get(action, {})}
     return {name: value for name, value in settings.items() if name not in actions}
 
@@ -170,10 +151,9 @@ def make_parser(config_class, presets, preset, actions, description):
         group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS,
                            help=help_text, **options)
     settings = parser.add_argument_group("settings")
-    shown = {"preset": preset, **presets.get(preset, {})}
     for field in dataclasses.fields(config_class):
         comment = field_comments(config_class).get(field.name, "")
-        add_field(settings, field, comment, shown, actions)
+        add_field(settings, field, comment, {"preset": preset, **presets[preset]}, actions)
     return parser
 
 
@@ -181,13 +161,11 @@ def parse(config_class, presets, actions, description, argv=None):
     """Parse a paper file's command line: (action, its value or True, config), (None, None, config)
     without an action, after printing the help. A mistake ends the program in one line, exit status
     2."""
+    names = [name for name in presets if name != "dry_run"]
     first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", default=PRESET)
+    first.add_argument("--preset", default=PRESET, choices=names)
     preset = first.parse_known_args(argv)[0].preset
     parser = make_parser(config_class, presets, preset, actions, description)
-    for word in sys.argv[1:] if argv is None else argv:
-        if word != word.encode("utf-8", "replace").decode():
-            parser.error(f"{word!r}: a name that is not UTF-8; rename the file or folder")
     given = vars(parser.parse_args(argv))
     tuples = {field.name for field in dataclasses.fields(config_class) if kind_of(field)[2]}
     for name, words in given.items():
@@ -208,17 +186,14 @@ def parse(config_class, presets, actions, description, argv=None):
 
 def make_config(config_class, presets, preset, action, actions, given):
     """The config of a preset, an action and the given flags."""
-    real = {name: values for name, values in presets.items() if name != "dry_run"}
-    settings = {"preset": preset, **settings_of(real, preset, action, actions), **given}
+    settings = {"preset": preset, **settings_of(presets, preset, action, actions), **given}
+    if settings.get("dry_run"):
+        settings |= settings_of(presets, "dry_run", action, actions)
     config = config_class(**settings)
     config.given = frozenset(given)
     config.action = action
     config.program = Path(inspect.getsourcefile(config_class)).stem
-    if config.dry_run:
-        for name, setting in settings_of(presets, "dry_run", action, actions).items():
-            setattr(config, name, setting)
-    for field in dataclasses.fields(config):
-        check_setting(config_class, field.name, getattr(config, field.name))
+    check_ranges(config)
     config.out = config.out or f"runs/{config.program}-{action}-{preset}"
     if config.dry_run:  # a folder of its own, made again each time
         config.out = config.out.rstrip("/") + "-dry"
@@ -234,7 +209,8 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     presets["dry_run"] overrides all else with --dry_run. actions: {name: (function, help)}, or
     (function, help, METAVAR) where the action takes a value, called as function(config) or
     function(config, value). The config's attribute `given` names the given flags, `action` the
-    action, `program` the file. check(config, action): what else the file refuses. """
+    action, `program` the file. check(config, action): what else the file refuses.
+    """
     action, value, config = parse(config_class, presets, actions, description, argv)
     if action is None:
         return 0
@@ -248,27 +224,18 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     except Diverged as error:
         raise UserError(f"{config.out}: the training diverged ({error}); "
                         "choose a lower learning rate, and --restart") from None
-    except UserError:
-        if hasattr(config, "run"):
-            config.run.discard()
-        raise
-    except torch.OutOfMemoryError:
-        words = "a larger --accumulate or a smaller --batch"
-        if hasattr(config, "recompute"):
-            words = "--recompute"
-        raise UserError(f"{config.out}: out of device memory; try again with {words}") from None
-    except MemoryError:
-        raise UserError(f"{config.out}: out of memory; choose smaller sizes") from None
+    except (torch.OutOfMemoryError, MemoryError):
+        raise UserError(f"{config.out}: out of memory; try a larger --accumulate, a smaller "
+                        "--batch or, where it is a flag, --recompute") from None
     return 0
 
 
 def run(main):
     """Call main() as a program: a UserError or a full disk ends in one line and exit status 2,
     Ctrl-C in status 130."""
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where the caller has closed it
     if os.environ.get("RANK", "0") != "0":
         warnings.simplefilter("ignore")  # the first process prints them
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an ASCII terminal lacks characters of the help texts
             stream.reconfigure(errors="replace")
     warnings.formatwarning = lambda message, *place, **others: f"warning: {message}\n"

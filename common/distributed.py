@@ -56,9 +56,9 @@ def launch(device="auto", dtype="auto"):
     seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10 bits,
     unless torch was told something else before; NVIDIA_TF32_OVERRIDE=0 in the environment keeps all
     bits."""
-    rank = from_environment("RANK", 0)
-    size = from_environment("WORLD_SIZE", 1)
-    ranks = Ranks(rank, size, pick_device(device, from_environment("LOCAL_RANK", 0)))
+    rank = int(os.environ.get("RANK", 0))
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    ranks = Ranks(rank, size, pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     cuda = ranks.device.type == "cuda"
     if cuda and dtype == "float32" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
@@ -66,39 +66,26 @@ def launch(device="auto", dtype="auto"):
         signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects
         ranks.store = join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank, size)
-    try:
-        yield ranks
-    except RuntimeError:
-        if size > 1 and _stop_requested:  # another rank, which this one waited for, has stopped
-            raise Stop from None
-        raise
-    finally:
-        if _stop_requested:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        ranks.cleanup.close()
-        if size > 1:
-            gc.collect()  # a DDP in a cycle keeps gloo's threads running; runs aborted
-            dist.destroy_process_group()
-
-
-def from_environment(name, default):
-    """A number that torchrun sets; UserError where something else stands there."""
-    value = os.environ.get(name, str(default))
-    if not value.isdecimal():
-        raise UserError(f"{name}={value!r} in the environment: must be a number, as torchrun sets "
-                        "it; unset it")
-    return int(value)
+    with ranks.cleanup:
+        try:
+            yield ranks
+        except RuntimeError:
+            if size > 1 and _stop_requested:  # another rank, which this one waited for, has stopped
+                raise Stop from None
+            raise
+        finally:
+            if _stop_requested:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if size > 1:
+                gc.collect()  # a DDP in a cycle keeps gloo's threads running; runs aborted
+                dist.destroy_process_group()
 
 
 def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
     """Call init_process_group and return its store. torch 2.13 keeps one store over the restarts of
     --max-restarts, so that a new process could wait for a dead one: on one machine, where every
     process knows the number of the restart, each start has names of its own."""
-    try:
-        store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
-    except ValueError as error:
-        raise UserError(f"WORLD_SIZE={size} in the environment: {error}; "
-                        "start several processes with torchrun") from None
+    store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -110,20 +97,14 @@ def pick_device(name, local_rank=0):
     device of this process) or "cuda:1"."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"--device {name}: torch knows no such device; use auto, cpu or cuda"
-                        ) from None
-    if device.type not in ("cpu", "cuda") or device.type == "cpu" and device.index:
-        raise UserError(f"--device {name}: nothing is computed there; use auto, cpu or cuda")
+    if name == "cuda":
+        name = f"cuda:{local_rank}"
+    choices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name not in choices:
+        raise UserError(f"--device {name}: not on this machine; choose from auto, "
+                        f"{', '.join(choices)}, and start no more processes than devices")
+    device = torch.device(name)
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UserError(f"--device {name}: this machine has no CUDA device; use --device cpu")
-        device = torch.device("cuda", local_rank if device.index is None else device.index)
-        if device.index >= torch.cuda.device_count():
-            raise UserError(f"--device {device}: there are {torch.cuda.device_count()} devices; "
-                            "start fewer processes")
         torch.cuda.set_device(device)
     return device
 
@@ -219,13 +200,11 @@ def prepare_model(model, ranks, compile=False):
     if compile:
         torch.compiler.reset()  # a search compiles many networks; after eight torch gives up
         model = torch.compile(model)
-    return model if ranks.size == 1 else nn.parallel.DistributedDataParallel(
-        model, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
+    return model if ranks.size == 1 else nn.parallel.DistributedDataParallel(model)
 
 
 def no_sync_until(network, ranks, last):
-    """A context in which processes exchange gradients only with the last micro-batch of an
-    update."""
+    """A context in which processes exchange gradients only with the last micro-batch of a step."""
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
 
 
@@ -236,11 +215,13 @@ def prefetch(items):
     seed_everything() seeds: the caller draws from them meanwhile."""
     items = iter(items)
     end = object()
-    device = ()
-    if torch.cuda.is_initialized():
-        device = (torch.cuda.current_device(),)  # a new thread would take device 0
-    choose = torch.cuda.set_device if device else None
-    with concurrent.futures.ThreadPoolExecutor(1, "prefetch", choose, device) as thread:
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def choose_device():  # a new thread would take device 0
+        if device is not None:
+            torch.cuda.set_device(device)
+
+    with concurrent.futures.ThreadPoolExecutor(1, "prefetch", choose_device) as thread:
         coming = thread.submit(next, items, end)
         while (item := coming.result()) is not end:
             coming = thread.submit(next, items, end)
@@ -268,11 +249,11 @@ def move(model, device):
 def to_host(tensors):
     """Copies of {name: tensor} on the CPU. The host waits for a GPU once, and not for each of
     them."""
-    found = {name: value.detach().to("cpu", copy=True, non_blocking=True)
-             for name, value in tensors.items()}
+    copies = {name: value.detach().to("cpu", copy=True, non_blocking=True)
+              for name, value in tensors.items()}
     if any(value.is_cuda for value in tensors.values()):
         torch.cuda.current_stream().synchronize()
-    return found
+    return copies
 
 
 def seed_of(*key):
@@ -415,10 +396,11 @@ def stopping(ranks):
 
 
 class Pace:
-    """When a loop logs, saves and looks whether it is to stop: by the clock of rank 0, the same on
-    every rank. Asking is a meeting of all ranks, so it happens about every two seconds: in time for
-    a notice of the scheduler, however long an update takes, and updates of a millisecond are not
-    slowed down."""
+    """When a loop logs, saves and stops: by the clock of rank 0, the same on every rank.
+
+    All ranks meet to agree on it, about every two seconds: soon enough after SIGTERM however long a
+    step takes, and seldom enough for steps of a millisecond.
+    """
 
     def __init__(self, ranks, save_minutes=0):
         self.ranks = ranks
@@ -426,7 +408,7 @@ class Pace:
         self.wait = 1
         self.asked = time.monotonic()
         self.saved = self.logged = self.asked
-        self.every = 1  # updates between two meetings
+        self.every = 1  # steps between two meetings
         self.called = self.asked
         self.shortest = math.inf  # seconds between two calls: a step without an evaluation
 
@@ -459,8 +441,7 @@ def print0(ranks, *words):
     """Print on rank 0, above any progress bar."""
     if ranks.main:
         tqdm.write(" ".join(str(word) for word in words), file=sys.stdout)
-        if sys.stdout:  # None where the caller has closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
 
 
 def progress(ranks, total, label, start=0):

@@ -11,9 +11,9 @@ A model maps a batch to outputs, model(batch), and gives a loss, model.loss(batc
 dictionary of tensors: ids, segments (B, T), lengths (B,) unless all are full, labels (B,); of spans
 start, end (B,), p_mask (B, T), impossible (B,); with C choices ids (B, C, T).
 
-A fine-tuning command is a list of jobs: one run of a task at one setting. The processes share them.
-jobs/JOB.json (metrics) and jobs/JOB/ (predictions, model) are one job's; TASK/ is a copy of the
-median job's.
+A fine-tuning command is a list of jobs: one run of a task at one setting. The processes share the
+jobs. jobs/JOB.json has the metrics of a job and jobs/JOB/ its predictions and model; TASK/ is a
+copy of the median job's folder.
 """
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 from tqdm import tqdm
 
 from common import glue, squad
-from common.cli import Diverged, MissingFile, Stop, UserError
+from common.cli import Diverged, Stop, UserError
 from common.checkpoint import Checkpoint, existing, read_json, share_out, write_atomic
 from common.distributed import (
     Pace, Ranks, autocast, prefetch, print0, seed_everything, send, to_host)
@@ -40,6 +40,7 @@ LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
 EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
 CHECK_EVERY = 20  # steps between checks for NaN; each makes a GPU wait
+MNLI_SPLITS = "train dev dev_mismatched test test_mismatched test_diagnostic".split()
 CLIP = 1.0  # largest gradient norm, as in BERT
 
 
@@ -59,20 +60,17 @@ class Recipe:
 def parse_tasks(text, recipes, groups=None):
     """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word:
     names}) stand for several. Raises UserError for an unknown name."""
-    several = {
-        "glue": [name for name in recipes if name in glue.TASKS],
-        "squad": [name for name in recipes if name.startswith("SQuAD")],
-        **(groups or {}),
-    }
-    known = {name.lower(): [name] for name in recipes}
-    known |= {word: names for word, names in several.items() if names}
-    words = text.lower().replace(",", " ").split()
-    unknown = [word for word in words if word not in known]
-    if unknown or not words:
-        choices = [*recipes, *(word for word in several if several[word])]
-        problem = unknown[0] if unknown else "no task is named"
-        raise UserError(f"{problem}: choose from {', '.join(choices)}")
-    return list(dict.fromkeys(itertools.chain(*(known[word] for word in words))))
+    known = {name: [name] for name in recipes}
+    known["glue"] = [name for name in recipes if name in glue.TASKS]
+    known["squad"] = [name for name in recipes if name.startswith("SQuAD")]
+    known |= groups or {}
+    by_word = {word.lower(): names for word, names in known.items() if names}
+    tasks = []
+    for word in text.lower().replace(",", " ").split():
+        if word not in by_word:
+            raise UserError(f"{word}: choose from {', '.join(by_word)}")
+        tasks += by_word[word]
+    return list(dict.fromkeys(tasks))
 
 
 class Task:
@@ -80,7 +78,8 @@ class Task:
 
     name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers that a head
     gives (of a span: for each token). metrics: names in a score. recipe: Recipe. splits: {split:
-    features}, with "train" and "dev". Subclasses also have examples, {split: what was read}. """
+    features}, with "train" and "dev". Subclasses also have examples, {split: what was read}.
+    """
 
     def __init__(self, name, kind, outputs, metrics, recipe, splits):
         self.name = name
@@ -119,24 +118,10 @@ class Task:
             constant = torch.eye(width).repeat(len(dev), 1, 1).unbind(1)  # each (n, width)
         return max(self.score("dev", outputs)["main"] for outputs in constant)
 
-    def context(self, outputs=None):
-        """What is printed next to a score: "headline", the name of the main metric;
-        "majority_baseline"; "constant": the prediction for every dev example, by name, if there is
-        only one, else ""."""
-        constant = "" if outputs is None else self.constant_prediction(outputs)
-        return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
-                "constant": constant}
-
-    def constant_prediction(self, outputs):
-        """The prediction that outputs of dev give every example, by name; "" if there are
-        several."""
-        predictions = outputs if self.kind == "value" else outputs.argmax(-1)
-        if (predictions != predictions[0]).any():
-            return ""
-        if self.kind == "value":
-            return f"{predictions[0].item():.2f}"
-        names = "ABCD" if self.kind == "choice" else glue.TASKS[self.name].labels
-        return names[predictions[0]]
+    def context(self):
+        """What is printed next to a score: "headline", the name of the main metric, and
+        "majority_baseline"."""
+        return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline}
 
     def standard_error(self, score):
         """The standard error of a score over the dev examples: exact for accuracy, an upper bound
@@ -167,7 +152,8 @@ class Task:
         """forward(batch) of all examples of a split in the order of the file, float32 on the CPU.
 
         It gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are
-        filled up with -1e4. """
+        filled up with -1e4.
+        """
         features = self.splits[split]
         longest = int(features.lengths.max())
         inputs = features.lengths[0].size  # an example of RACE has four
@@ -187,9 +173,9 @@ class Task:
             index.append(batch["index"])
             collected.append(parts)
         order = torch.cat(index).argsort()
-        # here alone the host waits for a GPU
-        outputs = tuple(torch.cat(column).cpu()[order] for column in zip(*collected))
-        return outputs if isinstance(output, tuple) else outputs[0]
+        # only here does the host wait for a GPU
+        outputs = [torch.cat(column).cpu()[order] for column in zip(*collected)]
+        return tuple(outputs) if isinstance(output, tuple) else outputs[0]
 
 
 def fill(part, longest):
@@ -208,7 +194,8 @@ class GlueTask(Task):
     AX.
 
     search: train and dev alone, all that a search may read. file: a file of the user's own, which
-    is the only split, "test". """
+    is the only split, "test".
+    """
 
     def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
         self.task = glue.TASKS[name]
@@ -226,13 +213,11 @@ class GlueTask(Task):
 
     def split_names(self, cfg, search):
         name = self.task.name
-        ends = ("", "_mismatched") if name == "MNLI" and not search else ("",)
-        dev = [f"dev{end}" for end in ends]
-        test = [] if search else [f"test{end}" for end in ends]
-        if "test_mismatched" in test:
-            test.append("test_diagnostic")
-        test = [split for split in test if glue.path_of(cfg.glue, name, split).exists()]
-        return ["train", *dev, *test]
+        splits = ["train", "dev"]
+        if not search:
+            splits = MNLI_SPLITS if name == "MNLI" else [*splits, "test"]
+        return [split for split in splits
+                if not split.startswith("test") or glue.path_of(cfg.glue, name, split).exists()]
 
     def score(self, split, outputs):
         """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n,
@@ -256,16 +241,14 @@ class SquadTask(Task):
     """A span of the paragraph; in 2.0 [CLS] stands for "no answer".
 
     file: a file of the user's own, which is the only split, "dev", with the threshold of "no
-    answer" that the model was fine-tuned with. """
+    answer" that the model was fine-tuned with.
+    """
 
     def __init__(self, name, cfg, tokenizer, recipe, file=None):
-        if recipe.length < 16:
-            raise UserError(f"--finetune_length {recipe.length}: no room for question and answer; "
-                            "use 16 or more")
         self.threshold = read_threshold(cfg.init, name) if file else None
         self.answered = squad.load_answered(file) if file else None
         if file:
-            self.examples = {"dev": squad.load(file, asked=True)}
+            self.examples = {"dev": squad.load(file, with_answers=False)}
         else:
             self.examples = {split: squad.load(path)[:limit(split, cfg) or None]
                              for split, path in squad.files(cfg.squad, name).items()}
@@ -284,52 +267,45 @@ class SquadTask(Task):
             return squad.rank(self.splits["dev"], *outputs)
         return squad.extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
 
-    def evaluated(self, outputs):
-        """(predictions, the official scores in percent of the answers that `write` keeps)."""
-        predictions = self.answers(outputs)
+    def score_answers(self, predictions):
+        """The official scores in percent of the answers that `write` keeps."""
         odds = predictions.null_odds if self.name == "SQuAD2.0" else None
-        scores = squad.evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
-        return predictions, scores
+        return squad.evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
 
     def score(self, split, outputs):
         """The official scores as fractions; "main" is F1. In 2.0 they are those of the answers that
         are written: above the threshold of "no answer" with the best F1 on dev they are
         withdrawn."""
-        scores = self.evaluated(outputs)[1]
+        scores = self.score_answers(self.answers(outputs))
         scores = {name: value if name.endswith(("total", "thresh", "threshold")) else value / 100
                   for name, value in scores.items()}
         return {**scores, "main": scores["f1"]}
 
-    def final(self, outputs):
-        """(predictions, {id: answer}); answers above the threshold are withdrawn."""
-        if self.threshold is None:
-            predictions, scores = self.evaluated(outputs)
-            threshold = scores.get("threshold", math.inf)
-        else:
-            predictions = self.answers(outputs)
-            threshold = self.threshold
-        texts = {name: "" if predictions.null_odds.get(name, 0) > threshold else text
-                 for name, text in predictions.texts.items()}
-        return predictions, texts
-
-    def constant_prediction(self, outputs):
-        texts = {*self.final(outputs)[1].values()}
-        return (min(texts) or "no answer") if len(texts) == 1 else ""
+    def final(self, predictions):
+        """{id: answer}; answers above the threshold are withdrawn."""
+        threshold = self.threshold
+        if threshold is None:
+            threshold = self.score_answers(predictions).get("threshold", math.inf)
+        return {name: "" if predictions.null_odds.get(name, 0) > threshold else text
+                for name, text in predictions.texts.items()}
 
     def score_file(self, outputs):
         """The official scores of the user's own file at the model's threshold; {} without
         answers."""
         if not self.answered:
             return {}
-        scores = squad.evaluate(self.answered, self.final(outputs)[1])
+        scores = squad.evaluate(self.answered, self.final(self.answers(outputs)))
         return {name: scores[name] / 100 for name in ("exact", "f1")}
 
     def write(self, split, outputs, folder):
         """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of
         the first. Answers above the threshold are withdrawn."""
-        predictions, texts = self.final(outputs)
-        files = {"predictions": texts, "nbest_predictions": predictions.nbest,
-                 "null_odds": predictions.null_odds}
+        predictions = self.answers(outputs)
+        files = {
+            "predictions": self.final(predictions),
+            "nbest_predictions": predictions.nbest,
+            "null_odds": predictions.null_odds,
+        }
         for name, content in files.items():
             write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
         return Path(folder) / "predictions.json"
@@ -341,13 +317,13 @@ def read_threshold(init, name):
     if name != "SQuAD2.0":
         return math.inf
     folder = Path(init).resolve()
-    if (path := folder.with_name(f"{folder.name}.json")).exists():
-        scores = read_json(path, dict)["metrics"]
-    elif (path := folder.parent / "done.json").exists():
-        scores = read_json(path, dict)["tasks"][name]["metrics"]
-    else:
-        return 0.0
-    return scores["threshold"]
+    job = folder.with_name(f"{folder.name}.json")
+    run = folder.parent / "done.json"
+    if job.exists():
+        return read_json(job)["metrics"]["threshold"]
+    if run.exists():
+        return read_json(run)["tasks"][name]["metrics"]["threshold"]
+    return 0.0
 
 
 def task_class(name, kinds=None):
@@ -359,11 +335,9 @@ def task_class(name, kinds=None):
 def open_task(name, cfg, tokenizer, recipes, kinds=None):
     """The Task of a name. Flags finetune_lr, finetune_batch, ... override the recipe. kinds: as in
     task_class."""
-    given = {}
-    for field in dataclasses.fields(Recipe):
-        value = getattr(cfg, f"finetune_{field.name}", None)
-        if value is not None:
-            given[field.name] = value
+    flags = {field.name: getattr(cfg, f"finetune_{field.name}", None)
+             for field in dataclasses.fields(Recipe)}
+    given = {name: value for name, value in flags.items() if value is not None}
     if "epochs" in given:
         given["steps"] = 0
     recipe = dataclasses.replace(recipes[name], **given)
@@ -371,18 +345,14 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None):
 
 
 def task_files(names, cfg, flag, search):
-    """The files and folders that tasks read of --glue or --squad. Raises MissingFile."""
+    """The files and folders that tasks read of --glue or --squad. Raises UserError where one is
+    missing."""
     files = []
     for name in names:
-        try:
-            if flag == "squad" and name.startswith("SQuAD"):
-                files += squad.files(cfg.squad, name).values()
-            elif flag == "glue" and name in glue.TASKS:
-                files += glue.files(cfg.glue, name, search)
-        except MissingFile as error:
-            if not search or "tasks" in cfg.given:
-                raise
-            raise UserError(f"{error}; the preset's --tasks names {name}") from None
+        if flag == "squad" and name.startswith("SQuAD"):
+            files += squad.files(cfg.squad, name).values()
+        elif flag == "glue" and name in glue.TASKS:
+            files += glue.files(cfg.glue, name, search)
     return files
 
 
@@ -411,9 +381,11 @@ def backward(model, batch, accumulate, cfg, device):
     loss."""
     total = 0.0
     columns = [value.chunk(accumulate) for value in batch.values()]
-    for part in zip(*columns):
+    for values in zip(*columns):
+        micro_batch = dict(zip(batch, values))
+        weight = len(micro_batch["ids"]) / len(batch["ids"])
         with autocast(cfg.dtype, device):
-            loss = model.loss(dict(zip(batch, part))) * (len(part[0]) / len(batch["ids"]))
+            loss = model.loss(micro_batch) * weight
         loss.backward()
         total += loss.detach()
     return total
@@ -429,7 +401,8 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
     evaluate_at: steps after which `split` is scored. checkpoint: a Checkpoint to resume from. run:
     the RunFolder whose log gets a line where the loss is read, under the name `job`. Raises Stop
     after SIGTERM. The host waits for a GPU in every CHECK_EVERY-th step, where it evaluates and
-    saves. """
+    saves.
+    """
     state = {"step": 0, "score": -math.inf, "best": None, "curve": [], "diverged": None}
     if checkpoint:
         state |= checkpoint.restore()
@@ -497,7 +470,7 @@ def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, ac
     checkpoint.remove()
     result = {"job": folder.name, "task": task.name, "setting": [], "metrics": metrics,
               "curve": state["curve"], "diverged": state["diverged"],
-              **task.context(outputs.get("dev"))}
+              **task.context()}
     return result, outputs
 
 
@@ -573,7 +546,8 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
 
     jobs: {job: task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...}
     and keeps its files in folder/jobs/JOB/. start: None, or for tasks of from_mnli, which come
-    last, the folder of the best MNLI job. """
+    last, the folder of the best MNLI job.
+    """
     folder = Path(folder) / "jobs"
     late = [job for job, task in jobs.items() if task in from_mnli and "MNLI" in jobs.values()]
     early = [job for job in jobs if job not in late]
@@ -598,7 +572,8 @@ def summarise(folder, results):
     diverged}, "averages": ...}. Copies what the median job wrote to folder/TASK.
 
     Of several settings of a task the one with the best median counts. A diverged job counts with
-    its score. """
+    its score.
+    """
     folder = Path(folder)
     tasks = {}
     for name in dict.fromkeys(result["task"] for result in results):
@@ -620,7 +595,10 @@ def summarise(folder, results):
         }
         if (folder / "jobs" / median["job"]).exists():
             shutil.copytree(folder / "jobs" / median["job"], folder / name, dirs_exist_ok=True)
-    return {"tasks": tasks, "averages": averages(tasks)}
+    scores = {name: dict(entry["metrics"]) for name, entry in tasks.items()}
+    if "mismatched" in scores.get("MNLI", {}):
+        scores["MNLI-mm"] = {"main": scores["MNLI"]["mismatched"]}
+    return {"tasks": tasks, "averages": glue.averages(scores)}
 
 
 def main_score(result):
@@ -629,14 +607,6 @@ def main_score(result):
 
 def median_score(results):
     return statistics.median_low(main_score(result) for result in results)
-
-
-def averages(tasks):
-    """glue.averages of {task: entry}."""
-    scores = {name: dict(entry["metrics"]) for name, entry in tasks.items() if name in glue.TASKS}
-    if "mismatched" in scores.get("MNLI", {}):
-        scores["MNLI-mm"] = {"main": scores["MNLI"].pop("mismatched")}
-    return glue.averages(scores) if scores else {}
 
 
 def percent(scores):
@@ -651,16 +621,15 @@ def print_summary(run, cfg, nine=""):
     result = run.finished
     for name, entry in result["tasks"].items():
         print0(run.ranks, summary_line(name, entry))
-    for key, title in (("paper", nine), ("glue", "mean of GLUE's nine tasks")):
-        average = result["averages"].get(f"{key}_avg")
-        if title and average is not None and not result["averages"].get(f"{key}_missing"):
-            print0(run.ranks, f"{title}: {100 * average:.2f}")
+    for key, title in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
+        if title and result["averages"].get(key) is not None:
+            print0(run.ranks, f"{title}: {100 * result['averages'][key]:.2f}")
     names = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
     if names:
-        run.ends(cfg, [f"{name}/checkpoint.pt" for name in names])
+        run.print_result(cfg, [f"{name}/checkpoint.pt" for name in names])
     for name in names:
-        run.next(cfg, "--predict", example_file(name, cfg), "--init", run.folder / name,
-                 "--out", f"{run.folder}-answers/{name}")
+        run.print_next(cfg, "--predict", example_file(name, cfg), "--init", run.folder / name,
+                       "--out", f"{run.folder}-answers/{name}")
 
 
 def summary_line(name, entry):
@@ -675,8 +644,6 @@ def summary_line(name, entry):
     if others:
         line += f", {percent(others)}"
     line += f"; majority baseline {100 * entry['majority_baseline']:.2f}"
-    if entry["constant"]:
-        line += f", and every prediction is {entry['constant']}"
     if entry["diverged"]:
         line += f"; {entry['diverged']} diverged"
     return line

@@ -1,14 +1,15 @@
-"""Text to token ids and back: ALBERT's SentencePiece and BERT's WordPiece behind one small interface.
+"""Text to token ids and back: ALBERT's SentencePiece and BERT's WordPiece with one interface.
 
-    tokenizer = load_tokenizer("books/spiece.model")    # or a BERT vocab.txt, or a folder that holds one of them
-    rows = tokenizer.encode_batch(["A man.", "He sat."])
-    ids, spans = tokenizer.encode_with_offsets("A man.")     # spans: (start, end) of each piece in the raw text
+    tokenizer = load_tokenizer("books/spiece.model")     # or a vocab.txt, or a folder with one
+    tokenizer.encode_batch(["A man.", "He sat."])        # [[32, 101, ...], ...]
+    ids, spans = tokenizer.encode_with_offsets("A man.") # (start, end) of each token in the text
 
-SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and '' made ", NFKD, combining
-marks dropped, lower case; and a piece that ends in a digit and a comma ("▁2011,") is cut again without its comma, so
-that numbers do not drag commas along; vocabularies of data/text.py use no such piece. With lower=False it is
-plain SentencePiece, as translation wants it: case, accents and quotes kept, no comma rule. WordPiece follows BERT's own
-code. Unlike Hugging Face's tokenizers, neither reads "[MASK]" or "<unk>" written out in a text as a special piece.
+SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and ''
+replaced by ", NFKD, combining marks dropped, lower case. A token that ends in a digit and a comma
+("▁2011,") is split again without its comma, so that the comma is a token of its own; vocabularies
+of data/text.py have no such token. With lower=False it is plain SentencePiece, for translation:
+case, accents and quotes are kept, without the comma rule. WordPiece follows BERT's code. Unlike
+Hugging Face's tokenizers, neither reads "[MASK]" or "<unk>" in a text as a special token.
 """
 import functools
 import hashlib
@@ -23,92 +24,113 @@ import sentencepiece
 from common.cli import UserError
 from common.checkpoint import read_json, read_text, write_atomic
 
-SPECIALS = {"pad": ("<pad>", "[PAD]"), "unk": ("<unk>", "[UNK]"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"),
-            "mask": ("[MASK]", "<mask>")}
-SETTINGS = "tokenizer_config.json"  # beside a vocabulary: whether case is kept
-LONGEST_WORD = 100  # characters; BERT gives up on longer words
+SPECIALS = {
+    "pad": ("<pad>", "[PAD]"),
+    "unk": ("<unk>", "[UNK]"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+SETTINGS = "tokenizer_config.json"  # next to a vocabulary: whether case is kept
+LONGEST_WORD = 100  # characters; BERT makes longer words unknown
 MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
-MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")  # combining marks are among these; dashes and quotes are not
+# combining marks are among these; dashes and quotes are not
+MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")
 RAW_UNIT = re.compile(r"\s+|``|''|.", re.DOTALL)
-WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # between BERT's white space
+# what stands between BERT's white space
+WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
                  "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]")
 
 
 def without_marks(text):
     """NFKD, combining marks dropped."""
-    return MARKS.sub(lambda found: "" if unicodedata.combining(found[0]) else found[0],
+    return MARKS.sub(lambda match: "" if unicodedata.combining(match[0]) else match[0],
                      unicodedata.normalize("NFKD", text))
 
 
 def preprocess(text):
-    """ALBERT's clean-up of one text (the slow Hugging Face tokenizer's)."""
-    if "  " in text or text != text.strip() or not text.isprintable():  # to look costs less than to split
-        text = " ".join(text.split())
-    text = text.replace("``", '"').replace("''", '"')
-    return (text if text.isascii() else without_marks(text)).lower()
+    """ALBERT's normalisation of a text."""
+    text = " ".join(text.split()).replace("``", '"').replace("''", '"')
+    return without_marks(text).lower()
 
 
 def preprocess_aligned(text):
-    """preprocess(text) and, for each of its characters, the start and the end of what it stands for in the raw text."""
-    chars, starts, ends = [], [], []
+    """preprocess(text), and the start and the end in the text of each of its characters."""
+    chars = []
+    starts = []
+    ends = []
     begin = len(text) - len(text.lstrip())
     for match in RAW_UNIT.finditer(text, begin, max(begin, len(text.rstrip()))):
-        raw, end = match.group(), match.end()
-        new = " " if raw.isspace() else '"' if len(raw) == 2 else without_marks(raw)
+        raw = match.group()
+        new = without_marks(raw)
+        if raw.isspace():
+            new = " "
+        elif len(raw) == 2:
+            new = '"'
         if new:
             chars += new
             starts += [begin] * len(new)
-            ends += [end] * len(new)
+            ends += [match.end()] * len(new)
         elif chars and chars[-1] != " ":
-            ends[-1] = end  # a dropped accent belongs to the letter before it
-        begin = end if new or chars and chars[-1] != " " else begin
+            ends[-1] = match.end()  # a dropped accent belongs to the letter before it
+        else:
+            continue  # an accent without a letter belongs to the next character
+        begin = match.end()
     return "".join(chars).lower(), starts, ends
 
 
 class Tokenizer:
-    """What both kinds share. bos_id and eos_id, for sequence-to-sequence models, are the ids of [CLS] and [SEP].
+    """What SentencePiece and WordPiece share.
 
-    vocab_size, pad_id, unk_id, cls_id, sep_id: ints; mask_id: int, or None where the vocabulary has none; special_ids:
-    those that exist, sorted; starts_word: (V,) bool, True where a piece begins a word (whole-word masking; True for
-    special pieces too); fingerprint: SHA-256 of the file. `names` are the V pieces in the order of their ids.
+    names: the subwords in the order of their ids. vocab_size. pad_id, unk_id, cls_id, sep_id, and
+    mask_id, which may be None. bos_id and eos_id, for sequence-to-sequence models, are cls_id and
+    sep_id. special_ids: sorted. starts_word: (V,) bool, True where a subword begins a word, and for
+    special tokens. fingerprint: SHA-256 of the file.
     """
 
     def __init__(self, path, lower, names):
-        self.path, self.lower, self.names, self.vocab_size = Path(path), lower, names, len(names)
+        self.path = Path(path)
+        self.lower = lower
+        self.names = names
+        self.vocab_size = len(names)
         self.fingerprint = hashlib.sha256(self.path.read_bytes()).hexdigest()
         self.index = {name: number for number, name in enumerate(names)}
-        found = {role: next((self.index[name] for name in choices if name in self.index), None)
-                 for role, choices in SPECIALS.items()}
-        missing = [SPECIALS[role][0] for role, number in found.items() if number is None and role != "mask"]
-        if missing:
-            raise UserError(f"{path}: the vocabulary lacks {', '.join(missing)}; take another, or train one with "
-                            "data/prepare.py corpus")
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = found.values()
-        self.bos_id, self.eos_id = self.cls_id, self.sep_id
-        self.special_ids = tuple(sorted(set(found.values()) - {None}))
+        ids = {}
+        for role, choices in SPECIALS.items():
+            known = [self.index[name] for name in choices if name in self.index]
+            ids[role] = known[0] if known else None
+            if not known and role != "mask":
+                raise UserError(f"{path}: the vocabulary lacks {choices[0]}; take another, "
+                                "or train one with data/prepare.py corpus")
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids.values()
+        self.bos_id = self.cls_id
+        self.eos_id = self.sep_id
+        self.special_ids = tuple(sorted({*ids.values()} - {None}))
         self.starts_word = np.array([self.begins_word(name) for name in names])
         self.starts_word[list(self.special_ids)] = True
 
-    def __reduce__(self):  # travels to worker processes as a path
-        return arrived, (type(self), str(self.path), self.lower)
+    def __reduce__(self):  # is sent to worker processes as a path
+        return opened, (type(self), str(self.path), self.lower)
 
     def encode(self, text):
-        """Ids of one text, without special pieces."""
+        """Ids of one text, without special tokens."""
         return self.encode_batch([text])[0]
 
     def describe(self, file):
-        """What config.json keeps about a vocabulary's file, by which load_tokenizer sees that it is the same."""
+        """What config.json keeps about a copy of the vocabulary; load_tokenizer compares it."""
         return {"file": file.name, "pieces": self.vocab_size, "fingerprint": self.fingerprint}
 
     def save(self, folder):
-        """Copy the model file to where load_tokenizer looks for it, with a note if case is kept; returns the path."""
+        """Copy the vocabulary to where load_tokenizer looks for it, with a note if case is kept;
+        returns the path."""
         target = Path(folder) / self.file_name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not (target.exists() and target.samefile(self.path)):
             write_atomic(target, self.path.read_bytes())
-        if not self.lower and not (beside := target.with_name(SETTINGS)).exists():
-            write_atomic(beside, json.dumps({"do_lower_case": False}))
+        settings = target.with_name(SETTINGS)
+        if not self.lower and not settings.exists():
+            write_atomic(settings, json.dumps({"do_lower_case": False}))
         return target
 
 
@@ -121,159 +143,205 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError):
-            raise UserError(f"{path}: this is not a SentencePiece model; give a spiece.model or a vocab.txt") from None
+            raise UserError(f"{path}: not a SentencePiece model; give a spiece.model or a vocab.txt"
+                            ) from None
         super().__init__(path, lower, [self.model.id_to_piece(i) for i in range(len(self.model))])
-        commas = [i for i, name in enumerate(self.names) if name[-1:] == "," and name[-2:-1].isdigit()]
-        self.recut = {i: self.without_comma(self.names[i]) for i in commas if lower and not self.model.is_unused(i)}
+        self.without_comma = {}  # {id of "▁2011,": ids of "▁2011" and ","}
+        for i, name in enumerate(self.names):
+            if lower and re.search(r"\d,$", name) and not self.model.is_unused(i):
+                self.without_comma[i] = self.split_comma(name)
 
     @staticmethod
-    def begins_word(piece):
-        """ALBERT's rule: "▁..", "<..", one ASCII punctuation mark, or what is not all ASCII letters and punctuation."""
-        return piece[:1] in ("▁", "<") or re.fullmatch(r"[!-/:-@\[-`{-~]|.*[^!-/:-~].*", piece, re.DOTALL) is not None
+    def begins_word(name):
+        """ALBERT's rule: "▁..", "<..", one ASCII punctuation mark, or not all ASCII letters and
+        punctuation."""
+        rule = r"[▁<].*|[!-/:-@\[-`{-~]|.*[^!-/:-~].*"
+        return re.fullmatch(rule, name, re.DOTALL) is not None
 
-    def without_comma(self, piece):
-        """The digit-comma rule: the ids that replace a piece such as "▁2011,"."""
-        parts = self.model.encode(piece[:-1].replace("▁", ""), out_type=str)
-        if not piece.startswith("▁") and parts[0].startswith("▁"):  # inside a word: take back the ▁ that encode adds
-            parts = [part for part in [parts[0][1:], *parts[1:]] if part]
-        return [self.model.piece_to_id(part) for part in [*parts, ","]]
+    def split_comma(self, name):
+        """The digit-comma rule: the ids that replace a subword such as "▁2011,"."""
+        parts = self.model.encode(name[:-1].replace("▁", ""), out_type=str)
+        if not name.startswith("▁"):  # inside a word: without the ▁ that encode adds
+            parts[0] = parts[0].removeprefix("▁")
+        return [self.model.piece_to_id(part) for part in [*parts, ","] if part]
 
     def encode_batch(self, texts):
-        """Ids of each text. Faster than one at a time; one thread, since processes are the way to use more cores."""
-        texts = [preprocess(text) for text in texts] if self.lower else list(texts)
-        rows = self.model.encode(texts, out_type=int, num_threads=1)
-        if not self.recut:
-            return rows
-        return [row if self.recut.keys().isdisjoint(row) else [j for i in row for j in self.recut.get(i, (i,))]
-                for row in rows]
+        """Ids of each text. Faster than one at a time; one thread, since several processes use
+        several cores better."""
+        texts = [preprocess(text) if self.lower else text for text in texts]
+        encoded = self.model.encode(texts, out_type=int, num_threads=1)
+        if not self.without_comma:
+            return encoded
+        return [[j for i in ids for j in self.without_comma.get(i, (i,))] for ids in encoded]
 
     def model_spans(self, clean):
-        """[(id, start, end)] of SentencePiece itself, in characters of `clean`."""
+        """[(id, (start, end))] of SentencePiece itself, in characters of a normalised text."""
         if hasattr(self.model, "EncodeAsOffsetMapping"):  # sentencepiece 0.2.3 and newer
-            found = self.model.encode(clean, out_type="offset_mapping")
-            return [(i, *span) for i, span in zip(found["ids"], found["offsets"])]
-        return [(p.id, p.begin, p.end) for p in self.model.encode(clean, out_type="immutable_proto").pieces]
+            encoded = self.model.encode(clean, out_type="offset_mapping")
+            return list(zip(encoded["ids"], encoded["offsets"]))
+        encoded = self.model.encode(clean, out_type="immutable_proto")
+        return [(token.id, (token.begin, token.end)) for token in encoded.pieces]
 
-    def recut_span(self, i, begin, end):
-        """[(id, start, end)] after the digit-comma rule; the digits share the span one by one."""
-        if i not in self.recut:
-            return [(i, begin, end)]
-        sizes = [len(self.names[j].replace("▁", "")) for j in self.recut[i]]
-        cuts = np.minimum(begin + np.cumsum([0, *sizes]), end).tolist()
-        return list(zip(self.recut[i], cuts, cuts[1:]))
+    def reversed_spans(self, clean):
+        """[(id, start, end)] after the digit-comma rule, from the end of the text to its start."""
+        spans = []
+        last_end = len(clean)
+        for token, (begin, end) in reversed(self.model_spans(clean)):
+            # "▁he" also spans the blank before it
+            begin += len(clean[begin:end]) - len(clean[begin:end].lstrip())
+            if begin == end and self.names[token] != "▁":
+                end = last_end  # "…" is three full stops: each of them gets it
+            last_end = end
+            ids = self.without_comma.get(token, [token])
+            # the digits share the span one by one
+            sizes = [len(self.names[i].replace("▁", "")) for i in ids[:-1]]
+            cuts = [*np.minimum(begin + np.cumsum([0, *sizes]), end).tolist(), end]
+            spans += reversed(list(zip(ids, cuts, cuts[1:])))
+        return spans
 
     def encode_with_offsets(self, text):
-        """(ids, spans): encode(text), and the raw text's (start, end) of each piece; empty for a "▁" by itself."""
-        clean, starts, ends = text, range(len(text)), range(1, len(text) + 1)
+        """(ids, spans): encode(text), and the (start, end) of each token in the text; an empty span
+        for a "▁" by itself."""
+        clean = text
+        starts = range(len(text))
+        ends = range(1, len(text) + 1)
         if self.lower:
             clean, starts, ends = preprocess_aligned(text)
-        starts, found, stop = [*starts, len(text)], [], len(clean)
-        for i, begin, end in reversed(self.model_spans(clean)):
-            begin += len(clean[begin:end]) - len(clean[begin:end].lstrip())  # "▁he" spans the blank before it too
-            if begin == end and self.names[i] != "▁":
-                end = stop  # one character became several pieces ("…" is three full stops): each of them gets it
-            stop = end
-            found += reversed(self.recut_span(i, begin, end))
-        found.reverse()
-        return [i for i, _, _ in found], [(starts[b], ends[e - 1] if e > b else starts[b]) for _, b, e in found]
+        starts = [*starts, len(text)]
+        spans = self.reversed_spans(clean)[::-1]
+        return [i for i, _, _ in spans], [
+            (starts[begin], ends[end - 1] if end > begin else starts[begin])
+            for _, begin, end in spans]
 
     def decode(self, ids):
-        """The text of some ids; special pieces but the unknown one are left out."""
-        return self.model.decode([int(i) for i in ids if i == self.unk_id or i not in self.special_ids])
+        """The text of some ids, without special tokens except the unknown one."""
+        return self.model.decode(
+            [int(i) for i in ids if i == self.unk_id or i not in self.special_ids])
 
 
 class WordPieceTokenizer(Tokenizer):
-    """A BERT vocab.txt: one piece a line, "##" where a piece continues a word. lower=False for cased vocabularies."""
+    """A BERT vocab.txt: one subword per line, "##" where it continues a word. lower=False for cased
+    vocabularies."""
 
     file_name = "vocab.txt"
 
     def __init__(self, path, lower=True):
         content = read_text(path, "give a vocab.txt or a spiece.model")
         super().__init__(path, lower, content.removesuffix("\n").split("\n"))
-        self.memo = {}
+        self.word_ids = functools.lru_cache(MEMO_WORDS)(self.word_ids)
 
     @staticmethod
-    def begins_word(piece):
-        return not piece.startswith("##")
+    def begins_word(name):
+        return not name.startswith("##")
 
     def characters(self, word):
-        """[(character, index in word)] without control characters and, with lower, without case and accents."""
-        kept = [(c, i) for i, c in enumerate(word) if c != "\ufffd" and unicodedata.category(c)[0] != "C"]
+        """[(character, index in word)] without control characters and, with lower, without case and
+        accents."""
+        kept = [(char, i) for i, char in enumerate(word)
+                if char != "\ufffd" and unicodedata.category(char)[0] != "C"]
         if not self.lower:
             return kept
-        lowered = "".join(c for c, _ in kept).lower()  # as a whole: a final Greek sigma depends on its neighbours
-        owners = [i for c, i in kept for _ in c.lower()]  # "İ" becomes two characters
-        return [(d, i) for c, i in zip(lowered, owners) for d in unicodedata.normalize("NFD", c)
-                if unicodedata.category(d) != "Mn"]
+        # as a whole: a final Greek sigma depends on its neighbours
+        lowered = "".join(char for char, _ in kept).lower()
+        indices = [i for char, i in kept for _ in char.lower()]  # "İ" becomes two characters
+        return [(part, i) for char, i in zip(lowered, indices)
+                for part in unicodedata.normalize("NFD", char)
+                if unicodedata.category(part) != "Mn"]
 
     def greedy(self, word):
-        """[(id, start, end)] of the longest pieces from the left; the unknown piece where they do not reach the end."""
-        found, start, end = [], 0, len(word) if len(word) <= LONGEST_WORD else 0
-        while start < end:
-            piece = "##" * (start > 0) + word[start:end]
-            if piece in self.index:
-                found.append((self.index[piece], start, end))
-                start, end = end, len(word)
-            else:
-                end -= 1
-        return found if start == len(word) else [(self.unk_id, 0, len(word))]
+        """[(id, start, end)] of the longest subwords from the left; the unknown token where they do
+        not reach the end."""
+        unknown = [(self.unk_id, 0, len(word))]
+        if len(word) > LONGEST_WORD:
+            return unknown
+        spans = []
+        start = 0
+        while start < len(word):
+            prefix = "##" if start else ""
+            ends = (end for end in range(len(word), start, -1)
+                    if prefix + word[start:end] in self.index)
+            end = next(ends, None)
+            if end is None:
+                return unknown
+            spans.append((self.index[prefix + word[start:end]], start, end))
+            start = end
+        return spans
 
     def split(self, word):
-        """[(id, start, end)] of a stretch without white space; what was dropped goes with the character before it."""
+        """[(id, start, end)] of a stretch without white space; a dropped character belongs to the
+        character before it."""
         chars = self.characters(word)
         starts = [0, *(i for _, i in chars[1:]), len(word)]
-        # punctuation (Unicode's P*, and all ASCII signs) and Chinese characters are words of their own in BERT
-        alone = [c.isascii() and not c.isalnum() or unicodedata.category(c)[0] == "P" or bool(CJK.match(c))
-                 for c, _ in chars]
-        edges = [k for k in range(len(chars)) if k == 0 or alone[k] or alone[k - 1]] + [len(chars)]
-        found = []
+        edges = [0]  # of what are words in BERT
+        for k, (char, _) in enumerate(chars):
+            if is_word(char):
+                edges += [k, k + 1]
+        edges = sorted({*edges, len(chars)})
+        spans = []
         for first, last in zip(edges, edges[1:]):
-            for i, a, b in self.greedy("".join(c for c, _ in chars[first:last])):
-                a, b = first + a, first + b
-                found.append((i, starts[a], next(s for s in starts[b:] if s > starts[b - 1])))
-        return found
+            for i, begin, end in self.greedy("".join(char for char, _ in chars[first:last])):
+                begin += first
+                end += first
+                stop = next(start for start in starts[end:] if start > starts[end - 1])
+                spans.append((i, starts[begin], stop))
+        return spans
 
     def word_ids(self, word):
-        """Ids of a stretch without white space, remembered."""
-        ids = tuple(i for i, _, _ in self.split(word))
-        if len(self.memo) >= MEMO_WORDS:
-            self.memo.clear()
-        if len(word) <= LONGEST_WORD:
-            self.memo[word] = ids
-        return ids
+        """Ids of a stretch without white space."""
+        return [i for i, _, _ in self.split(word)]
 
     def encode_batch(self, texts):
         """Ids of each text."""
-        known = self.memo.get
-        return [[i for word in WORD.findall(text) for i in known(word) or self.word_ids(word)] for text in texts]
+        return [[i for word in WORD.findall(text) for i in self.word_ids(word)] for text in texts]
 
     def encode_with_offsets(self, text):
-        """(ids, spans): encode(text), and the raw text's (start, end) of each piece."""
-        words = ((match.start(), self.split(match.group())) for match in WORD.finditer(text))
-        found = [(i, start + a, start + b) for start, pieces in words for i, a, b in pieces]
-        return [i for i, _, _ in found], [(a, b) for _, a, b in found]
+        """(ids, spans): encode(text), and the (start, end) of each token in the text."""
+        ids = []
+        spans = []
+        for match in WORD.finditer(text):
+            for i, start, end in self.split(match.group()):
+                ids.append(i)
+                spans.append((match.start() + start, match.start() + end))
+        return ids, spans
+
+
+def is_word(char):
+    """Whether a character is a word of its own in BERT: punctuation (Unicode's P*, and all ASCII
+    signs) and Chinese characters."""
+    return (char.isascii() and not char.isalnum() or unicodedata.category(char)[0] == "P"
+            or CJK.match(char) is not None)
 
 
 def load_tokenizer(path, lower=None):
-    """The tokenizer in a file, or a folder with spiece.model or vocab.txt. lower=False: cased models, translation;
-    None: what tokenizer_config.json beside it says, True where there is none."""
+    """The tokenizer in a file, or in a folder with spiece.model or vocab.txt.
+
+    lower=False: for cased models and translation; None: as tokenizer_config.json next to it says,
+    True where there is none. Raises UserError where the run in its folder had another vocabulary.
+    """
+    names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
     given = Path(path)
-    candidates = given, given / SentencePieceTokenizer.file_name, given / WordPieceTokenizer.file_name
-    path = next((file for file in candidates if file.is_file()), None)
-    if not path:
-        raise UserError(f"{given}: there is no spiece.model and no vocab.txt; make one with data/prepare.py corpus")
-    beside = path.with_name(SETTINGS)
-    if lower is None and beside.is_file():
-        lower = read_json(beside, dict, "fetch it again").get("do_lower_case", True)
+    files = [file for file in (given, *(given / name for name in names)) if file.is_file()]
+    if not files:
+        raise UserError(f"{given}: there is no {' and no '.join(names)}; "
+                        "make one with data/prepare.py corpus")
+    path = files[0]
+
+    def read(name):
+        file = path.with_name(name)
+        return read_json(file, dict, "fetch it again") if file.is_file() else {}
+
+    if lower is None:
+        lower = read(SETTINGS).get("do_lower_case", True)
     kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
-    found, record = kind(path, lower is not False), path.with_name("config.json")
-    kept = read_json(record, dict, "fetch it again").get("vocabulary") if record.is_file() else None
-    if isinstance(kept, dict) and kept.get("file") == path.name and kept.get("fingerprint") != found.fingerprint:
-        raise UserError(f"{path}: damaged or changed since the run in {path.parent} kept it; take it from a copy")
-    return found
+    tokenizer = kind(path, lower)
+    record = read("config.json").get("vocabulary", {})
+    if record.get("file") == path.name and record["fingerprint"] != tokenizer.fingerprint:
+        raise UserError(f"{path}: damaged, or changed since the run in {path.parent}; "
+                        "take it from a copy")
+    return tokenizer
 
 
 @functools.lru_cache(maxsize=1)
-def arrived(kind, path, lower):
-    """A tokenizer that was sent to this process, with each of its jobs; it is opened once."""
+def opened(kind, path, lower):
+    """A tokenizer that was sent to this process with each of several jobs; it is opened once."""
     return kind(path, lower)

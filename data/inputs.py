@@ -41,7 +41,7 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
 
     Reads all that the command names before it touches the folder, so that a mistyped path does not
     cost the run that --restart would replace. Of a finished run it opens the folder alone. The
-    caller calls run.settle(cfg) when it has opened what it reads.
+    caller calls run.save_settings(cfg) when it has opened what it reads.
     """
     given = dataclasses.asdict(cfg)
     if tasks:

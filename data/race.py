@@ -8,6 +8,7 @@ A question becomes four inputs, one per option, as in ALBERT's code:
 The option replaces every "_" of the question; without one it follows the question. Of this second
 part the last max_qa tokens are kept; the passage is truncated at its end.
 """
+from array import array
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from common.cli import UserError
 from common.checkpoint import read_json, write_atomic
-from common.glue import Rows, join
+from common.glue import join
 from common.finetune import Task, limit
 
 LEVELS = ("middle", "high")
@@ -72,8 +73,8 @@ def load(folder, split):
 class Features:
     """Tokenised passages and question-option texts of n questions; 4 inputs each."""
     questions: list
-    passages: Rows
-    options: Rows  # row 4 i + k: question i with option k
+    passages: list  # token ids
+    options: list  # token ids; 4 i + k: question i with option k
     place: np.ndarray  # (4 n,) int64: the passage of each input
     used: np.ndarray  # (4 n,) int64: how many of its tokens are used
     specials: tuple  # ids of [CLS], [SEP], padding
@@ -85,15 +86,15 @@ class Features:
     @cached_property
     def lengths(self):
         """(n, 4) tokens of each input, [CLS] and [SEP] included."""
-        return (self.used + self.options.lengths + 3).reshape(-1, len(LETTERS))
+        sizes = [used + len(option) + 3 for used, option in zip(self.used, self.options)]
+        return np.array(sizes).reshape(-1, len(LETTERS))
 
     def batch(self, index, width):
         """Of B questions, all int64: ids, segments (B, 4, width), lengths (B, 4), labels (B,)."""
         shape = len(index), len(LETTERS), width
         inputs = np.arange(len(self.place)).reshape(-1, len(LETTERS))[index].reshape(-1)
-        parts = [(self.passages, self.place[inputs], 0, self.used[inputs]),
-                 (self.options, inputs, 0, self.options.lengths[inputs])]
-        ids, segments = join(parts, self.specials, width)
+        pairs = [(self.passages[self.place[i]][:self.used[i]], self.options[i]) for i in inputs]
+        ids, segments = join(pairs, self.specials, width)
         return {
             "ids": ids.reshape(shape),
             "segments": segments.reshape(shape),
@@ -106,19 +107,20 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
     """Questions -> Features. max_length: tokens of an input, [CLS] and [SEP] included; max_qa:
     tokens of question and option."""
     room = max_length - 3
-    passages = Rows()
-    options = Rows()
+    passages = []
+    options = []
     numbers = {}  # of the passages
     for question in tqdm(questions, desc="encode RACE", disable=None, leave=False):
         if question.passage not in numbers:
             numbers[question.passage] = len(passages)
-            passages.append(tokenizer.encode(question.passage)[:room])
+            passages.append(array("i", tokenizer.encode(question.passage)[:room]))
         text = question.text if "_" in question.text else question.text + " _"
         for option in question.options:
-            options.append(tokenizer.encode(text.replace("_", option))[-min(max_qa, room):])
+            ids = tokenizer.encode(text.replace("_", option))
+            options.append(array("i", ids[-min(max_qa, room):]))
     place = [numbers[question.passage] for question in questions]
     place = np.repeat(np.array(place, np.int64), len(LETTERS))
-    used = np.minimum(passages.lengths[place], room - options.lengths)
+    used = [min(len(passages[i]), room - len(ids)) for i, ids in zip(place, options)]
     specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
     return Features(questions, passages, options, place, used, specials, max_length)
 

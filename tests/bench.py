@@ -152,7 +152,7 @@ PEERS = {  # name: function, shape, batch, tokens, goal of theirs / ours
 
 def peers(own):
     torch.set_num_threads(own.threads)
-    found = {}
+    results = {}
     for name, (make, shape, batch, tokens, goal) in PEERS.items():
         sizes = SHAPES["tiny" if own.tiny else shape]
         shape = dict(zip(("layers", "hidden", "heads", "ffn", "vocab_size"), sizes))
@@ -164,11 +164,11 @@ def peers(own):
         turns = [[timeit(call, number=1) for call in calls] for _ in range(own.rounds + 1)][1:]
         ours, theirs = map(statistics.median, zip(*turns))
         ratios = sorted(theirs / ours for ours, theirs in turns)
-        found[name] = {
+        results[name] = {
             "ours_s": ours, "theirs_s": theirs, "ratio": statistics.median(ratios), "goal": goal,
             "lowest": ratios[0], "highest": ratios[-1]}
-        print(name, *(f"{key} {value:.3g}" for key, value in found[name].items()), flush=True)
-    return found
+        print(name, *(f"{key} {value:.3g}" for key, value in results[name].items()), flush=True)
+    return results
 
 
 # --- gpu -----------------------------------------------------------------------------------------
@@ -203,7 +203,9 @@ autotinybert.py --superplm --vocab_size 2000 --out {to}/4
 mformer.py --train --arch mformer --out {to}/5
 mformer.py --task wmt14 --train --arch mformer --vocab_size 2000 --out {to}/6
 """  # at --preset base, but for the vocabulary: the demo text is small
-def called(command):
+
+
+def output_of(command):
     """What a command of a paper file prints; SIGTERM may end it early."""
     file, *words = shlex.split(command)
     text = io.StringIO()
@@ -227,7 +229,7 @@ def train_on_card(command, seconds):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            called(command)
+            output_of(command)
         finally:
             hook.remove()
             torch.cuda.set_sync_debug_mode("default")
@@ -248,15 +250,15 @@ def gpu(own):
     make_demo(demo)
     to = tempfile.mkdtemp()
     print(torch.cuda.get_device_name(), torch.__version__, to)
-    found = {}
+    results = {}
     for line in DRY.strip().split("\n"):
         print(line, flush=True)
-        found[line] = called(filled(f"{line} --dry_run", to=to, demo=demo))
+        results[line] = output_of(filled(f"{line} --dry_run", to=to, demo=demo))
     for line in TRAININGS.strip().split("\n"):
         preset = "demo" if own.small else "base"
-        found[line] = train_on_card(filled(f"{line} --preset {preset}", to=to), own.seconds)
-        print(line, found[line], sep="\n  ", flush=True)
-    return found
+        results[line] = train_on_card(filled(f"{line} --preset {preset}", to=to), own.seconds)
+        print(line, results[line], sep="\n  ", flush=True)
+    return results
 
 
 def main(argv):

@@ -1,4 +1,4 @@
-"""Shared by all tests: the repository on the path, a fixed number of threads, the demo data made once, markers."""
+"""Shared by all tests: the repository on the path, one thread, the demo data, markers."""
 import shlex
 import sys
 from pathlib import Path
@@ -12,14 +12,15 @@ from common.checkpoint import release_locks  # noqa: E402
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="run the tests that take more than a few seconds too")
+    parser.addoption("--slow", action="store_true",
+                     help="run the tests that take more than a few seconds too")
     parser.addoption("--peers", action="store_true",
-                     help="what tests/requirements-peers.txt names is installed: a test that lacks it fails")
+                     help="fail, not skip, where a package of tests/requirements-peers.txt lacks")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes more than a few seconds; runs with pytest --slow")
-    config.addinivalue_line("markers", "peers: needs packages of tests/requirements-peers.txt; skipped without them")
+    config.addinivalue_line("markers", "slow: takes more than a few seconds; needs --slow")
+    config.addinivalue_line("markers", "peers: needs packages of tests/requirements-peers.txt")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -32,11 +33,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With --peers a test marked so that asks for a package and does not find it has failed."""
-    report, flag = (yield), item.config.getoption
-    left_out = "slow" in item.keywords and not flag("--slow")
-    if report.skipped and flag("--peers") and "peers" in item.keywords and not left_out:
-        report.outcome, report.longrepr = "failed", f"{item.nodeid} lacks a package: {report.longrepr[-1]}"
+    """With --peers a test marked so fails where a package is missing."""
+    report = yield
+    not_run = "slow" in item.keywords and not item.config.getoption("--slow")
+    wanted = "peers" in item.keywords and item.config.getoption("--peers") and not not_run
+    if report.skipped and wanted:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} lacks a package: {report.longrepr[-1]}"
     return report
 
 
@@ -49,14 +52,14 @@ def demo():
 
 @pytest.fixture(scope="session")
 def ready(demo, tmp_path_factory):
-    """{name: folder} of small data and finished runs; tests/small_runs.py says which. Nothing is written into them."""
+    """{name: folder} of small data and finished runs, see small_runs.py. No test writes there."""
     from small_runs import make_ready
     return make_ready(demo, tmp_path_factory.mktemp("ready"))
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Behind a test the locks of the run folders that it opened are given back."""
+    """One thread, and after a test no lock of a run folder."""
     torch.set_num_threads(1)
     yield
     release_locks()

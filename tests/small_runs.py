@@ -74,7 +74,7 @@ def make_ready(demo, root):
     """{name: folder} of small data and finished runs, made below `root` with a clock that stands
     still."""
     names = ("corpus", "glue", "squad", "race", "pairs", "tuned", "cifar10", "hf", *TRAINED)
-    found = {name: root / name for name in names}
+    folders = {name: root / name for name in names}
     write(root / "text.txt", Path(demo["corpus"], "language.txt").read_text()[:40_000])
     for path in Path(demo["glue"]).rglob("*.tsv"):
         lines = path.read_text().splitlines(keepends=True)[:6]
@@ -97,8 +97,8 @@ def make_ready(demo, root):
         made = "data/prepare corpus --corpus {root}/text.txt --to {corpus} --vocab_size 300"
         for name, command in {"corpus": made, **TRAINED, "tuned": TUNED}.items():
             place = "" if name == "corpus" else f" --out {{{name}}}"
-            assert not call(filled(command + place, root=root, **found), patch), name
+            assert not call(filled(command + place, root=root, **folders), patch), name
         for path in root.rglob("checkpoint.pt.previous"):  # a damaged checkpoint has none before it
             path.unlink()
-        assert not call(filled("albert --export {hf} --init {albert}", **found), patch)
-    return found
+        assert not call(filled("albert --export {hf} --init {albert}", **folders), patch)
+    return folders

@@ -10,9 +10,9 @@ import pytest
 @pytest.mark.peers
 def test_peers():
     pytest.importorskip("transformers")
-    found = bench.main(["peers", "--tiny", "--rounds", "2", "--threads", "1"])
-    assert found.keys() == bench.PEERS.keys()
-    for row in found.values():
+    results = bench.main(["peers", "--tiny", "--rounds", "2", "--threads", "1"])
+    assert results.keys() == bench.PEERS.keys()
+    for row in results.values():
         assert 0 < row["lowest"] <= row["ratio"] <= row["highest"]
 
 

@@ -1,4 +1,5 @@
-"""Masks that hide a whole sequence give numbers in bfloat16 too. With a GPU these tests run on it."""
+"""Sequences without tokens give finite numbers, in bfloat16 too. With a GPU these tests run on
+it."""
 import random
 
 import pytest
@@ -22,12 +23,12 @@ def text():
     return send((ids, (ids > 25).long(), LENGTHS), DEVICE)
 
 
-def of_autobert(arch):
+def make_autobert(arch):
     model = abz.LanguageModel(abz.read_arch(arch, 2), abz.Config(**SHAPE)).to(DEVICE)
     return model, lambda: model(*text(), torch.arange(8, device=DEVICE))
 
 
-def of_autotinybert(fit):
+def make_autotinybert(fit):
     model = atb.LanguageModel(atb.parse_arch("2-16-32-2-16"), 50, 0.1, fit).to(DEVICE)
 
     def distill():
@@ -37,14 +38,14 @@ def of_autotinybert(fit):
     return model, distill
 
 
-def of_albert(embedding):
+def make_albert(embedding):
     model = albert.SpanModel(albert.Config(embedding=embedding, positions=16, **SHAPE)).to(DEVICE)
     batch = dict(zip(("ids", "segments", "lengths"), text()))
     batch["p_mask"] = torch.arange(9, device=DEVICE) >= batch["lengths"][:, None]
     return model, lambda: model(batch)
 
 
-def of_mformer(attn_type):
+def make_mformer(attn_type):
     cfg = mf.Config(
         task="wmt14", layers=(3,), hidden=(24,), ffn=(32,), heads=(2,), decoder_layers=(1,),
         qkv=32, relative=3, length=40, vocab_size=50)
@@ -55,38 +56,39 @@ def of_mformer(attn_type):
 
 
 CASES = [
-    (of_autobert, "bert"),
-    (of_autobert, f"conv9 | {OVER_TOKENS}"),
-    (of_autotinybert, 24),
-    (of_albert, 8),
-    *((of_mformer, attn_type) for attn_type in mf.TYPES),
+    (make_autobert, "bert"),
+    (make_autobert, f"conv9 | {OVER_TOKENS}"),
+    (make_autotinybert, 24),
+    (make_albert, 8),
+    *((make_mformer, attn_type) for attn_type in mf.TYPES),
 ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("make, kind", CASES)
-def test_a_sequence_without_tokens_gives_numbers_and_gradients(make, kind, dtype):
+def test_a_sequence_without_tokens_gives_finite_outputs_and_gradients(make, kind, dtype):
     torch.manual_seed(0)
     model, forward = make(kind)
     with torch.autocast(DEVICE.type, dtype, enabled=dtype is not torch.float32):
-        found = forward()
-    found = found if isinstance(found, tuple) else (found,)
-    sum(part.float().square().sum() for part in found).backward()
+        outputs = forward()
+    if not isinstance(outputs, tuple):
+        outputs = (outputs,)
+    sum(part.float().square().sum() for part in outputs).backward()
     gradients = [value.grad for value in model.parameters() if value.grad is not None]
-    assert all(part.isfinite().all() for part in (*found, *gradients))
+    assert all(part.isfinite().all() for part in (*outputs, *gradients))
 
 
 def test_an_empty_source_is_translated():
     torch.manual_seed(0)
-    model, _ = of_mformer("softmax")
+    model, _ = make_mformer("softmax")
     model = model.to(torch.bfloat16).eval()
-    found = mf.beam_search(model, text()[0], LENGTHS.to(DEVICE), longest=20, bos=2, eos=3)
-    assert len(found) == 3
-    assert all(score > float("-inf") for _, score in found)
+    results = mf.beam_search(model, text()[0], LENGTHS.to(DEVICE), longest=20, bos=2, eos=3)
+    assert len(results) == 3
+    assert all(score > float("-inf") for _, score in results)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_float32_is_multiplied_in_tf32_on_a_gpu_alone(dtype):
+def test_float32_is_multiplied_in_tf32_only_on_a_gpu(dtype):
     before = torch.get_float32_matmul_precision()
     with launch("auto", dtype):
         high = dtype == "float32" and DEVICE.type == "cuda"

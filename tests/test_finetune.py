@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from common import squad
 from common.cli import UserError
 from common.distributed import Ranks
-from common.finetune import Recipe, Task, open_task, parse_tasks, run_jobs, summarise
+from common.finetune import Recipe, open_task, parse_tasks, run_jobs, summarise
 from common.tokenization import load_tokenizer
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -53,10 +52,7 @@ def tasks(demo, tokenizer):
 ])
 def test_names_are_read_in_any_case(text, names):
     assert parse_tasks(text, RECIPES, {"two": ["RTE", "MNLI"]}) == names
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(UserError, match="choose from MNLI"):
+    with pytest.raises(UserError, match="cole: choose from mnli"):
         parse_tasks("CoLE", RECIPES)
 
 
@@ -114,10 +110,14 @@ def test_the_majority_baseline(tasks, name):
     assert task.majority_baseline == pytest.approx(expected)
 
 
-def job(name, task, score, setting=0, diverged=False):
-    metrics = {"main": score}
+def job(name, task, score, setting=0):
     return {
-        "job": name, "task": task, "setting": setting, "diverged": diverged, "metrics": metrics}
+        "job": name,
+        "task": task,
+        "setting": setting,
+        "diverged": score < 0.2,
+        "metrics": {"main": score},
+    }
 
 
 def test_mnli_comes_first_and_small_tasks_start_from_its_best_job(tmp_path):
@@ -138,7 +138,7 @@ def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path):
     results = [
         job("a1", "RTE", 0.4, 1),
         job("a2", "RTE", 0.9, 1),
-        job("a3", "RTE", 0.5, 1, diverged=True),
+        job("a3", "RTE", 0.5, 1),
         job("b1", "RTE", 0.6, 2),
         job("b2", "RTE", 0.1, 2),
         job("b3", "RTE", 0.7, 2),
@@ -146,17 +146,7 @@ def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path):
     (tmp_path / "jobs" / "b1").mkdir(parents=True)
     (tmp_path / "jobs" / "b1" / "who").write_text("b1")
     entry = summarise(tmp_path, results)["tasks"]["RTE"]
-    assert (entry["job"], entry["median"], entry["n"], entry["diverged"]) == ("b1", 0.6, 3, 0)
+    assert (entry["job"], entry["median"], entry["n"], entry["diverged"]) == ("b1", 0.6, 3, 1)
     assert entry["mean"] == pytest.approx(1.4 / 3)
     assert entry["sd"] == pytest.approx(0.3215, abs=1e-4)
     assert (tmp_path / "RTE" / "who").read_text() == "b1"
-
-
-def test_a_constant_prediction_of_squad_and_race_is_named(tasks):
-    questions = tasks["SQuAD1.1"].examples["dev"]
-    for text, name in (("", "no answer"), ("Paris", "Paris")):
-        texts = {question.id: text for question in questions}
-        found = squad.Predictions(texts, {}, dict.fromkeys(texts, 0.0))
-        assert tasks["SQuAD1.1"].constant_prediction(found) == name
-    race = Task("RACE", "choice", 1, (), RECIPES["RTE"], {})
-    assert race.constant_prediction(torch.eye(4)[[2, 2]]) == "C" and race.constant_prediction(torch.eye(4)) == ""

@@ -1,4 +1,4 @@
-"""SQuAD and RACE: files of every shape, windows, answers cut from the text, the official scores."""
+"""SQuAD and RACE: windows, answers cut from the text, the official scores."""
 import itertools
 import json
 import random
@@ -17,30 +17,27 @@ from common.tokenization import load_tokenizer
 from data import race
 from data.text import train_sentencepiece
 
-WORDS = [
-    "".join(parts)
-    for parts in itertools.product(("ka", "so", "mi", "tre"), ("lo", "ne", "ri", "du", ""), "strn")]
-ODD = [
-    "Café", "(1,250)", "Ångström’s", "№7", "U.S.", "½", "naïve-", "“quoted”", "ﬁne", "10%", "A",
-    "Kalos!"]
+SYLLABLES = itertools.product(("ka", "so", "mi", "tre"), ("lo", "ne", "ri", "du", ""), "strn")
+WORDS = ["".join(parts) for parts in SYLLABLES]
+WORDS += ["Café", "(1,250)", "Ångström’s", "№7", "U.S.", "½", "naïve-", "“quoted”", "ﬁne", "10%"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     draw = random.Random(0)
-    text = "\n".join(" ".join(draw.choices(WORDS + ODD, k=12)) for _ in range(800))
-    files = [write(folder / "text.txt", text)]
-    return load_tokenizer(train_sentencepiece(files, folder / "spiece.model", vocab_size=130))
+    lines = [" ".join(draw.choices(WORDS, k=12)) for _ in range(800)]
+    files = [write(folder / "text.txt", "\n".join(lines))]
+    return load_tokenizer(train_sentencepiece(files, folder / "spiece.model", vocab_size=120))
 
 
-def article(paragraphs=6, words=120):
-    """SQuAD 2.0 with made-up words: an answer is one to four whole words, every fourth question
-    has none."""
+def article(paragraphs, words):
+    """SQuAD 2.0 with made-up words: an answer is one to four words, every fourth question has
+    none."""
     draw = random.Random(0)
     content = []
     for number in range(paragraphs):
-        context = "  ".join(" ".join(draw.choices(WORDS + ODD, k=words // 2)) for _ in range(2))
+        context = "  ".join(" ".join(draw.choices(WORDS, k=words // 2)) for _ in range(2))
         bounds = [match.start() for match in re.finditer(r"\S+", context)]
         bounds.append(len(context) + 1)
         entries = []
@@ -52,34 +49,34 @@ def article(paragraphs=6, words=120):
                 "id": f"q{number}-{k}",
                 "question": " ".join(draw.choices(WORDS, k=5)),
                 "answers": [{"text": text, "answer_start": start}] if k < 3 else [],
-                "is_impossible": k == 3})
+                "is_impossible": k == 3,
+            })
         content.append({"context": context, "qas": entries})
-    return {"version": "x", "data": [{"title": "t", "paragraphs": content}]}
+    return {"data": [{"paragraphs": content}]}
 
 
-def questions_of(tmp_path, **kwargs):
-    return squad.load(write(tmp_path / "squad.json", article(**kwargs)))
+def questions_of(tmp_path, paragraphs=6, words=120):
+    return squad.load(write(tmp_path / "squad.json", article(paragraphs, words)))
 
-
-# --- files
 
 @pytest.mark.parametrize("change, message", [
     ({"answers": [{"text": "zzz", "answer_start": 0}]}, "'zzz' is not at character 0"),
     ({"is_impossible": True}, "1 answers and is_impossible True"),
-    ({"id": "q0-0"}, "a second question q0-0"),
+    ({"id": "q0-0"}, "q0-0: a second question"),
+    ({"answers": 7}, "not in the official layout"),
 ])
 def test_mistakes_name_the_file_and_the_question(change, message, tmp_path):
-    content = article(paragraphs=2)
+    content = article(2, 120)
     content["data"][0]["paragraphs"][1]["qas"][0].update(change)
-    with pytest.raises(UserError, match=f"squad.json.*{message}"):
+    with pytest.raises(UserError, match=f"squad.json: question q.-0.*{message.split(': ')[-1]}"):
         squad.load(write(tmp_path / "squad.json", content))
 
 
-# --- windows
+# Windows
+
 
 @pytest.mark.parametrize("tokens, capacity, stride", [
     (0, 10, 5),
-    (10, 10, 5),
     (11, 10, 5),
     (101, 30, 30),
     (77, 20, 50),
@@ -89,9 +86,8 @@ def test_mistakes_name_the_file_and_the_question(change, message, tmp_path):
 def test_windows_cover_every_token_and_one_owns_it(tokens, capacity, stride):
     windows = squad.cut_windows(tokens, capacity, stride)
     assert (windows[:, 1] <= capacity).all()
-    assert windows[0, 0] == 0
-    assert windows[-1, :2].sum() == tokens
     assert (np.diff(windows[:, 0]) == min(capacity, stride)).all()
+    assert windows[-1, :2].sum() == tokens
     for token in range(tokens):
         scores = []
         owners = []
@@ -100,14 +96,13 @@ def test_windows_cover_every_token_and_one_owns_it(tokens, capacity, stride):
             scores.append(context + 0.01 * length if context >= 0 else -1)
             if start + own <= token < start + own_end:
                 owners.append(i)
-        assert owners == [int(np.argmax(scores))]
+        assert owners == [np.argmax(scores)]
         assert max(scores) >= 0
 
 
 def test_batches_put_the_windows_together(tokenizer, tmp_path):
     questions = questions_of(tmp_path)
-    features = squad.features(
-        questions, tokenizer, max_length=72, doc_stride=20, max_query=6, training=True)
+    features = squad.features(questions, tokenizer, 72, 20, max_query=6, training=True)
     assert len(features) > 2 * len(questions)
     seen = []
     for batch in glue.batches(features, 7, seed=1):
@@ -118,108 +113,97 @@ def test_batches_put_the_windows_together(tokenizer, tmp_path):
             passage = passage[start:start + length]
             expected = [tokenizer.cls_id, *query, tokenizer.sep_id, *passage, tokenizer.sep_id]
             n = len(expected)
-            passage_begin = len(query) + 2
+            positions = [*range(len(query) + 2, n - 1)]  # of the paragraph
             assert n == batch["lengths"][row] <= 72
             assert batch["ids"][row, :n].tolist() == expected
             assert (batch["ids"][row, n:] == tokenizer.pad_id).all()
-            assert batch["segments"][row].nonzero().flatten().tolist() == [*range(passage_begin, n)]
-            allowed = (~batch["p_mask"][row]).nonzero().flatten().tolist()
-            assert allowed == [0, *range(passage_begin, n - 1)]
+            assert batch["segments"][row].nonzero().flatten().tolist() == [*positions, n - 1]
+            assert (~batch["p_mask"][row]).nonzero().flatten().tolist() == [0, *positions]
             assert batch["start"][row] <= batch["end"][row]
             assert not batch["p_mask"][row, batch["end"][row]]
             seen.append(i)
-    assert sorted(seen) == list(range(len(features)))
+    assert sorted(seen) == [*range(len(features))]
 
 
-# --- answers
-
-def perfect_logits(features):
-    """Logits that name the target of every window."""
-    logits = np.full((2, len(features), features.max_length), -10, dtype=np.float32)
-    windows = np.arange(len(features))
-    logits[0, windows, features.targets[:, 0]] = 10
-    logits[1, windows, features.targets[:, 1]] = 10
-    return logits
+# Answers
 
 
 def test_perfect_logits_give_perfect_scores(tokenizer, tmp_path):
     """Targets are the answer, or [CLS] where the window or the paragraph has none."""
     questions = questions_of(tmp_path)
     features = squad.features(questions, tokenizer, 512, 128, training=True)
-    impossible = features.targets[:, 2]
-    owner = features.windows[:, 0]
-    assert not features.targets[impossible == 1, :2].any()
-    assert {*owner[impossible == 0]} == {i for i, each in enumerate(questions) if each.answers}
-    start, end = perfect_logits(features)
-    found = squad.extract(features, start, end, max_answer=40)
-    result = squad.evaluate(questions, found.texts, found.null_odds)
+    impossible = features.targets[:, 2] == 1
+    assert not features.targets[impossible, :2].any()
+    answered = {*features.windows[~impossible, 0]}
+    assert answered == {i for i, question in enumerate(questions) if question.answers}
+    logits = np.full((2, len(features), 512), -10.0)
+    for side in (0, 1):
+        logits[side, np.arange(len(features)), features.targets[:, side]] = 10
+    predictions = squad.extract(features, *logits, max_answer=40)
+    result = squad.evaluate(questions, predictions.texts, predictions.null_odds)
     assert result["exact"] == result["NoAns_exact"] == result["best_exact"] == 100.0
-    for question in questions:
-        if question.answers:
-            assert found.texts[question.id] == question.answers[0][0]
 
 
 def brute_force(features, start, end, number, max_answer):
-    """(text, score) of all spans of a question, the best first."""
+    """[(text, score)] of all spans of a question, the best first."""
     spans = {}
     context = features.questions[number].context
-    for w, (question, place, first, length, own, own_end) in enumerate(features.windows):
-        if question != number:
-            continue
+    for w, (question, paragraph, first, length, own, own_end) in enumerate(features.windows):
+        _, char_starts, char_ends = features.contexts[paragraph]
         offset = features.offsets[w]
-        for i in range(own, own_end):
+        for i in range(own, own_end) if question == number else ():
             for j in range(i, min(i + max_answer, length)):
-                left = features.char_start[place][first + i]
-                text = context[left:features.char_end[place][first + j]].strip()
-                value = float(start[w, offset + i]) + float(end[w, offset + j])
-                spans[text] = max(value, spans.get(text, value))
-    return sorted(spans.items(), key=lambda pair: -pair[1])
+                text = context[char_starts[first + i]:char_ends[first + j]].strip()
+                score = float(start[w, offset + i]) + float(end[w, offset + j])
+                spans[text] = max(score, spans.get(text, score))
+    return sorted(spans.items(), key=lambda span: -span[1])
 
 
-def test_extract_finds_the_best_spans_of_all(tokenizer, tmp_path):
-    questions = questions_of(tmp_path, paragraphs=2, words=40)
+def test_extract_returns_the_best_of_all_spans(tokenizer, tmp_path):
+    questions = questions_of(tmp_path, 2, 40)
     features = squad.features(questions, tokenizer, max_length=48, doc_stride=16)
-    logits = np.random.default_rng(0).normal(size=(2, len(features), 48)).astype(np.float32)
-    start, end = logits
-    found = squad.extract(
-        features, torch.tensor(start), torch.tensor(end), n_best=48, max_answer=9)
+    logits = np.random.default_rng(0).normal(size=(2, len(features), 48))
+    start, end = logits.astype(np.float32)
+    predictions = squad.extract(features, start, end, n_best=48, max_answer=9)
     for number, question in enumerate(questions):
-        expected = brute_force(features, start, end, number, max_answer=9)
-        texts, values = zip(*expected[:10])
-        top = found.nbest[question.id]
-        assert found.texts[question.id] == texts[0]
-        assert len({entry["text"] for entry in top}) == len(top) == 48
-        assert [entry["text"] for entry in top[:10]] == [*texts]
-        assert [entry["score"] for entry in top[:10]] == pytest.approx(values)
-        assert sum(entry["probability"] for entry in top) == pytest.approx(1.0)
+        texts, scores = zip(*brute_force(features, start, end, number, 9)[:10])
+        best = predictions.nbest[question.id]
+        assert predictions.texts[question.id] == texts[0]
+        assert len({entry["text"] for entry in best}) == len(best) == 48
+        assert [entry["text"] for entry in best[:10]] == [*texts]
+        assert [entry["score"] for entry in best[:10]] == pytest.approx(scores)
+        assert sum(entry["probability"] for entry in best) == pytest.approx(1.0)
         windows = features.windows[:, 0] == number
-        cls = float((start[windows, 0] + end[windows, 0]).min())
-        assert found.null_odds[question.id] == pytest.approx(cls - values[0], abs=1e-5)
+        null = float((start[windows, 0] + end[windows, 0]).min())
+        assert predictions.null_odds[question.id] == pytest.approx(null - scores[0], abs=1e-5)
 
 
-# --- the official scores
+# The official scores
 
-def toy(answers):
-    """Questions with these gold answers; () is unanswerable."""
-    return [
-        squad.Question(f"q{i}", "?", "c", tuple((text, 0) for text in texts), not texts)
-        for i, texts in enumerate(answers)]
+
+def questions_with(*answers):
+    """Questions with these answers; () is unanswerable."""
+    return [squad.Question(f"q{i}", "?", "c", tuple((text, 0) for text in texts), not texts)
+            for i, texts in enumerate(answers)]
+
+
+def by_id(*values):
+    return {f"q{i}": value for i, value in enumerate(values)}
 
 
 def test_evaluate_version_1():
-    questions = toy([("cat", "a big cat"), ("dog",), ("the", "x y"), ("The",)])
-    predictions = {"q0": "big cat!", "q1": "dog house", "q2": "y", "q3": "an"}
-    result = squad.evaluate(questions, predictions)
+    questions = questions_with(("cat", "a big cat"), ("dog",), ("the", "x y"), ("The",))
+    result = squad.evaluate(questions, by_id("big cat!", "dog house", "y", "an"))
     f1 = 100 * (1 + 2 / 3 + 2 / 3 + 0) / 4
     assert result == {"exact": 50.0, "f1": pytest.approx(f1), "total": 4}
 
 
 def test_evaluate_version_2_and_its_threshold():
-    """q2 and q5 are withdrawn at 0; the gold answer "the" is empty after normalisation. All
-    withdrawn: 2 right; by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0."""
-    questions = toy([("cat",), ("dog",), (), ("red fox",), (), ("the",)])
-    predictions = {"q0": "cat", "q1": "cow", "q2": "x", "q3": "fox", "q4": "", "q5": "an"}
-    odds = {"q0": -3.0, "q1": 2.0, "q2": 1.0, "q3": -1.0, "q4": -2.0, "q5": 0.5}
+    """q2 and q5 are withdrawn at 0. The answer "the" is empty after normalisation. All withdrawn: 2
+    right; by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0."""
+    questions = questions_with(("cat",), ("dog",), (), ("red fox",), (), ("the",))
+    predictions = by_id("cat", "cow", "x", "fox", "", "an")
+    odds = by_id(-3.0, 2.0, 1.0, -1.0, -2.0, 0.5)
     result = squad.evaluate(questions, predictions, odds)
     assert result["exact"] == pytest.approx(100 * 3 / 6)
     assert result["f1"] == pytest.approx(100 * (3 + 2 / 3) / 6)
@@ -232,37 +216,52 @@ def test_evaluate_version_2_and_its_threshold():
     assert again["f1"] == pytest.approx(result["best_f1"])
 
 
-# --- RACE
+@pytest.mark.parametrize("answers, odds, official", [
+    ([(), ("cat",), ()], (-3.0, -2.0, -1.0), (200 / 3, 0.0)),  # no answer at all is best
+    ([(), ("cat",), ()], (-1.0, -1.0, -1.0), (200 / 3, 0.0)),
+    ([("cat",), (), ()], (1.0, 1.0, 3.0), (100, 1.0)),  # equal odds: no threshold gives this F1
+])
+def test_the_main_score_is_the_score_of_the_written_answers(answers, odds, official, tmp_path):
+    questions = questions_with(*answers)
+    predictions = squad.Predictions(by_id("cat", "x", "y"), {}, by_id(*odds))
+    task = object.__new__(SquadTask)
+    task.name = "SQuAD2.0"
+    task.examples = {"dev": questions}
+    task.threshold = None
+    scores = task.score("dev", predictions)
+    assert (100 * scores["best_f1"], scores["best_f1_thresh"]) == pytest.approx(official)
+    task.write("dev", predictions, tmp_path)
+    written = json.loads((tmp_path / "predictions.json").read_text())
+    assert scores["main"] == pytest.approx(2 / 3)
+    assert squad.evaluate(questions, written)["f1"] == pytest.approx(200 / 3)
 
-def passage(number=1, **change):
+
+# RACE
+
+
+def passage(number, **change):
     text = " ".join(random.Random(number).choices(WORDS, k=60))
     entry = {
         "id": f"high{number}.txt",
         "article": f"kalos tresot {number} {text}",
         "questions": ["minet _ sorir _ ?", "kadut ?"],
         "answers": ["B", "D"],
-        "options": [["kalos", "solot", "minet", "tredur"], ["kas", "sot", "ming", "trer"]]}
+        "options": [["kalos", "solot", "minet", "tredur"], ["kas", "sot", "ming", "trer"]],
+    }
     return entry | change
 
 
-def write_race(folder, *names):
-    for name in names:
-        write(folder / f"{name}.txt", passage(int(name.rpartition("/")[2])))
-
-
 def test_race_task(tokenizer, tmp_path):
-    for level in ("train/middle", "train/high", "dev/middle", "dev/high"):
-        write_race(tmp_path, *(f"{level}/{n}" for n in range(6)))
-    write_race(tmp_path, "test/middle/1", "test/high/3")
+    for split, count in (("train", 6), ("dev", 6), ("test", 1)):
+        for level, number in itertools.product(("middle", "high"), range(count)):
+            write(tmp_path / split / level / f"{number}.txt", passage(number))
     cfg = SimpleNamespace(race=str(tmp_path), train_examples=10, dry_run=False)
-    recipe = Recipe(1e-5, batch=4, epochs=2, length=48)
-    task = race.RaceTask("RACE", cfg, tokenizer, recipe)
+    task = race.RaceTask("RACE", cfg, tokenizer, Recipe(1e-5, batch=4, epochs=2, length=48))
     sizes = {split: len(part) for split, part in task.splits.items()}
     assert sizes == {"train": 10, "dev": 24, "test": 4}
     levels = [question.level for question in task.examples["train"]]
     assert levels == ["middle"] * 5 + ["high"] * 5  # evenly thinned
-    assert task.steps == 6
-    question = task.examples["test"][0]  # whose blanks the option fills
+    question = task.examples["test"][0]
     second = tokenizer.encode(question.text.replace("_", question.options[2]))
     first = tokenizer.encode(question.passage)[:48 - 3 - len(second)]
     expected = [tokenizer.cls_id, *first, tokenizer.sep_id, *second, tokenizer.sep_id]
@@ -270,8 +269,7 @@ def test_race_task(tokenizer, tmp_path):
     assert batch["ids"][0, 2, :len(expected)].tolist() == expected
     assert batch["labels"][0] == question.answer == 1
     answers = torch.tensor([question.answer for question in task.examples["test"]])
-    logits = task.collect(
-        "test", lambda batch: torch.nn.functional.one_hot(answers[batch["index"]], 4))
+    logits = task.collect("test", lambda batch: torch.eye(4)[answers[batch["index"]]])
     scores = task.score("test", logits)
     assert scores == {"accuracy": 1.0, "middle": 1.0, "high": 1.0, "main": 1.0}
     task.write("test", logits, tmp_path)
@@ -279,27 +277,6 @@ def test_race_task(tokenizer, tmp_path):
 
 
 def test_race_mistakes(tmp_path):
-    write(tmp_path / "dev/middle/1.txt", passage(answers=["A", "E"]))
+    write(tmp_path / "dev/middle/1.txt", passage(1, answers=["A", "E"]))
     with pytest.raises(UserError, match="1.txt: question 2 has the answer 'E'"):
         race.load(tmp_path, "dev")
-
-
-@pytest.mark.parametrize("odds, official", [((-3.0, -2.0, -1.0), (200 / 3, 0.0)),
-                                            ((-1.0, -1.0, -1.0), (200 / 3, 0.0)),
-                                            ((1.0, 1.0, 3.0), (100, 1.0))])
-def test_the_main_score_is_that_of_the_written_answers(odds, official, tmp_path):
-    """Also where all odds are negative and no answer at all is best, and where odds are equal: the
-    official script's best F1 is then none that its threshold gives."""
-    questions = toy([(), ("cat",), ()]) if official[0] < 100 else toy([("cat",), (), ()])
-    predictions = {"q0": "cat", "q1": "x", "q2": "y"}
-    found = squad.Predictions(predictions, {}, dict(zip(predictions, odds)))
-    task = object.__new__(SquadTask)
-    task.name, task.examples, task.threshold = "SQuAD2.0", {"dev": questions}, None
-    scores = task.score("dev", found)
-    assert (100 * scores["best_f1"], scores["best_f1_thresh"]) == pytest.approx(official)
-    task.write("dev", found, tmp_path)
-    written = json.loads((tmp_path / "predictions.json").read_text())
-    assert scores["main"] == scores["f1"] == pytest.approx(squad.evaluate(questions, written)["f1"] / 100)
-    assert scores["main"] == pytest.approx(2 / 3)
-    again = squad.evaluate(questions, predictions, found.null_odds, scores["threshold"])
-    assert again["f1"] == pytest.approx(100 * scores["main"])
