@@ -719,15 +719,15 @@ class Layer(nn.Module):
         else:
             self.attention = AttentionMixer(layer, cfg.hidden, cfg.heads, cfg.dropout)
         self.mixer_norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
-        self.expand = nn.Linear(cfg.hidden, cfg.ffn)
-        self.shrink = nn.Linear(cfg.ffn, cfg.hidden)
+        self.fc1 = nn.Linear(cfg.hidden, cfg.ffn)
+        self.fc2 = nn.Linear(cfg.ffn, cfg.hidden)
         self.ffn_norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x, mask):
         mixer = self.conv if hasattr(self, "conv") else self.attention
         x = self.mixer_norm(x + self.dropout(mixer(x, mask)))
-        x = self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
+        x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x)))))
         return x
 
 
@@ -742,9 +742,9 @@ class Encoder(nn.Module):
         E = cfg.embedding or cfg.hidden
         self.arch = arch
         self.recompute = cfg.recompute
-        self.words = nn.Embedding(cfg.vocab_size, E)
-        self.positions = nn.Embedding(512, E)
-        self.segments = nn.Embedding(2, E)
+        self.token_embedding = nn.Embedding(cfg.vocab_size, E)
+        self.position_embedding = nn.Embedding(512, E)
+        self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
         self.project = nn.Linear(E, cfg.hidden) if E != cfg.hidden else nn.Identity()
@@ -758,7 +758,8 @@ class Encoder(nn.Module):
         if lengths is not None:
             # an empty sequence sees its first token: a softmax over nothing would be NaN
             mask = positions < lengths.clamp(min=1)[:, None]  # (B, T)
-        x = self.words(ids) + self.positions(positions) + self.segments(segments)  # (B, T, E)
+        x = self.token_embedding(ids) + self.position_embedding(positions)  # (B, T, E)
+        x = x + self.token_type_embedding(segments)
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
         for layer in self.layers:
             if self.recompute and self.training:
@@ -796,7 +797,7 @@ class LanguageModel(nn.Module):
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
         masked = x.flatten(0, 1)[masked_positions]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
-        logits = F.linear(masked, self.encoder.words.weight, self.bias)  # (M, V)
+        logits = F.linear(masked, self.encoder.token_embedding.weight, self.bias)  # (M, V)
         return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 
 
@@ -1812,7 +1813,7 @@ def read_run(cfg, action="describe"):
         if not Path(cfg.arch).exists():
             raise UserError(f"{cfg.init}: this search is not finished; finish it, or give --arch")
     if action == "describe":
-        vocabulary = {"vocab_size": len(weights["encoder.words.weight"])}
+        vocabulary = {"vocab_size": len(weights["encoder.token_embedding.weight"])}
         take_settings(cfg, vocabulary, Path(cfg.init), ("vocab_size",))
     return weights, arch, "--init"
 

@@ -344,7 +344,7 @@ def test_supernet_gives_and_takes_the_right_slices():
     supernet.take_rest({name: 0 * value for name, value in state.items()})
     kept = {name for name, value in supernet.weights.items() if value.any() and ".layers." in name}
     assert kept and all(".conv." in name or ".attention." in name for name in kept)
-    assert supernet.weights[name].any() and not supernet.weights["encoder.words.weight"].any()
+    assert supernet.weights[name].any() and not supernet.weights["encoder.token_embedding.weight"].any()
 
 
 def test_transforms_do_not_decay():
@@ -353,10 +353,10 @@ def test_transforms_do_not_decay():
     optimizer = abz.make_optimizer(model, 0.5)
     for value in model.parameters():
         value.grad = torch.zeros_like(value)
-    before = model.encoder.words.weight.norm()
+    before = model.encoder.token_embedding.weight.norm()
     optimizer.step()
     assert torch.equal(model.encoder.layers[0].conv.transform.data, torch.eye(9))
-    assert model.encoder.words.weight.norm() < before
+    assert model.encoder.token_embedding.weight.norm() < before
 
 
 def test_write_back_prefers_the_best():

@@ -54,9 +54,9 @@ def test_search_leaves_what_the_design_says(searched, ready, capsys):
     assert f"{ready['corpus']}: {size}; held out: {held}\n" in printed
     written = {}
     exec((out / "best.py").read_text(), written)
-    assert written["load"](out / "best.pt").encoder.words.weight.shape == (300, 16)
-    scored = torch.load(out / "finalists" / "0.pt")["encoder.words.weight"]
-    assert torch.equal(written["load"](out / "best.pt").encoder.words.weight, scored)
+    assert written["load"](out / "best.pt").encoder.token_embedding.weight.shape == (300, 16)
+    scored = torch.load(out / "finalists" / "0.pt")["encoder.token_embedding.weight"]
+    assert torch.equal(written["load"](out / "best.pt").encoder.token_embedding.weight, scored)
     assert abz.main(arguments(ready, "--search", out)) == 0
     again = capsys.readouterr().out
     assert "finished" in again and again.endswith(printed[printed.index("best of"):])
