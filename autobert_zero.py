@@ -565,14 +565,10 @@ def cosine(x, y):
 
 
 def euclidean(x, y):
-    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m)."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):  # not in bfloat16: large numbers cancel
-        x = x.to(wide)
-        y = y.to(wide)
-        norms = x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :]
-        squares = norms - 2 * x @ y.transpose(-1, -2)  # without a (B, N, T, T, D) buffer
-        return squares.clamp_min(1e-6).sqrt()  # the gradient at 0 is finite
+    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). By a
+    product of matrices, so without a buffer of (B, N, n, m, d); autocast computes it in float32."""
+    distances = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
+    return distances.clamp_min(0.001)  # below it is rounding, which a later cosine would enlarge
 
 
 def find_softmax_attention(graph):
